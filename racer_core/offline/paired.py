@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.threshold import (
@@ -65,7 +66,9 @@ def risk_adjusted_costs(
     return costs(misses) + slope * missed / counted.mean()
 
 
-def significantly_below(differences: FloatArray, error_rate: float) -> BoolArray:
+def significantly_below(
+    differences: FloatArray, error_rate: float, units: NDArray[np.intp] | None = None
+) -> BoolArray:
     """Which columns have a mean below 0: a sign-flip test of all columns together, shape (m,).
 
     The largest studentised mean under random signs of the rows is the reference for every column,
@@ -73,9 +76,15 @@ def significantly_below(differences: FloatArray, error_rate: float) -> BoolArray
     ``error_rate``. Signs come from a fixed seed: the result is a function of the differences.
 
     Args:
-        differences: Paired differences, shape (n, m); rows are independent.
+        differences: Paired differences, shape (n, m).
         error_rate: Chance of a false alarm over all columns.
+        units: The unit of each row, such as its cluster, shape (n,): rows of two units are
+            independent, and a unit has one sign. None: each row is a unit.
     """
+    if units is not None:
+        sums = np.zeros((int(units.max(initial=-1)) + 1, differences.shape[1]))
+        np.add.at(sums, units, differences)
+        differences = sums
     count, columns = differences.shape
     named = np.zeros(columns, dtype=bool)
     varies = np.flatnonzero(differences.std(axis=0) > 0.0) if count > 1 else np.empty(0, np.intp)

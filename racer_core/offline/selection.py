@@ -181,7 +181,8 @@ def choose_scores(
     chosen = dict.fromkeys(alphas, Score.STATIC)
     if not found:
         return chosen
-    named = significantly_below(np.column_stack([each[2] for each in found]), error_rate)
+    differences = np.column_stack([each[2] for each in found])
+    named = significantly_below(differences, error_rate, rows.split_units)
     cheaper = [each for each, is_below in zip(found, named, strict=True) if is_below]
     for alpha, score, _ in sorted(reversed(cheaper), key=lambda each: -float(each[2].mean())):
         chosen[alpha] = score  # the cheapest last, and of equals `cover`

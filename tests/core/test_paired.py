@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
+from racer_core.offline import selection
 from racer_core.offline.paired import (
     MIN_RANKS,
     risk_adjusted_costs,
@@ -15,6 +17,8 @@ from racer_core.offline.paired import (
     significantly_below,
 )
 from racer_core.offline.protocol import PAPER_ALPHAS
+from racer_core.offline.selection import ScoredRows, choose_scores
+from racer_core.types import RiskTarget
 
 RATE = 0.05
 DRAWS = 200
@@ -121,6 +125,7 @@ def test_a_column_does_not_hide_another():
 def test_equal_scores_and_single_rows_name_nothing():
     """No spread is no evidence, and no division by zero."""
     assert not significantly_below(np.zeros((50, 2)), RATE).any()
+    assert not significantly_below(np.zeros((50, 2)), RATE, np.arange(50)).any()
     assert not significantly_below(np.array([[-1.0]]), RATE).any()
 
 
@@ -152,3 +157,40 @@ def test_memory_does_not_grow_with_flips_times_rows():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64 * 2**20
+
+
+def test_rows_of_a_cluster_count_as_one():
+    """Copies of every row prove as much as the rows do; as rows they would prove more."""
+    rng = np.random.default_rng(3)
+    rows = rng.normal(-0.15, 1.0, (60, 3))
+    units = np.repeat(np.arange(60), 20)
+    copies = rows[units]
+    alone = significantly_below(rows, RATE)
+    assert not alone.any()
+    assert significantly_below(copies, RATE).any()
+    np.testing.assert_array_equal(significantly_below(copies, RATE, units), alone)
+
+
+def test_the_choice_of_a_score_counts_clusters(monkeypatch):
+    """The units of the rows reach the test."""
+    given = []
+
+    def record(differences, error_rate, units):
+        given.append(units.tolist())
+        return np.zeros(differences.shape[1], dtype=bool)
+
+    monkeypatch.setattr(selection, "significantly_below", record)
+    rng = np.random.default_rng(4)
+    scores = rng.random((200, 3))
+    labels = rng.random((200, 3)) < scores
+    units = np.arange(200) // 2
+    rows = ScoredRows(
+        pool=("a", "b", "c"),
+        fingerprints=tuple(b"%d" % i for i in range(200)),
+        scores=scores,
+        neighbours=None,
+        labels=labels,
+        units=units,
+    )
+    choose_scores(rows, PatternModel.of(labels), alphas=(0.1,), risk_target=RiskTarget.ANSWERABLE)
+    assert given == [units.tolist()]
