@@ -22,6 +22,7 @@ from app.calibrations.service import CalibrationService, setup_digest
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.applications import Applications
 from app.routing.artifact import open_racer
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.candidate_choice import CandidateChooser
@@ -112,7 +113,7 @@ async def open_services(
             body_bytes=limits.body_buffer_bytes,
         )
         conditions = ConditionReader(settings.candidates)
-        grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
+        grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
         stored = None
         if settings.artifact is not None:
             stored = await stack.enter_async_context(
@@ -146,6 +147,7 @@ async def open_services(
             metrics=metrics,
             tracer=tracer,
             conditions=conditions,
+            applications=Applications(settings),
             named_candidates=NamedCandidateService(settings, fleet),
             fallback_chat=fallback_chat,
             stored=stored,
@@ -190,7 +192,7 @@ async def _open_store(
             store,
             active,
             text=settings.routing.text,
-            group_by=settings.routing.group_by,
+            group_by=settings.group_by,
             configured=conditions.configured,
             metrics=metrics,
         )
@@ -203,7 +205,7 @@ async def _open_store(
                 store=store,
                 active=active,
                 metrics=metrics,
-                group_by=settings.routing.group_by,
+                group_by=settings.group_by,
             )
         )
         calibration_sync.subscribe(monitor.on_shared_state)

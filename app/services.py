@@ -14,6 +14,7 @@ from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.applications import Applications
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
@@ -116,6 +117,7 @@ class Services:
     metrics: Metrics
     tracer: Tracer | None
     conditions: ConditionReader
+    applications: Applications
     named_candidates: NamedCandidateService
     fallback_chat: ChatService  # until an artifact is loaded
     stored: StoreServices | None

@@ -10,8 +10,8 @@ from app.monitoring.decision_record import DecisionRecord, RequestEnd
 from app.monitoring.monitor import Monitor
 from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision
-from app.routing.groups import GroupBy
 from app.routing.request import RoutingRequest
+from app.settings import GroupBy
 from app.store import now
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
@@ -89,8 +89,15 @@ class DecisionLog:
         if self._monitor is None:  # no store is open
             return
         query = request.query.text if self._store_queries else None
+        application = request.application
         self._monitor.record(
-            _decision_record(outcome, request.caller.name, query, group_by=self._group_by)
+            _decision_record(
+                outcome,
+                request.caller.name,
+                query,
+                group_by=self._group_by,
+                prompt_digest=application and application.prompt_digest,
+            )
         )
 
 
@@ -102,7 +109,12 @@ def _charge(state: RequestState, results: FanOutResult, outcome: Outcome) -> Non
 
 
 def _decision_record(
-    outcome: Outcome, key: str, query: str | None, *, group_by: GroupBy
+    outcome: Outcome,
+    key: str,
+    query: str | None,
+    *,
+    group_by: GroupBy,
+    prompt_digest: str | None,
 ) -> DecisionRecord:
     """The stored form of an outcome.
 
@@ -111,6 +123,7 @@ def _decision_record(
         key: Name of the caller's key.
         query: The query, where the configuration stores queries.
         group_by: The configured origin of a request's group.
+        prompt_digest: As the record's attribute.
     """
     routed, decision, certificate = outcome.routed, outcome.routed.decision, outcome.certificate
     scored = routed.scored
@@ -143,4 +156,5 @@ def _decision_record(
         population=routed.population,
         remarks=tuple(routed.remarks),
         group_by=group_by,
+        prompt_digest=prompt_digest,
     )

@@ -53,7 +53,7 @@ class ChatService:
             metrics=metrics,
             tracer=tracer,
             store_queries=settings.watching.store_queries,
-            group_by=settings.routing.group_by,
+            group_by=settings.group_by,
         )
         self._router = RequestRouter(
             settings=settings,

@@ -21,6 +21,8 @@ from app.api.caller import caller_of
 from app.api.models import unknown_model
 from app.concurrency.background_stream import BackgroundStream
 from app.errors import Forbidden
+from app.routing.applications import HEADER as APPLICATION_HEADER
+from app.routing.applications import Membership
 from app.routing.query import Query
 from app.services import Services
 from app.settings import AUTO
@@ -102,6 +104,7 @@ async def _routed(
         options=parsed.options,
         caller=caller_of(http),
         pool=pool,
+        application=application_of(http, services, parsed.options.application, parsed.fields),
         api_format=parsed.api_format,
         fields=parsed.fields,
         leader=parsed.options.stream == "leader",
@@ -121,6 +124,19 @@ async def _routed(
     note_answer(http, services, parsed.api_format, outcome.body)
     body = {**outcome.body, "racer": outcome.as_json()}
     return bodies.json_response(body, headers=outcome.headers)
+
+
+def application_of(
+    http: HttpRequest, services: Services, requested: str | None, fields: Mapping[str, Any]
+) -> Membership | None:
+    """The application of a request, which names it in its body or in a header, or does not.
+
+    Raises:
+        NotFound: There is no such application.
+        Forbidden: The key belongs to another.
+    """
+    requested = requested if requested is not None else http.headers.get(APPLICATION_HEADER)
+    return services.applications.of_request(requested, caller_of(http), fields)
 
 
 def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query]) -> None:

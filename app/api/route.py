@@ -14,7 +14,7 @@ from app.answering.request import InferenceRequest
 from app.api.caller import caller_of
 from app.api.openapi import BODY, CALLS, KEYED, errors
 from app.api.request_limits import check_fields
-from app.api.respond import note_answer, note_prompt, unless_disconnected
+from app.api.respond import application_of, note_answer, note_prompt, unless_disconnected
 from app.route_table import JsonBody, Routes
 from app.routing import query
 from app.routing.request import RoutingRequest
@@ -56,10 +56,13 @@ async def route(request: HttpRequest, services: Services) -> Response:
     routed_query = query.of_body(fields, Chat.path, services.conditions.read(fields), settings)
     options = body.racer or DecisionOptions(**{name: getattr(body, name) for name in _OPTIONS})
     caller = caller_of(request)
+    application = application_of(request, services, options.application, fields)
     note_prompt(request, services, lambda: routed_query)
     if not body.execute:
         outcome = await services.chat.decide(
-            RoutingRequest(query=routed_query, options=options, caller=caller)
+            RoutingRequest(
+                query=routed_query, options=options, caller=caller, application=application
+            )
         )
         return bodies.json_response(outcome.as_json(), headers=outcome.headers)
     api_format = Chat(n=fields.get("n") or 1)
@@ -70,6 +73,7 @@ async def route(request: HttpRequest, services: Services) -> Response:
                 query=routed_query,
                 options=options.model_copy(update={"explain": True}),
                 caller=caller,
+                application=application,
                 api_format=api_format,
                 fields=fields,
                 spend=request.state.quota_ticket.spend,
@@ -97,9 +101,19 @@ async def levels(request: HttpRequest, services: Services) -> Response:
     routed_query = query.of_body(
         _as_messages(body.query), Chat.path, services.conditions.configured, settings
     )
-    options = DecisionOptions(score=body.score, candidates=body.candidates, group=body.group)
+    options = DecisionOptions(
+        score=body.score,
+        candidates=body.candidates,
+        group=body.group,
+        application=body.application,
+    )
     note_prompt(request, services, lambda: routed_query)
-    routing_request = RoutingRequest(query=routed_query, options=options, caller=caller_of(request))
+    routing_request = RoutingRequest(
+        query=routed_query,
+        options=options,
+        caller=caller_of(request),
+        application=application_of(request, services, body.application, {}),
+    )
     return bodies.json_response((await services.chat.levels(routing_request)).as_json())
 
 

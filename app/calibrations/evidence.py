@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.calibrations.columns import RowColumns
-from app.store.calibration_record import Population
+from app.store.calibration_record import OwnAlpha, Population
 from racer_core.calibration.calibration import Calibration
 from racer_core.types import RiskTarget, any_column
 
@@ -160,6 +160,39 @@ def groups(calibration: Calibration) -> list[dict[str, Any]]:
         found.append(
             {"group": name, "rows": rows, "n": own.n, "lambda_hat": lambda_hat if finite else None}
         )
+    return found
+
+
+def application_evidence(
+    populations: Sequence[Population], alphas: Mapping[str, OwnAlpha]
+) -> list[dict[str, Any]]:
+    """Rows, n and threshold of each application at its alpha, by kind of rows.
+
+    Args:
+        populations: The rows by kind, those that are too few included.
+        alphas: The applications with an alpha of their own.
+    """
+    found: list[dict[str, Any]] = []
+    for place, population in enumerate(populations):
+        calibration = population.calibration
+        counted = Counter(group for group in calibration.groups or () if group is not None)
+        for name, rows in counted.most_common(MAX_GROUPS):
+            own, terms = calibration.group(name), alphas.get(name)
+            alpha = calibration.options.alpha if terms is None else terms.alpha
+            lambda_hat = own.lambda_hat(alpha, calibration.options.score)
+            finite = math.isfinite(lambda_hat)
+            found.append(
+                {
+                    "application": name,
+                    "part": place,
+                    "later": population.later,
+                    "rows": rows,
+                    "n": own.n,
+                    "alpha": alpha,
+                    "lambda_hat": lambda_hat if finite else None,
+                    "feasible": finite,
+                }
+            )
     return found
 
 

@@ -14,6 +14,7 @@ from app.calibrations.answer_limit import limit_answers
 from app.calibrations.answer_risk import answer_risk
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import (
+    application_evidence,
     conditions_evidence,
     curve,
     evidence,
@@ -29,7 +30,7 @@ from app.routing.reasons import Reason
 from app.routing.scorer import RouterBackend
 from app.settings import Settings
 from app.store import now
-from app.store.calibration_record import CalibrationRecord, Population
+from app.store.calibration_record import CalibrationRecord, OwnAlpha, Population
 from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
@@ -165,6 +166,10 @@ class RecordBuilder:
             JobCancelled: The job was cancelled.
         """
         guarantee = self.guarantee(options)
+        alphas = {
+            name: OwnAlpha(alpha, fixed is None or terms in fixed)
+            for name, alpha, terms in self.application_terms(guarantee)
+        }
         if fixed is not None and terms_of(guarantee) not in fixed:
             guarantee = replace(guarantee, is_alpha_fixed=False)
         rows_kind = options.rows_kind or rows.guessed_kind
@@ -197,7 +202,8 @@ class RecordBuilder:
             built = replace(built, calibration=built.calibration.reweighted(served))
             others = []
         refuse_uncounted(built.calibration)
-        used = list(_used(others, first, min_n(guarantee.alpha, guarantee.delta)))
+        largest = max([guarantee.alpha, *(each.alpha for each in alphas.values())])
+        used = list(_used(others, first, min_n(largest, guarantee.delta)))
         built_others = [self._build(each.rows, guarantee, progress) for each in used]
         rows_of_first, limit = first.rows, None
         if options.answer_risk_max is not None:
@@ -248,6 +254,9 @@ class RecordBuilder:
         for each in populations:
             if each.later and each.conditions == first.conditions:
                 found["later_turns"] = later_evidence(each.calibration)
+        if self._settings.applications:
+            everything = [Population(calibration=built.calibration), *populations]
+            found["applications"] = application_evidence(everything, alphas)
         void_reasons: list[str] = []
         if overlap_voids:
             void_reasons.append(Reason.TRAINING_OVERLAP)
@@ -265,11 +274,12 @@ class RecordBuilder:
                     conditions=first.conditions,
                     query_chars=query_chars,
                 ),
-                *(each for each in populations if each.is_enough),
+                *(each for each in populations if each.is_enough(alphas)),
             ),
             evidence=found,
             void_reasons=tuple(void_reasons),
             grouped_by=self._grouping.group_by,
+            alphas=alphas,
         )
 
     def _kinds(self, rows: RowColumns) -> list[_RowKind]:
@@ -314,6 +324,14 @@ class RecordBuilder:
             one_per_cluster=options.one_per_cluster,
             smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
         )
+
+    def application_terms(
+        self, guarantee: CalibrationOptions
+    ) -> Iterator[tuple[str, float, Terms]]:
+        """The applications with an alpha of their own, and their terms beside a guarantee."""
+        for name, each in self._settings.applications.items():
+            if each.alpha is not None:
+                yield name, each.alpha, [*terms_of(replace(guarantee, alpha=each.alpha)), name]
 
     def _build(
         self, rows: RowColumns, guarantee: CalibrationOptions, progress: Progress

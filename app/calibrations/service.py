@@ -256,7 +256,10 @@ class CalibrationService:
         fixed = [self._record_builder.guarantee(each) for each in (CalibrateOptions(), *stated)]
         if (active := self._active_record()) is not None:
             fixed.append(active.calibration.options)
-        return [terms_of(each) for each in fixed]
+        own = [
+            terms for each in fixed for _, _, terms in self._record_builder.application_terms(each)
+        ]
+        return [*(terms_of(each) for each in fixed), *own]
 
     def _active_record(self) -> CalibrationRecord | None:
         """The active calibration; None before there is one."""

@@ -30,7 +30,7 @@ from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.shadow_sample import ShadowSample
 from app.monitoring.verification import Verification, calibration_of, verify
 from app.routing.active_calibration import ActiveCalibration
-from app.routing.groups import GroupBy
+from app.settings import GroupBy
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord

@@ -12,7 +12,7 @@ from typing import Any
 
 from app.monitoring.decision_record import DecisionRecord, are_answered_like_rows
 from app.monitoring.seen_queries import SeenQueries
-from app.routing.groups import GroupBy
+from app.settings import GroupBy
 from racer_core.calibration.shadow import is_sampled
 
 

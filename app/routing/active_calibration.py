@@ -198,5 +198,5 @@ def _sorted(calibration: Calibration) -> Calibration:
 
 
 def _index_queries(calibration: Calibration) -> None:
-    """Hash the fingerprints off the event loop."""
-    _ = calibration.queries
+    """Hash the fingerprints and the groups off the event loop."""
+    _ = calibration.queries, calibration.group_names

@@ -22,8 +22,8 @@ from prometheus_client import Gauge
 from app.errors import StoreDamaged, StoreError
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.conditions import Conditions
-from app.routing.groups import GroupBy
 from app.routing.reasons import Reason
+from app.settings import GroupBy
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.notifications import NotificationListener

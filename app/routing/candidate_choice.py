@@ -57,6 +57,8 @@ class CandidateChooser:
     def alpha(self, request: RoutingRequest, usual: float) -> float | None:
         """The alpha in force, within the key's bound; None: the usual one.
 
+        That of the request, else of its pool, else of its application.
+
         Raises:
             Forbidden: The request itself asks for more than its key may.
         """
@@ -64,6 +66,8 @@ class CandidateChooser:
         if alpha is not None and most is not None and alpha > most:
             raise Forbidden(f"this key may request an alpha of at most {most:g}")
         alpha = self.requested_alpha(request)
+        if alpha is None and request.application is not None:
+            alpha = request.application.terms.alpha
         if most is not None:
             alpha = min(usual if alpha is None else alpha, most)
         return alpha

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from app.access.api_keys import Caller
+from app.routing.applications import Membership
 from app.routing.premises import CandidateChoice
 from app.routing.query import Query
 from racer_core.types import Score
@@ -31,6 +32,7 @@ class CacheKey:
         alpha: The risk level in force; None: the calibration's.
         score: The nonconformity score; None: the calibration's.
         group: The group that the request names.
+        application: The application of the request, and whether the request names it.
         requested_alpha: The alpha that the request chose, which adds a reason; None: none.
         caller: The owner of the API key.
     """
@@ -40,6 +42,7 @@ class CacheKey:
     alpha: float | None
     score: Score | None
     group: str | None
+    application: Membership | None
     requested_alpha: float | None
     caller: Caller
 

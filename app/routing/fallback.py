@@ -95,7 +95,10 @@ class FallbackRouting:
             scored=None,
             record=None,
             population=0,
-            group=self._grouping.of_request(text, request.options.group, request.caller.group),
+            group=self._grouping.of_request(
+                text, request.options.group, request.caller.group, request.application
+            ),
+            application=request.application and request.application.name,
             chosen=decision.selected,
             chosen_by=ChosenBy.FALLBACK,
         )

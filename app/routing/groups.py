@@ -7,18 +7,19 @@ All rows together are exchangeable with a request whose group is unknown only if
 drawn from the same mixture of groups. Groups of rows declare populations that differ, and nothing
 says that requests without a group are such a mixture. So to have no group is a group like any
 other: rows without a group are its sample, and where every row has one, it has no rows. By
-language, every request has a group.
+language and by application, every request has a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast
+from typing import Any, Self, cast
 
+from app.routing.applications import Membership
+from app.settings import DEFAULT, GroupBy
 from racer_core.calibration.calibration import Calibration
-
-GroupBy = Literal["request", "key", "language"]
+from racer_core.errors import InputError
 
 UNSURE = 0.5  # below it a language is a guess, and the query belongs to "und"
 READ_CHARS = 1_000  # of a text, to detect its language in under a millisecond
@@ -50,23 +51,38 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Finds groups. ``language`` detects a text's language; only grouping by language needs it."""
+    """Finds groups.
+
+    Attributes:
+        group_by: What determines a group.
+        language: Detects a text's language; only grouping by language needs it.
+        applications: The configured applications.
+    """
 
     group_by: GroupBy
     language: Callable[[str], str] | None = None
+    applications: Collection[str] = ()
 
     @classmethod
-    def open(cls, group_by: GroupBy) -> Self:
+    def open(cls, group_by: GroupBy, applications: Collection[str] = ()) -> Self:
         """Load the language detector if the setting needs it; that blocks for most of a second."""
-        return cls(group_by, language_detector() if group_by == "language" else None)
+        detector = language_detector() if group_by == "language" else None
+        return cls(group_by, detector, tuple(applications))
 
-    def of_request(self, text: str, requested: str | None, of_key: str | None) -> str | None:
+    def of_request(
+        self,
+        text: str,
+        requested: str | None,
+        of_key: str | None,
+        application: Membership | None = None,
+    ) -> str | None:
         """The group of one request.
 
         Args:
             text: The text that the router reads.
             requested: ``racer.group`` of the request.
             of_key: The group of the caller's key.
+            application: The application of the request.
         """
         match self.group_by:
             case "request":
@@ -75,13 +91,26 @@ class Grouping:
                 return of_key
             case "language":
                 return self._language_of(text)
+            case "application":
+                return DEFAULT if application is None else application.name
 
     def of_row(self, query: str, group: str | None) -> str | None:
         """The group of a labelled row.
 
         With ``language`` the text decides, as it does when serving. A row of scores has no text and
-        keeps its own group.
+        keeps its own group. A row without an application is a row of ``default``.
+
+        Raises:
+            InputError: The row is of an application that is not configured.
         """
+        if self.group_by == "application":
+            if group not in (None, DEFAULT, *self.applications):
+                raise InputError(
+                    f"a row is of the application {group!r}, which is not configured; there are "
+                    f"{list(self.applications)}",
+                    param="rows",
+                )
+            return group or DEFAULT
         if self.group_by != "language" or not query:
             return group
         return self._language_of(query)
@@ -115,14 +144,13 @@ class GroupedRows:
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        self._groups = frozenset(calibration.groups or (None,))
 
     def plan(self, group: str | None) -> RowPlan:
         """The rows that set a group's threshold; None: those without a group.
 
         A group that no row belongs to gets all rows, which promise nothing about it.
         """
-        if group in self._groups:
+        if group in self._calibration.group_names:
             return RowPlan(group=group)
         return RowPlan(is_calibrated=False)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.access.api_keys import Caller
+from app.routing.applications import Membership
 from app.routing.decision import CertifiedDecision
 from app.routing.query import Query
 from app.routing.risk_levels import RiskLevels
@@ -21,6 +22,7 @@ class RoutingRequest:
     options: DecisionOptions
     caller: Caller
     pool: str | None = None  # a named part of the pool
+    application: Membership | None = None  # None: none is configured
 
 
 class Routing(Protocol):

@@ -24,8 +24,18 @@ from racer_core.records.conversation import RoutedText
 
 _MAX_RECORDS: Final = 64  # whose populations are indexed
 
-# Later turns or not, and the digests of the calibration's candidates -> the place of a population.
-_Index = Mapping[tuple[bool, tuple[str, ...]], int]
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """The places of a record's populations.
+
+    Attributes:
+        by_conditions: Later turns or not, and the digests of the calibration's candidates -> place.
+        by_group: A group -> the first place with its rows of first turns.
+    """
+
+    by_conditions: Mapping[tuple[bool, tuple[str, ...]], int]
+    by_group: Mapping[str | None, int]
 
 
 class TurnKind(Enum):
@@ -54,7 +64,7 @@ class RowSelection:
     @property
     def is_chosen_by_conditions(self) -> bool:
         """Whether the conditions of a first turn chose other rows than the first population."""
-        return self.population != 0 and self.turn is TurnKind.FIRST
+        return self.population != 0 and self.turn is TurnKind.FIRST and not self.differing
 
 
 class RowSelector:
@@ -68,33 +78,50 @@ class RowSelector:
         self._text = text
         self._indexes: LRUCache[str, _Index] = LRUCache(_MAX_RECORDS)
 
-    def select(self, record: CalibrationRecord, query: Query) -> RowSelection:
-        """The rows of the record that decides, for a request."""
+    def select(
+        self, record: CalibrationRecord, query: Query, group: str | None = None
+    ) -> RowSelection:
+        """The rows of the record that decides, for a request.
+
+        Args:
+            record: The record.
+            query: The request's query.
+            group: Its group, whose other rows choose the set where none was sent like the request.
+        """
         index = self._index(record)
         digests = query.conditions.of(record.calibration.pool)
         turn = TurnKind.LATER if query.later else TurnKind.FIRST
-        population = index.get((query.later, digests))
+        population = index.by_conditions.get((query.later, digests))
         if population is not None:
             return RowSelection(population=population, turn=turn)
-        usual = record.populations[0].conditions or ()
-        population = index.get((query.later, usual))
+        nearest = index.by_group.get(group, 0)
+        usual = record.populations[nearest].conditions or ()
+        population = index.by_conditions.get((query.later, usual))
         if population is None:
-            population, turn = 0, TurnKind.UNCALIBRATED
+            population, turn = nearest, TurnKind.UNCALIBRATED
         differing = () if digests == usual else query.conditions.differing or (ROWS,)
         return RowSelection(population=population, turn=turn, differing=differing)
 
     def _index(self, record: CalibrationRecord) -> _Index:
         index = self._indexes.get(record.id)
         if index is None:
-            # Unknown digests, (), equal those of no request.
-            index = self._indexes[record.id] = {
-                (each.later, each.conditions or ()): place
+            deciding = [
+                (place, each)
                 for place, each in enumerate(record.populations)
-                if place == 0 or self._decides(each)
-            }
+                if place == 0 or self._decides(each, record)
+            ]
+            groups = [
+                (group, place)
+                for place, each in reversed(deciding)
+                if not each.later
+                for group in each.calibration.group_names
+            ]
+            # Unknown digests, (), equal those of no request.
+            places = {(each.later, each.conditions or ()): place for place, each in deciding}
+            index = self._indexes[record.id] = _Index(places, dict(groups))
         return index
 
-    def _decides(self, population: Population) -> bool:
+    def _decides(self, population: Population, record: CalibrationRecord) -> bool:
         """Whether there are enough rows, read by the current ``routing.text``."""
         was_read_so = not population.later or population.text == self._text
-        return was_read_so and population.is_enough
+        return was_read_so and population.is_enough(record.alphas)

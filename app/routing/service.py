@@ -28,6 +28,7 @@ from app.settings import Settings
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.wire.schemas import DecisionOptions
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InfeasibleAlphaError
 from racer_core.racer import TrainedRouter
 from racer_core.types import RoutingDecision
@@ -131,6 +132,7 @@ class RoutingService:
             alpha=options.alpha,
             score=options.score,
             group=options.group,
+            application=request.application,
             requested_alpha=self._candidates.requested_alpha(request),
             caller=request.caller,
         )
@@ -173,12 +175,14 @@ class RoutingService:
         scored: ScoredQuery | None,
     ) -> CertifiedDecision:
         """Decide among the chosen candidates, and certify the decision with its premises."""
-        query = request.query
-        rows = self._rows.select(record, query)
-        group = self._grouping.of_request(query.text, options.group, request.caller.group)
+        query, application = request.query, request.application
+        group = self._grouping.of_request(
+            query.text, options.group, request.caller.group, application
+        )
+        rows = self._rows.select(record, query, group)
         threshold = await self._threshold(record, choice.names, group, rows.population)
-        usual = record.calibration.options
-        premises = self._premises(record, choice, options, request, rows, threshold)
+        usual = record.options(group, application and application.terms.alpha)
+        premises = self._premises(record, usual, choice, options, request, rows, threshold)
         fingerprint = self._trained.fingerprint(query.text)
         decision, chosen_by = self._sets.select(
             choice.names,
@@ -188,6 +192,7 @@ class RoutingService:
             options,
             scored,
             fingerprint,
+            application and application.terms.on_uncovered,
         )
         n, risk_band = 0, 0.0  # the whole pool is called
         answer_limit = None
@@ -225,6 +230,7 @@ class RoutingService:
             record=record,
             population=rows.population,
             group=group,
+            application=application and application.name,
             chosen=decision.selected,
             chosen_by=chosen_by,
         )
@@ -241,6 +247,7 @@ class RoutingService:
     def _premises(
         self,
         record: CalibrationRecord,
+        usual: CalibrationOptions,
         choice: CandidateChoice,
         options: DecisionOptions,
         request: RoutingRequest,
@@ -248,7 +255,11 @@ class RoutingService:
         threshold: GroupThreshold | None,
     ) -> Premises:
         """What the certificate of the request's decision rests on."""
-        query, usual = request.query, record.calibration.options
+        query, application = request.query, request.application
+        if application is None:
+            is_group_requested = options.group is not None and self._grouping.group_by == "request"
+        else:
+            is_group_requested = application.is_requested
         is_alpha_requested = self._candidates.requested_alpha(request) is not None
         return Premises(
             rows=rows,
@@ -261,11 +272,7 @@ class RoutingService:
             has_rows=threshold is None or threshold.calibration.n > 0,
             is_alpha_requested=is_alpha_requested and options.alpha != usual.alpha,
             is_score_requested=options.score not in (None, usual.score),
-            is_group_requested=(
-                options.group is not None
-                and self._settings.routing.group_by == "request"
-                and record.has_groups
-            ),
+            is_group_requested=is_group_requested and record.has_groups,
             is_group_calibrated=threshold is None or threshold.is_calibrated,
         )
 

@@ -39,6 +39,7 @@ class SetSelector:
         options: DecisionOptions,
         scored: ScoredQuery | None,
         fingerprint: bytes,
+        on_uncovered: str | None = None,
     ) -> tuple[RoutingDecision, ChosenBy]:
         """The set, and the rule that selected it.
 
@@ -53,10 +54,11 @@ class SetSelector:
             options: The request's alpha and score.
             scored: Router scores; None if the router failed.
             fingerprint: Keyed hash of the query.
+            on_uncovered: The rule of the request's application; None: ``routing.on_uncovered``.
         """
         rule = SET
         if not premises.is_covered:
-            rule = self._settings.routing.on_uncovered
+            rule = on_uncovered or self._settings.routing.on_uncovered
             has_rows = calibration is not None and calibration.n > 0
             if rule == SET and (scored is None or not has_rows):
                 rule = self._settings.fallback

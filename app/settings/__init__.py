@@ -5,22 +5,26 @@ the only module that reads the environment. The file names secrets; the environm
 """
 
 from app.settings.aggregation import Aggregation, EvaluatorModel, rater_name
+from app.settings.applications import DEFAULT, Application
 from app.settings.candidates import Candidate, Capabilities, FleetSettings
 from app.settings.limits import Limits
 from app.settings.loading import load, parse
-from app.settings.model import AUTO, Settings
+from app.settings.model import AUTO, GroupBy, Settings
 from app.settings.routing import SET, WHOLE_POOL
 from app.settings.secrets import Secrets
 
 __all__ = [
     "AUTO",
+    "DEFAULT",
     "SET",
     "WHOLE_POOL",
     "Aggregation",
+    "Application",
     "Candidate",
     "Capabilities",
     "EvaluatorModel",
     "FleetSettings",
+    "GroupBy",
     "Limits",
     "Secrets",
     "Settings",

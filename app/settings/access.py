@@ -44,7 +44,8 @@ class Listener(Frozen):
 
 
 _Host = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?)$")]
-_RESERVED = ("data", "admin", "local")  # the two keys of the environment, and callers without a key
+ENVIRONMENT_KEYS = ("data", "admin")  # the names of the two keys of the environment
+_RESERVED = (*ENVIRONMENT_KEYS, "local")  # `local`: callers without a key
 
 
 class Access(Frozen):

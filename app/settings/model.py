@@ -8,8 +8,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from app.settings.access import Access
+from app.settings.access import ENVIRONMENT_KEYS, Access
 from app.settings.aggregation import Aggregation
+from app.settings.applications import Application, problems
 from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
@@ -18,6 +19,7 @@ from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.telemetry import TelemetrySettings
 from racer_core.types import Score
 
+GroupBy = Literal["request", "key", "language", "application"]
 AUTO = "auto"  # the model name that requests routing
 
 
@@ -53,6 +55,11 @@ class Settings(Frozen):
         json_schema_extra={"additionalProperties": False},
     )
     """Subsets of the pool by name; each is the model `auto/<name>`."""
+    applications: dict[Name, Application] = Field(
+        default_factory=dict[str, Application], json_schema_extra={"additionalProperties": False}
+    )
+    """Populations of requests by name, each with its own rows, threshold and terms; they replace
+    `routing.group_by`."""
     embeddings: Name | None = None
     """Candidate that serves `/v1/embeddings`; null: the endpoint is off."""
     encoder: EncoderSettings = EncoderSettings()
@@ -110,12 +117,24 @@ class Settings(Frozen):
             named["routing.fallback"] = (self.routing.fallback,)
         if self.routing.on_uncovered not in (SET, WHOLE_POOL):
             named["routing.on_uncovered"] = (self.routing.on_uncovered,)
+        for name, each in self.applications.items():
+            if each.on_uncovered not in (None, SET, WHOLE_POOL):
+                named[f"applications.{name}.on_uncovered"] = (each.on_uncovered,)
         named |= {f"pools.{name}": pool.candidates for name, pool in self.pools.items()}
         named |= {f"access.keys.{key.name}": key.candidates or () for key in self.access.keys}
         for place, names in named.items():
             for name in names:
                 if name is not None and name not in self.pool:
                     raise ValueError(f"{place}: {name!r} is no candidate of the pool")
+        return self
+
+    @model_validator(mode="after")
+    def _applications_are_distinct(self) -> Self:
+        keys = (*(key.name for key in self.access.keys), *ENVIRONMENT_KEYS)
+        for problem in problems(self.applications, keys):
+            raise ValueError(problem)
+        if self.applications and "group_by" in self.routing.model_fields_set:
+            raise ValueError("routing.group_by: applications are the groups; leave the setting out")
         return self
 
     @model_validator(mode="after")
@@ -129,6 +148,11 @@ class Settings(Frozen):
     def fallback(self) -> str:
         """What answers `auto` until a calibration is active: a candidate, or ``WHOLE_POOL``."""
         return self.routing.fallback or self.pool[0]
+
+    @property
+    def group_by(self) -> GroupBy:
+        """What determines a request's group."""
+        return "application" if self.applications else self.routing.group_by
 
     @property
     def prices(self) -> tuple[float, ...] | None:

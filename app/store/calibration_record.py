@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -24,6 +24,19 @@ DIGESTS: Final = "conditions"
 
 # Arrays that some calibrations lack: all of a record's populations have them, or none has.
 _OPTIONAL: Final = ("neighbours", "projections", "quality", "weights")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAlpha:
+    """The risk level of an application.
+
+    Attributes:
+        alpha: The risk level.
+        is_fixed: It was set before the rows were shown, so that no row could influence it.
+    """
+
+    alpha: float
+    is_fixed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +70,17 @@ class Population:
             return False
         return text_chars > min(query_chars, self.query_chars or query_chars)
 
-    @property
-    def is_enough(self) -> bool:
-        """Whether the rows are enough for the calibration's own alpha."""
-        return self.calibration.is_enough(self.calibration.options.alpha)
+    def is_enough(self, alphas: Mapping[str, OwnAlpha]) -> bool:
+        """Whether the rows are enough for the largest alpha of their groups.
+
+        Args:
+            alphas: The alphas of groups that have their own.
+        """
+        usual = self.calibration.options.alpha
+        own = (alphas.get(each or "") for each in self.calibration.group_names)
+        return self.calibration.is_enough(
+            max(usual if each is None else each.alpha for each in own)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +94,8 @@ class CalibrationRecord:
         populations: The rows by kind; the first are of first turns, and the most.
         evidence: What is known of the thresholds.
         void_reasons: Premises that never held, such as ``training_overlap``.
-        grouped_by: ``routing.group_by`` of its groups; None: not recorded.
+        grouped_by: ``Settings.group_by`` of its groups; None: not recorded.
+        alphas: The applications that had an alpha of their own when the record was made.
     """
 
     id: str
@@ -84,10 +105,29 @@ class CalibrationRecord:
     evidence: dict[str, Any]
     void_reasons: tuple[str, ...] = ()
     grouped_by: str | None = None
+    alphas: Mapping[str, OwnAlpha] = field(default_factory=dict[str, OwnAlpha])
+
+    def options(self, group: str | None, alpha: float | None) -> CalibrationOptions:
+        """The terms of a group.
+
+        Args:
+            group: The group.
+            alpha: Its own risk level; None: that of the record.
+        """
+        options = self.calibration.options
+        if alpha is None or alpha == options.alpha:
+            return options
+        is_fixed = self.alphas.get(group or "") == OwnAlpha(alpha, is_fixed=True)
+        return replace(options, alpha=alpha, is_alpha_fixed=is_fixed)
 
     def is_grouped_by(self, group_by: str) -> bool:
-        """Whether requests grouped by this setting belong to the groups of the rows."""
-        return self.grouped_by == group_by or not self.has_groups
+        """Whether requests grouped by this setting belong to the groups of the rows.
+
+        Rows without groups are of one population, whatever groups requests have. Applications are
+        declared as populations that differ, so their rows must name them.
+        """
+        is_one_population = not self.has_groups and group_by != "application"
+        return self.grouped_by == group_by or is_one_population
 
     @property
     def lacks_conditions(self) -> bool:
@@ -135,6 +175,7 @@ class CalibrationRecord:
             "groups": calibration.groups,
             "answer_limit": calibration.answer_limit and asdict(calibration.answer_limit),
             "grouped_by": self.grouped_by,
+            "alphas": {name: [each.alpha, each.is_fixed] for name, each in self.alphas.items()},
             "patterns": _pattern_settings(calibration.patterns),
             "populations": [_population_settings(each) for each in self.populations],
         }
@@ -165,6 +206,7 @@ class CalibrationRecord:
             evidence=fields["evidence"],
             void_reasons=tuple(fields["void_reasons"]),
             grouped_by=fields.get("grouped_by"),
+            alphas={name: OwnAlpha(*each) for name, each in fields.get("alphas", {}).items()},
         )
 
 

@@ -12,6 +12,7 @@ from racer_core.types import RiskTarget, RowsKind, Score
 SCORE: Final = "Nonconformity score."
 CANDIDATES: Final = "Route among these candidates only."
 GROUP: Final = "Group whose threshold and evaluator apply."
+APPLICATION: Final = "Application of the request; else the header `x-racer-application`."
 EXPECTED: Final = "Answer 409 unless this calibration is active."
 
 Alpha = Annotated[
@@ -34,6 +35,7 @@ class DecisionOptions(BaseModel):
         description="If the router abstains: a refusal, the best candidate, or an error (422).",
     )
     group: str | None = Field(default=None, max_length=128, description=GROUP)
+    application: str | None = Field(default=None, max_length=128, description=APPLICATION)
     usage: Literal["sum", "winner"] = Field(
         default="sum", description="Token usage of the answer: of all calls, or of the winner's."
     )
@@ -158,6 +160,7 @@ class LevelsRequest(BaseModel):
     score: Score | None = Field(default=None, strict=False, description=SCORE)
     candidates: list[str] | None = Field(default=None, min_length=1, description=CANDIDATES)
     group: str | None = Field(default=None, max_length=128, description=GROUP)
+    application: str | None = Field(default=None, max_length=128, description=APPLICATION)
 
 
 CONFIRM: Final = (

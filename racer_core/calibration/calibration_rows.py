@@ -140,6 +140,11 @@ class CalibrationRows:
         return frozenset(self.fingerprints)
 
     @cached_property
+    def group_names(self) -> frozenset[str | None]:
+        """The distinct groups of the rows; None stands for rows without one."""
+        return frozenset(self.groups or (None,))
+
+    @cached_property
     def _counted(self) -> BoolArray:
         return self._rules.counted(self.labels)
 

@@ -16,7 +16,7 @@ from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
 from racer_core.records.request import row_identity, with_request_cell
-from racer_core.records.row import optional_text, row_query, row_request
+from racer_core.records.row import optional_text, row_group, row_query, row_request
 from racer_core.types import Turn
 
 
@@ -151,6 +151,6 @@ def _question(place: Place, value: object, text: RoutedText) -> Question:
         request=row_request(row),
         reference=optional_text(row, "reference"),
         task=optional_text(row, "task"),
-        group=optional_text(row, "group"),
+        group=row_group(row),
         cluster=optional_text(row, "cluster") or None,
     )

@@ -164,7 +164,7 @@ def _objects(file: BinaryIO, name: str, max_line: int | None) -> Iterator[Number
     return _csv_rows(table) if name.endswith(".csv") else _parquet_rows(table)
 
 
-_CSV_FIELDS = ("query", "request", "task", "reference", "group", "cluster")
+_CSV_FIELDS = ("query", "request", "task", "reference", "group", "application", "cluster")
 _CSV_QUALITY = "quality:"  # prefix of a candidate's column of qualities
 _CSV_LABELS = {"1": True, "true": True, "0": False, "false": False}
 

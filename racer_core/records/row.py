@@ -12,7 +12,8 @@ Without ``correct``, a quality of 0.5 or more counts as right, for routers, patt
 ``candidates`` may also stand once in the file's header line. Rows with recorded ``answers`` for
 the whole pool name it by their keys. ``conditions`` maps each candidate to the digest of what it
 was sent, and ``confidences`` each evaluator to its confidences in the answers, as `racer label`
-writes them. ``cluster`` names the document, user or conversation that the row shares with others.
+writes them. ``application``, or ``group``, names the population to which the row belongs, and
+``cluster`` names the document, user or conversation that the row shares with others.
 ``[]`` means that no candidate is right; null or absent means
 unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
 """
@@ -88,7 +89,7 @@ def parse_row(
         answers=_answers(fields.get("answers"), pool),
         reference=optional_text(fields, "reference"),
         task=optional_text(fields, "task"),
-        group=optional_text(fields, "group"),
+        group=row_group(fields),
         cluster=optional_text(fields, "cluster") or None,
         scores=scores,
         conditions=_conditions(fields.get("conditions"), pool),
@@ -325,6 +326,14 @@ def _names(value: object, field: str) -> list[str]:
 def _refuse_unknown(names: Mapping[str, Any] | list[str], pool: tuple[str, ...]) -> None:
     if unknown := [name for name in names if name not in pool]:
         raise InputError(f"unknown candidate {unknown[0][:80]!r}; the pool is {shown(pool)}")
+
+
+def row_group(row: Mapping[str, Any]) -> str | None:
+    """The group of a row, under either of its names."""
+    group, application = optional_text(row, "group"), optional_text(row, "application")
+    if None not in (group, application) and group != application:
+        raise InputError('"application" and "group" are two names of one field: give one of them')
+    return application if group is None else group
 
 
 def optional_text(row: Mapping[str, Any], field: str) -> str | None:

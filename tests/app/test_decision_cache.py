@@ -24,6 +24,7 @@ BARE = CacheKey(
     choice=CandidateChoice(names=POOL),
     alpha=None,
     score=None,
+    application=None,
     group=None,
     requested_alpha=None,
     caller=LOCAL,

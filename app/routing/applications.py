@@ -1,0 +1,136 @@
+"""Applications: the population to which a request belongs, and its terms.
+
+An application is a group of the Mondrian calibration (see ``app.routing.groups``) with settings of
+its own. A request belongs to one by the first of these that applies: the name that the request
+gives, its API key, the digest of its system prompt and tools. Every other request belongs to
+``default``. A key of an application cannot name another one: its requests are that application's
+population, and the choice would otherwise be the client's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final, cast
+
+from app.access.api_keys import Caller
+from app.errors import Forbidden, NotFound
+from app.settings import DEFAULT, Application, Settings
+
+HEADER: Final = "x-racer-application"
+_SYSTEM: Final = ("system", "developer")
+_NONE: Final = Application()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The application of one request.
+
+    Attributes:
+        name: Its name; ``default`` for a request of no other.
+        is_requested: The request names it, and neither its key nor its prompt decides.
+        terms: Its settings; those that are null are the configuration's.
+        prompt_digest: Digest of a system prompt and tools that no application lists, where the
+            digest would have decided; else None.
+    """
+
+    name: str
+    is_requested: bool = False
+    terms: Application = field(default=_NONE, compare=False)
+    prompt_digest: str | None = field(default=None, compare=False)
+
+
+class Applications:
+    """Finds the application of requests.
+
+    Args:
+        settings: The configured applications.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._terms = settings.applications
+        self._of_key = {key: name for name, each in self._terms.items() for key in each.keys}
+        self._of_prompt = {
+            digest: name for name, each in self._terms.items() for digest in each.prompts
+        }
+
+    def of_request(
+        self,
+        requested: str | None,
+        caller: Caller,
+        fields: Mapping[str, Any],
+    ) -> Membership | None:
+        """The application of a request; None where none is configured.
+
+        Args:
+            requested: The name that the request gives, in its body or in the header ``HEADER``.
+            caller: The owner of its API key.
+            fields: The fields of its body that candidates are sent.
+
+        Raises:
+            NotFound: The request names an application that is not configured.
+            Forbidden: Its key belongs to another application than it names.
+        """
+        names = [*self._terms, DEFAULT] if self._terms else []
+        if requested is not None and requested not in names:
+            raise NotFound(
+                f"no application {requested[:128]!r}; the applications are {names}",
+                code="application_not_found",
+                param="application",
+            )
+        if not self._terms:
+            return None
+        of_key = self._of_key.get(caller.name)
+        if of_key is not None:
+            if requested not in (None, of_key):
+                raise Forbidden(f"this key belongs to the application {of_key!r}")
+            return self._membership(of_key)
+        if requested is not None:
+            return self._membership(requested, is_requested=True)
+        digest = prompt_digest(fields)
+        if digest is None or digest in self._of_prompt:
+            return self._membership(self._of_prompt.get(digest or "", DEFAULT))
+        return Membership(name=DEFAULT, prompt_digest=digest)
+
+    def _membership(self, name: str, *, is_requested: bool = False) -> Membership:
+        terms = self._terms.get(name, _NONE)
+        return Membership(name=name, is_requested=is_requested, terms=terms)
+
+
+def prompt_digest(fields: Mapping[str, Any]) -> str | None:
+    """Digest of a request's system prompt and tools; None for a request without any.
+
+    A prompt has one digest in both APIs that have one: as a turn, as `instructions`, as a text or
+    as its only part.
+
+    Args:
+        fields: The fields of its body.
+    """
+    system: list[object] = []
+    if isinstance(fields.get("instructions"), str) and fields["instructions"]:
+        system.append(fields["instructions"])
+    for name in ("messages", "input"):
+        turns = fields.get(name)
+        if isinstance(turns, list):
+            dictionaries = cast(
+                "list[dict[str, object]]",
+                [turn for turn in cast("list[object]", turns) if isinstance(turn, dict)],
+            )
+            system += [_text(turn) for turn in dictionaries if turn.get("role") in _SYSTEM]
+    found = {name: fields[name] for name in ("tools", "functions") if fields.get(name)}
+    if not system and not found:
+        return None
+    text = json.dumps(found | {"system": system}, sort_keys=True, separators=(",", ":"))
+    return blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _text(turn: Mapping[str, object]) -> object:
+    """The content of a turn; the text of its only part."""
+    content = turn.get("content")
+    match content:
+        case [{"type": "text" | "input_text", "text": str(text)}]:
+            return text
+        case _:
+            return content

@@ -1,0 +1,43 @@
+"""Settings of applications: populations with their own rows and terms (section `applications`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from app.settings.base import Frozen
+from app.settings.candidates import Name
+from app.settings.routing import Alpha
+
+DEFAULT: Final = "default"  # the application of requests and rows that belong to no other
+
+
+class Application(Frozen):
+    """A population of requests, such as those of a support bot, with its own rows."""
+
+    keys: tuple[Name, ...] = ()
+    """API keys whose requests belong to it: names in `access.keys`, or `data` or `admin`."""
+    prompts: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], ...] = ()
+    """Digests of the system prompt and tools of its requests; `GET /decisions/{id}` shows an
+    unknown one as `prompt_digest`."""
+    alpha: Alpha | None = None
+    """Risk level of its requests; null: that of the calibration."""
+    on_uncovered: Name | None = None
+    """What answers its requests that no row covers; null: `routing.on_uncovered`."""
+
+
+def problems(applications: Mapping[str, Application], keys: tuple[str, ...]) -> Iterator[str]:
+    """What is wrong with the applications, given the names of all API keys."""
+    owners: dict[str, str] = {}
+    for name, each in applications.items():
+        place = f"applications.{name}"
+        if name == DEFAULT:
+            yield f"{place}: the name `{DEFAULT}` is reserved for requests of no application"
+        for key in each.keys:
+            if key not in keys:
+                yield f"{place}.keys: no API key is called {key!r}"
+        for member in (*each.keys, *each.prompts):
+            if owners.setdefault(member, name) != name:
+                yield f"{place}: {member!r} belongs to the application {owners[member]!r} already"

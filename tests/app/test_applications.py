@@ -1,0 +1,486 @@
+"""Applications: which one a request belongs to, and the terms under which it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from app.errors import SettingsError
+from app.routing.applications import HEADER, prompt_digest
+from app.routing.conditions import ConditionReader
+from app.settings import key_format
+from tests.support.gateway import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    TWO,
+    Gateway,
+    Serve,
+    as_json,
+    configure,
+    error_message,
+    labelled,
+    noisy,
+    running,
+    user,
+)
+from tests.support.lazy import LazyModule
+from tests.upstreams.scripted import FakePool
+
+stats = LazyModule("scipy.stats")
+
+BOT_KEY = key_format.new_key()
+PROMPT = {"role": "system", "content": "You are an agent of the bank."}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "pay"}}]
+AGENT: dict[str, Any] = {"messages": [PROMPT, *user(TWO)], "tools": TOOLS}
+DIGEST = prompt_digest(AGENT) or ""
+APPLICATIONS: dict[str, Any] = {
+    "bot": {"keys": ["bot"], "alpha": 0.4},
+    "agent": {"prompts": [DIGEST], "alpha": 0.3, "on_uncovered": "poet"},
+    "search": {"on_uncovered": "whole_pool"},
+}
+ACCESS = {"keys": [{"name": "bot", "hash": key_format.format_hash(BOT_KEY, key_format.new_salt())}]}
+CONFIGURED: dict[str, Any] = {"applications": APPLICATIONS, "access": ACCESS}
+COUNTS = {"bot": 60, "agent": 80, "search": 100, None: 120}
+
+
+def rows_of(gateway: Gateway) -> list[dict[str, Any]]:
+    """Rows of every application; those of the agent were sent its prompt and its tools."""
+    digests = dict(ConditionReader(gateway.settings.candidates).read(AGENT).digests)
+    return [
+        row
+        | ({} if name is None else {"application": name})
+        | ({"conditions": digests} if name == "agent" else {})
+        for start, (name, count) in enumerate(COUNTS.items(), 2)
+        for row in as_json(noisy(start * 10_000, count))
+    ]
+
+
+def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """POST /calibrate, with the status checked."""
+    body = {"rows": rows, "alpha": 0.2, "confirm": True, **options}
+    response = gateway.post("/calibrate", ADMIN_KEY, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.fixture(scope="module")
+def shared(
+    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway with three applications, calibrated on rows of each and of none."""
+    path = configure(tmp_path_factory.mktemp("apps"), noisy_artifact, shared_pool.url, **CONFIGURED)
+    with running(path, ENVIRONMENT) as gateway:
+        upload(gateway, rows_of(gateway))
+        yield gateway
+
+
+def route(
+    gateway: Gateway, key: str = DATA_KEY, header: str | None = None, **body: Any
+) -> httpx2.Response:
+    """POST /route."""
+    headers = {} if header is None else {HEADER: header}
+    return gateway.post("/route", key, json={"query": TWO} | body, headers=headers)
+
+
+def decision(
+    gateway: Gateway, key: str = DATA_KEY, header: str | None = None, **body: Any
+) -> dict[str, Any]:
+    """A decision, with the status checked."""
+    response = route(gateway, key, header, **body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def agent(**changes: Any) -> dict[str, Any]:
+    """A body of the agent."""
+    return {"query": None, **AGENT, **changes}
+
+
+# Membership -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "header", "body", "name", "is_assumed"),
+    [
+        (DATA_KEY, None, {}, "default", False),
+        (DATA_KEY, None, {"application": "search"}, "search", True),
+        (DATA_KEY, "search", {}, "search", True),
+        (DATA_KEY, "search", {"application": "bot"}, "bot", True),
+        (DATA_KEY, None, {"application": "default"}, "default", True),
+        (BOT_KEY, None, {}, "bot", False),
+        (BOT_KEY, None, {"application": "bot"}, "bot", False),
+        (DATA_KEY, None, {"group": "search"}, "default", False),
+    ],
+    ids=["none", "body", "header", "body_first", "default", "key", "key_and_body", "group"],
+)
+def test_name_and_key_decide(
+    shared: Gateway,
+    key: str,
+    header: str | None,
+    body: dict[str, Any],
+    name: str,
+    is_assumed: bool,
+) -> None:
+    """The first that applies; a name given by the request is a choice of the request."""
+    found = decision(shared, key, header, **body)
+    certificate = found["certificate"]
+    assert found["application"] == certificate["guarantee"]["group"] == name
+    assert certificate["n"] <= COUNTS.get(name, COUNTS[None])
+    assert certificate["holds"]
+    is_said = "group_assumed_independent_of_query" in certificate["reasons"]
+    assert is_said == is_assumed
+    stored = shared.get(f"/decisions/{found['decision_id']}", key).json()
+    assert (stored["group"], stored["group_by"]) == (name, "application")
+
+
+def test_prompt_and_tools_decide(shared: Gateway) -> None:
+    """Their digest; the certificate holds, for the rows were sent the same."""
+    found = decision(shared, **agent())
+    certificate = found["certificate"]
+    assert (found["application"], certificate["guarantee"]["group"]) == ("agent", "agent")
+    assert (certificate["holds"], certificate["reasons"]) == (True, ["labelled_conditions"])
+    assert decision(shared, BOT_KEY, **agent())["application"] == "bot"  # the key comes first
+    assert decision(shared, header="search", **agent())["application"] == "search"
+
+
+def test_an_unknown_prompt_shows_its_digest(shared: Gateway, pool: FakePool) -> None:
+    """An operator copies it from the decision's record; it belongs to no application."""
+    other = [{"role": "system", "content": "Be brief."}, *user(TWO)]
+    racer = shared.chat(TWO, messages=other)["racer"]
+    assert racer["application"] == "default"
+    path = f"/decisions/{racer['decision_id']}"
+    assert shared.get(path).json()["prompt_digest"] == prompt_digest({"messages": other})
+    for found in (decision(shared), decision(shared, **agent()), decision(shared, BOT_KEY)):
+        assert shared.get(f"/decisions/{found['decision_id']}").status_code in (200, 404)
+        stored = shared.get(f"/decisions/{found['decision_id']}", ADMIN_KEY).json()
+        assert stored["prompt_digest"] is None
+
+
+def test_the_digest_is_of_system_prompt_and_tools_alone() -> None:
+    """In both APIs, however the text is wrapped; not of queries, answers and parameters."""
+    wrapped = {"role": "developer", "content": [{"type": "text", "text": PROMPT["content"]}]}
+    answer = {"role": "assistant", "content": "7"}
+    same: list[dict[str, Any]] = [
+        {"messages": [PROMPT, *user(ONE)], "tools": TOOLS, "temperature": 0},
+        {"messages": [wrapped, *user(ONE), answer, *user(TWO)], "tools": TOOLS},
+        {"input": ONE, "instructions": PROMPT["content"], "tools": TOOLS},
+        {"tools": TOOLS, "input": [PROMPT, *user(ONE)]},
+    ]
+    assert {prompt_digest(each) for each in same} == {DIGEST}
+    others: list[dict[str, Any]] = [
+        {"messages": [PROMPT, *user(ONE)]},
+        {"messages": user(ONE), "tools": TOOLS},
+        {"messages": [PROMPT, PROMPT, *user(ONE)], "tools": TOOLS},
+        {"messages": [PROMPT, *user(ONE)], "functions": TOOLS},
+        {"messages": [{"role": "system", "content": "You"}, *user(ONE)], "tools": TOOLS},
+    ]
+    assert len({DIGEST, *(prompt_digest(each) for each in others)}) == 6
+    without: list[dict[str, Any]] = [
+        {"messages": user(ONE)},
+        {"prompt": ONE},
+        {"input": ONE, "instructions": "", "tools": []},
+    ]
+    assert {prompt_digest(each) for each in without} == {None}
+
+
+@pytest.mark.parametrize("given", [{"application": "chess"}, {"header": "chess"}])
+def test_an_unknown_application_is_not_found(shared: Gateway, given: dict[str, Any]) -> None:
+    """Like an unknown candidate."""
+    error = route(shared, **given)
+    assert "no application 'chess'" in error_message(error, 404)
+    assert error.json()["error"]["code"] == "application_not_found"
+    assert "['agent', 'bot', 'search', 'default']" in error_message(error, 404)
+
+
+def test_a_key_of_an_application_names_no_other(shared: Gateway) -> None:
+    """Otherwise its client would choose the population."""
+    for given in ({"application": "search"}, {"application": "default"}, {"header": "agent"}):
+        message = error_message(route(shared, BOT_KEY, **given), 403)
+        assert "this key belongs to the application 'bot'" in message
+
+
+def test_without_applications_none_can_be_named(gateway: Gateway) -> None:
+    """The header of a client that another gateway serves, too, is no silent wish."""
+    assert "no application 'bot'" in error_message(route(gateway, header="bot"), 404)
+    assert "application" not in decision(gateway)
+
+
+def test_every_api_has_applications(shared: Gateway, pool: FakePool) -> None:
+    """Chat, its stream, responses, completions and the levels."""
+    racer = shared.chat(TWO, {"application": "search"})["racer"]
+    assert racer["application"] == "search"
+    bodies: dict[str, dict[str, Any]] = {
+        "chat/completions": AGENT,
+        "responses": {"input": TWO, "instructions": PROMPT["content"], "tools": TOOLS},
+        "completions": {"prompt": TWO},
+    }
+    for path, body in bodies.items():
+        name = "default" if path == "completions" else "agent"
+        answer = shared.post(f"/v1/{path}", json={"model": "auto", **body})
+        assert answer.json()["racer"]["application"] == name, path
+    levels = shared.post("/route/levels", json={"query": TWO, "application": "bot"}).json()
+    assert (levels["application"], levels["certificate"]["guarantee"]["alpha"]) == ("bot", 0.4)
+
+
+# Terms ------------------------------------------------------------------------------------------
+
+
+def test_alpha_is_the_applications(shared: Gateway) -> None:
+    """Fixed beforehand like the calibration's own; that of the request comes first."""
+    for key, body, alpha in (
+        (BOT_KEY, {}, 0.4),
+        (DATA_KEY, agent(), 0.3),
+        (DATA_KEY, {"application": "search"}, 0.2),
+        (DATA_KEY, {}, 0.2),
+    ):
+        certificate = decision(shared, key, **body)["certificate"]
+        guarantee = certificate["guarantee"]
+        assert (guarantee["alpha"], guarantee["alpha_basis"]) == (alpha, "fixed")
+        assert "alpha_assumed_independent_of_query" not in certificate["reasons"]
+    chosen = decision(shared, BOT_KEY, alpha=0.2)["certificate"]
+    assert (chosen["guarantee"]["alpha"], chosen["guarantee"]["alpha_basis"]) == (0.2, "band")
+    assert "alpha_assumed_independent_of_query" in chosen["reasons"]
+
+
+def test_evidence_shows_each_application(shared: Gateway) -> None:
+    """Its rows, and the threshold that serves it."""
+    calibration = shared.ready()["calibration"]
+    stored = shared.get(f"/calibrations/{calibration}", ADMIN_KEY).json()
+    found = {each["application"]: each for each in stored["evidence"]["applications"]}
+    assert {name: each["rows"] for name, each in found.items()} == {
+        (name or "default"): count for name, count in COUNTS.items()
+    }
+    for name, each in found.items():
+        body = agent() if name == "agent" else {"application": name}
+        served = decision(shared, **body)["certificate"]
+        assert (each["lambda_hat"], each["n"]) == (served["lambda_hat"], served["n"])
+        assert (each["alpha"], each["feasible"]) == (served["guarantee"]["alpha"], True)
+
+
+@pytest.mark.parametrize(
+    ("body", "selected"),
+    [
+        (agent(seed=5), ["poet"]),
+        ({"query": None, "messages": [PROMPT, *user(TWO)], "application": "search"}, [*POOL]),
+    ],
+    ids=["candidate", "whole_pool"],
+)
+def test_what_is_uncovered_is_answered_by_its_policy(
+    shared: Gateway, body: dict[str, Any], selected: list[str]
+) -> None:
+    """`applications.NAME.on_uncovered`; a covered request has its set."""
+    found = decision(shared, **body)
+    assert (found["certificate"]["holds"], sorted(found["selected"])) == (False, sorted(selected))
+
+
+def test_the_applications_own_rows_choose_where_none_is_alike(
+    serve: Serve, noisy_artifact: Path
+) -> None:
+    """Not those of another, which may be more; the certificate is void."""
+    applications = {**APPLICATIONS, "agent": {"prompts": [DIGEST], "alpha": 0.3}}
+    gateway = serve(
+        calibrated=False, artifact=noisy_artifact, **{**CONFIGURED, "applications": applications}
+    )
+    upload(gateway, rows_of(gateway))
+    covered = decision(gateway, **agent())["certificate"]
+    other = decision(gateway, **agent(seed=5))["certificate"]
+    assert (other["holds"], "conditions_differ:seed" in other["reasons"]) == (False, True)
+    assert "labelled_conditions" not in other["reasons"]
+    assert (other["lambda_hat"], other["n"]) == (covered["lambda_hat"], covered["n"])
+    earlier = [*user(ONE), {"role": "assistant", "content": "7"}]
+    later = decision(gateway, **agent(messages=[PROMPT, *earlier, *user(TWO)]))["certificate"]
+    assert (later["holds"], later["n"]) == (False, covered["n"])
+    assert "multi_turn_uncalibrated" in later["reasons"]
+
+
+def test_few_rows_suffice_for_a_large_alpha(serve: Serve) -> None:
+    """Five rows of the agent's conditions are enough for its alpha, too few for the record's."""
+    gateway = serve(calibrated=False, **CONFIGURED)
+    rows = rows_of(gateway)
+    few = [
+        row for row in rows if row.get("application") == "agent" and any(row["correct"].values())
+    ]
+    others = [row for row in rows if row.get("application") != "agent"]
+    upload(gateway, [*others, *few[:5]], alpha=0.1)
+    certificate = decision(gateway, **agent())["certificate"]
+    assert (certificate["holds"], certificate["n"]) == (True, 5)
+    assert certificate["guarantee"]["alpha"] == 0.3
+
+
+def test_an_alpha_that_was_set_after_the_rows_were_shown_has_the_band(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """In a dry run, or by the calibration itself: it may have been picked by looking."""
+    applications: dict[str, Any] = {"bot": {"keys": ["bot"], "alpha": 0.4}}
+
+    def basis(alpha: float, *, uploads: bool) -> str:
+        applications["bot"]["alpha"] = alpha
+        changes = {"access": ACCESS, "applications": applications}
+        with running(configure(tmp_path, artifact, pool.url, **changes), ENVIRONMENT) as gateway:
+            if uploads:
+                upload(gateway, rows)
+            return decision(gateway, BOT_KEY)["certificate"]["guarantee"]["alpha_basis"]
+
+    rows = [row | {"application": "bot"} for row in as_json(noisy(20_000, 60))]
+    assert basis(0.4, uploads=True) == "fixed"
+    assert basis(0.3, uploads=False) == "band"
+    assert basis(0.3, uploads=True) == "band"
+    assert basis(0.4, uploads=True) == "fixed"
+
+
+# Rows -------------------------------------------------------------------------------------------
+
+
+def test_rows_without_applications_certify_none(serve: Serve) -> None:
+    """They are rows of ``default``; those of a record without applications are void."""
+    gateway = serve(calibrated=False, **CONFIGURED)
+    upload(gateway, as_json(labelled(10_000, 60)))
+    assert decision(gateway)["certificate"]["holds"]
+    certificate = decision(gateway, BOT_KEY)["certificate"]
+    assert (certificate["holds"], "group_uncalibrated" in certificate["reasons"]) == (False, True)
+
+
+def test_a_record_of_before_is_void(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """Its rows do not say of which application they are."""
+    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
+        gateway.calibrate(60)
+        assert decision(gateway)["certificate"]["holds"]
+    path = configure(tmp_path, artifact, pool.url, **CONFIGURED)
+    with running(path, ENVIRONMENT) as gateway:
+        certificate = decision(gateway)["certificate"]
+        assert (certificate["holds"], certificate["reasons"]) == (False, ["grouping_changed"])
+
+
+def test_rows_of_unknown_applications_are_refused(serve: Serve) -> None:
+    """A typo would leave them without requests; nothing changes."""
+    gateway = serve(calibrated=False, **CONFIGURED)
+    rows = as_json(labelled(10_000, 60))
+    rows[7] |= {"application": "agnet"}
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    message = error_message(response, 400)
+    assert "a row is of the application 'agnet', which is not configured" in message
+    assert gateway.ready()["calibration"] is None
+
+
+def test_application_and_group_are_one_field(serve: Serve) -> None:
+    """Either name; both with different values are an error."""
+    gateway = serve(calibrated=False, **CONFIGURED)
+    rows = as_json(labelled(10_000, 60))
+    rows[0] |= {"application": "bot", "group": "search"}
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    assert "two names of one field" in error_message(response, 422)
+    rows = [row | {"group": "bot"} for row in as_json(labelled(10_000, 60))]
+    upload(gateway, rows)
+    assert decision(gateway, BOT_KEY)["certificate"]["holds"]
+
+
+# Configuration ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"applications": {"a": {"keys": ["nobody"]}}}, "no API key is called 'nobody'"),
+        ({"applications": {"default": {}}}, "the name `default` is reserved"),
+        (
+            {"applications": {"a": {"keys": ["data"]}, "b": {"keys": ["data"]}}},
+            "applications.b: 'data' belongs to the application 'a' already",
+        ),
+        (
+            {"applications": {"a": {"prompts": [DIGEST]}, "b": {"prompts": [DIGEST]}}},
+            "belongs to the application 'a' already",
+        ),
+        ({"applications": {"a": {"prompts": ["abc"]}}}, "must match the pattern"),
+        ({"applications": {"a": {"on_uncovered": "nobody"}}}, "'nobody' is no candidate"),
+        (
+            {"applications": {"a": {}}, "routing": {"group_by": "key"}},
+            "routing.group_by: applications are the groups",
+        ),
+    ],
+    ids=["key", "default", "two_keys", "two_prompts", "digest", "policy", "group_by"],
+)
+def test_a_wrong_application_stops_the_start(
+    serve: Serve, changes: dict[str, Any], message: str
+) -> None:
+    """One sentence with the place."""
+    with pytest.raises(SettingsError, match=message.replace("(", r"\(")):
+        serve(**changes)
+
+
+# The law ----------------------------------------------------------------------------------------
+
+POET = {"sums": 0.02, "poems": 0.75}  # how often the poet alone is right, by application
+ROWS, REQUESTS, ALPHA = 200, 200, 0.1
+FALSE_ALARM = 1e-6 / 2  # of each of two checks
+
+
+def law_rows(name: str, count: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Random rows of an application: the wording tells who is right, or the poet alone is."""
+    numbers: list[int] = rng.choice(90_000, count, replace=False).tolist()
+    poet = {"correct": {each: each == "poet" for each in POOL}}
+    return [
+        as_json(labelled(10_000 + number // 4 * 4 + number % 3, 1))[0]  # no poems: none is right
+        | {"application": name}
+        | (poet if rng.random() < POET[name] else {})
+        for number in numbers
+    ]
+
+
+def test_each_application_has_its_exact_law(serve: Serve, noisy_artifact: Path) -> None:
+    """System prompts decide which candidate is right, and the router does not read them.
+
+    The misses among N requests are BetaBinomial(N, m, n + 1 - m), m = floor(alpha (n + 1)), since
+    critical scores are distinct (``smoothing: hash``). False alarm below 1e-6 for both checks. Of a
+    mixture of both under the first one's prompt about 56 % are missed, which is outside the law but
+    for a chance below 1e-6. The gateway sees no premise fail there; it voids a certificate where
+    the prompt is another's.
+    """
+    prompts = {name: {"role": "system", "content": f"Only {name}!"} for name in POET}
+    gateway = serve(
+        calibrated=False,
+        artifact=noisy_artifact,
+        applications={
+            name: {"prompts": [prompt_digest({"messages": [each]})]}
+            for name, each in prompts.items()
+        },
+    )
+    reader = ConditionReader(gateway.settings.candidates)
+    rng = np.random.default_rng(17)
+    upload(
+        gateway,
+        [
+            row | {"conditions": dict(reader.read({"messages": [prompts[name]]}).digests)}
+            for name in POET
+            for row in law_rows(name, ROWS, rng)
+        ],
+        alpha=ALPHA,
+        smoothing="hash",
+    )
+
+    def missed(row: dict[str, Any], name: str) -> bool:
+        messages = [prompts[name], *user(row["query"])]
+        found = decision(gateway, query=None, messages=messages)
+        assert found["certificate"]["holds"]
+        assert found["application"] == name
+        return not any(row["correct"][name] for name in found["selected"])
+
+    requests = {name: law_rows(name, REQUESTS, rng) for name in POET}
+    m = int(ALPHA * (ROWS + 1))
+    low, high = stats.betabinom.interval(1.0 - FALSE_ALARM, REQUESTS, m, ROWS + 1 - m)
+    for name, rows in requests.items():
+        misses = sum(missed(row, name) for row in rows)
+        assert low <= misses <= high, (name, misses, low, high)
+    wrong = [*requests["sums"][: REQUESTS // 4], *requests["poems"][REQUESTS // 4 :]]
+    misses = sum(missed(row, "sums") for row in wrong)
+    assert misses > high, (misses, high)
+    messages = [prompts["poems"], *user(TWO)]
+    wrong_name = decision(gateway, query=None, messages=messages, application="sums")
+    assert not wrong_name["certificate"]["holds"]
