@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def scored(gateway: Gateway) -> int:
 
 
 @pytest.fixture
-def pair(serve: Serve, tmp_path: Path, noisy_artifact: Path) -> Iterator[tuple[Gateway, Gateway]]:
+def pair(serve: Serve, tmp_path: Path, noisy_artifact: Path) -> tuple[Gateway, Gateway]:
     """A gateway, and one with the same calibration that remembers nothing."""
     folder = tmp_path / "both"
     remembering = serve(folder=folder, artifact=noisy_artifact, calibrated=False)
