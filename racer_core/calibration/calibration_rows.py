@@ -146,10 +146,11 @@ class CalibrationRows:
 
     @cached_property
     def _counted(self) -> BoolArray:
-        return self._rules.counted(self.labels)
+        return self.rules.counted(self.labels)
 
     @cached_property
-    def _rules(self) -> RiskRules:
+    def rules(self) -> RiskRules:
+        """The rows that count, abstention, critical scores and sets, as the options want them."""
         return RiskRules(
             risk_target=self.options.risk_target,
             null_threshold=self.options.null_threshold,

@@ -127,7 +127,7 @@ class RiskControl(CalibrationRows):
         """s_i of all rows; +inf for rows that abstain, meaningless for rows that do not count."""
         critical = np.empty(len(self.scores))
         for part, fit in self._nonconformity(score):
-            critical[part] = self._rules.critical_scores(fit, self.scores[part], self.labels[part])
+            critical[part] = self.rules.critical_scores(fit, self.scores[part], self.labels[part])
         return critical
 
     def _nonconformity(self, score: Score) -> Iterator[tuple[slice, FloatArray]]:
@@ -165,7 +165,7 @@ class RiskControl(CalibrationRows):
         steps, drops = np.empty(quality.shape), np.empty_like(quality)
         for part, fit in self._nonconformity(score):
             steps[part], drops[part] = shortfall_steps(fit, quality[part])
-        steps[self._rules.abstains(self.scores)] = np.inf
+        steps[self.rules.abstains(self.scores)] = np.inf
         return steps, drops
 
     def realised_risk(self, alpha: float, score: Score | None = None) -> RealisedRisk | None:
@@ -223,7 +223,7 @@ class RiskControl(CalibrationRows):
         score, misses = self.options.score, self.misses()
         if misses >= 0 and math.isinf(self.lambda_hat()):
             return None
-        refused = self._rules.abstains(self.scores) & (misses >= 0)
+        refused = self.rules.abstains(self.scores) & (misses >= 0)
         return served_answer_risk(
             np.where(self._counted, self._row_critical(score), np.nan),
             misses,

@@ -92,7 +92,7 @@ class SetPredictor(RiskControl):
         """
         self._check(scores, fingerprints, neighbours)
         fit = self._scorer.nonconformity(score, scores, neighbours, fingerprints)
-        return self._rules.sets(fit, scores, lambda_hat)
+        return self.rules.sets(fit, scores, lambda_hat)
 
     def decide(
         self,
@@ -139,7 +139,7 @@ class SetPredictor(RiskControl):
             nonconformity=tuple(fit[0, : len(self.pool)].tolist()),
             decisions=tuple(
                 decision_from_sets(
-                    self._rules.sets(fit, row, lambda_hat),
+                    self.rules.sets(fit, row, lambda_hat),
                     self.pool,
                     row[0],
                     alpha=alpha,
@@ -175,14 +175,17 @@ class SetPredictor(RiskControl):
         fingerprints: Sequence[bytes],
         labels: BoolArray,
         neighbours: IdArray | None = None,
+        *,
+        score: Score | None = None,
     ) -> FloatArray:
-        """s_i of labelled queries that count, for the calibration's own score, as for its rows.
+        """s_i of labelled queries as of the calibration's rows, for its own score or another.
 
-        Only for losses of 0 and 1: a graded loss falls at several scores.
+        Only for losses of 0 and 1, and meaningless for queries that do not count.
         """
         self._check(scores, fingerprints, neighbours)
-        fit = self._scorer.nonconformity(self.options.score, scores, neighbours, fingerprints)
-        return self._rules.critical_scores(fit, scores, labels)
+        score = score or self.options.score
+        fit = self._scorer.nonconformity(score, scores, neighbours, fingerprints)
+        return self.rules.critical_scores(fit, scores, labels)
 
     def _check(
         self, scores: FloatArray, fingerprints: Sequence[bytes], neighbours: IdArray | None

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.decision import ScoredBatch, Sets, scores_and_neighbours
+from racer_core.calibration.decision import ScoredBatch, scores_and_neighbours
 from racer_core.calibration.metrics import set_metrics
-from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.shadow import estimate_risk
 from racer_core.errors import InputError
 from racer_core.notebook.calibrate import NO_FINGERPRINT, checked_labels
@@ -23,7 +22,6 @@ from racer_core.types import (
     IdArray,
     RiskTarget,
     Score,
-    any_column,
     enum_member,
 )
 
@@ -138,40 +136,47 @@ def evaluate(
         own = calibration if groups is None else calibration.group(name)
         place = {} if groups is None else {"group": name}
         for kind in [enum_member(Score, each, "score") for each in kinds]:
-            for alpha in alphas:
-                measured = _measure(own, *batch, alpha, kind)
-                rows.append(place | {"score": kind.value, "alpha": alpha} | measured)
+            for measured in _measures(own, *batch, kind, alphas):
+                rows.append(place | {"score": kind.value} | measured)
     return ResultTable(tuple(rows))
 
 
-def _measure(
+def _measures(
     calibration: Calibration,
     scores: FloatArray,
     neighbours: IdArray | None,
     labels: BoolArray,
     quality: FloatArray | None,
-    alpha: float,
     kind: Score,
-) -> dict[str, Any]:
-    """The measures of one setting."""
-    lambda_hat = calibration.lambda_hat(alpha, kind)
+    alphas: Sequence[float],
+) -> Iterator[dict[str, Any]]:
+    """The measures of one score at every alpha."""
     prints = NO_FINGERPRINT * len(scores)
-    sets = calibration.sets(scores, prints, lambda_hat, kind, neighbours)
-    risk, low, high = _risk(_losses(calibration.options, sets, labels, quality))
-    metrics = set_metrics(sets.selected, sets.null_selected, labels)
-    return {
-        "n": calibration.n,
-        "lambda_hat": lambda_hat,
-        "risk": risk,
-        "risk_low": low,
-        "risk_high": high,
-        "miss_given_answerable": metrics.miss_given_answerable,
-        "served_error": metrics.served_error,
-        "abstain": metrics.abstain,
-        "false_abstain": metrics.false_abstain,
-        "size": metrics.size,
-        "calls_saved": 1.0 - metrics.size / labels.shape[1],
-    }
+    counted = calibration.rules.counted(labels)
+    critical = calibration.critical_scores_of(scores, prints, labels, neighbours, score=kind)
+    for alpha in alphas:
+        lambda_hat = calibration.lambda_hat(alpha, kind)
+        sets = calibration.sets(scores, prints, lambda_hat, kind, neighbours)
+        losses = critical[counted] > lambda_hat
+        if calibration.options.risk_target is RiskTarget.QUALITY:
+            assert quality is not None
+            losses = quality.max(axis=1) - np.where(sets.selected, quality, 0.0).max(axis=1)
+        risk, low, high = _risk(losses)
+        metrics = set_metrics(sets.selected, sets.null_selected, labels)
+        yield {
+            "alpha": alpha,
+            "n": calibration.n,
+            "lambda_hat": lambda_hat,
+            "risk": risk,
+            "risk_low": low,
+            "risk_high": high,
+            "miss_given_answerable": metrics.miss_given_answerable,
+            "served_error": metrics.served_error,
+            "abstain": metrics.abstain,
+            "false_abstain": metrics.false_abstain,
+            "size": metrics.size,
+            "calls_saved": 1.0 - metrics.size / labels.shape[1],
+        }
 
 
 def _risk(losses: BoolArray | FloatArray) -> tuple[float, float, float]:
@@ -180,20 +185,6 @@ def _risk(losses: BoolArray | FloatArray) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     found = estimate_risk(losses.astype(np.float64), np.ones(losses.size), losses.size)
     return found.risk, found.lower, found.upper
-
-
-def _losses(
-    options: CalibrationOptions, sets: Sets, labels: BoolArray, quality: FloatArray | None
-) -> BoolArray | FloatArray:
-    """The loss of the rows that count: fewer than min(r, |G'|) right columns, or the shortfall."""
-    if options.risk_target is RiskTarget.QUALITY:
-        assert quality is not None
-        return quality.max(axis=1) - np.where(sets.selected, quality, 0.0).max(axis=1)
-    right = (sets.selected & labels).sum(axis=1)
-    wanted = np.minimum(options.r, np.maximum(labels.sum(axis=1), 1))
-    if options.risk_target is RiskTarget.PAPER:
-        return right + (sets.null_selected & ~any_column(labels)) < wanted
-    return (right < wanted)[any_column(labels)]
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,212 @@
+"""Evaluation of one split: the measures of every setting, and of the controls, on its test rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+
+import numpy as np
+
+from racer_core.calibration.decision import Sets
+from racer_core.calibration.metrics import set_metrics
+from racer_core.calibration.split_risk import SplitRisk, split_risk
+from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
+from racer_core.offline.evaluation_result import (
+    INFEASIBLE,
+    BestSetting,
+    EvaluatorKey,
+    Setting,
+)
+from racer_core.offline.protocol import COMPARED_AT, Rows, Split
+from racer_core.offline.row_errors import RowSums
+from racer_core.offline.split_calibration import SplitCalibration
+from racer_core.offline.split_votes import SplitVotes, TestedSetting
+from racer_core.offline.table import EvaluationTable
+from racer_core.types import BoolArray, FloatArray, RiskTarget, any_column
+
+
+class SplitEvaluation:
+    """One split of one scope."""
+
+    def __init__(
+        self,
+        *,
+        table: EvaluationTable,
+        scope: str,
+        part: Split,
+        rng: np.random.Generator,
+        sums: RowSums,
+    ) -> None:
+        self._table = table
+        self._sums = sums
+        self._scope = scope
+        self._part = part
+        self._test_labels = table.rows.labels[part.test]
+        self._test_clusters = table.error_clusters[part.test]
+        self._calibration = SplitCalibration(table, part)
+        # A random order of the candidates for every row: the control of the same sizes.
+        self._luck = rng.random((len(part.test), len(table.pool))).argsort(axis=1).argsort(axis=1)
+        self._votes = None
+        if table.votes is not None:
+            self._votes = SplitVotes(
+                table=table, votes=table.votes, part=part, calibration=self._calibration
+            )
+
+    def cells(self) -> Iterator[tuple[Setting, dict[str, float], SplitRisk | None]]:
+        """Every setting's measures on the test rows, and the exact law of its risk."""
+        protocol = self._table.protocol
+        for target in protocol.risk_targets:
+            design_effect = self._calibration.design_effect(target)
+            for score in self._table.orders:
+                fit = self._calibration.nonconformity(target, score)
+                calibrating, critical = self._calibration.critical(
+                    target, fit, self._part.calibration
+                )
+                clusters = self._table.error_clusters[calibrating]
+                ascending = np.sort(critical)
+                tested = np.sort(self._calibration.critical(target, fit, self._part.test)[1])
+                for alpha in sorted(protocol.alphas, key=lambda each: abs(each - COMPARED_AT)):
+                    misses = allowed_misses(len(ascending), alpha)
+                    lambda_hat = threshold_from_sorted(ascending, misses)
+                    setting = Setting(
+                        scope=self._scope, risk_target=target, score=score, alpha=alpha
+                    )
+                    counts = {
+                        "calibration_rows": float(len(ascending)),
+                        "test_rows": float(len(tested)),
+                        INFEASIBLE: float(misses < 0),
+                    }
+                    law = split_risk(ascending, tested, misses) if len(tested) else None
+                    if law is not None and design_effect > 1.0:
+                        law = law.of_units(design_effect)
+                    missed = critical > lambda_hat
+                    self._sums.add_misses(setting, clusters, missed)
+                    self._add_slopes(setting, fit, ascending, misses)
+                    measured = self._measure(setting, fit, lambda_hat, clusters, missed)
+                    yield setting, measured | counts, law
+
+    def choices(self) -> list[BestSetting]:
+        """The alpha and the vote that validation rows choose, per target and score."""
+        return [] if self._votes is None else self._votes.choices(self._sums, self._test_clusters)
+
+    def evaluators(self) -> Iterator[tuple[EvaluatorKey, dict[str, float]]]:
+        """The quality of each evaluator on the validation rows, and whether it was chosen."""
+        return iter(()) if self._votes is None else self._votes.evaluators(self._scope)
+
+    def controls(self) -> dict[str, float]:
+        """The controls that the sets are compared with, on the same test rows."""
+        measured: dict[str, float] = {}
+        for name, right in self._control_rows():
+            self._sums.add(name, "accuracy", self._test_clusters, right.astype(np.float64))
+            measured[name] = float(right.mean())
+        return measured
+
+    def _control_rows(self) -> Iterator[tuple[str, BoolArray]]:
+        """Whether each control is right on each test row."""
+        labels = self._test_labels
+        for column, name in enumerate(self._table.pool):
+            yield f"candidate {name}", labels[:, column]
+        yield "best single", labels[:, self._table.best_overall]
+        yield "best single here", labels[:, self._table.best_on(self._scope)]
+        top = self._table.rows.scores[self._part.test].argmax(axis=1)
+        yield "router top-1", labels[np.arange(len(top)), top]
+        yield "answerable", any_column(labels)
+        if self._votes is not None:
+            yield from self._votes.full_pool()
+
+    def _row_values(
+        self, setting: Setting, fit: FloatArray, sets: Sets
+    ) -> Iterator[tuple[str, Rows, FloatArray]]:
+        """What the test rows show with these sets: measure, the rows that count, their values."""
+        test, selected, labels = self._part.test, sets.selected, self._test_labels
+        answerable, hit = any_column(labels), any_column(selected & labels)
+        called = any_column(selected)
+        some = test[answerable]
+        yield "size", test, selected.sum(axis=1).astype(np.float64)
+        yield "risk", test, np.where(answerable, ~hit, ~sets.null_selected).astype(np.float64)
+        yield "miss_given_answerable", some, (~hit[answerable]).astype(np.float64)
+        yield "served_error", test, (called & ~hit).astype(np.float64)
+        yield "false_abstain", some, (~called[answerable]).astype(np.float64)
+        if self._table.protocol.prices is not None:
+            prices = np.array(self._table.protocol.prices, dtype=np.float64)
+            yield "cost", test, np.asarray(selected @ prices, dtype=np.float64)
+        if self._votes is not None:
+            by_rule = self._votes.right(setting.risk_target, setting.score, fit, selected)
+            for rule, right in by_rule.items():
+                yield f"accuracy_{rule}", test, right.astype(np.float64)
+
+    def _add_slopes(
+        self, setting: Setting, fit: FloatArray, ascending: FloatArray, misses: int
+    ) -> None:
+        """The change of every figure with the risk, between fewer and more misses."""
+        if misses < 0 or not self._sums.wants_slope(setting, "size"):
+            return
+        count = len(ascending)
+        fewer, more = misses // 2, min(max(misses + 1, misses + (misses + 1) // 2), count - 1)
+        if more <= fewer:
+            return
+
+        def means(allowed: int) -> dict[str, float]:
+            lambda_hat = threshold_from_sorted(ascending, allowed)
+            sets = self._calibration.sets(setting.risk_target, fit, lambda_hat, self._part.test)
+            return {
+                name: float(values.mean()) if len(values) else math.nan
+                for name, _, values in self._row_values(setting, fit, sets)
+            }
+
+        low, high = means(fewer), means(more)
+        for name, value in high.items():
+            slope = (value - low[name]) * (count + 1) / (more - fewer)
+            self._sums.add_slope(setting, name, slope)
+
+    def _measure(
+        self,
+        setting: Setting,
+        fit: FloatArray,
+        lambda_hat: float,
+        clusters: Rows,
+        missed: BoolArray,
+    ) -> dict[str, float]:
+        """All measures of a setting.
+
+        Args:
+            setting: The setting.
+            fit: s of all rows of the table.
+            lambda_hat: Its threshold.
+            clusters: The clusters of the calibration rows that count.
+            missed: Whether the threshold misses these.
+        """
+        target = setting.risk_target
+        sets = self._calibration.sets(target, fit, lambda_hat, self._part.test)
+        metrics = set_metrics(sets.selected, sets.null_selected, self._test_labels)
+        measured = {field.name: getattr(metrics, field.name) for field in fields(metrics)}
+        measured["null"] = float(sets.null_selected.mean())
+        measured["calls_saved"] = 1.0 - metrics.size / len(self._table.pool)
+        if self._table.protocol.prices is not None:
+            measured["cost"] = float((sets.selected @ np.array(self._table.protocol.prices)).mean())
+        random = self._luck < sets.selected.sum(axis=1, keepdims=True)
+        random_metrics = set_metrics(random, sets.null_selected, self._test_labels)
+        measured["random_miss"] = random_metrics.miss_given_answerable
+        shown: dict[str, FloatArray] = {}
+        for name, rows, values in self._row_values(setting, fit, sets):
+            self._sums.add(setting, name, self._table.error_clusters[rows], values)
+            shown[name] = values
+        if self._votes is not None:
+            measured["random_majority"] = self._votes.majority_accuracy(random)
+            right = {rule: shown[f"accuracy_{rule}"] for rule in self._votes.rules}
+            measured |= {f"accuracy_{rule}": float(each.mean()) for rule, each in right.items()}
+            is_paper = target == RiskTarget.PAPER
+            self._votes.add(
+                TestedSetting(
+                    setting=setting,
+                    nonconformity=fit,
+                    size=shown["size"],
+                    mean_size=metrics.size,
+                    risk=metrics.risk if is_paper else metrics.miss_given_answerable,
+                    right=right,
+                    clusters=clusters,
+                    missed=missed,
+                )
+            )
+        return measured
