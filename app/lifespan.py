@@ -45,7 +45,7 @@ from app.upstream.fleet import Fleet
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.stacked import StackedVote
-from racer_core.racer import TrainedRouter
+from racer_core.trained_router import TrainedRouter
 
 log = logging.getLogger(__name__)
 

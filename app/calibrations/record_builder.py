@@ -35,8 +35,9 @@ from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, InputError
-from racer_core.racer import (
-    ONE_PER_CLUSTER_NEEDS_KIND,
+from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
+from racer_core.records.near_copies import count_near_copies
+from racer_core.trained_router import (
     LabelledColumns,
     RouterScores,
     Scorer,
@@ -44,7 +45,6 @@ from racer_core.racer import (
     refuse_uncounted,
     with_dependence,
 )
-from racer_core.records.near_copies import count_near_copies
 from racer_core.types import FloatArray, RowsKind
 
 

@@ -38,7 +38,7 @@ from app.telemetry.metrics import Metrics
 from app.wire import bodies
 from app.wire.candidate_payload import BodySettings
 from app.wire.schemas import CalibrateFields, CalibrateOptions
-from racer_core.racer import TrainedRouter
+from racer_core.trained_router import TrainedRouter
 from racer_core.types import FloatArray, RowsKind
 
 log = logging.getLogger(__name__)

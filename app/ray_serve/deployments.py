@@ -26,7 +26,7 @@ from app.settings import Secrets, Settings
 from app.telemetry import logs
 from app.telemetry.metrics import Metrics
 from racer_core.errors import ArtifactError
-from racer_core.racer import RouterScores
+from racer_core.trained_router import RouterScores
 
 # Serve forms a batch from the requests of one pass of the event loop. The encoder worker behind it
 # forms the batches that are scored, when its thread is free, and rejects requests beyond its queue.

@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from app.errors import Overloaded
 from app.routing.scorer import ScoredQuery, put, room_for
-from racer_core.racer import RouterScores
+from racer_core.trained_router import RouterScores
 
 _PIECE: Final = 64  # rows of a calibration that go to a replica together
 _AHEAD: Final = 4  # pieces in flight, so that several replicas share them

@@ -9,7 +9,8 @@ from app.errors import NoRouter, SettingsError
 from app.settings import Settings
 from racer_core import artifacts
 from racer_core.aggregation.vote import Method
-from racer_core.racer import Racer, TrainedRouter
+from racer_core.racer import Racer
+from racer_core.trained_router import TrainedRouter
 
 Opened = TypeVar("Opened", bound=TrainedRouter)
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from app.errors import NotReady, Overloaded
 from app.routing.scorer import ScoredQuery, put, room_for
 from app.telemetry.metrics import Metrics
-from racer_core.racer import Racer, RouterScores
+from racer_core.racer import Racer
+from racer_core.trained_router import RouterScores
 
 _ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
 _SORTED: Final = 64  # rows that are sorted by length, to score rows of similar length together

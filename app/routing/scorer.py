@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.racer import RouterScores
+from racer_core.trained_router import RouterScores
 from racer_core.types import IdArray
 
 

@@ -30,7 +30,7 @@ from app.telemetry.metrics import Metrics
 from app.wire.schemas import DecisionOptions
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InfeasibleAlphaError
-from racer_core.racer import TrainedRouter
+from racer_core.trained_router import TrainedRouter
 from racer_core.types import RoutingDecision
 
 log = logging.getLogger(__name__)

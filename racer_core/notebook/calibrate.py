@@ -13,7 +13,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError
 from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
-from racer_core.racer import refuse_uncounted
+from racer_core.trained_router import refuse_uncounted
 from racer_core.types import BoolArray, IdArray, RiskTarget, Score, checked_pool, enum_member
 
 FALSE_ABSTAIN_BUDGET = 0.01  # as `racer train` chooses tau

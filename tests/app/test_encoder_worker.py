@@ -28,7 +28,8 @@ from racer_core import strict_json
 from racer_core.calibration.calibration import Calibration
 from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
-from racer_core.racer import Racer, RouterScores
+from racer_core.racer import Racer
+from racer_core.trained_router import RouterScores
 from tests.support.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled, user
 from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool

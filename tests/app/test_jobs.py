@@ -27,7 +27,8 @@ from app.errors import GatewayRefused
 from app.store import Store
 from app.tools.gateway_client import GatewayClient
 from app.wire.sse import EventReader
-from racer_core.racer import Racer, RouterScores
+from racer_core.racer import Racer
+from racer_core.trained_router import RouterScores
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,

@@ -29,7 +29,7 @@ from app.settings import Settings
 from app.store.calibration_record import CalibrationRecord
 from app.wire.candidate_payload import BodySettings, request_fields
 from app.wire.schemas import CalibrateOptions
-from racer_core.racer import RouterScores, TrainedRouter
+from racer_core.trained_router import RouterScores, TrainedRouter
 from racer_core.types import FloatArray, RiskTarget, Score
 from tests.core.laws import assert_split_risk
 from tests.support.gateway import ENVIRONMENT, POOL, configure

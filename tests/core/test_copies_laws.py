@@ -14,8 +14,8 @@ from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import OverlapError, RowsError
 from racer_core.offline.train import train
-from racer_core.racer import RouterScores
 from racer_core.records.reader import read_rows
+from racer_core.trained_router import RouterScores
 from racer_core.types import LabelledRow, LabelledRows, RowsKind, Score
 from tests.core.laws import assert_binomial
 from tests.support.lazy import LazyModule

@@ -9,8 +9,9 @@ from racer_core.artifacts import Artifact
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, CalibrationError, InputError, OverlapError, RowsError
-from racer_core.racer import Racer, RouterScores
+from racer_core.racer import Racer
 from racer_core.routers.base import RouterOutput
+from racer_core.trained_router import RouterScores
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score, Turn
 from tests.support.lazy import LazyModule
 from tests.support.synthetic import POOL, synthetic_rows

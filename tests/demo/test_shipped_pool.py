@@ -13,8 +13,9 @@ from safetensors import safe_open
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.options import CalibrationOptions
-from racer_core.racer import Racer, RouterScores
+from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
+from racer_core.trained_router import RouterScores
 from racer_core.types import BINARY_TARGETS, LabelledRows, RiskTarget, Score
 from tests.support.lazy import LazyModule
 

@@ -7,7 +7,7 @@ from app.routing.artifact import is_there, open_trained
 from app.settings import Settings
 from app.tools.doctor.finding import Finding, failed, ok, warning
 from racer_core.errors import ArtifactError
-from racer_core.racer import TrainedRouter
+from racer_core.trained_router import TrainedRouter
 
 CHECK = "artifact"
 

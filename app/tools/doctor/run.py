@@ -20,7 +20,7 @@ from app.tools.doctor import (
     store,
 )
 from app.tools.doctor.finding import Finding
-from racer_core.racer import TrainedRouter
+from racer_core.trained_router import TrainedRouter
 
 
 def run_checks(path: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
