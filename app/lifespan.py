@@ -123,7 +123,7 @@ async def open_services(
         mathematics = MathPool(DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
-        answering = _Answering(
+        chat_services = _ChatServiceFactory(
             settings=settings,
             fleet=fleet,
             grouping=grouping,
@@ -132,12 +132,12 @@ async def open_services(
             metrics=metrics,
             tracer=tracer,
         )
-        fallback_chat = answering.by_fallback()
+        fallback_chat = chat_services.by_fallback()
         await fallback_chat.check()
 
         def router_services() -> AbstractAsyncContextManager[RouterServices]:
             assert stored is not None
-            return _open_router_services(settings, open_router, stored, conditions, answering)
+            return _open_router_services(settings, open_router, stored, conditions, chat_services)
 
         services = Services(
             settings=settings,
@@ -224,10 +224,10 @@ async def _open_router_services(
     open_router: OpenRouter,
     stored: StoreServices,
     conditions: ConditionReader,
-    answering: _Answering,
+    chat_services: _ChatServiceFactory,
 ) -> AsyncGenerator[RouterServices]:
     """Load the artifact and its encoder off the event loop, and its active calibration."""
-    opened = await asyncio.to_thread(open_router, settings, answering.metrics)
+    opened = await asyncio.to_thread(open_router, settings, chat_services.metrics)
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
@@ -242,19 +242,19 @@ async def _open_router_services(
             calibration_sync=stored.calibration_sync,
             setup=setup,
             grouping=stored.grouping,
-            metrics=answering.metrics,
+            metrics=chat_services.metrics,
             conditions=conditions,
             projections=DecisionStatistics(stored.store).projections,
         ) as calibrations:
             yield RouterServices(
                 digest=trained.artifact.digest,
-                chat=answering.by_router(trained, scoring, stored.active),
+                chat=chat_services.by_router(trained, scoring, stored.active),
                 calibrations=calibrations,
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answering:
+class _ChatServiceFactory:
     """Makes chat services: one for the fallback, one for a router."""
 
     settings: Settings

@@ -25,7 +25,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.components import projected
 from racer_core.errors import ArtifactError, CalibrationError, InputError, RowsError
-from racer_core.records.units import kind_of
+from racer_core.records.units import rows_kind
 from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, on_grid
 from racer_core.trained_router import (
@@ -124,7 +124,7 @@ class Racer(TrainedRouter):
         columns = self._columns(rows)
         if not allow_overlap:
             self.refuse_overlap(columns.fingerprints, rows.kind)
-        kind = kind_of(rows)
+        kind = rows_kind(rows)
         if options.one_per_cluster and rows.kind is None:
             raise CalibrationError(ONE_PER_CLUSTER_NEEDS_KIND)
         if options.one_per_cluster or kind is RowsKind.QUESTIONS:

@@ -197,12 +197,12 @@ class LabelledRows:
     @property
     def duplicates(self) -> int:
         """Number of rows that repeat an earlier row's query and turns before it, or its request."""
-        asked = [
+        queries = [
             (row.query, row.earlier, row.request and json.dumps(row.request, sort_keys=True))
             for row in self.rows
             if row.query
         ]
-        return len(asked) - len(set(asked))
+        return len(queries) - len(set(queries))
 
     @property
     def queries(self) -> list[str]:

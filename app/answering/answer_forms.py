@@ -31,7 +31,7 @@ Embed = Callable[[Sequence[str]], Awaitable[NDArray[np.float32]]]
 MathForm = Callable[[str], Awaitable[str | None]]
 
 
-def kind_of(setting: Equality, query: str, fields: Mapping[str, Any]) -> Equality:
+def equality_of(setting: Equality, query: str, fields: Mapping[str, Any]) -> Equality:
     """The kind of equality that ``auto`` selects for one request; another setting is itself."""
     if setting is not Equality.AUTO:
         return setting

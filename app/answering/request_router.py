@@ -61,7 +61,7 @@ class RequestRouter:
         deadline = self._deadline(request.options.timeout, started)
         routed = await self._decision(request, deadline)
         decision_id = request.api_format.id_prefix + self._ids.new_id()
-        kind = answer_forms.kind_of(
+        kind = answer_forms.equality_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
         try:

@@ -128,8 +128,8 @@ def tested_grid(
 
     choices = [_with_tau(first, tau) for tau in _taus(first)]
     bounds = [estimate(each) for each in choices]
-    kept = next((i for i, each in enumerate(bounds) if each <= limit), int(np.argmin(bounds)))
-    first = choices[kept]
+    chosen = next((i for i, each in enumerate(bounds) if each <= limit), int(np.argmin(bounds)))
+    first = choices[chosen]
     tested = _with_tau(tested, first.options.null_threshold)
     alpha = first.options.alpha
     alphas = (*ALPHAS, *(alpha * share for share in (0.7, 0.8, 0.9, 0.95, 1.0)))

@@ -48,9 +48,9 @@ def labelled_kinds(summary: RowsSummary) -> Table:
 
 def rows_kind(rows: LabelledRows) -> str:
     """The kind of the rows, and whether it was guessed."""
-    from racer_core.records.units import kind_of
+    from racer_core.records.units import rows_kind
 
-    return kind_of(rows) if rows.kind else f"{kind_of(rows)} (guessed)"
+    return rows_kind(rows) if rows.kind else f"{rows_kind(rows)} (guessed)"
 
 
 def artifact_summary(

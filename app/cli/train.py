@@ -112,10 +112,11 @@ def train(
     configured = settings.load(config)[0] if config else None
     specs = _candidates(configured) if configured else None
     pool = configured.pool if configured else None
-    said = None if kind is None else RowsKind(kind)
+    given_kind = None if kind is None else RowsKind(kind)
     longest = configured.limits.query_chars if configured else MAX_QUERY_CHARS
     rows, held_out = (
-        read_rows(each, pool, max_query_chars=longest, kind=said) for each in (data, validation)
+        read_rows(each, pool, max_query_chars=longest, kind=given_kind)
+        for each in (data, validation)
     )
     choice = training.EncoderChoice(
         name=encoder or DEFAULT_ENCODER,

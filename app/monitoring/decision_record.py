@@ -12,7 +12,7 @@ from typing import Any, Final
 from app.json_output import dump_json
 from app.routing.decision import ChosenBy
 from app.routing.reasons import Reason
-from racer_core.calibration.certificate import kind_of
+from racer_core.calibration.certificate import base_reason
 
 # Queries outside the population of the rows of first turns: they are no evidence of anything.
 _UNLIKE_ROWS: Final = frozenset(
@@ -41,12 +41,12 @@ class RequestEnd(StrEnum):
 
 def are_like_rows(reasons: Collection[str]) -> bool:
     """Whether the query is of the kind that was labelled."""
-    return _UNLIKE_ROWS.isdisjoint(map(kind_of, reasons))
+    return _UNLIKE_ROWS.isdisjoint(map(base_reason, reasons))
 
 
 def are_answered_like_rows(reasons: Collection[str]) -> bool:
     """Whether its answers, too, are requested as the rows' were, so that its loss is evidence."""
-    return _ANSWERED_UNLIKE_ROWS.isdisjoint(map(kind_of, reasons))
+    return _ANSWERED_UNLIKE_ROWS.isdisjoint(map(base_reason, reasons))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

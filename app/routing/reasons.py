@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from racer_core.calibration.certificate import HOLDING as CORE_HOLDING
-from racer_core.calibration.certificate import CoreReason, kind_of
+from racer_core.calibration.certificate import CoreReason, base_reason
 
 
 class Reason(StrEnum):
@@ -268,4 +268,4 @@ HOLDING: Final[frozenset[str]] = CORE_HOLDING | {
 
 def breaks(reason: str) -> bool:
     """Whether a reason voids the guarantee."""
-    return kind_of(reason) not in HOLDING
+    return base_reason(reason) not in HOLDING

@@ -41,7 +41,7 @@ HOLDING: Final[frozenset[str]] = frozenset(
 )
 
 
-def kind_of(reason: str) -> str:
+def base_reason(reason: str) -> str:
     """The reason without the name that it carries: ``stale`` of ``stale:risk``."""
     return reason.partition(":")[0]
 
@@ -156,7 +156,7 @@ class Certificate:
     @property
     def void_reasons(self) -> tuple[str, ...]:
         """The reasons that break the guarantee."""
-        return tuple(each for each in self.reasons if kind_of(each) not in self.HOLDING)
+        return tuple(each for each in self.reasons if base_reason(each) not in self.HOLDING)
 
     @property
     def holds(self) -> bool:

@@ -13,7 +13,7 @@ a constant, and w_max bounds it over the served queries, the same holds for serv
 exact rule has the query's own w(x) in place of w_max, and its left-hand side grows with that
 weight, so w_max gives a larger threshold. That costs at most w_max / (sum_i w_i + w_max) of alpha.
 
-All sums are integers: losses in units of ``UNIT``, weights in units that leave no overflow. One
+All sums are integers: losses times ``SCALE``, weights on a scale that leaves no overflow. One
 division of integers, which Python rounds to the nearest double, is compared with alpha, as in
 Algorithm 1. For losses of 0 and 1 and equal weights the threshold is that of ``threshold.py``.
 
@@ -38,19 +38,19 @@ from racer_core.calibration.laws import binomial_cdf_at
 from racer_core.errors import CalibrationError
 from racer_core.types import FloatArray, checked_alpha
 
-UNIT: Final = 10**6  # a loss of 1; qualities are rounded to multiples of 1e-6
+SCALE: Final = 10**6  # a loss of 1 as an integer; qualities are rounded to multiples of 1e-6
 IntArray = NDArray[np.int64]
 
 
-def loss_units(values: FloatArray) -> IntArray:
-    """Numbers in [0, 1] in units of 1e-6."""
-    return np.rint(values * UNIT).astype(np.int64)
+def scaled_losses(values: FloatArray) -> IntArray:
+    """Numbers in [0, 1] as integers from 0 to ``SCALE``."""
+    return np.rint(values * SCALE).astype(np.int64)
 
 
-def weight_units(weights: FloatArray, max_weight: float) -> tuple[IntArray, int]:
-    """Weights as integers of at least 1, and ``max_weight`` in the same unit.
+def scaled_weights(weights: FloatArray, max_weight: float) -> tuple[IntArray, int]:
+    """Weights as integers of at least 1, and ``max_weight`` on the same scale.
 
-    The unit is ``max_weight`` / 2^32 for 1,000 rows and twice as large for twice as many, so that
+    An integer 1 is ``max_weight`` / 2^32 for 1,000 rows, and twice that for twice as many, so that
     no sum of weighted losses overflows; 2 million rows leave 2^-21.
     """
     scale = 2 ** (42 - len(weights).bit_length())
@@ -65,7 +65,7 @@ def shortfall_steps(nonconformity: FloatArray, quality: IntArray) -> tuple[Float
 
     Args:
         nonconformity: s, shape (n, K).
-        quality: In units of 1e-6, shape (n, K).
+        quality: Integers from 0 to ``SCALE``, shape (n, K).
     """
     order = np.argsort(nonconformity, axis=1, kind="stable")
     best_called = np.maximum.accumulate(np.take_along_axis(quality, order, axis=1), axis=1)
@@ -102,13 +102,13 @@ class LossCurve:
     ) -> Self:
         """The curve of rows whose losses fall by ``drops`` at ``scores``, both of shape (n, S).
 
-        A row's drops sum to its loss at the empty set, at most ``UNIT``. A drop at +inf is a loss
+        A row's drops sum to its loss at the empty set, at most ``SCALE``. A drop at +inf is a loss
         at every finite threshold.
         """
-        units, largest = np.ones(len(scores), np.int64), 1
+        integers, largest = np.ones(len(scores), np.int64), 1
         if weights is not None:
-            units, largest = weight_units(weights, max_weight)
-        weighted = drops * units[:, None]
+            integers, largest = scaled_weights(weights, max_weight)
+        weighted = drops * integers[:, None]
         falls = weighted > 0
         where, amounts = scores[falls], weighted[falls]
         order = np.argsort(where)
@@ -116,8 +116,8 @@ class LossCurve:
         return cls(
             scores=where[order],
             left=fallen[-1] - fallen,
-            total=int(units.sum()) * UNIT,
-            largest=largest * UNIT,
+            total=int(integers.sum()) * SCALE,
+            largest=largest * SCALE,
             n=len(scores),
         )
 
@@ -125,7 +125,7 @@ class LossCurve:
         """The largest total loss that a threshold may leave; -1 when no finite one is valid."""
         if delta is None:
             return _allowed_mean(self.total, self.largest, checked_alpha(alpha))
-        if self.largest != UNIT:
+        if self.largest != SCALE:
             raise CalibrationError("delta needs rows of equal weight: leave it out, or the weights")
         return _allowed_pac(self.n, checked_alpha(alpha), checked_alpha(delta, "delta"))
 
@@ -158,15 +158,15 @@ def _allowed_pac(n: int, alpha: float, delta: float) -> int:
     all but a share delta of calibration sets, without a correction for the number of thresholds
     (Bates et al. 2021). The p-value is the smaller of Hoeffding's and Bentkus' bounds.
     """
-    return _last_valid(n * UNIT, lambda loss: _p_value(loss, n, alpha) <= delta)
+    return _last_valid(n * SCALE, lambda loss: _p_value(loss, n, alpha) <= delta)
 
 
 def _p_value(loss: int, n: int, alpha: float) -> float:
-    mean = min(loss / (n * UNIT), alpha)
+    mean = min(loss / (n * SCALE), alpha)
     divergence = (1.0 - mean) * math.log((1.0 - mean) / (1.0 - alpha))
     if mean > 0.0:
         divergence += mean * math.log(mean / alpha)
-    bentkus = math.e * binomial_cdf_at(-(-loss // UNIT), n, alpha)
+    bentkus = math.e * binomial_cdf_at(-(-loss // SCALE), n, alpha)
     return min(math.exp(-n * divergence), bentkus)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from racer_core.calibration.calibration_rows import CalibrationRows
 from racer_core.calibration.loss_curve import (
-    UNIT,
+    SCALE,
     IntArray,
     LossCurve,
-    loss_units,
+    scaled_losses,
     shortfall_steps,
 )
 from racer_core.calibration.realised_risk import RealisedRisk
@@ -157,11 +157,11 @@ class RiskControl(CalibrationRows):
 
     def _misses_at(self, score: Score) -> tuple[FloatArray, IntArray]:
         steps = self._unsorted(score)[:, None]
-        return steps, np.full(steps.shape, UNIT)
+        return steps, np.full(steps.shape, SCALE)
 
     def _shortfalls(self, score: Score) -> tuple[FloatArray, IntArray]:
         assert self.quality is not None
-        quality = loss_units(self.quality)
+        quality = scaled_losses(self.quality)
         steps, drops = np.empty(quality.shape), np.empty_like(quality)
         for part, fit in self._nonconformity(score):
             steps[part], drops[part] = shortfall_steps(fit, quality[part])

@@ -14,7 +14,7 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError
 from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.trained_router import refuse_uncounted
-from racer_core.types import BoolArray, IdArray, RiskTarget, Score, checked_pool, enum_member
+from racer_core.types import BoolArray, RiskTarget, Score, checked_pool, enum_member
 
 FALSE_ABSTAIN_BUDGET = 0.01  # as `racer train` chooses tau
 NO_FINGERPRINT = (b"",)  # rows of arrays have no query; without smoothing none is read
@@ -93,11 +93,11 @@ def calibrate(
     if model is None:
         neighbours = None  # they are ids of patterns
     if validation is not None:
-        known = _validation_rows(validation, names, has_patterns=model is not None)
+        held_out = _validation_rows(validation, names, has_patterns=model is not None)
         if null_threshold is None and target is RiskTarget.ANSWERABLE:
-            null_threshold = choose_tau(known.scores, known.labels, FALSE_ABSTAIN_BUDGET)
+            null_threshold = choose_tau(held_out.scores, held_out.labels, FALSE_ABSTAIN_BUDGET)
         if model is not None:
-            model = choose_patterns(model, known)
+            model = choose_patterns(model, held_out)
     usual = Score.GAP if model is None else Score.COVER
     calibration = Calibration(
         pool=names,
@@ -161,11 +161,10 @@ def _validation_rows(
     has_patterns: bool,
 ) -> ScoredRows:
     f, neighbours = scores_and_neighbours(validation[0])
-    kept: IdArray | None = neighbours if has_patterns else None
     return ScoredRows(
         pool=pool,
         fingerprints=NO_FINGERPRINT * len(f),
         scores=f,
-        neighbours=kept,
+        neighbours=neighbours if has_patterns else None,
         labels=checked_labels(validation[1], f.shape),
     )

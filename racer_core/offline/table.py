@@ -28,7 +28,7 @@ from racer_core.offline.train import check_queries
 from racer_core.offline.votes import Votes
 from racer_core.records.conversation import plain_form
 from racer_core.records.overlap import is_fresh_traffic
-from racer_core.records.units import kind_of, renumbered, units_of
+from racer_core.records.units import renumbered, rows_kind, units_of
 from racer_core.renamed import renamed
 from racer_core.routers.base import on_grid
 from racer_core.types import (
@@ -201,7 +201,7 @@ def build_table(
         router = trained_source(RouterChoice(kind=router), encoder)
     artifact = router.artifact
     _check(benchmarks)
-    kinds = {name: kind_of(rows) for name, rows in benchmarks.items()}
+    kinds = {name: rows_kind(rows) for name, rows in benchmarks.items()}
     benchmarks, learned = _without_trained(benchmarks, artifact)
     pool = next(iter(benchmarks.values())).pool
     merged = [row for rows in benchmarks.values() for row in rows.rows]

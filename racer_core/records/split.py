@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from racer_core.errors import InputError
 from racer_core.records.reader import read_rows
-from racer_core.records.units import kind_of, rows_units
+from racer_core.records.units import rows_kind, rows_units
 from racer_core.records.writer import write_rows
 from racer_core.types import LabelledRows, RowsKind
 
@@ -108,7 +108,7 @@ def split_file(
             except OSError as exc:
                 raise InputError(f"{name}: cannot be written ({exc.strerror})") from exc
         written.pop_all()
-    return FileSplit(parts=parts, kind=kind_of(rows))
+    return FileSplit(parts=parts, kind=rows_kind(rows))
 
 
 def _remove(path: Path) -> None:

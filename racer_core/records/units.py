@@ -66,7 +66,7 @@ def surveyed(rows: Iterable[LabelledRow]) -> RowSurvey:
     return survey
 
 
-def kind_of(rows: LabelledRows) -> RowsKind:
+def rows_kind(rows: LabelledRows) -> RowsKind:
     """The kind that was said, else the guess."""
     return rows.kind or surveyed(rows.rows).guess
 
@@ -104,7 +104,7 @@ def units_of(names: Sequence[Hashable | None], clusters: Sequence[Hashable | Non
 
 def rows_units(rows: LabelledRows) -> Units:
     """The units that a split of a file's rows keeps whole: of traffic, the single rows."""
-    if kind_of(rows) is RowsKind.TRAFFIC:
+    if rows_kind(rows) is RowsKind.TRAFFIC:
         return np.arange(len(rows), dtype=np.intp)
     names = [
         row_identity(row.query, row.earlier, row.request, plain=True) or None for row in rows.rows

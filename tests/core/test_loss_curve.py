@@ -16,11 +16,11 @@ from hypothesis.extra import numpy as hnp
 
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.loss_curve import (
-    UNIT,
+    SCALE,
     LossCurve,
-    loss_units,
+    scaled_losses,
+    scaled_weights,
     shortfall_steps,
-    weight_units,
 )
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.threshold import calibrate_threshold
@@ -45,7 +45,7 @@ critical = st.lists(
 grades = st.one_of(
     st.sampled_from([0.0, 1.0]),
     st.integers(0, 4).map(lambda k: k / 4),
-    st.integers(0, UNIT).map(lambda k: k / UNIT),
+    st.integers(0, SCALE).map(lambda k: k / SCALE),
 )
 
 
@@ -55,7 +55,7 @@ def test_losses_of_0_and_1_have_the_threshold_of_the_order_statistic(scores, alp
     steps = np.array(scores)[:, None]
     curve = LossCurve.of(
         steps,
-        np.full(steps.shape, UNIT),
+        np.full(steps.shape, SCALE),
         weights=None if weight is None else np.full(len(scores), weight),
         max_weight=weight or 1.0,
     )
@@ -80,7 +80,7 @@ def by_hand(fit, quality, weights, alpha):
     n, columns = fit.shape
     weight = [Fraction(1)] * n if weights is None else [Fraction(w) for w in weights.tolist()]
     largest = Fraction(1 if weights is None else 64)
-    grade = [[Fraction(round(q * UNIT), UNIT) for q in row] for row in quality.tolist()]
+    grade = [[Fraction(round(q * SCALE), SCALE) for q in row] for row in quality.tolist()]
 
     def loss(row, threshold):
         called = [grade[row][m] for m in range(columns) if fit[row, m] <= threshold]
@@ -104,7 +104,7 @@ def test_the_threshold_is_the_smallest_valid_score(rows, alpha):
     """Against every score tried in fractions, ties, zeros and weights included."""
     fit, quality, weights = rows
     curve = LossCurve.of(
-        *shortfall_steps(fit, loss_units(quality)), weights=weights, max_weight=64.0
+        *shortfall_steps(fit, scaled_losses(quality)), weights=weights, max_weight=64.0
     )
     assert curve.threshold(float(alpha)) == by_hand(fit, quality, weights, Fraction(alpha))
 
@@ -164,7 +164,7 @@ def worlds(kind, trials, n, seed):
         fit, quality = np.round(fit * 6) / 6, np.round(quality * 4) / 4
     elif kind == "binary":
         quality = np.round(quality)
-    return fit, loss_units(quality)
+    return fit, scaled_losses(quality)
 
 
 def assert_mean_at_most(losses, bound, false_alarm=FALSE_ALARM):
@@ -200,7 +200,7 @@ def test_the_shortfall_of_qualities_of_0_and_1_keeps_alpha():
     (0.211) it passes with probability below 1e-9.
     """
     fit, quality = worlds("binary", 6_000, 18, 8)
-    quality[quality.max(axis=2) == 0, 0] = UNIT
+    quality[quality.max(axis=2) == 0, 0] = SCALE
     losses = [shortfall_of_last(*each, 0.2) for each in zip(fit, quality, strict=True)]
     assert_binomial(int(sum(losses)), 6_000, p=3 / 19, false_alarm=FALSE_ALARM)
 
@@ -209,20 +209,20 @@ def shortfall_of_last(fit, quality, alpha, weights=None, max_weight=1.0):
     """The loss of a block's last row at the threshold of the others."""
     steps, drops = shortfall_steps(fit, quality)
     curve = LossCurve.of(steps[:-1], drops[:-1], weights=weights, max_weight=max_weight)
-    return drops[-1][steps[-1] > curve.threshold(alpha)].sum() / UNIT
+    return drops[-1][steps[-1] > curve.threshold(alpha)].sum() / SCALE
 
 
 def hoeffding_bentkus(loss, n, alpha):
     """The two p-values of "the risk exceeds alpha" in closed form: Bates et al. 2021."""
-    mean = min(loss / n / UNIT, alpha)
+    mean = min(loss / n / SCALE, alpha)
     divergence = stats.entropy([mean, 1.0 - mean], [alpha, 1.0 - alpha])
-    bentkus = math.e * stats.binom.cdf(math.ceil(Fraction(loss, UNIT)), n, alpha)
+    bentkus = math.e * stats.binom.cdf(math.ceil(Fraction(loss, SCALE)), n, alpha)
     return math.exp(-n * divergence), bentkus
 
 
 def curve_of(scores):
     """Losses of 0 and 1, with these critical scores."""
-    return LossCurve.of(scores[:, None], np.full((len(scores), 1), UNIT))
+    return LossCurve.of(scores[:, None], np.full((len(scores), 1), SCALE))
 
 
 def test_delta_allows_the_largest_loss_that_hoeffding_or_bentkus_refutes():
@@ -255,7 +255,7 @@ def test_delta_keeps_most_sets_of_rows_below_alpha():
 def test_delta_is_refused_where_rows_have_weights():
     """The test counts independent rows of equal weight."""
     curve = LossCurve.of(
-        np.zeros((3, 1)), np.full((3, 1), UNIT), weights=np.array([1.0, 2.0, 2.0]), max_weight=2.0
+        np.zeros((3, 1)), np.full((3, 1), SCALE), weights=np.array([1.0, 2.0, 2.0]), max_weight=2.0
     )
     with pytest.raises(CalibrationError, match="equal weight"):
         curve.threshold(0.1, 0.1)
@@ -263,12 +263,12 @@ def test_delta_is_refused_where_rows_have_weights():
 
 def test_weights_are_rounded_to_a_share_of_the_largest():
     """Never to 0, and so that no sum overflows."""
-    units, largest = weight_units(np.array([1e-12, 0.25, 1.0]), 1.0)
+    units, largest = scaled_weights(np.array([1e-12, 0.25, 1.0]), 1.0)
     assert units.tolist() == [1, largest // 4, largest]
     million = np.ones(2_000_000)
-    units, largest = weight_units(million, 1.0)
+    units, largest = scaled_weights(million, 1.0)
     assert largest >= 2**21
-    assert int(units.sum()) * UNIT < 2**63
+    assert int(units.sum()) * SCALE < 2**63
 
 
 # Kind and critical score of a row. The shares of the kinds are 3/4 and 1/4, served 1/3 and 2/3.
@@ -328,7 +328,7 @@ def test_known_weights_keep_alpha_under_covariate_shift(falls):
     def calibrated(rows, **weights):
         scores = np.array([OUTCOMES[each][1] for each in rows])
         steps = scores[:, None] + np.arange(len(falls))
-        drops = np.tile([int(fall * UNIT) for fall in falls], (n, 1))
+        drops = np.tile([int(fall * SCALE) for fall in falls], (n, 1))
         return LossCurve.of(steps, drops, **weights).threshold(float(alpha))
 
     def weighted(rows):

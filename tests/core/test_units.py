@@ -11,7 +11,7 @@ from racer_core.errors import CalibrationError
 from racer_core.offline.protocol import Protocol, halves, split_benchmarks
 from racer_core.offline.table import benchmark_units, draw_division
 from racer_core.records.reader import parse_rows
-from racer_core.records.units import kind_of, one_per_unit, renumbered, rows_units, units_of
+from racer_core.records.units import one_per_unit, renumbered, rows_kind, rows_units, units_of
 from racer_core.types import LabelledRow, LabelledRows, RowsKind
 from tests.core.laws import assert_binomial
 
@@ -114,7 +114,7 @@ def test_rows_of_traffic_are_split_one_by_one():
 )
 def test_the_kind_is_what_was_said_or_a_guess(rows, kind):
     """Repeats alone, without a sign of a collected list, look like traffic."""
-    assert kind_of(rows) is kind
+    assert rows_kind(rows) is kind
 
 
 def test_rows_without_queries_and_clusters_are_units_of_their_own():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from racer_core.calibration.certificate import kind_of
+from racer_core.calibration.certificate import base_reason
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from tests.support.gateway import (
@@ -264,7 +264,7 @@ def test_a_conversation_of_system_prompts_is_routed_on_the_last(
     )
     for answer in answers:
         assert answer["selected"] == ["adder"]
-        kinds = {kind_of(reason) for reason in answer["certificate"]["reasons"]}
+        kinds = {base_reason(reason) for reason in answer["certificate"]["reasons"]}
         assert kinds == {"conditions_differ"}
     assert pool.requests[0]["messages"] == prompts
 
