@@ -8,7 +8,6 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
-from collections.abc import Mapping
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from app.calibrations.columns import RowColumns, Texts
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import answer_classes
+from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import Markers, ReasoningFilter
 from racer_core.artifacts import fingerprint
 from racer_core.records.conversation import RoutedText
@@ -103,18 +102,17 @@ class ColumnWriter:
         ids, cluster = self._clusters, row.cluster
         self._cluster_ids.append(-1 if cluster is None else ids.setdefault(cluster, len(ids)))
         if self._equality is not None:
-            self._classes.extend(self._answer_classes(row.answers, self._equality))
+            self._classes.extend(self._answer_classes(row, self._equality))
         self._answered.append(bool(row.answers))
         self._later.append(bool(row.earlier))
         vectors = self._conditions
         vector = tuple(row.conditions[name] for name in self._pool) if row.conditions else ()
         self._condition_ids.append(vectors.setdefault(vector, len(vectors)) if vector else -1)
 
-    def _answer_classes(self, answers: Mapping[str, str | None], equality: Equality) -> list[int]:
-        if not answers:
+    def _answer_classes(self, row: LabelledRow, equality: Equality) -> list[int]:
+        if not row.answers:
             return self._unanswered
-        given = [answers.get(name) for name in self._pool]
-        return answer_classes([given], equality, self._reasoning)[0].tolist()
+        return row_classes([row], self._pool, equality, self._reasoning)[0].tolist()
 
     @property
     def repeated_prints(self) -> int:

@@ -5,14 +5,14 @@ Elects the same winner as ``aggregate`` in every row, at thousands of rows a mil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
-from racer_core.types import BoolArray, FloatArray
+from racer_core.types import BoolArray, FloatArray, LabelledRow
 
 ClassArray = NDArray[np.int16]
 _TIE = 1e-12  # sums of floats that differ by less are the same vote
@@ -30,11 +30,41 @@ def answer_classes(
         equality: When two answers are the same.
         reasoning: Removes the reasoning from each text.
     """
-    classes = np.full((len(answers), len(answers[0]) if answers else 0), -1, dtype=np.int16)
-    for row, given in zip(classes, answers, strict=True):
+    return _numbered([[_form(text, equality, reasoning) for text in given] for given in answers])
+
+
+def row_classes(
+    rows: Iterable[LabelledRow],
+    pool: Sequence[str],
+    equality: Equality,
+    reasoning: ReasoningFilter = REASONING,
+) -> ClassArray:
+    """The same of labelled rows, in the order of the pool; recorded tool calls vote as such."""
+    return _numbered(
+        [
+            [
+                _form(row.answers.get(name), _equality(row, name, equality), reasoning)
+                for name in pool
+            ]
+            for row in rows
+        ]
+    )
+
+
+def _equality(row: LabelledRow, candidate: str, equality: Equality) -> Equality:
+    has_calls = "tool_calls" in row.calls.get(candidate, {})
+    return Equality.TOOL_CALL if has_calls else equality
+
+
+def _form(text: str | None, equality: Equality, reasoning: ReasoningFilter) -> str | None:
+    return None if text is None else normalise(equality, reasoning.answer(text))
+
+
+def _numbered(forms: Sequence[Sequence[str | None]]) -> ClassArray:
+    classes = np.full((len(forms), len(forms[0]) if forms else 0), -1, dtype=np.int16)
+    for row, given in zip(classes, forms, strict=True):
         numbers: dict[str, int] = {}
-        for column, text in enumerate(given):
-            form = None if text is None else normalise(equality, reasoning.answer(text))
+        for column, form in enumerate(given):
             if form is not None:
                 row[column] = numbers.setdefault(form, len(numbers))
     return classes

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from racer_core.aggregation.batch import ClassArray, agreement, answer_classes
+from racer_core.aggregation.batch import ClassArray, agreement, row_classes
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import Artifact, fingerprint
 from racer_core.calibration.augmentation import augment_truth, checked_scores
@@ -207,8 +207,7 @@ def build_table(
     merged = [row for rows in benchmarks.values() for row in rows.rows]
     queries = [row.query for row in merged]
     labels = np.concatenate([rows.labels(pool) for rows in benchmarks.values()])
-    answers = [[row.answers.get(name) for name in pool] for row in merged]
-    classes = answer_classes(answers, protocol.equality) if merged[0].answers else None
+    classes = row_classes(merged, pool, protocol.equality) if merged[0].answers else None
     groups = np.unique(
         [
             f"{name}\n{row.group or row.task or ''}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality, is_textual
-from racer_core.aggregation.batch import answer_classes
+from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import Artifact, CandidateSpec
@@ -223,9 +223,7 @@ def _stacked(
         tuple(artifacts.fingerprint(salt, query) for query in used.queries),
         Batch(used.queries, fitted.encoder),
         used.labels(pool),
-        answer_classes(
-            [[row.answers.get(name) for name in pool] for row in used.rows], equality, reasoning
-        ),
+        row_classes(used.rows, pool, equality, reasoning),
         fit_fold,
         rows_units(used),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import agreement, answer_classes
+from racer_core.aggregation.batch import agreement, row_classes
 from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.calibration.options import CalibrationOptions
@@ -149,12 +149,11 @@ def tune(
     check_rows(racer, rows)
     scored = score_rows(racer, rows)
     patterns = racer.artifact.patterns
-    answers = [[row.answers.get(name) for name in racer.pool] for row in rows.rows]
     votes = Votes(
         pool=racer.pool,
         labels=scored.labels,
         scores=scored.scores,
-        same=agreement(answer_classes(answers, equality, reasoning)),
+        same=agreement(row_classes(rows.rows, racer.pool, equality, reasoning)),
         stacked=None if _fitted_on(racer, scored, rows.kind) else racer.artifact.stacked,
     )
     recorded = RatedAnswers.of(rows.rows, racer.pool)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import answer_classes
+from racer_core.aggregation.batch import answer_classes, row_classes
 from racer_core.aggregation.reasoning import MARKERS, AnswerReader, ReasoningFilter
+from racer_core.types import LabelledRow
 
 HARMONY = (("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),)
 
@@ -82,5 +83,7 @@ def test_recorded_answers_vote_without_their_reasoning() -> None:
     """Other thoughts and equal answers are one vote; a thought that was cut off is none."""
     given = ["<think>6 * 7</think>42", "<think>21 + 21</think>42.", "<think>6 *", None, "42"]
     assert answer_classes([given], Equality.EXACT).tolist() == [[0, 0, -1, -1, 0]]
+    row = LabelledRow(query="x", correct=frozenset(), answers={"a": given[0], "b": given[1]})
+    assert row_classes([row], ["b", "a", "c"], Equality.EXACT).tolist() == [[0, 0, -1]]
     bare = answer_classes([given], Equality.EXACT, ReasoningFilter(())).tolist()
     assert bare == [[0, 1, 2, -1, 3]]
