@@ -10,6 +10,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -190,13 +191,9 @@ class FineTunedSource:
         held_out, learned = np.flatnonzero(is_held_out), np.flatnonzero(~is_held_out)
         parts = _unanswered(rows, learned), _unanswered(rows, held_out)
         choice = replace(self.choice, seed=seed, resume=True)
-        if self.folder is None:
-            with tempfile.TemporaryDirectory() as folder:
-                trained = self._trained(choice, *parts, Path(folder), progress)
-                encoder = artifacts.open_encoder(trained.encoder)
-        else:
-            folder = self.folder / self._key(choice, *parts)
-            trained = self._trained(choice, *parts, folder, progress)
+        cache = None if self.folder is None else self.folder / self._key(choice, *parts)
+        with tempfile.TemporaryDirectory() if cache is None else nullcontext(cache) as folder:
+            trained = self._trained(choice, *parts, Path(folder), progress)
             encoder = artifacts.open_encoder(trained.encoder)
         encoder = ReportingEncoder(self.cached(encoder), progress)
         router = trained.router
