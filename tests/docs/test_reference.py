@@ -11,7 +11,7 @@ from .blocks import ROOT
 
 @pytest.mark.parametrize("name", sorted(PAGES))
 def test_a_page_is_what_the_code_says(name: str) -> None:
-    """`python docs/reference/generate.py` writes it."""
+    """`python -m docs.reference.generate` writes it."""
     assert FOLDER == ROOT / "docs" / "reference"
     assert (FOLDER / name).read_text(encoding="utf-8") == PAGES[name]()
 
