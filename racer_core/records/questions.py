@@ -16,7 +16,7 @@ from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
 from racer_core.records.request import row_identity, with_request_cell
-from racer_core.records.row import optional_text, row_group, row_query, row_request
+from racer_core.records.row import optional_text, reference_text, row_group, row_query, row_request
 from racer_core.types import Turn
 
 
@@ -149,7 +149,7 @@ def _question(place: Place, value: object, text: RoutedText) -> Question:
         query=query,
         earlier=earlier,
         request=row_request(row),
-        reference=optional_text(row, "reference"),
+        reference=reference_text(row),
         task=optional_text(row, "task"),
         group=row_group(row),
         cluster=optional_text(row, "cluster") or None,

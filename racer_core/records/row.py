@@ -20,6 +20,7 @@ unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ def parse_row(
         request=request,
         correct=_correct(fields, pool, quality, header=header),
         answers=_answers(fields.get("answers"), pool),
-        reference=optional_text(fields, "reference"),
+        reference=reference_text(fields),
         task=optional_text(fields, "task"),
         group=row_group(fields),
         cluster=optional_text(fields, "cluster") or None,
@@ -334,6 +335,14 @@ def row_group(row: Mapping[str, Any]) -> str | None:
     if None not in (group, application) and group != application:
         raise InputError('"application" and "group" are two names of one field: give one of them')
     return application if group is None else group
+
+
+def reference_text(row: Mapping[str, Any]) -> str | None:
+    """The reference as text: tool calls and structured output may stand as JSON themselves."""
+    value = row.get("reference")
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return optional_text(row, "reference")
 
 
 def optional_text(row: Mapping[str, Any], field: str) -> str | None:

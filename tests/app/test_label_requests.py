@@ -224,7 +224,7 @@ def test_tool_calls_are_graded_by_canonical_json(
         {"name": "parcel", "arguments": '{"id": 2}'},
     ]
     body = chat(user("Where are parcels 1 and 2?"), tools=[TOOL], parallel_tool_calls=True)
-    question = {"request": body, "reference": json.dumps(reference)}
+    question = {"request": body, "reference": reference}
     code, result, stderr = label([question])
     assert code == 0, stderr
     assert correct(tmp_path) == [{"adder", "speller"}]
@@ -237,6 +237,20 @@ def test_tool_calls_are_graded_by_canonical_json(
     assert row["calls"]["adder"]["tool_calls"] == 2
     assert "tool_calls" not in row["calls"]["poet"]
     assert result["kinds"]["tools"] == {"rows": 1, "right": {"adder": 1, "speller": 1, "poet": 0}}
+
+
+def test_responses_call_tools_too(label: Label, pool: FakePool, tmp_path: Path) -> None:
+    """Their items of type `function_call` are calls; a message beside them does not count."""
+    item = {"type": "function_call", "id": "fc", "call_id": "c", "name": "parcel"}
+    reference = [{"name": "parcel", "arguments": {"id": 1}}]
+    for name, arguments in (("adder", '{"id": 1}'), ("speller", '{"id": 2}')):
+        pool.say(name, "", fields={"output": [{**item, "arguments": arguments}]})
+    body = {"input": "Where is parcel 1?", "tools": [{"type": "function", **TOOL["function"]}]}
+    assert label([{"request": body, "reference": reference}])[0] == 0
+    assert correct(tmp_path) == [{"adder"}]
+    (row,) = lines(tmp_path / "rows.jsonl")
+    assert row["calls"]["adder"]["finish_reason"] == "tool_calls"
+    assert label([{"request": body, "reference": reference}])[1]["calls"] == 0
 
 
 def test_where_a_text_is_expected_a_tool_call_is_wrong(
@@ -255,7 +269,7 @@ def test_structured_output_is_graded_by_schema_and_value(
     pool.say("adder", '{"count": 2.0, "city": "Rome"}')
     pool.say("speller", '{"city": "Rome", "count": 2, "note": "x"}')
     pool.say("poet", '{"city": "Rome", "count": 3}')
-    reference = '{"city": "Rome", "count": 2}'
+    reference = {"city": "Rome", "count": 2}
     formats = [
         chat(user("Which?"), response_format=STRUCTURED),
         {"input": "Which?", "text": {"format": {"type": "json_schema", "schema": SCHEMA}}},
