@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.gateway import ONE, POOL, TWO, Gateway
-from tests.upstreams.scripted import FakePool
+from tests.support.gateway import ONE, POOL, TWO, Gateway, Serve
+from tests.upstreams.scripted import FakePool, proposed
 
 from .formats import CHAT, WHOLE_POOL
 
@@ -36,6 +36,18 @@ def test_parallel_tool_calls_in_any_order_are_one_answer(gateway: Gateway, pool:
     assert answer["racer"]["answers"]["speller"] == first
 
 
+def test_evaluators_rate_tool_calls_as_rows_record_them(serve: Serve, pool: FakePool) -> None:
+    """Canonical JSON of names and arguments: a blank text would say nothing about the call."""
+    evaluator = {"base_url": pool.url, "model": "judge"}
+    gateway = serve(aggregation={"method": "weighted", "weight": "p_true", "evaluator": evaluator})
+    pool.rated.clear()
+    pool.say("adder", "", message=calling(call("add", '{"b": 2, "a": 1}')))
+    pool.say("speller", "7")
+    gateway.chat(TWO, {"explain": True}, tools=TOOLS)
+    rated = {proposed(body) for body in pool.rated}
+    assert rated >= {'[{"arguments":{"a":1,"b":2},"name":"add"}]', "7"}
+
+
 def test_a_tool_call_streams_live_as_it_comes(gateway: Gateway, pool: FakePool) -> None:
     """Deltas of a call's arguments pass through one by one."""
     deltas: list[dict[str, Any]] = [
@@ -44,7 +56,7 @@ def test_a_tool_call_streams_live_as_it_comes(gateway: Gateway, pool: FakePool) 
         {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
     ]
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
-    end = {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
+    end: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
     pool.say("adder", "", choices=[*choices, end])
     _, events = CHAT.stream(gateway, ONE, tools=TOOLS, racer={"candidates": ["adder"]})
     assert [event["choices"][0] for event in events] == [*choices, end]
