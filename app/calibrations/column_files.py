@@ -5,6 +5,7 @@ One file holds the queries' texts, the other one all arrays.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 from array import array
@@ -55,7 +56,7 @@ class ColumnWriter:
         self._salt = salt
         self._text: RoutedText = text
         self._prints = bytearray()
-        self._first_turns = set[bytes]()  # fingerprints of their queries, or of their requests
+        self._first_turns = set[bytes]()  # fingerprints of queries, digests of requests
         self._texts = texts
         self._equality = equality
         self._reasoning = ReasoningFilter(markers)
@@ -89,7 +90,7 @@ class ColumnWriter:
         self._prints += print_
         if not row.earlier and row.request is not None:
             plain = row_identity(row.query, row.earlier, row.request, plain=True)
-            print_ = fingerprint(self._salt, plain)
+            print_ = hashlib.blake2b(plain.encode(), digest_size=PRINT_BYTES).digest()
         if not row.earlier:
             self._first_turns.add(print_)
         self._labels += bytes(name in row.correct for name in self._pool)

@@ -16,7 +16,7 @@ from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
 from racer_core.records.request import row_identity, with_request_cell
-from racer_core.records.row import optional_text, reference_text, row_group, row_query, row_request
+from racer_core.records.row import optional_text, reference_text, row_group, row_query
 from racer_core.types import Turn
 
 
@@ -143,12 +143,12 @@ def _question(place: Place, value: object, text: RoutedText) -> Question:
     if not isinstance(value, dict):
         raise InputError("a question must be a JSON object")
     row = cast("dict[str, Any]", value)
-    earlier, query = row_query(row, text)
+    asked = row_query(row, text)
     return Question(
         place=place,
-        query=query,
-        earlier=earlier,
-        request=row_request(row),
+        query=asked.query,
+        earlier=asked.earlier,
+        request=asked.request,
         reference=reference_text(row),
         task=optional_text(row, "task"),
         group=row_group(row),

@@ -26,6 +26,7 @@ TURN_FIELDS: Final[Mapping[str, str]] = {
 NO_TEXT: Final = "(no text)"  # what the router reads of a turn of images alone
 # Fields of a request that the gateway reads itself.
 GATEWAY_FIELDS: Final = frozenset({"model", "stream", "stream_options", "racer"})
+_JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True)
 _SYSTEM: Final = frozenset({"system", "developer"})
 _SPOKEN: Final = ("user", "assistant")
 # Kinds of content parts in the responses API -> the chat API's names.
@@ -166,7 +167,7 @@ def parse_request(value: object) -> dict[str, Any]:
         if not isinstance(body.get(name), list | None):
             raise InputError(f'"request": "{name}" must be a list')
     try:
-        json.dumps(body, ensure_ascii=False, allow_nan=False, sort_keys=True).encode()
+        _JSON.encode(body).encode()
     except UnicodeEncodeError as exc:
         raise InputError('"request" holds a lone surrogate, which is not text') from exc
     except (TypeError, ValueError, RecursionError) as exc:
@@ -214,7 +215,7 @@ def row_identity(
         name = identity(query, earlier)
         return plain_form(name) if plain else name
     value = _plain(request) if plain else request
-    return "\0" + json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return "\0" + _JSON.encode(value)
 
 
 def with_request_cell(cells: Mapping[str, Any]) -> Mapping[str, Any] | InputError:

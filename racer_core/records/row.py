@@ -24,7 +24,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from racer_core.errors import InputError
 from racer_core.records.conversation import RoutedText, parse_messages
@@ -35,6 +35,20 @@ MAX_QUERY_CHARS = 8_192  # the default of `limits.query_chars`
 CONFIDENCES = ("verbal", "p_true")  # kinds; `aggregation.weight` has the same names
 RIGHT_QUALITY = 0.5  # a quality from which an answer counts as right
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+class RowQuery(NamedTuple):
+    """What a row asks.
+
+    Attributes:
+        query: The text of the turn that asks; empty for a row of scores.
+        earlier: The other turns but system prompts.
+        request: The whole request, without the gateway's own fields; None: turns of plain text.
+    """
+
+    query: str
+    earlier: tuple[Turn, ...] = ()
+    request: dict[str, Any] | None = None
 
 
 def shown(pool: Sequence[str]) -> str:
@@ -80,12 +94,11 @@ def parse_row(
         raise InputError(f"its candidates are not the pool {shown(pool)}")
     scores = _scores(fields, pool)
     quality = _quality(fields, pool)
-    request = row_request(fields)
-    earlier, query = ((), "") if scores else row_query(fields, text)
+    asked = RowQuery("") if scores else row_query(fields, text)
     return LabelledRow(
-        query=query[:max_query_chars],
-        earlier=earlier,
-        request=request,
+        query=asked.query[:max_query_chars],
+        earlier=asked.earlier,
+        request=asked.request,
         correct=_correct(fields, pool, quality, header=header),
         answers=_answers(fields.get("answers"), pool),
         reference=reference_text(fields),
@@ -114,41 +127,29 @@ def checked_query(text: object) -> str:
     return text
 
 
-def row_request(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The whole request of a row, without the gateway's own fields; None if the row has none.
-
-    Raises:
-        InputError: The row also has a query, or its request is none.
-    """
-    if row.get("request") is None:
-        return None
-    if beside := [name for name in ("query", "messages") if name in row]:
-        raise InputError(f'give either "request" or "{beside[0]}"')
-    return parse_request(row["request"])
-
-
-def row_query(row: Mapping[str, Any], text: RoutedText | None) -> tuple[tuple[Turn, ...], str]:
-    """The turns before the query, and the query: ``query``, or the last of ``messages``.
-
-    Of a whole ``request``, the text of the turn that asks, and the others but system prompts.
+def row_query(row: Mapping[str, Any], text: RoutedText | None) -> RowQuery:
+    """What a row asks: its ``query``, the last of its ``messages``, or its whole ``request``.
 
     Raises:
         InputError: The text to route on is no text, or there are several turns and ``text`` is
             None.
     """
-    if (request := row_request(row)) is not None:
+    if row.get("request") is not None:
+        if beside := [name for name in ("query", "messages") if name in row]:
+            raise InputError(f'give either "request" or "{beside[0]}"')
+        request = parse_request(row["request"])
         conversation = request_conversation(request)
-        conversation.text(text or "last_user")
-        earlier, query = conversation.earlier, conversation.query
+        conversation.text(text or "last_user")  # it has some
+        earlier = conversation.earlier
         _refuse_turns("request", earlier, text)
-        return earlier, query
+        return RowQuery(conversation.query, earlier, request)
     if "messages" not in row:
         if "query" not in row:
             raise InputError('no "query" and no "request"')
-        return (), checked_query(row["query"])
+        return RowQuery(checked_query(row["query"]))
     earlier, query = parse_messages(row["messages"])
     _refuse_turns("messages", earlier, text)
-    return earlier, checked_query(query)
+    return RowQuery(checked_query(query), earlier)
 
 
 def _refuse_turns(field: str, earlier: tuple[Turn, ...], text: RoutedText | None) -> None:

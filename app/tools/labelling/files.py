@@ -25,7 +25,7 @@ from racer_core.errors import InputError
 from racer_core.records import formats
 from racer_core.records.checks import check_rows
 from racer_core.records.questions import CopyCounter, Question, question_identity
-from racer_core.records.row import optional_text, row_query, row_request
+from racer_core.records.row import optional_text, row_query
 from racer_core.records.writer import row_line
 from racer_core.types import Confidences, LabelledRow
 
@@ -265,8 +265,8 @@ class LabelFiles:
         value = strict_json.load_object(line)
         if not {"query", "messages", "request"} & value.keys():
             return None
-        earlier, query = row_query(value, "last_user")
-        cluster, request = optional_text(value, "cluster") or None, row_request(value)
+        query, earlier, request = row_query(value, "last_user")
+        cluster = optional_text(value, "cluster") or None
         copy = copies.next(query, earlier, cluster, request=request)
         return _digest(question_identity(query, earlier, cluster, copy, request=request))
 
