@@ -25,7 +25,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.components import projected
 from racer_core.errors import ArtifactError, CalibrationError, InputError, RowsError
-from racer_core.records.units import rows_kind
+from racer_core.records.units import plain_names, rows_kind
 from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, on_grid
 from racer_core.trained_router import (
@@ -129,7 +129,7 @@ class Racer(TrainedRouter):
             raise CalibrationError(ONE_PER_CLUSTER_NEEDS_KIND)
         if options.one_per_cluster or kind is RowsKind.QUESTIONS:
             clusters = [row.cluster if options.one_per_cluster else None for row in rows.rows]
-            chosen = self.one_per_cluster(columns.fingerprints, clusters, kind)
+            chosen = self.one_per_cluster(plain_names(rows), clusters, kind)
             columns = self._columns(rows[chosen])
         counts = Counter(row.cluster for row in rows.rows if row.cluster is not None)
         shares_clusters = any(count > 1 for count in counts.values())

@@ -148,18 +148,21 @@ class TrainedRouter:
         )
 
     def one_per_cluster(
-        self, fingerprints: Sequence[bytes], clusters: Sequence[Hashable | None], kind: RowsKind
+        self,
+        names: Sequence[Hashable | None],
+        clusters: Sequence[Hashable | None],
+        kind: RowsKind,
     ) -> NDArray[np.intp]:
         """One row of each cluster, drawn at random without a look at labels, in their order.
 
         Copies in a list of questions are a cluster, too. The draw is the same for the same file.
 
         Args:
-            fingerprints: Of the rows' queries; unique for rows without a query.
+            names: What the rows ask, equal for copies; None: the row is no copy.
             clusters: The cluster of each row; None: none.
             kind: What the rows are.
         """
-        units = cluster_units(kind, fingerprints, clusters)
+        units = cluster_units(kind, names, clusters)
         return one_per_unit(units, self.artifact.salt.encode())
 
     @property

@@ -5,10 +5,10 @@ One file holds the queries' texts, the other one all arrays.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 from array import array
+from hashlib import blake2b
 from typing import BinaryIO, Final
 
 import numpy as np
@@ -56,7 +56,7 @@ class ColumnWriter:
         self._salt = salt
         self._text: RoutedText = text
         self._prints = bytearray()
-        self._first_turns = set[bytes]()  # fingerprints of queries, digests of requests
+        self._identities = bytearray()
         self._texts = texts
         self._equality = equality
         self._reasoning = ReasoningFilter(markers)
@@ -86,13 +86,9 @@ class ColumnWriter:
         self._ends.append(self._end)
         # A row that brings scores has no query, but needs a fingerprint for its smoothing noise.
         name = query or f"\0row {len(self._answered)}"
-        print_ = fingerprint(self._salt, name)
-        self._prints += print_
-        if not row.earlier and row.request is not None:
-            plain = row_identity(row.query, row.earlier, row.request, plain=True)
-            print_ = hashlib.blake2b(plain.encode(), digest_size=PRINT_BYTES).digest()
-        if not row.earlier:
-            self._first_turns.add(print_)
+        self._prints += fingerprint(self._salt, name)
+        identity = row_identity(row.query, row.earlier, row.request, plain=True) or name
+        self._identities += blake2b(identity.encode(), digest_size=PRINT_BYTES).digest()
         self._labels += bytes(name in row.correct for name in self._pool)
         self._scores.extend(self._unknown if row.scores is None else row.scores)
         self._quality.extend(self._unknown if row.quality is None else row.quality)
@@ -116,12 +112,14 @@ class ColumnWriter:
         return row_classes([row], self._pool, equality, self._reasoning)[0].tolist()
 
     @property
-    def repeated_prints(self) -> int:
-        """Rows of first turns that share their fingerprint with an earlier one, copies included.
-
-        Later turns may end in the same words and still differ.
-        """
-        return self._later.count(0) - len(self._first_turns)
+    def repeated_first_turns(self) -> int:
+        """Rows of first turns with the identity of an earlier one."""
+        distinct = {
+            bytes(self._identities[i * PRINT_BYTES : (i + 1) * PRINT_BYTES])
+            for i, later in enumerate(self._later)
+            if not later
+        }
+        return self._later.count(0) - len(distinct)
 
     def save(self, arrays: BinaryIO) -> None:
         """Write everything but the queries."""
@@ -130,6 +128,7 @@ class ColumnWriter:
             arrays,
             allow_pickle=False,
             fingerprints=np.frombuffer(self._prints, np.uint8),
+            identities=np.frombuffer(self._identities, np.uint8),
             ends=np.frombuffer(self._ends, np.int64),
             labels=self._table(np.frombuffer(self._labels, np.bool_)),
             scores=self._table(np.frombuffer(self._scores, np.float64)),
@@ -170,14 +169,12 @@ def load(
     arrays.seek(0)
     with np.load(arrays, allow_pickle=False) as saved:
         group_names = Texts(saved["group_texts"].tobytes(), saved["group_ends"])
-        prints = saved["fingerprints"].tobytes()
         classes, quality, weights = saved["classes"], saved["quality"], saved["weights"]
         return RowColumns(
             pool=pool,
             queries=Texts(_contents(texts), saved["ends"]),
-            fingerprints=tuple(
-                prints[i : i + PRINT_BYTES] for i in range(0, len(prints), PRINT_BYTES)
-            ),
+            fingerprints=_digests(saved["fingerprints"]),
+            identities=_digests(saved["identities"]),
             labels=saved["labels"],
             scores=saved["scores"],
             quality=quality if quality.size else None,
@@ -194,6 +191,11 @@ def load(
             assumed=assumed,
             guessed_kind=guessed_kind,
         )
+
+
+def _digests(joined: NDArray[np.uint8]) -> tuple[bytes, ...]:
+    data = joined.tobytes()
+    return tuple(data[i : i + PRINT_BYTES] for i in range(0, len(data), PRINT_BYTES))
 
 
 def _groups(names: list[str], ids: NDArray[np.int64]) -> tuple[str | None, ...]:

@@ -71,6 +71,9 @@ class RowColumns:
         pool: The candidates, in the order of the columns.
         queries: The text that the router reads; empty for a row that brings scores instead.
         fingerprints: Keyed hashes of the queries; unique for rows without a query.
+        identities: Digests of what the rows ask, equal for copies but for case, space and Unicode
+            form: of the whole query or request with the turns before it, also where the router
+            reads a part.
         labels: Whether each candidate is right, shape (n, K).
         scores: The rows' own router scores, shape (n, K), NaN for a row without.
         groups: The group of each row; None if no row has one.
@@ -97,6 +100,7 @@ class RowColumns:
     pool: tuple[str, ...]
     queries: Texts
     fingerprints: tuple[bytes, ...]
+    identities: tuple[bytes, ...]
     labels: BoolArray
     scores: FloatArray
     groups: tuple[str | None, ...] | None
@@ -122,6 +126,7 @@ class RowColumns:
         grouped = len(self.queries if self.groups is None else self.groups)
         lengths = {
             len(self.fingerprints),
+            len(self.identities),
             grouped,
             len(self.clusters),
             len(self.queries if self.weights is None else self.weights),
@@ -164,6 +169,7 @@ class RowColumns:
             self,
             queries=self.queries.take(rows),
             fingerprints=tuple(self.fingerprints[i] for i in chosen),
+            identities=tuple(self.identities[i] for i in chosen),
             labels=self.labels[rows],
             scores=self.scores[rows],
             quality=None if self.quality is None else self.quality[rows],

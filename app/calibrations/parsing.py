@@ -141,7 +141,7 @@ def parse(
     return ParseSummary(
         pool=rows.pool,
         duplicates=survey.duplicates,
-        near_duplicates=writer.repeated_prints - survey.first_turn_duplicates,
+        near_duplicates=writer.repeated_first_turns - survey.first_turn_duplicates,
         assumed=conditions.rows,
         guessed_kind=survey.guess,
     )

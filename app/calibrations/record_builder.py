@@ -307,7 +307,7 @@ class RecordBuilder:
         """One random row of each cluster, or of each question, among rows of one kind."""
         ids: list[int] = part.rows.clusters.tolist()
         clusters = [each if by_cluster and each >= 0 else None for each in ids]
-        chosen = self._trained.one_per_cluster(part.rows.fingerprints, clusters, kind)
+        chosen = self._trained.one_per_cluster(part.rows.identities, clusters, kind)
         return replace(part, rows=part.rows.take(chosen))
 
     def guarantee(self, options: CalibrateOptions) -> CalibrationOptions:

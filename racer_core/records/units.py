@@ -106,10 +106,14 @@ def rows_units(rows: LabelledRows) -> Units:
     """The units that a split of a file's rows keeps whole: of traffic, the single rows."""
     if rows_kind(rows) is RowsKind.TRAFFIC:
         return np.arange(len(rows), dtype=np.intp)
-    names = [
+    return units_of(plain_names(rows), [row.cluster for row in rows.rows])
+
+
+def plain_names(rows: LabelledRows) -> list[str | None]:
+    """What each row asks, equal for copies but for case, space and Unicode form; None: no query."""
+    return [
         row_identity(row.query, row.earlier, row.request, plain=True) or None for row in rows.rows
     ]
-    return units_of(names, [row.cluster for row in rows.rows])
 
 
 def cluster_units(

@@ -248,6 +248,24 @@ def test_equal_queries_under_other_system_prompts_are_no_copies(serve: Serve) ->
     assert (evidence["duplicates"], evidence["near_duplicates"]) == (5, 7)
 
 
+def test_questions_that_begin_alike_are_no_copies(serve: Serve) -> None:
+    """The router reads 8,192 characters of the same documents; each question is a row of its own.
+
+    So is each turn that ends like another conversation's.
+    """
+    gateway = serve(calibrated=False)
+    rows = as_json(labelled(10_000, 60))
+    long_rows = [row | {"query": f"{'context ' * 2_000}{row['query']}"} for row in rows]
+    evidence = upload(gateway, long_rows, rows_kind="questions", dry_run=True)
+    assert (evidence["rows"], evidence["duplicates"], evidence["near_duplicates"]) == (60, 0, 0)
+    turns = [
+        {"messages": [*user(row["query"]), BEFORE[1], *user("Why?")], "correct": row["correct"]}
+        for row in rows
+    ]
+    evidence = upload(gateway, [*rows, *turns], rows_kind="questions", dry_run=True)
+    assert evidence["later_turns"]["rows"] == 60
+
+
 LABELS = {"correct": dict.fromkeys(POOL, True)}
 PLAIN = {"messages": user(ONE)}
 
