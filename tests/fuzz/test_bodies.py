@@ -21,6 +21,7 @@ from app.api.completions import completions
 from app.api.embeddings import embeddings
 from app.api.responses import responses
 from app.api.route import route
+from app.routing.applications import Applications
 from app.routing.conditions import ConditionReader
 from app.settings import Settings, load
 from app.wire.candidate_payload import candidate_payload
@@ -128,6 +129,7 @@ class Door:
         self._services = SimpleNamespace(
             settings=settings,
             conditions=ConditionReader(settings.candidates),
+            applications=Applications(settings),
             chat=_Anyone(),
             named_candidates=_Anyone(),
         )
