@@ -6,6 +6,7 @@ thresholds from them, ``set_predictor`` applies these to queries.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Self
@@ -27,6 +28,14 @@ class Calibration(SetPredictor):
 
     Another alpha, another score or a smaller pool needs no new rows.
     """
+
+    def __repr__(self) -> str:
+        """The pool, the number of rows that count and the settings; no rows."""
+        options = self.options
+        return (
+            f"Calibration(pool={reprlib.repr(self.pool)}, n={self.n}, alpha={options.alpha:g}, "
+            f"score={str(options.score)!r}, target={str(options.risk_target)!r})"
+        )
 
     def certify(
         self,

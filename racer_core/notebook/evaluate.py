@@ -63,6 +63,10 @@ class ResultTable:
         """The columns; ``pandas.DataFrame(table.to_dict())`` takes them too."""
         return {column: self[column] for column in self.columns}
 
+    def __repr__(self) -> str:
+        """The number of rows and the columns."""
+        return f"ResultTable({len(self)} rows of {', '.join(self.columns) or 'no columns'})"
+
     def __str__(self) -> str:
         """The main columns, aligned."""
         names = [name for name in _SHOWN if name in self.columns]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -59,14 +61,54 @@ class EmbeddingRouter:
         options: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        if kind not in KINDS:
-            raise InputError(
-                f"a router of arrays is one of {', '.join(KINDS)}, not {kind!r}; "
-                "`racer train` trains the others from texts"
-            )
-        self._choice = RouterChoice(kind=kind, options=options or {}, seed=seed)
-        self._encoder = encoder
+        _choice(kind, options, seed)
+        self.kind = kind
+        self.encoder = encoder
+        self.options = options
+        self.seed = seed
         self._router: Router | None = None
+        self._fitted_encoder: Encoder | None = None
+
+    def __repr__(self) -> str:
+        """The kind, and the parameters that differ from their defaults; an encoder by its class."""
+        shown = [repr(self.kind)]
+        for name, value in self.get_params().items():
+            if name != "kind" and value != _DEFAULTS[name]:
+                text = type(value).__name__ if name == "encoder" else reprlib.repr(value)
+                shown.append(f"{name}={text}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters of the constructor, as they were given.
+
+        Args:
+            deep: Has no effect: no parameter has parameters of its own.
+        """
+        return {name: getattr(self, name) for name in _DEFAULTS}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change parameters of the constructor; the next :meth:`fit` reads them.
+
+        Args:
+            params: New values by name. Others keep theirs.
+
+        Returns:
+            The router itself.
+
+        Raises:
+            InputError: An unknown name, or a value that the constructor refuses. Nothing changes.
+        """
+        unknown = sorted(params.keys() - _DEFAULTS.keys())
+        if unknown:
+            raise InputError(
+                f"unknown parameters {', '.join(unknown)}: a router of arrays has "
+                f"{', '.join(_DEFAULTS)}"
+            )
+        values = self.get_params() | params
+        _choice(values["kind"], values["options"], values["seed"])
+        for name, value in params.items():
+            setattr(self, name, value)
+        return self
 
     def fit(self, X: ArrayLike | Sequence[str], y: ArrayLike) -> Self:
         """Learn from training rows, none of which may calibrate.
@@ -82,12 +124,15 @@ class EmbeddingRouter:
         Raises:
             InputError: Shapes or values do not fit, or the options are unknown.
         """
-        embeddings = self._embed(X)
+        choice = _choice(self.kind, self.options, self.seed)
+        encoder = self.encoder
+        embeddings = _embed(X, encoder)
         correct = np.asarray(y)
         if correct.ndim != 2 or len(correct) != len(embeddings):
             raise InputError(f"correctness {correct.shape} does not fit {len(embeddings)} rows")
         labels = checked_labels(correct, correct.shape)
-        self._router = fit_embedded(self._choice, embeddings, labels)
+        self._router = fit_embedded(choice, embeddings, labels)
+        self._fitted_encoder = encoder
         self._width = embeddings.shape[1]
         self.patterns_ = PatternModel.of(labels)
         return self
@@ -106,7 +151,7 @@ class EmbeddingRouter:
         """
         if self._router is None:
             raise InputError("the router is not fitted: call fit(X, y) first")
-        embeddings = self._embed(X)
+        embeddings = _embed(X, self._fitted_encoder)
         if embeddings.shape[1] != self._width:
             raise InputError(f"X has {embeddings.shape[1]} columns, fitted on {self._width}")
         rows = [""] * len(embeddings)
@@ -118,17 +163,33 @@ class EmbeddingRouter:
             patterns=self.patterns_,
         )
 
-    def _embed(self, X: ArrayLike | Sequence[str]) -> NDArray[np.float32]:
-        """Embeddings (B, D) of length 1."""
-        if self._encoder is not None:
-            texts = [str(text) for text in np.asarray(X, dtype=object).tolist()]
-            return self._encoder.encode(texts).embeddings
-        embeddings = np.asarray(X)
-        if embeddings.ndim != 2 or not np.issubdtype(embeddings.dtype, np.number):
-            raise InputError("X must be numbers of shape (n, D); texts need an encoder", param="X")
-        if not np.isfinite(embeddings).all():
-            raise InputError("X holds NaN or infinite numbers", param="X")
-        return unit_rows(embeddings.astype(np.float32))
+
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    name: each.default for name, each in inspect.signature(EmbeddingRouter).parameters.items()
+}
+
+
+def _choice(kind: str, options: Mapping[str, Any] | None, seed: int) -> RouterChoice:
+    """The router to fit. Raises InputError."""
+    if kind not in KINDS:
+        raise InputError(
+            f"a router of arrays is one of {', '.join(KINDS)}, not {kind!r}; "
+            "`racer train` trains the others from texts"
+        )
+    return RouterChoice(kind=kind, options=options or {}, seed=seed)
+
+
+def _embed(X: ArrayLike | Sequence[str], encoder: Encoder | None) -> NDArray[np.float32]:
+    """Embeddings (B, D) of length 1."""
+    if encoder is not None:
+        texts = [str(text) for text in np.asarray(X, dtype=object).tolist()]
+        return encoder.encode(texts).embeddings
+    embeddings = np.asarray(X)
+    if embeddings.ndim != 2 or not np.issubdtype(embeddings.dtype, np.number):
+        raise InputError("X must be numbers of shape (n, D); texts need an encoder", param="X")
+    if not np.isfinite(embeddings).all():
+        raise InputError("X holds NaN or infinite numbers", param="X")
+    return unit_rows(embeddings.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)

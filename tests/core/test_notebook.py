@@ -1,5 +1,7 @@
 """Calibration of arrays: the served defaults, the exact law, groups, tables and figures."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -158,6 +160,76 @@ def test_a_router_is_fitted_and_refused_as_scikit_learn_does_it():
         rc.EmbeddingRouter(options={"neighbours": 3}).fit(X, y)
     with pytest.raises(rc.InputError, match="knn, mlp"):
         rc.EmbeddingRouter("routerdc")
+
+
+def clone_of(router):
+    """As ``sklearn.base.clone``: the constructor must keep the very objects that it is given."""
+    values = {name: copy.deepcopy(value) for name, value in router.get_params(deep=False).items()}
+    new = type(router)(**values)
+    assert all(new.get_params(deep=False)[name] is value for name, value in values.items())
+    return new
+
+
+def clone_by_sklearn(router):
+    """The original, where it is installed."""
+    return pytest.importorskip("sklearn.base").clone(router)
+
+
+@pytest.mark.parametrize("clone", [clone_of, clone_by_sklearn])
+def test_a_router_is_cloned_unfitted(clone):
+    """The clone has equal parameters, and learns the same."""
+    X, y = np.random.default_rng(7).normal(size=(60, 5)), table_of(60, 7)[1]
+    router = rc.EmbeddingRouter(options={"k": 3}, seed=1).fit(X, y)
+    new = clone(router)
+    assert new.get_params() == router.get_params()
+    assert new.get_params() == {"kind": "knn", "encoder": None, "options": {"k": 3}, "seed": 1}
+    with pytest.raises(rc.InputError, match="not fitted"):
+        new.predict(X)
+    np.testing.assert_array_equal(new.fit(X, y).predict(X), router.predict(X))
+    plain = clone(rc.EmbeddingRouter(encoder=rc.CharNgramEncoder()))
+    assert plain.get_params()["options"] is None
+    assert isinstance(plain.encoder, rc.CharNgramEncoder)
+
+
+def test_new_parameters_of_a_router_take_effect_when_it_is_fitted():
+    """A fitted router predicts as it was fitted; a refused parameter changes nothing."""
+    X, y = np.random.default_rng(8).normal(size=(60, 5)), table_of(60, 8)[1]
+    router = rc.EmbeddingRouter(options={"k": 3}).fit(X, y)
+    before = np.asarray(router.predict(X))
+    assert router.set_params(options={"k": 9}, encoder=rc.CharNgramEncoder()) is router
+    np.testing.assert_array_equal(router.predict(X), before)
+    other = rc.EmbeddingRouter(options={"k": 9}).fit(X, y)
+    np.testing.assert_array_equal(
+        router.set_params(encoder=None).fit(X, y).predict(X), other.predict(X)
+    )
+    params = router.get_params()
+    for wrong, message in (
+        ({"seed": 5, "kind": "routerdc"}, "knn, mlp"),
+        ({"kind": "mlp", "seed": -1}, "seed is -1"),
+        ({"seed": 5, "k": 3}, "unknown parameters k: .* kind, encoder, options, seed"),
+    ):
+        with pytest.raises(rc.InputError, match=message):
+            router.set_params(**wrong)
+        assert router.get_params() == params
+
+
+def test_objects_of_a_notebook_are_shown_in_one_line():
+    """Settings and counts; no rows, and no more than a few names of a large pool."""
+    assert repr(rc.EmbeddingRouter()) == "EmbeddingRouter('knn')"
+    router = rc.EmbeddingRouter("mlp", encoder=rc.CharNgramEncoder(), options={"hidden": 8}, seed=2)
+    assert repr(router) == (
+        "EmbeddingRouter('mlp', encoder=CharNgramEncoder, options={'hidden': 8}, seed=2)"
+    )
+    scores, correct = table_of(300, 16)
+    calibration = rc.calibrate(scores, correct, alpha=0.2)
+    assert repr(calibration) == (
+        f"Calibration(pool=('m0', 'm1', 'm2'), n={correct.any(axis=1).sum()}, alpha=0.2, "
+        "score='gap', target='answerable')"
+    )
+    assert len(repr(rc.calibrate(*table_of(300, 16, candidates=200)))) < 160
+    table = rc.evaluate(calibration, scores, correct, alphas=(0.1, 0.2))
+    assert repr(table).startswith("ResultTable(2 rows of score, alpha, n, lambda_hat, risk, ")
+    assert repr(table.where(score="prob")) == "ResultTable(0 rows of no columns)"
 
 
 def test_an_output_is_an_array_of_scores():
