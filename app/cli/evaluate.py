@@ -106,9 +106,9 @@ def _assertions(
 @click.option(
     "--risk-target",
     "risk_targets",
-    type=click.Choice([each.value for each in RiskTarget]),
+    type=click.Choice([each.value for each in BINARY_TARGETS]),
     multiple=True,
-    help="Which risk alpha bounds; repeatable. Default: paper and answerable.",
+    help="Which risk alpha bounds; repeatable. Default: both.",
 )
 @click.option(
     "--calibrated",

@@ -276,6 +276,15 @@ def test_evaluate_passes_the_protocol_on(racer: Command, tmp_path: Path) -> None
     assert "cover_cost" not in parsed(racer(*arguments))["protocol"]["scores"]
 
 
+def test_evaluate_offers_the_risk_targets_that_it_measures(racer: Command, tmp_path: Path) -> None:
+    """Sets miss or do not, so ``quality`` is a usage error, and no help offers it."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 20))
+    failed(
+        racer("evaluate", "--data", data, "--risk-target", "quality"), 2, "answerable", "quality"
+    )
+    assert "paper|answerable]" in racer("evaluate", "--help")[1]
+
+
 def test_evaluate_measures_an_mlp_too(racer: Command, tmp_path: Path) -> None:
     """The other router has no neighbours; its sets are measured all the same."""
     data = write(tmp_path / "rows.jsonl", labelled(0, 60))
