@@ -56,7 +56,7 @@ class Reason(StrEnum):
     """
 
     GROUPING_CHANGED = "grouping_changed"
-    """The calibration's rows were grouped by another `routing.group_by`.
+    """Since the calibration, `routing.group_by` changed, or `applications` was set or removed.
 
     Set it back, or upload the rows again.
     """
