@@ -165,7 +165,7 @@ class Labeller:
         recorder = self._recorder
         if recorder is None:
             return True
-        asked = routed_question(question, self._settings)
+        query = routed_question(question, self._settings)
 
         async def rate(evaluator: str) -> bool:
             missing = [
@@ -175,7 +175,7 @@ class Labeller:
             ]
             if not missing:
                 return True
-            rated = await recorder.rate(evaluator, asked, missing)
+            rated = await recorder.rate(evaluator, query, missing)
             for text, values in (rated or {}).items():
                 store.add_confidences(question, evaluator, text, values)
             return rated is not None
