@@ -79,7 +79,7 @@ def _assertions(
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Draws of the training rows, which share the splits; ± includes them if several.",
+    help="Draws of the training rows, which share the splits; the spread includes them.",
 )
 @click.option(
     "--splits",

@@ -116,11 +116,14 @@ def evaluation(result: Evaluation, alphas: Sequence[float]) -> list[Table | str]
 
 
 def _table(grid: Grid) -> Table:
-    """Render a grid; headings break at spaces, so that columns stay narrow."""
+    """Render a grid; headings break at spaces, as do figures where the terminal is narrow."""
     table = Table(title=Text(grid.title), box=SIMPLE_HEAD, collapse_padding=True)
     for number, name in enumerate(grid.head):
         heading = name if number == 0 else name.replace(" ", "\n")
-        table.add_column(Text(heading), justify="right" if number else "left", no_wrap=True)
+        is_figure = any(row[number].endswith(")") for row in grid.rows) and number > 0
+        table.add_column(
+            Text(heading), justify="right" if number else "left", no_wrap=not is_figure
+        )
     for row in grid.rows:
         table.add_row(*map(Text, row))
     return table

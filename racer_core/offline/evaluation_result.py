@@ -195,6 +195,10 @@ class Evaluation:
             "controls": {
                 scope: {
                     "mean": {name: _number(np.mean(values)) for name, values in runs.items()},
+                    "se_rows": {
+                        name: _number(standard_error(self.influence(scope, name, "accuracy")))
+                        for name in runs
+                    },
                     "splits": {name: [_number(x) for x in xs] for name, xs in runs.items()},
                 }
                 for scope, runs in self.controls.items()

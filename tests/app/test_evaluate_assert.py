@@ -107,7 +107,7 @@ def test_asserted_is_the_column_that_the_table_calls_risk(
     head = next(i for i, line in enumerate(lines) if "scope" in line and "alpha" in line)
     column = lines[head].split().index("risk")
     values = next(line for line in lines[head:] if line.split()[1:2] == ["cover"])
-    shown = float(re.findall(r"\S+", re.sub(r" ±\S+", "", values))[column])
+    shown = float(re.findall(r"\S+", re.sub(r" ±\S+| \(\S+\)", "", values))[column])
     for bound, holds in ((shown + 0.001, True), (shown - 0.001, False)):
         asserted = measured(racer, rows, target, "--assert", f"risk<={bound:.4f}")
         assert asserted[0] == (0 if holds else 1)

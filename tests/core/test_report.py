@@ -19,12 +19,13 @@ from racer_core.errors import InputError
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import AVERAGE, Setting
 from racer_core.offline.protocol import Protocol
-from racer_core.offline.report import canvas, tables
+from racer_core.offline.report import canvas, overview, tables
 from racer_core.offline.report.differences import differences
 from racer_core.offline.report.grid import spread
 from racer_core.offline.report.risk_law import RiskLaw, risk_law
 from racer_core.offline.report.view import RISK, View, views
 from racer_core.offline.report.write import check_report, write_report
+from racer_core.offline.row_errors import standard_error
 from racer_core.offline.table import build_table
 from racer_core.types import BINARY_TARGETS, LabelledRows, RiskTarget, Score
 from tests.support.lazy import LazyModule
@@ -231,8 +232,13 @@ def markdown_tables(folder):
 
 
 def shown(cell, measure):
-    """A number of results.json as tables write it."""
-    return f"{cell['mean'][measure]:.3f} ±{cell['sd'][measure]:.3f}"
+    """A number of results.json as tables write it: ± over rows, in brackets over splits.
+
+    Calls saved are 1 - size / 3, so their error is a third of the size's.
+    """
+    errors = cell["se_rows"]
+    error = errors["size"] / 3 if measure == "calls_saved" else errors[measure]
+    return f"{cell['mean'][measure]:.3f} ±{1.96 * error:.3f} ({cell['sd'][measure]:.3f})"
 
 
 MEASURES = {
@@ -278,8 +284,10 @@ def test_controls_stand_in_every_table(folder, results):
         if title.startswith("Accuracy,"):
             scope = title.split(", ", 2)[2]
             for name in fixed:
-                mean = f"{results['controls'][scope]['mean'][name]:.3f} ±"
-                assert all(cell.startswith(mean) for cell in rows[labels.index(name)][1:])
+                control = results["controls"][scope]
+                sd = np.std(control["splits"][name])
+                shown_as = f"{control['mean'][name]:.3f} ±{1.96 * control['se_rows'][name]:.3f}"
+                assert set(rows[labels.index(name)][1:]) == {f"{shown_as} ({sd:.3f})"}
         assert len(head) == len(rows[0])
 
 
@@ -398,13 +406,13 @@ def test_risk_of_controls_is_that_of_their_sets(evaluation):
     controls = evaluation.controls[ONE]
     paper, answerable = (View(evaluation, ONE, target) for target in BINARY_TARGETS)
     right, some = np.array(controls["router top-1"]), np.array(controls["answerable"])
-    np.testing.assert_allclose(paper.fixed_risk("router top-1"), 1 - right)
-    np.testing.assert_allclose(answerable.fixed_risk("router top-1"), 1 - right / some)
-    np.testing.assert_allclose(paper.fixed_risk("full pool majority"), 1 - some)
-    np.testing.assert_allclose(answerable.fixed_risk("full pool majority"), 0.0)
-    average = View(evaluation, AVERAGE, RiskTarget.ANSWERABLE).fixed_risk("router top-1")
-    other = View(evaluation, TWO, RiskTarget.ANSWERABLE).fixed_risk("router top-1")
-    np.testing.assert_allclose(average, (answerable.fixed_risk("router top-1") + other) / 2)
+    np.testing.assert_allclose(paper.fixed_risk("router top-1").runs, 1 - right)
+    np.testing.assert_allclose(answerable.fixed_risk("router top-1").runs, 1 - right / some)
+    np.testing.assert_allclose(paper.fixed_risk("full pool majority").runs, 1 - some)
+    np.testing.assert_allclose(answerable.fixed_risk("full pool majority").runs, 0.0)
+    average = View(evaluation, AVERAGE, RiskTarget.ANSWERABLE).fixed_risk("router top-1").runs
+    other = View(evaluation, TWO, RiskTarget.ANSWERABLE).fixed_risk("router top-1").runs
+    np.testing.assert_allclose(average, (answerable.fixed_risk("router top-1").runs + other) / 2)
 
 
 def test_choices_are_counted(evaluation):
@@ -475,12 +483,60 @@ def test_the_same_evaluation_gives_the_same_files(evaluation, folder, tmp_path):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
-def test_spread_is_the_mean_and_the_deviation_over_splits(evaluation):
+@pytest.mark.parametrize("scope", [ONE, AVERAGE])
+def test_the_terminal_shows_errors_over_rows_beside_the_spread(evaluation, scope):
+    """Sets, votes and controls; random sets have no error over rows."""
+    sets, votes = overview.overview(evaluation, [0.1])[:2]
+    setting = Setting(scope=scope, risk_target=RiskTarget.PAPER, score=Score.GAP, alpha=0.1)
+    cell = {
+        "mean": {name: evaluation.mean(setting, name) for name in evaluation.cells[setting]},
+        "sd": {name: evaluation.sd(setting, name) for name in evaluation.cells[setting]},
+        "se_rows": {name: evaluation.se_rows(setting, name) for name in evaluation.cells[setting]},
+    }
+    for grid, measures in (
+        (sets, {"risk": "risk", "size": "size"}),
+        (votes, {"majority": "accuracy_majority", "stacked": "accuracy_stacked"}),
+    ):
+        row = next(r for r in grid.rows if r[:2] == (scope, "gap"))
+        for title, measure in measures.items():
+            assert row[grid.head.index(title)] == shown(cell, measure)
+    mean, sd = cell["mean"]["random_majority"], cell["sd"]["random_majority"]
+    assert row[votes.head.index("random, majority")] == f"{mean:.3f} ({sd:.3f})"
+    grid = overview.controls(evaluation)
+    row = next(r for r in grid.rows if r[0] == "router top-1")
+    error = standard_error(evaluation.influence(scope, "router top-1", "accuracy"))
+    assert f" ±{1.96 * error:.3f} (" in row[grid.head.index(scope)]
+    assert "1.96 standard errors over rows" in overview.LEGEND
+
+
+def test_errors_of_gains_and_of_fixed_sets_are_over_rows(evaluation):
+    """A gain's error is paired; the risk of a fixed set is a ratio, by the delta method."""
+    view = View(evaluation, ONE, RiskTarget.ANSWERABLE)
+    best = view.control("best single")
+    gain = view.figure(Score.GAP, 0.1, "accuracy_majority") - best
+    influence = evaluation.influence(ONE, view.setting(Score.GAP, 0.1), "accuracy_majority")
+    influence = influence - evaluation.influence(ONE, "best single", "accuracy")
+    assert f" ±{1.96 * standard_error(influence):.3f} (" in str(gain)
+    assert str(best - best) == "0.000 ±0.000 (0.000)"
+    some = np.mean(evaluation.controls[ONE]["answerable"])
+    hit = np.mean(evaluation.controls[ONE]["router top-1"])
+    of_hit, of_some = (
+        evaluation.influence(ONE, name, "accuracy") for name in ("router top-1", "answerable")
+    )
+    expected = standard_error((of_hit - hit / some * of_some) / some)
+    found = view.fixed_risk("router top-1")
+    assert standard_error(found.influence) == pytest.approx(expected, rel=0.01)
+    paper = View(evaluation, ONE, RiskTarget.PAPER).fixed_risk("router top-1")
+    assert standard_error(paper.influence) == pytest.approx(standard_error(of_hit))
+
+
+def test_spread_is_the_mean_with_its_two_errors(evaluation):
     """Written as tables show it; a share of no rows is a dash."""
     setting = Setting(scope=ONE, risk_target=RiskTarget.PAPER, score=Score.GAP, alpha=0.1)
     runs = evaluation.cells[setting][RISK[RiskTarget.PAPER]]
-    expected = f"{evaluation.mean(setting, 'risk'):.3f} ±{evaluation.sd(setting, 'risk'):.3f}"
-    assert spread(runs) == expected
+    mean, sd = evaluation.mean(setting, "risk"), evaluation.sd(setting, "risk")
+    assert spread(runs) == f"{mean:.3f} ({sd:.3f})"
+    assert spread(runs, 0.01) == f"{mean:.3f} ±0.020 ({sd:.3f})"
     assert spread([np.nan, 0.5]) == "-"
 
 

@@ -26,7 +26,8 @@ def number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.3f}"
 
 
-def spread(runs: FloatArray | Sequence[float]) -> str:
-    """Mean and standard deviation over splits."""
+def spread(runs: FloatArray | Sequence[float], se_rows: float = math.nan) -> str:
+    """The mean, ± 1.96 standard errors over rows, and the standard deviation over splits."""
     mean = float(np.mean(runs))
-    return number(mean) if math.isnan(mean) else f"{mean:.3f} ±{float(np.std(runs)):.3f}"
+    over_rows = "" if math.isnan(se_rows) else f" ±{1.96 * se_rows:.3f}"
+    return "-" if math.isnan(mean) else f"{mean:.3f}{over_rows} ({float(np.std(runs)):.3f})"

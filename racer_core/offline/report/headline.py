@@ -6,7 +6,6 @@ Alpha and vote are those that each split's validation rows choose.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,30 +138,3 @@ def _points(gain: float, error: float) -> str:
 def interval(mean: float, error: float) -> str:
     """A mean and half of its 95 % interval."""
     return number(mean) if math.isnan(error) else f"{mean:.3f} ±{1.96 * error:.3f}"
-
-
-def intervals(view: View) -> Grid:
-    """Risk, size and accuracy of every score and alpha, with 95 % intervals over rows."""
-    return Grid(
-        title=f"95 % intervals over rows, {view.target}, {view.scope}",
-        measured_on=view.measured_on,
-        head=("", *(f"{alpha:g}" for alpha in view.alphas)),
-        rows=tuple(_interval_rows(view)),
-    )
-
-
-def _interval_rows(view: View) -> Iterator[tuple[str, ...]]:
-    measures = (
-        *("risk", "miss_given_answerable", "size"),
-        *(f"accuracy_{rule}" for rule in view.rules),
-    )
-    for score in view.scores:
-        for measure in measures:
-            cells = (
-                interval(
-                    float(np.mean(view.runs(score, alpha, measure))),
-                    view.evaluation.se_rows(view.setting(score, alpha), measure),
-                )
-                for alpha in view.alphas
-            )
-            yield f"{score}: {measure.replace('_', ' ')}", *cells

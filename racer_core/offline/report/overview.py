@@ -14,6 +14,7 @@ from racer_core.types import RiskTarget
 
 SHOWN = (0.01, 0.05, 0.1, 0.2)
 LEGEND = (
+    "±: 1.96 standard errors over rows, or clusters of rows; (): standard deviation over splits; "
     "risk: what alpha bounds; saved: calls saved, of those that the full pool takes; random miss: "
     "what random sets of the same sizes miss, given answerable; an abstention is no right answer"
 )
@@ -32,7 +33,7 @@ _PLAIN = {
 
 
 def overview(evaluation: Evaluation, alphas: Sequence[float]) -> list[Grid]:
-    """The sets and their votes under each risk target; ± is the standard deviation over splits."""
+    """The sets and their votes under each risk target."""
     return [
         grid
         for target in evaluation.protocol.risk_targets
@@ -46,13 +47,13 @@ def overview(evaluation: Evaluation, alphas: Sequence[float]) -> list[Grid]:
 def _sets(evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]) -> Grid:
     measures = {**_SPREAD[target], "size": "size"}
     return Grid(
-        title=f"risk target: {target} (mean ± standard deviation over splits)",
+        title=f"risk target: {target}",
         measured_on=described(evaluation),
         head=("scope", "score", "alpha", *measures.values(), *_PLAIN.values()),
         rows=tuple(
             (
                 *(view.scope, score.value, f"{alpha:g}"),
-                *(spread(view.runs(score, alpha, name)) for name in measures),
+                *(str(view.figure(score, alpha, name)) for name in measures),
                 *(number(float(view.runs(score, alpha, name).mean())) for name in _PLAIN),
             )
             for view, score, alpha in _shown(evaluation, target, alphas)
@@ -70,7 +71,7 @@ def _votes(evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]) 
         rows=tuple(
             (
                 *(view.scope, score.value, f"{alpha:g}"),
-                *(spread(view.runs(score, alpha, name)) for name in measures),
+                *(str(view.figure(score, alpha, name)) for name in measures),
             )
             for view, score, alpha in _shown(evaluation, target, alphas)
         ),
@@ -98,8 +99,7 @@ def controls(evaluation: Evaluation) -> Grid:
         measured_on=described(evaluation),
         head=("", *(view.scope for view in shown)),
         rows=tuple(
-            (titles.get(name, name), *(spread(view.accuracy(name)) for view in shown))
-            for name in names
+            (titles.get(name, name), *(str(view.control(name)) for view in shown)) for name in names
         ),
     )
 

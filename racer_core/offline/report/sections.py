@@ -27,8 +27,8 @@ _UNSMOOTHED = (
 _ROWS = (
     "± is 1.96 standard errors over rows, or clusters of rows: it covers other rows and other "
     "splits, the thresholds included, given the trained router and what validation rows choose. "
-    "The spread over splits covers the splits of these rows alone. Below five ranks, alpha (n + 1) "
-    "< 5, it is too small."
+    "Below five ranks, alpha (n + 1) < 5, it is too small. Validation rows and random sets have "
+    "none."
 )
 
 
@@ -86,11 +86,6 @@ def _of_target(evaluation: Evaluation, target: RiskTarget) -> Iterator[Section]:
             figures.curves(evaluation, target),
         ),
     )
-    yield Section(
-        title=f"Errors over rows, {target}",
-        text=(_ROWS,),
-        grids=of_scopes(headline.intervals),
-    )
     if evaluation.answered:
         yield Section(
             title=f"Headline, {target}",
@@ -127,6 +122,7 @@ def _protocol(evaluation: Evaluation, command: str) -> Section:
             f"abstention because of p_null {'never' if budget is None else f'budgeted {budget:g}'}."
             " Training rows are never tested; of queries asked twice, "
             f"{repeats(evaluation)}.",
+            _ROWS,
             _spread(protocol),
             *(() if protocol.smoothing else (_UNSMOOTHED,)),
             *(f"Not measured: {each}." for each in unmeasured(evaluation)),
@@ -136,15 +132,15 @@ def _protocol(evaluation: Evaluation, command: str) -> Section:
 
 
 def _spread(protocol: Protocol) -> str:
-    """What ± is over."""
+    """What splits share and what divisions add."""
     if protocol.divisions == 1:
         return (
-            "± is the standard deviation over splits, which re-split one pool of rows around one "
-            "trained router: the choice of the training rows is not in it."
+            "In brackets: the standard deviation over splits, which re-split one pool of rows "
+            "around one trained router: the choice of the training rows is not in it."
         )
     return (
-        f"± is the standard deviation over splits of {protocol.divisions} divisions into training "
-        "rows and others, with a router trained for each division."
+        f"In brackets: the standard deviation over splits of {protocol.divisions} divisions into "
+        "training rows and others, with a router trained for each division."
     )
 
 

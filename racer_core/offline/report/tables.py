@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from racer_core.offline.protocol import Order
-from racer_core.offline.report.grid import Grid, number, spread
+from racer_core.offline.report.grid import Grid, number
 from racer_core.offline.report.risk_law import RiskLaw, risk_law
-from racer_core.offline.report.view import BEST, BEST_HERE, View
-from racer_core.types import FloatArray, RiskTarget
+from racer_core.offline.report.view import BEST, BEST_HERE, RISK, Figure, View
+from racer_core.types import RiskTarget
 
-_AtAlpha = Callable[[float], FloatArray]  # what a row holds in every split
-_RISK = {
+_AtAlpha = Callable[[float], Figure]  # what a row holds
+_RISK_TITLE = {
     RiskTarget.PAPER: "Risk P(C misses G')",
     RiskTarget.ANSWERABLE: "Risk P(C misses G | some candidate is right)",
 }
@@ -31,13 +31,13 @@ def risks(view: View) -> Grid:
         for score in view.scores
     ]
     rows += [(name, _always(view.fixed_risk(name))) for name in view.fixed]
-    return _by_alpha(view, _RISK[view.target], rows)
+    return _by_alpha(view, _RISK_TITLE[view.target], rows)
 
 
 def sizes(view: View) -> Grid:
     """Mean candidates called; random sets have the sizes of the sets that they stand beside."""
     rows = [(score.value, _runs(view, score, "size")) for score in view.scores]
-    rows += [(name, _always(view.fixed_size(name))) for name in view.fixed]
+    rows += [(name, _always(Figure(view.fixed_size(name)))) for name in view.fixed]
     return _by_alpha(view, f"Mean size (of {len(view.evaluation.pool)})", rows)
 
 
@@ -52,7 +52,7 @@ def accuracies(view: View) -> Grid:
         (f"random sets as large as {score}, majority", _runs(view, score, "random_majority"))
         for score in view.scores
     ]
-    rows += [(name, _always(view.accuracy(name))) for name in view.fixed]
+    rows += [(name, _always(view.control(name))) for name in view.fixed]
     return _by_alpha(view, "Accuracy", rows)
 
 
@@ -65,8 +65,8 @@ def gains(view: View) -> Grid:
             accuracy = _runs(view, score, f"accuracy_{rule}")
             for base in (BEST, BEST_HERE):
                 rows.append((f"{score}, {rule}: over {base}", _above(accuracy, view, base)))
-    best = view.accuracy(BEST)
-    rows += [(f"{name}: over {BEST}", _always(view.accuracy(name) - best)) for name in view.fixed]
+    best = view.control(BEST)
+    rows += [(f"{name}: over {BEST}", _always(view.control(name) - best)) for name in view.fixed]
     return _by_alpha(view, "Calls saved, and accuracy gained", rows)
 
 
@@ -76,7 +76,7 @@ def costs(view: View) -> Grid:
     assert prices is not None
     rows = [(score.value, _runs(view, score, "cost")) for score in view.scores]
     whole_pool = np.full(view.evaluation.protocol.splits, sum(prices))
-    rows += [("full pool", _always(whole_pool))]
+    rows += [("full pool", _always(Figure(whole_pool)))]
     return _by_alpha(view, "Mean money a query", rows)
 
 
@@ -150,23 +150,18 @@ def choice_counts(view: View, score: Order) -> Counter[tuple[float, str]]:
 
 def choices(view: View) -> Grid:
     """What the chosen settings did on test rows, beside the best single candidates."""
-    rows: list[tuple[str, ...]] = []
-    scopes = {part.scope for part in view.parts}
-    for score in view.scores:
-        own = [
-            (each.accuracy, each.size, each.risk)
-            for each in view.evaluation.choices
-            if (each.risk_target, each.score) == (view.target, score) and each.scope in scopes
-        ]
-        columns = np.array(own).reshape(-1, 3).T  # no row where no alpha is feasible
-        rows.append((score.value, *(spread(each) if own else "-" for each in columns)))
+    measures = ("accuracy", "size", "risk")
+    rows = [
+        (score.value, *(str(view.chosen(score, measure)) for measure in measures))
+        for score in view.scores
+    ]
     for name in view.fixed:
-        values = (view.accuracy(name), view.fixed_size(name), view.fixed_risk(name))
-        rows.append((name, *map(spread, values)))
+        figures = view.control(name), Figure(view.fixed_size(name)), view.fixed_risk(name)
+        rows.append((name, *map(str, figures)))
     return Grid(
         title=f"Alpha and vote chosen on validation rows, {view.target}, {view.scope}",
         measured_on=view.measured_on,
-        head=("", "accuracy", "size", "risk"),
+        head=("", *measures),
         rows=tuple(rows),
     )
 
@@ -176,24 +171,24 @@ def _by_alpha(view: View, title: str, rows: list[tuple[str, _AtAlpha]]) -> Grid:
         title=f"{title}, {view.target}, {view.scope}",
         measured_on=view.measured_on,
         head=("", *(f"{alpha:g}" for alpha in view.alphas)),
-        rows=tuple((name, *(spread(at(alpha)) for alpha in view.alphas)) for name, at in rows),
+        rows=tuple((name, *(str(at(alpha)) for alpha in view.alphas)) for name, at in rows),
     )
 
 
 def _risk(view: View, score: Order) -> _AtAlpha:
-    return lambda alpha: view.risk(score, alpha)
+    return _runs(view, score, RISK[view.target])
 
 
 def _runs(view: View, score: Order, measure: str) -> _AtAlpha:
-    return lambda alpha: view.runs(score, alpha, measure)
+    return lambda alpha: view.figure(score, alpha, measure)
 
 
 def _above(accuracy: _AtAlpha, view: View, base: str) -> _AtAlpha:
-    return lambda alpha: accuracy(alpha) - view.accuracy(base)
+    return lambda alpha: accuracy(alpha) - view.control(base)
 
 
-def _always(runs: FloatArray) -> _AtAlpha:
-    return lambda _: runs
+def _always(figure: Figure) -> _AtAlpha:
+    return lambda _: figure
 
 
 def _range(interval: tuple[float, float]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.evaluation_result import AVERAGE, Evaluation, Setting
 from racer_core.offline.protocol import Order
+from racer_core.offline.report.grid import spread
+from racer_core.offline.row_errors import Influence, standard_error
 from racer_core.offline.votes import Rule
 from racer_core.types import FloatArray, RiskTarget
 
@@ -19,6 +21,31 @@ BEST_HERE = "best single here"
 ANSWERABLE = "answerable"
 # What alpha bounds under each target.
 RISK = {RiskTarget.PAPER: "risk", RiskTarget.ANSWERABLE: "miss_given_answerable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number of every split, with both errors of its mean.
+
+    Attributes:
+        runs: One number per split, shape (splits,).
+        influence: What every cluster of rows adds to the mean; None where no sums tell it.
+    """
+
+    runs: FloatArray
+    influence: Influence | None = None
+
+    def __sub__(self, other: Figure) -> Figure:
+        """The paired difference."""
+        if self.influence is None or other.influence is None:
+            return Figure(self.runs - other.runs)
+        return Figure(self.runs - other.runs, self.influence - other.influence)
+
+    def __str__(self) -> str:
+        """The mean, its error over rows if there are sums, and its spread over splits."""
+        if self.influence is None:
+            return spread(self.runs)
+        return spread(self.runs, standard_error(self.influence))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +125,67 @@ class View:
         """Share of test rows that a fixed control answers right."""
         return np.array(self.evaluation.controls[self.scope][control])
 
+    def figure(self, score: Order, alpha: float, measure: str) -> Figure:
+        """A measure of the sets, with its errors."""
+        runs, setting = self.runs(score, alpha, measure), self.setting(score, alpha)
+        if measure == "calls_saved":  # 1 - size / K
+            of_size = _known(lambda: self.evaluation.influence(self.scope, setting, "size"))
+            return Figure(runs, None if of_size is None else -of_size / len(self.evaluation.pool))
+        return Figure(runs, _known(lambda: self.evaluation.influence(self.scope, setting, measure)))
+
+    def control(self, name: str) -> Figure:
+        """The accuracy of a fixed control, with its errors."""
+        influence = _known(lambda: self.evaluation.influence(self.scope, name, "accuracy"))
+        return Figure(self.accuracy(name), influence)
+
+    def chosen(self, score: Order, measure: str) -> Figure:
+        """A measure of the alpha and vote that the validation rows of each split choose."""
+        scopes = {part.scope for part in self.parts}
+        runs = [
+            getattr(each, measure)
+            for each in self.evaluation.choices
+            if (each.risk_target, each.score) == (self.target, score) and each.scope in scopes
+        ]
+        influence = _known(
+            lambda: self.evaluation.chosen_influence(self.scope, self.target, score, measure)
+        )
+        return Figure(np.array(runs if runs else [np.nan]), influence)
+
     def fixed_size(self, control: str) -> FloatArray:
         """Candidates that a fixed control calls."""
         size = len(self.evaluation.pool) if control.startswith(FULL_POOL) else 1
         return np.full(self.evaluation.protocol.splits, float(size))
 
-    def fixed_risk(self, control: str) -> FloatArray:
+    def fixed_risk(self, control: str) -> Figure:
         """The risk of a fixed control's set, which never holds the null model."""
-        return np.mean([part.own_fixed_risk(control) for part in self.parts], axis=0)
-
-    def own_fixed_risk(self, control: str) -> FloatArray:
-        """The same for a scope that has test rows of its own; NaN where none is answerable."""
-        answerable = self.accuracy(ANSWERABLE)
-        hit = answerable if control.startswith(FULL_POOL) else self.accuracy(control)
-        if self.target == RiskTarget.PAPER:
-            return 1.0 - hit
-        return np.where(
-            answerable > 0.0, 1.0 - hit / np.where(answerable > 0.0, answerable, 1), np.nan
+        parts = [part._own_fixed_risk(control) for part in self.parts]
+        known = [part.influence / len(parts) for part in parts if part.influence is not None]
+        return Figure(
+            np.mean([part.runs for part in parts], axis=0),
+            np.concatenate(known) if len(known) == len(parts) else None,
         )
+
+    def _own_fixed_risk(self, control: str) -> Figure:
+        """The same for a scope that has test rows of its own; NaN where none is answerable."""
+        answerable = self.control(ANSWERABLE)
+        hit = answerable if control.startswith(FULL_POOL) else self.control(control)
+        if self.target == RiskTarget.PAPER:
+            return Figure(1.0 - hit.runs, None if hit.influence is None else -hit.influence)
+        some = answerable.runs > 0.0
+        share = hit.runs / np.where(some, answerable.runs, 1.0)
+        runs = np.where(some, 1.0 - share, np.nan)
+        if hit.influence is None or answerable.influence is None or not some.all():
+            return Figure(runs)
+        mean, ratio = answerable.runs.mean(), hit.runs.mean() / answerable.runs.mean()
+        return Figure(runs, (ratio * answerable.influence - hit.influence) / mean)
+
+
+def _known(influence: Callable[[], Influence]) -> Influence | None:
+    """None where no sums over rows were taken."""
+    try:
+        return influence()
+    except KeyError:
+        return None
 
 
 def views(evaluation: Evaluation, target: RiskTarget) -> Iterator[View]:
