@@ -3,8 +3,8 @@
 Chen et al. 2024, "RouterDC: Query-Based Router by Dual Contrastive Learning" (NeurIPS), Sec. 3.
 Differences from the authors' code (shuhao02/RouterDC): positives and negatives are drawn at each
 step, since binary labels do not rank candidates; a query is never its own positive; queries are
-clustered by their embeddings, without t-SNE; candidate embeddings start with a standard deviation
-of 0.02 (0.78 there); the last step is kept, where theirs keeps the step that is best on test rows.
+clustered by their embeddings, without t-SNE; the last step is kept, where theirs keeps the step
+that is best on test rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from racer_core.types import BoolArray
 # Names of independent streams of random numbers. Each step has its own generator, so a resumed
 # training draws the same numbers.
 _ORDER, _CHOICES, _DROPOUT, _KEYS, _CLUSTERS = range(5)
-_KEY_SCALE: Final = 0.02
+_KEY_SCALE: Final = 0.78
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
