@@ -24,6 +24,8 @@ _UNLIKE_ROWS: Final = frozenset(
         Reason.UNLABELLED_KIND,
         Reason.QUERY_TOO_LONG,
         Reason.ROUTER_FAILED,
+        Reason.GROUP_UNCALIBRATED,
+        Reason.GROUPING_CHANGED,
     }
 )
 # A score depends on the query alone; whether an answer is right depends on the request's parameters

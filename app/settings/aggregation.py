@@ -90,7 +90,8 @@ class Aggregation(Frozen):
     def rule(self) -> str:
         """Everything that decides a vote on given answers, in one line."""
         parts = (self.method, self.equality, self.weight, self.temperature, self.options)
-        others = () if self.reasoning_markers == MARKERS else (self.reasoning_markers,)
+        # Without markers it is the line of records that were made before there were any.
+        others = (self.reasoning_markers,) if self.reasoning_markers else ()
         return " ".join(map(str, (*parts, *others)))
 
     @property

@@ -226,6 +226,8 @@ def test_request_options_raise_no_drift_alarm(store: Store) -> None:
         {"reasons": ("later_turn",)},
         {"reasons": ("unlabelled_request_kind",)},
         {"reasons": ("query_too_long",)},
+        {"reasons": ("group_uncalibrated",)},
+        {"reasons": ("grouping_changed",)},
         {"calibration_id": "another"},
     ],
     ids=str,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.settings.aggregation import Aggregation
 from tests.support.gateway import ONE, TWO, Gateway, Serve
 from tests.upstreams.scripted import FakePool, proposed
 
@@ -125,3 +126,11 @@ def test_shadow_and_explained_answers_are_what_rows_record(
     pool.say("adder", "<think>3 + 4</think>7")
     racer = json.loads(gateway.ask(ONE, {"explain": True}).text)["racer"]
     assert racer["answers"]["adder"] == "7"
+
+
+def test_a_vote_without_thoughts_is_another_than_one_with_them() -> None:
+    """A limit on answers that was tested before there were markers does not hold for their vote."""
+    before = Aggregation(reasoning_markers=()).rule
+    assert before == "majority exact router 1.0 10"
+    assert Aggregation().rule != before
+    assert Aggregation(reasoning_markers=(("[", "]"),)).rule not in (before, Aggregation().rule)
