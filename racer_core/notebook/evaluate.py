@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,9 @@ from numpy.typing import ArrayLike
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.decision import ScoredBatch, scores_and_neighbours
 from racer_core.calibration.metrics import set_metrics
-from racer_core.calibration.shadow import estimate_risk
 from racer_core.errors import InputError
 from racer_core.notebook.calibrate import NO_FINGERPRINT, checked_labels
+from racer_core.notebook.intervals import Units, mean_interval, numbered, risk_interval
 from racer_core.types import (
     BoolArray,
     FloatArray,
@@ -85,6 +84,7 @@ def evaluate(
     score: Score | str | Sequence[Score | str] | None = None,
     groups: Sequence[str | None] | None = None,
     quality: ArrayLike | None = None,
+    clusters: Sequence[Hashable] | None = None,
 ) -> ResultTable:
     """Measure the sets of test rows, which neither trained nor calibrated.
 
@@ -99,6 +99,8 @@ def evaluate(
         groups: The group of each row. Each group is then calibrated and measured on its own.
         quality: Grades of the test rows, shape (N, K), for a calibration of the target ``quality``:
             ``risk`` is then the mean shortfall, with an empirical Bernstein interval.
+        clusters: The cluster of each row, such as the document that it asks about; None for a row
+            of its own. The intervals then take clusters as independent, and rows within one not.
 
     Returns:
         A row for each group, score and alpha, with these columns:
@@ -107,11 +109,16 @@ def evaluate(
         - ``n``: calibration rows that count for the risk. ``lambda_hat``: the threshold; +inf calls
           the whole pool.
         - ``risk``: the measured rate that alpha bounds on average. ``risk_low``, ``risk_high``: its
-          exact 95 % interval (Clopper-Pearson) over the test rows that count.
+          95 % interval over the test rows that count: exact (Clopper-Pearson), or, with
+          ``clusters``, cluster-robust (Korn-Graubard).
+        - ``risk_band``: the bound on the risk for every alpha at once, with probability 0.95, so
+          that alpha may be chosen by looking at the rows; None for graded or weighted rows.
         - ``miss_given_answerable``: the sets without a right candidate among answerable rows.
           ``served_error``: the rows with a set, and none right in it. ``abstain``: the empty sets.
           ``false_abstain``: the empty sets among answerable rows. All are shares.
-        - ``size``: candidates called per row. ``calls_saved``: the share of the pool not called.
+        - ``size``: candidates called per row. ``size_low``, ``size_high``: its 95 % interval, from
+          the standard error over rows or clusters. ``calls_saved``: the share of the pool not
+          called.
 
     Raises:
         InputError: Shapes or values do not fit.
@@ -125,6 +132,9 @@ def evaluate(
         raise InputError("the calibration bounds a shortfall of quality: give `quality`")
     if groups is not None and len(groups) != len(f):
         raise InputError(f"{len(groups)} groups for {len(f)} rows", param="groups")
+    if clusters is not None and len(clusters) != len(f):
+        raise InputError(f"{len(clusters)} clusters for {len(f)} rows", param="clusters")
+    units = None if clusters is None else numbered(clusters)
     given = score or calibration.options.score
     kinds = (given,) if isinstance(given, str) else given
     names = [None] if groups is None else list(dict.fromkeys(groups))
@@ -136,6 +146,7 @@ def evaluate(
             None if near is None else near[part],
             labels[part],
             None if grades is None else grades[part],
+            None if units is None else units[part],
         )
         own = calibration if groups is None else calibration.group(name)
         place = {} if groups is None else {"group": name}
@@ -151,6 +162,7 @@ def _measures(
     neighbours: IdArray | None,
     labels: BoolArray,
     quality: FloatArray | None,
+    units: Units | None,
     kind: Score,
     alphas: Sequence[float],
 ) -> Iterator[dict[str, Any]]:
@@ -165,7 +177,10 @@ def _measures(
         if calibration.options.risk_target is RiskTarget.QUALITY:
             assert quality is not None
             losses = quality.max(axis=1) - np.where(sets.selected, quality, 0.0).max(axis=1)
-        risk, low, high = _risk(losses)
+        counted_units = None if units is None else units[counted]
+        risk, low, high = risk_interval(losses, counted_units)
+        sizes = sets.selected.sum(axis=1).astype(np.float64)
+        size_low, size_high = mean_interval(sizes, units, float(labels.shape[1]))
         metrics = set_metrics(sets.selected, sets.null_selected, labels)
         yield {
             "alpha": alpha,
@@ -174,21 +189,16 @@ def _measures(
             "risk": risk,
             "risk_low": low,
             "risk_high": high,
+            "risk_band": calibration.risk_band(alpha, kind),
             "miss_given_answerable": metrics.miss_given_answerable,
             "served_error": metrics.served_error,
             "abstain": metrics.abstain,
             "false_abstain": metrics.false_abstain,
             "size": metrics.size,
+            "size_low": size_low,
+            "size_high": size_high,
             "calls_saved": 1.0 - metrics.size / labels.shape[1],
         }
-
-
-def _risk(losses: BoolArray | FloatArray) -> tuple[float, float, float]:
-    """The mean loss with its 95 % interval: exact for losses of 0 and 1."""
-    if not losses.size:
-        return math.nan, math.nan, math.nan
-    found = estimate_risk(losses.astype(np.float64), np.ones(losses.size), losses.size)
-    return found.risk, found.lower, found.upper
 
 
 def _shown(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from racer_core.notebook.evaluate import ResultTable
@@ -11,6 +12,8 @@ from racer_core.types import Score
 
 def plot_risk(table: ResultTable, ax: Any = None) -> Any:
     """Draw the measured risk against alpha, with 95 % intervals, beside the bound.
+
+    A dotted line in the colour of each setting is its ``risk_band``, where it has one.
 
     Args:
         table: From :func:`evaluate`.
@@ -27,9 +30,15 @@ def plot_risk(table: ResultTable, ax: Any = None) -> Any:
         low, risk, high = (rows[name] for name in ("risk_low", "risk", "risk_high"))
         below = [each - least for each, least in zip(risk, low, strict=True)]
         above = [most - each for each, most in zip(risk, high, strict=True)]
-        ax.errorbar(rows["alpha"], risk, yerr=[below, above], marker="o", label=label, color=colour)
+        bars = ax.errorbar(
+            rows["alpha"], risk, yerr=[below, above], marker="o", label=label, color=colour
+        )
+        band = [math.nan if each is None else each for each in rows["risk_band"]]
+        if not all(map(math.isnan, band)):
+            drawn = bars.lines[0].get_color()
+            ax.plot(rows["alpha"], band, color=drawn, linestyle=":", label=f"{label}, risk band")
     top = max(table["alpha"])
-    ax.plot([0.0, top], [0.0, top], color="black", linestyle=":", label="alpha")
+    ax.plot([0.0, top], [0.0, top], color="black", linestyle="--", label="alpha")
     ax.set_xlabel("alpha")
     ax.set_ylabel("measured risk, 95 % interval")
     ax.legend()
