@@ -127,6 +127,7 @@ async def open_services(
             settings=settings,
             fleet=fleet,
             grouping=grouping,
+            conditions=conditions,
             mathematics=mathematics,
             monitor=stored and stored.monitor,
             metrics=metrics,
@@ -260,6 +261,7 @@ class _ChatServiceFactory:
     settings: Settings
     fleet: Fleet
     grouping: Grouping
+    conditions: ConditionReader
     mathematics: MathPool
     monitor: Monitor | None
     metrics: Metrics
@@ -280,7 +282,7 @@ class _ChatServiceFactory:
             scoring=scoring,
             active=active,
             grouping=self.grouping,
-            rows=RowSelector(self.settings.routing.text),
+            rows=RowSelector(self.settings.routing.text, self.conditions.added),
             candidates=self._candidates(),
             fallback=self._fallback(trained.fingerprint),
             metrics=self.metrics,

@@ -48,6 +48,7 @@ class ReadInstructions:
         markers: Around reasoning in recorded answers.
         candidates: How the candidates are served now.
         extra_fields: Fields of the deny list that are passed on to candidates.
+        drawn: The applications whose rows are requests drawn from their traffic.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ReadInstructions:
     text: RoutedText
     candidates: tuple[BodySettings, ...]
     extra_fields: tuple[str, ...]
+    drawn: tuple[str, ...] = ()
     markers: Markers = MARKERS
 
 
@@ -157,6 +159,7 @@ class _AssumedConditions:
     def __init__(self, instructions: ReadInstructions) -> None:
         self._reader = ConditionReader(instructions.candidates)
         self._extra_fields = instructions.extra_fields
+        self._drawn = frozenset(instructions.drawn)
         self.rows = 0
 
     def complete(self, row: LabelledRow) -> LabelledRow:
@@ -165,14 +168,24 @@ class _AssumedConditions:
         Raises:
             InputError: Its request has fields that are not passed on to candidates.
         """
-        if row.conditions:
-            return row
-        self.rows += 1
-        if row.request is None:
+        is_drawn = row.group in self._drawn
+        if is_drawn and row.request is None:
+            raise InputError(
+                f"rows of the application {row.group!r} are drawn from its traffic: they must be "
+                'whole requests ("request")'
+            )
+        self.rows += not row.conditions
+        if row.request is None or (row.conditions and not is_drawn):
             return row
         path = request_path(row.request)
         fields = request_fields(row.request, path, allowed=self._extra_fields)
-        return replace(row, conditions=self._reader.read(fields, path).digests)
+        digests = self._reader.read(fields, path).digests
+        if row.conditions not in ({}, digests):
+            raise InputError(
+                "it was labelled under another configuration of the candidates, or its request "
+                "was changed: label it again"
+            )
+        return replace(row, conditions=digests)
 
 
 def _document_rows(

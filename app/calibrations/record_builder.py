@@ -50,11 +50,12 @@ from racer_core.types import FloatArray, RowsKind
 
 @dataclass(frozen=True, slots=True)
 class _RowKind:
-    """Rows of one turn, labelled under one vector of conditions."""
+    """Rows of one turn, labelled under one vector of conditions, or drawn from one application."""
 
     rows: RowColumns
     conditions: tuple[str, ...]
     is_later: bool
+    drawn: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +230,7 @@ class RecordBuilder:
                 later=kind.is_later,
                 text=self._settings.routing.text,
                 query_chars=query_chars,
+                drawn=kind.drawn,
             )
             for kind, each in zip(used, built_others, strict=True)
         ]
@@ -252,7 +254,7 @@ class RecordBuilder:
             found["answer_limit"] = limit
         found["conditions"] = conditions_evidence(rows, first.conditions, populations)
         for each in populations:
-            if each.later and each.conditions == first.conditions:
+            if each.later and _is_of_same_kind(each, first):
                 found["later_turns"] = later_evidence(each.calibration)
         if self._settings.applications:
             everything = [Population(calibration=built.calibration), *populations]
@@ -273,6 +275,7 @@ class RecordBuilder:
                     calibration=built.calibration,
                     conditions=first.conditions,
                     query_chars=query_chars,
+                    drawn=first.drawn,
                 ),
                 *(each for each in populations if each.is_enough(alphas)),
             ),
@@ -285,7 +288,8 @@ class RecordBuilder:
     def _kinds(self, rows: RowColumns) -> list[_RowKind]:
         """The rows by turn and conditions: first turns first, then those with the most rows.
 
-        Rows without digests count as labelled with what the configuration sends.
+        The rows drawn from an application are of one kind, whatever their conditions. Other rows
+        without digests count as labelled with what the configuration sends.
         """
         pool = self._trained.pool
         order = [rows.pool.index(name) for name in pool]
@@ -293,13 +297,19 @@ class RecordBuilder:
         found = [tuple(vector[i] for i in order) for vector in rows.conditions]
         # The last entry is that of the id -1.
         ids = np.array([*(places.setdefault(each, len(places)) for each in found), 0])
-        kinds = 2 * ids[rows.condition_ids] + rows.later
+        of_rows = ids[rows.condition_ids]
+        vectors, drawn = list(places), dict[int, str]()
+        for name in self._settings.drawn_applications:
+            of_rows[[group == name for group in rows.groups or (None,) * len(rows)]] = len(vectors)
+            drawn[len(vectors)] = name
+            vectors.append(tuple(map(self._conditions.added.__getitem__, pool)))
+        kinds = 2 * of_rows + rows.later
         by_kind = np.argsort(kinds, stable=True)
         ends = np.flatnonzero(np.diff(kinds[by_kind])) + 1
-        vectors = list(places)
         parts = [
-            _RowKind(rows.take(part), vectors[kinds[part[0]] // 2], bool(kinds[part[0]] % 2))
+            _RowKind(rows.take(part), vectors[place], bool(is_later), drawn.get(place))
             for part in np.split(by_kind, ends)
+            for place, is_later in [divmod(int(kinds[part[0]]), 2)]
         ]
         return sorted(parts, key=lambda part: (part.is_later, -len(part.rows)))
 
@@ -367,12 +377,17 @@ class RecordBuilder:
         return found
 
 
+def _is_of_same_kind(other: _RowKind | Population, first: _RowKind) -> bool:
+    """Whether rows were sent like the first ones, but for the turn."""
+    return (other.conditions, other.drawn) == (first.conditions, first.drawn)
+
+
 def _used(kinds: Sequence[_RowKind], first: _RowKind, fewest: int | None) -> Iterator[_RowKind]:
     """The kinds that are worth scoring: those that may have enough rows, and later turns.
 
     Too few later turns are scored for the evidence, which says how many they are.
     """
     for kind in kinds:
-        is_later_of_first = kind.is_later and kind.conditions == first.conditions
+        is_later_of_first = kind.is_later and _is_of_same_kind(kind, first)
         if is_later_of_first or (fewest is not None and len(kind.rows) >= fewest):
             yield kind

@@ -72,6 +72,7 @@ def _instructions(message: Message) -> ReadInstructions:
         pool=tuple(message.pop("pool")),
         candidates=tuple(BodySettings(**each) for each in message.pop("candidates")),
         extra_fields=tuple(message.pop("extra_fields")),
+        drawn=tuple(message.pop("drawn")),
         equality=None if equality is None else Equality(equality),
         **message,
     )

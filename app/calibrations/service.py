@@ -242,6 +242,7 @@ class CalibrationService:
             text=self._settings.routing.text,
             candidates=tuple(map(BodySettings.of, self._settings.candidates)),
             extra_fields=self._settings.limits.extra_fields,
+            drawn=self._settings.drawn_applications,
         )
         return read_rows(upload, instructions, progress, add_fields), options
 

@@ -246,7 +246,8 @@ class Monitor:
             except StoreDamaged as exc:
                 log.warning("%s: its decisions are no shadow rows", exc)
                 return None
-            return decided.populations[0].conditions
+            first = decided.populations[0]  # drawn rows have other digests than requests
+            return None if first.drawn else first.conditions
 
         return shadow_sample.labelled_rows(
             judged,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from app.routing.reasons import HOLDING
+from app.settings.applications import Premise
 from racer_core.calibration.certificate import Certificate
 
 
@@ -16,6 +17,12 @@ class ServedCertificate(Certificate):
 
     HOLDING: ClassVar[frozenset[str]] = HOLDING
 
+    premise: Premise = "alike"  # why rows cover the request
+
+    def under(self, premise: Premise) -> ServedCertificate:
+        """The same under another premise."""
+        return self if premise == self.premise else replace(self, premise=premise)
+
     @property
     def header(self) -> str:
         """``holds`` or ``void; reason=...``."""
@@ -23,4 +30,6 @@ class ServedCertificate(Certificate):
 
     def as_json(self, remarks: Sequence[str] = ()) -> dict[str, Any]:
         """The wire form with the remarks on the query."""
-        return {**Certificate.as_json(self), "remarks": list(remarks)}
+        found = Certificate.as_json(self)
+        guarantee = found["guarantee"] | {"premise": self.premise}
+        return {**found, "guarantee": guarantee, "remarks": list(remarks)}

@@ -150,6 +150,12 @@ class ConditionReader:
             }
             for path in TURN_FIELDS
         }
+        # Digests of what the gateway adds to any request: model, parameters and renames.
+        self.added = {
+            name: _digest(dump_json(body.settings) + self._models[name].encode())
+            for body, names in self._bodies
+            for name in names
+        }
         self._kept: LRUCache[_Key, Conditions] = LRUCache(_MAX_KEPT)
         self.configured = self._read(ROW_PATH, {}, {})
 
@@ -206,6 +212,12 @@ class _Body:
         # A renamed field means what the server says, which no table knows.
         self.renamed = frozenset(candidate.renames) | frozenset(candidate.renames.values())
         self._configured = self.conditions(ROW_PATH, {})
+
+    @property
+    def settings(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """The parameters and renames of its candidates."""
+        candidate = self._candidate
+        return sorted(candidate.parameters.items()), sorted(candidate.renames.items())
 
     def is_like(self, other: _Body) -> bool:
         """Whether candidates of both are sent the same."""

@@ -19,6 +19,7 @@ from cachetools import LRUCache
 
 from app.routing.conditions import ROWS
 from app.routing.query import Query
+from app.settings.applications import Premise
 from app.store.calibration_record import CalibrationRecord, Population
 from racer_core.records.conversation import RoutedText
 
@@ -32,10 +33,12 @@ class _Index:
     Attributes:
         by_conditions: Later turns or not, and the digests of the calibration's candidates -> place.
         by_group: A group -> the first place with its rows of first turns.
+        drawn: Later turns or not, and an application -> the place of the rows drawn from it.
     """
 
     by_conditions: Mapping[tuple[bool, tuple[str, ...]], int]
     by_group: Mapping[str | None, int]
+    drawn: Mapping[tuple[bool, str | None], int]
 
 
 class TurnKind(Enum):
@@ -55,11 +58,13 @@ class RowSelection:
         turn: The turn of the conversation.
         differing: The fields in which the request was sent unlike the rows; none: it was sent like
             them.
+        premise: Why rows cover a request that does not differ.
     """
 
     population: int
     turn: TurnKind
     differing: tuple[str, ...] = ()
+    premise: Premise = "alike"
 
     @property
     def is_chosen_by_conditions(self) -> bool:
@@ -72,14 +77,20 @@ class RowSelector:
 
     Args:
         text: What the router reads of a conversation.
+        added: Digests of what the gateway adds to the requests of each candidate.
     """
 
-    def __init__(self, text: RoutedText) -> None:
+    def __init__(self, text: RoutedText, added: Mapping[str, str] | None = None) -> None:
         self._text = text
+        self._added = added or {}
         self._indexes: LRUCache[str, _Index] = LRUCache(_MAX_RECORDS)
 
     def select(
-        self, record: CalibrationRecord, query: Query, group: str | None = None
+        self,
+        record: CalibrationRecord,
+        query: Query,
+        group: str | None = None,
+        premise: Premise = "alike",
     ) -> RowSelection:
         """The rows of the record that decides, for a request.
 
@@ -87,8 +98,11 @@ class RowSelector:
             record: The record.
             query: The request's query.
             group: Its group, whose other rows choose the set where none was sent like the request.
+            premise: That of its application. Without drawn rows, rows alike cover the request.
         """
         index = self._index(record)
+        if premise == "drawn" and (False, group) in index.drawn:
+            return self._drawn(record, query.later, index, group)
         digests = query.conditions.of(record.calibration.pool)
         turn = TurnKind.LATER if query.later else TurnKind.FIRST
         population = index.by_conditions.get((query.later, digests))
@@ -98,9 +112,23 @@ class RowSelector:
         usual = record.populations[nearest].conditions or ()
         population = index.by_conditions.get((query.later, usual))
         if population is None:
-            population, turn = nearest, TurnKind.UNCALIBRATED
+            population = nearest
+            turn = TurnKind.UNCALIBRATED if query.later else turn
         differing = () if digests == usual else query.conditions.differing or (ROWS,)
         return RowSelection(population=population, turn=turn, differing=differing)
+
+    def _drawn(
+        self, record: CalibrationRecord, later: bool, index: _Index, group: str | None
+    ) -> RowSelection:
+        """The rows drawn from an application, whatever its request consists of."""
+        turn = TurnKind.LATER if later else TurnKind.FIRST
+        place = index.drawn.get((later, group))
+        if place is None:
+            place, turn = index.drawn[False, group], TurnKind.UNCALIBRATED
+        added = tuple(map(self._added.get, record.calibration.pool))
+        is_same = record.populations[place].conditions == added
+        differing = () if is_same else (ROWS,)
+        return RowSelection(population=place, turn=turn, differing=differing, premise="drawn")
 
     def _index(self, record: CalibrationRecord) -> _Index:
         index = self._indexes.get(record.id)
@@ -117,8 +145,17 @@ class RowSelector:
                 for group in each.calibration.group_names
             ]
             # Unknown digests, (), equal those of no request.
-            places = {(each.later, each.conditions or ()): place for place, each in deciding}
-            index = self._indexes[record.id] = _Index(places, dict(groups))
+            places = {
+                (each.later, each.conditions or ()): place
+                for place, each in deciding
+                if each.drawn is None
+            }
+            drawn: dict[tuple[bool, str | None], int] = {
+                (each.later, each.drawn): place
+                for place, each in deciding
+                if each.drawn is not None
+            }
+            index = self._indexes[record.id] = _Index(places, dict(groups), drawn)
         return index
 
     def _decides(self, population: Population, record: CalibrationRecord) -> bool:

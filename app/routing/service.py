@@ -179,7 +179,8 @@ class RoutingService:
         group = self._grouping.of_request(
             query.text, options.group, request.caller.group, application
         )
-        rows = self._rows.select(record, query, group)
+        premise = "alike" if application is None else application.terms.premise
+        rows = self._rows.select(record, query, group, premise)
         threshold = await self._threshold(record, choice.names, group, rows.population)
         usual = record.options(group, application and application.terms.alpha)
         premises = self._premises(record, usual, choice, options, request, rows, threshold)
@@ -223,7 +224,7 @@ class RoutingService:
                 group=threshold and threshold.group,
                 calibration_id=record.id,
                 reasons=reasons,
-            ),
+            ).under(rows.premise),
             pool_scores=self._best_first(choice.names, scored),
             fingerprint=fingerprint,
             scored=scored,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from app.settings.base import Frozen
 from app.settings.candidates import Name
 from app.settings.routing import Alpha
 
+Premise = Literal["alike", "drawn"]
 DEFAULT: Final = "default"  # the application of requests and rows that belong to no other
 
 
@@ -26,6 +27,8 @@ class Application(Frozen):
     """Risk level of its requests; null: that of the calibration."""
     on_uncovered: Name | None = None
     """What answers its requests that no row covers; null: `routing.on_uncovered`."""
+    premise: Premise = "alike"
+    """Its rows cover requests sent `alike`, or all, if they are `drawn` from its traffic."""
 
 
 def problems(applications: Mapping[str, Application], keys: tuple[str, ...]) -> Iterator[str]:

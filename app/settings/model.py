@@ -155,6 +155,11 @@ class Settings(Frozen):
         return "application" if self.applications else self.routing.group_by
 
     @property
+    def drawn_applications(self) -> tuple[str, ...]:
+        """The applications whose rows are drawn from their traffic."""
+        return tuple(name for name, each in self.applications.items() if each.premise == "drawn")
+
+    @property
     def prices(self) -> tuple[float, ...] | None:
         """Prices in the order of the candidates; None if they have none."""
         prices = tuple(each.price for each in self.candidates if each.price is not None)

@@ -46,11 +46,14 @@ class Population:
     Attributes:
         calibration: The rows. Options and patterns are the same in all populations of a record.
         conditions: Digests of what the candidates were sent for the rows, but for the query, in the
-            order of the calibration's pool; None: unknown, and no request is like them.
+            order of the calibration's pool; None: unknown, and no request is like them. Of drawn
+            rows: digests of what the gateway added.
         later: They are turns after the first of a conversation.
         text: What the router read of later turns.
         query_chars: How many characters of a row's text the router read; None: not recorded, by a
             version that refused longer rows.
+        drawn: The application whose traffic the rows were drawn from, as whole requests; None:
+            requests must be sent like the rows.
     """
 
     calibration: Calibration
@@ -58,6 +61,7 @@ class Population:
     later: bool = False
     text: RoutedText = "last_user"
     query_chars: int | None = None
+    drawn: str | None = None
 
     def is_too_long(self, text_chars: int, query_chars: int) -> bool:
         """Whether a text is not read as it would be of a row.
@@ -236,6 +240,7 @@ def _populations(
             later=settings["later"],
             text=settings["text"],
             query_chars=settings.get("query_chars"),
+            drawn=settings.get("drawn"),
         )
 
 
@@ -252,6 +257,7 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "later": population.later,
         "text": population.text,
         "query_chars": population.query_chars,
+        "drawn": population.drawn,
         "groups": population.calibration.groups,
     }
 

@@ -24,6 +24,7 @@ from tests.support.gateway import (
     Gateway,
     Serve,
     as_json,
+    candidates,
     configure,
     error_message,
     labelled,
@@ -380,6 +381,178 @@ def test_application_and_group_are_one_field(serve: Serve) -> None:
     rows = [row | {"group": "bot"} for row in as_json(labelled(10_000, 60))]
     upload(gateway, rows)
     assert decision(gateway, BOT_KEY)["certificate"]["holds"]
+
+
+# Drawn rows -------------------------------------------------------------------------------------
+
+
+DRAWN: dict[str, Any] = {"applications": {"bot": {"keys": ["bot"], "premise": "drawn"}}}
+KINDS: list[dict[str, Any]] = [  # of requests, beside their query
+    {},
+    {"system": "You are a bank."},
+    {"system": "Answer in rhymes.", "temperature": 0.7},
+    {"tools": TOOLS, "tool_choice": "auto"},
+    {"max_tokens": 9, "response_format": {"type": "json_object"}},
+]
+
+
+def whole(query: str, system: str | None = None, **fields: Any) -> dict[str, Any]:
+    """A request as a client sends it."""
+    prompt = [] if system is None else [{"role": "system", "content": system}]
+    return {"messages": [*prompt, *user(query)], **fields}
+
+
+def drawn_rows(count: int, start: int = 20_000) -> list[dict[str, Any]]:
+    """Whole requests of every kind."""
+    return [
+        {"request": whole(row["query"], **KINDS[number % len(KINDS)]), "correct": row["correct"]}
+        | {"application": "bot"}
+        for number, row in enumerate(as_json(labelled(start, count)))
+    ]
+
+
+def later(body: dict[str, Any]) -> dict[str, Any]:
+    """The same as the third turn of a conversation."""
+    turns = [*user(ONE), {"role": "assistant", "content": "7"}]
+    return body | {"messages": [*turns, *body["messages"]]}
+
+
+def answered(gateway: Gateway, key: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The certificate of a chat answer."""
+    response = gateway.post("/v1/chat/completions", key, json={"model": "auto", **body})
+    assert response.status_code == 200, response.text
+    return response.json()["racer"]["certificate"]
+
+
+def test_drawn_rows_cover_every_request_of_their_application(serve: Serve, pool: FakePool) -> None:
+    """Whatever its client put into it, of other kinds than any row, too; none of another's."""
+    gateway = serve(calibrated=False, access=ACCESS, **DRAWN)
+    drawn = drawn_rows(60)
+    upload(gateway, [*drawn, *as_json(noisy(40_000, 80))])
+    others: list[dict[str, Any]] = [
+        {"system": "New."},
+        {"tools": TOOLS, "system": "New.", "seed": 3, "top_p": 0.5},
+    ]
+    for kind in [*KINDS, *others]:
+        certificate = answered(gateway, BOT_KEY, whole(TWO, **kind))
+        assert (certificate["holds"], certificate["guarantee"]["premise"]) == (True, "drawn")
+        assert certificate["n"] == sum(any(row["correct"].values()) for row in drawn)
+        other = answered(gateway, DATA_KEY, whole(TWO, **kind))
+        assert (other["holds"], other["guarantee"]["premise"]) == (not kind, "alike")
+    long = answered(gateway, BOT_KEY, whole(TWO + " again" * 4_000))
+    assert long["holds"]
+    third = answered(gateway, BOT_KEY, later(whole(TWO, **KINDS[1])))
+    assert (third["holds"], "multi_turn_uncalibrated" in third["reasons"]) == (False, True)
+
+
+def test_drawn_later_turns_are_a_population_of_their_own(serve: Serve, pool: FakePool) -> None:
+    """The largest population comes first in a record; drawn rows alone calibrate, too."""
+    gateway = serve(calibrated=False, access=ACCESS, **DRAWN)
+    turns = [row | {"request": later(row["request"])} for row in drawn_rows(40, 30_000)]
+    upload(gateway, [*drawn_rows(60), *turns])
+    third = answered(gateway, BOT_KEY, later(whole(TWO, **KINDS[2])))
+    assert (third["holds"], third["reasons"]) == (True, ["later_turn"])
+    assert third["n"] == sum(any(row["correct"].values()) for row in turns)
+    assert third["guarantee"]["premise"] == "drawn"
+    first = answered(gateway, BOT_KEY, whole(TWO))
+    assert (first["holds"], first["reasons"]) == (True, [])
+    for body in (whole(TWO), later(whole(TWO)), whole(TWO, **KINDS[1])):
+        assert not answered(gateway, DATA_KEY, body)["holds"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"request": None, "query": ONE}, "must be whole requests"),
+        ({"conditions": dict.fromkeys(POOL, "0" * 32)}, "labelled under another configuration"),
+    ],
+    ids=["query", "conditions"],
+)
+def test_rows_that_cannot_be_drawn_are_refused(
+    serve: Serve, change: dict[str, Any], message: str
+) -> None:
+    """One error names the row; nothing changes."""
+    gateway = serve(calibrated=False, access=ACCESS, **DRAWN)
+    rows = drawn_rows(40)
+    rows[3] |= change
+    rows[3] = {name: value for name, value in rows[3].items() if value is not None}
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    found = error_message(response, 422)
+    assert "row 4: " in found
+    assert message in found
+    assert gateway.ready()["calibration"] is None
+
+
+def test_drawn_rows_hold_while_the_gateway_adds_the_same(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """A rename changes what candidates are sent; rows that were drawn are no rows alike."""
+
+    def certificate(premise: str, **changes: Any) -> dict[str, Any]:
+        settings = {"bot": {"keys": ["bot"], "premise": premise}}
+        path = configure(
+            tmp_path,
+            artifact,
+            pool.url,
+            access=ACCESS,
+            applications=settings,
+            candidates=candidates(pool.url, **changes),
+        )
+        with running(path, ENVIRONMENT) as gateway:
+            if gateway.ready()["calibration"] is None:
+                upload(gateway, drawn_rows(60))
+            return answered(gateway, BOT_KEY, whole(TWO, **KINDS[1]))
+
+    assert certificate("drawn")["holds"]
+    renamed = certificate("drawn", poet={"renames": {"max_tokens": "max_completion_tokens"}})
+    assert (renamed["holds"], renamed["reasons"]) == (False, ["conditions_differ:rows"])
+    alike = certificate("alike")
+    assert (alike["holds"], alike["guarantee"]["premise"]) == (False, "alike")
+    assert "conditions_differ:messages.system" in alike["reasons"]
+    assert certificate("drawn")["holds"]
+
+
+def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path) -> None:
+    """System prompts, tools and lengths decide who is right, and the router reads none of them.
+
+    The misses among N requests are BetaBinomial(N, m, n + 1 - m), m = floor(alpha (n + 1)), since
+    critical scores are distinct (``smoothing: hash``). False alarm below 1e-6. Were the requests
+    with tools alone served by these rows, three in four would be missed: outside the law but for a
+    chance below 1e-6.
+    """
+    gateway = serve(calibrated=False, artifact=noisy_artifact, access=ACCESS, **DRAWN)
+    rng = np.random.default_rng(23)
+
+    def draw(count: int, share: float) -> list[dict[str, Any]]:
+        """Requests, of which a share has tools; those are mostly answered by the poet alone."""
+        rows: list[dict[str, Any]] = []
+        for query in law_rows("sums", count, rng):
+            has_tools = rng.random() < share
+            prompt: dict[str, Any] = {"system": "x" * int(rng.integers(1, 99))}
+            kind: dict[str, Any] = {"tools": TOOLS} if has_tools else prompt
+            is_poet = has_tools and rng.random() < 0.75
+            right = {name: name == "poet" for name in POOL} if is_poet else query["correct"]
+            text = query["query"] + " please" * int(rng.integers(3))
+            rows.append(
+                {"request": whole(text, seed=int(rng.integers(9)), **kind)}
+                | {"correct": right, "application": "bot"}
+            )
+        return rows
+
+    upload(gateway, draw(ROWS, 0.05), alpha=ALPHA, smoothing="hash")
+
+    def misses(rows: list[dict[str, Any]]) -> int:
+        count = 0
+        for row in rows:
+            found = decision(gateway, BOT_KEY, query=None, **row["request"])
+            assert found["certificate"]["holds"]
+            count += not any(row["correct"][name] for name in found["selected"])
+        return count
+
+    m = int(ALPHA * (ROWS + 1))
+    low, high = stats.betabinom.interval(1.0 - 1e-6, REQUESTS, m, ROWS + 1 - m)
+    assert low <= misses(draw(REQUESTS, 0.05)) <= high
+    assert misses(draw(REQUESTS, 1.0)) > high
 
 
 # Configuration ----------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
             "risk_band_delta": None,
             "answer_risk_max": None,
             "answer_risk_delta": None,
+            "premise": "alike",
             "weights": None,
             "trivial": False,
         },
