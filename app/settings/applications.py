@@ -19,14 +19,14 @@ class Application(Frozen):
     """A population of requests, such as those of a support bot, with its own rows."""
 
     keys: tuple[Name, ...] = ()
-    """API keys whose requests belong to it: names in `access.keys`, or `data` or `admin`."""
+    """Its API keys: names in `access.keys`, `data` or `admin`."""
     prompts: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], ...] = ()
     """Digests of the system prompt and tools of its requests; `GET /decisions/{id}` shows an
     unknown one as `prompt_digest`."""
     alpha: Alpha | None = None
     """Risk level of its requests; null: that of the calibration."""
     on_uncovered: Name | None = None
-    """What answers its requests that no row covers; null: `routing.on_uncovered`."""
+    """As `routing.on_uncovered`, for its requests; null: that."""
     premise: Premise = "alike"
     """Its rows cover requests sent `alike`, or all, if they are `drawn` from its traffic."""
 
