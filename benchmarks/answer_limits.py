@@ -108,6 +108,7 @@ def population(
         pool=tuple(pool),
         queries=Texts(b"", np.zeros(count, np.int64)),
         fingerprints=prints,
+        overlap_prints=prints,
         identities=prints,
         labels=labels,
         scores=scores,

@@ -60,6 +60,7 @@ class Artifact:
     salt: str  # key of the fingerprints
     training_fingerprints: frozenset[bytes]
     validation_fingerprints: frozenset[bytes] = frozenset()
+    longest_text: int | None = None  # characters of a text of either; None: an earlier version's
     components: NDArray[np.float32] | None = None  # (D, d), for drift; None: an earlier version's
     validation_copies: int | None = None  # near copies of training rows; after training alone
     digest: str = ""  # of the saved folder; empty before it is saved
@@ -68,6 +69,19 @@ class Artifact:
     def pool(self) -> tuple[str, ...]:
         """The candidates' names, in the order of the router's columns."""
         return tuple(candidate.name for candidate in self.candidates)
+
+    def overlap_print(self, query: str) -> bytes:
+        """The fingerprint by which a query of training or tuning is found, also where it was cut.
+
+        Training cuts all texts at one length. If it cut any, that is the length of the longest.
+        """
+        whole = fingerprint(self.salt, query)
+        return self.either_print(whole, fingerprint(self.salt, query[: self.longest_text]))
+
+    def either_print(self, whole: bytes, cut: bytes) -> bytes:
+        """The print of the text that training cut, if it is one of training; else the other."""
+        known = cut in self.training_fingerprints or cut in self.validation_fingerprints
+        return cut if known else whole
 
 
 def new_salt() -> str:
@@ -97,6 +111,7 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
         "patterns": {name: getattr(artifact.patterns, name) for name in _PATTERN_SETTINGS},
         "null_threshold": artifact.null_threshold,
         "salt": artifact.salt,
+        "longest_text": artifact.longest_text,
     }
     tensors = {
         **artifact.router.tensors(),
@@ -238,6 +253,9 @@ def _build(
         raise InputError(f"null_threshold is {tau!r}")
     if not isinstance(salt, str) or not 1 <= len(salt.encode()) <= 64:
         raise InputError("the salt must be 1 to 64 bytes of text")
+    longest = manifest.get("longest_text")
+    if longest is not None and not (isinstance(longest, int) and longest > 0):
+        raise InputError(f"longest_text is {longest!r}")
     return Artifact(
         candidates=candidates,
         encoder=_absolute(EncoderSpec(**manifest["encoder"]), folder),
@@ -250,6 +268,7 @@ def _build(
         salt=salt,
         training_fingerprints=_unpacked(tensors["training_fingerprints"]),
         validation_fingerprints=_unpacked(tensors["validation_fingerprints"]),
+        longest_text=longest,
         components=_components(tensors),
         digest=digest(folder),
     )

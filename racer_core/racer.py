@@ -123,7 +123,8 @@ class Racer(TrainedRouter):
             options = CalibrationOptions(alpha=alpha, score=Score.COVER, null_threshold=tau)
         columns = self._columns(rows)
         if not allow_overlap:
-            self.refuse_overlap(columns.fingerprints, rows.kind)
+            prints = [self.artifact.overlap_print(query) for query in rows.queries]
+            self.refuse_overlap(prints, rows.kind)
         kind = rows_kind(rows)
         if options.one_per_cluster and rows.kind is None:
             raise CalibrationError(ONE_PER_CLUSTER_NEEDS_KIND)

@@ -38,6 +38,7 @@ class ColumnWriter:
         salt: Salt of the fingerprints.
         text: What the router reads of a conversation.
         query_chars: How many characters of a text the router reads.
+        training_chars: Characters of the longest text of training; None: unknown.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class ColumnWriter:
         salt: str,
         text: RoutedText,
         query_chars: int,
+        training_chars: int | None,
     ) -> None:
         self._pool = pool
         self._query_chars = query_chars
+        self._training_chars = training_chars
         self._salt = salt
         self._text: RoutedText = text
         self._prints = bytearray()
+        self._overlap_prints = bytearray()
         self._identities = bytearray()
         self._texts = texts
         self._equality = equality
@@ -81,12 +85,16 @@ class ColumnWriter:
 
     def add(self, row: LabelledRow) -> None:
         """Add a row."""
-        query = row_text(row, self._text)[: self._query_chars]
+        text = row_text(row, self._text)
+        query = text[: self._query_chars]
         self._end += self._texts.write(query.encode())
         self._ends.append(self._end)
         # A row that brings scores has no query, but needs a fingerprint for its smoothing noise.
         name = query or f"\0row {len(self._answered)}"
-        self._prints += fingerprint(self._salt, name)
+        read = fingerprint(self._salt, name)
+        self._prints += read
+        cut = name if self._training_chars is None else text[: self._training_chars] or name
+        self._overlap_prints += read if cut == name else fingerprint(self._salt, cut)
         identity = row_identity(row.query, row.earlier, row.request, plain=True) or name
         self._identities += blake2b(identity.encode(), digest_size=PRINT_BYTES).digest()
         self._labels += bytes(name in row.correct for name in self._pool)
@@ -128,6 +136,9 @@ class ColumnWriter:
             arrays,
             allow_pickle=False,
             fingerprints=np.frombuffer(self._prints, np.uint8),
+            overlap_prints=np.frombuffer(self._overlap_prints, np.uint8)[
+                : 0 if self._overlap_prints == self._prints else None
+            ],
             identities=np.frombuffer(self._identities, np.uint8),
             ends=np.frombuffer(self._ends, np.int64),
             labels=self._table(np.frombuffer(self._labels, np.bool_)),
@@ -170,10 +181,12 @@ def load(
     with np.load(arrays, allow_pickle=False) as saved:
         group_names = Texts(saved["group_texts"].tobytes(), saved["group_ends"])
         classes, quality, weights = saved["classes"], saved["quality"], saved["weights"]
+        fingerprints = _digests(saved["fingerprints"])
         return RowColumns(
             pool=pool,
             queries=Texts(_contents(texts), saved["ends"]),
-            fingerprints=_digests(saved["fingerprints"]),
+            fingerprints=fingerprints,
+            overlap_prints=_digests(saved["overlap_prints"]) or fingerprints,
             identities=_digests(saved["identities"]),
             labels=saved["labels"],
             scores=saved["scores"],

@@ -71,6 +71,7 @@ class RowColumns:
         pool: The candidates, in the order of the columns.
         queries: The text that the router reads; empty for a row that brings scores instead.
         fingerprints: Keyed hashes of the queries; unique for rows without a query.
+        overlap_prints: The same of the texts cut where the longest text of training ends.
         identities: Digests of what the rows ask, equal for copies but for case, space and Unicode
             form: of the whole query or request with the turns before it, also where the router
             reads a part.
@@ -100,6 +101,7 @@ class RowColumns:
     pool: tuple[str, ...]
     queries: Texts
     fingerprints: tuple[bytes, ...]
+    overlap_prints: tuple[bytes, ...]
     identities: tuple[bytes, ...]
     labels: BoolArray
     scores: FloatArray
@@ -126,6 +128,7 @@ class RowColumns:
         grouped = len(self.queries if self.groups is None else self.groups)
         lengths = {
             len(self.fingerprints),
+            len(self.overlap_prints),
             len(self.identities),
             grouped,
             len(self.clusters),
@@ -169,6 +172,7 @@ class RowColumns:
             self,
             queries=self.queries.take(rows),
             fingerprints=tuple(self.fingerprints[i] for i in chosen),
+            overlap_prints=tuple(self.overlap_prints[i] for i in chosen),
             identities=tuple(self.identities[i] for i in chosen),
             labels=self.labels[rows],
             scores=self.scores[rows],

@@ -49,6 +49,7 @@ class ReadInstructions:
         candidates: How the candidates are served now.
         extra_fields: Fields of the deny list that are passed on to candidates.
         drawn: The applications whose rows are requests drawn from their traffic.
+        training_chars: Characters of the longest text of the router's training; None: unknown.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ReadInstructions:
     extra_fields: tuple[str, ...]
     drawn: tuple[str, ...] = ()
     markers: Markers = MARKERS
+    training_chars: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,7 @@ def parse(
             salt=instructions.salt,
             text=instructions.text,
             query_chars=instructions.query_chars,
+            training_chars=instructions.training_chars,
         )
         reported_at = 0.0
         for number, row in enumerate(rows):

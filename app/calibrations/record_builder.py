@@ -196,8 +196,10 @@ class RecordBuilder:
                 "every row is a turn after the first of a conversation: send the rows of first "
                 "turns in the same upload"
             )
+        either = self._trained.artifact.either_print
+        prints = tuple(map(either, rows.fingerprints, rows.overlap_prints))
         if not options.allow_overlap:
-            self._trained.refuse_overlap(rows.fingerprints, options.rows_kind)
+            self._trained.refuse_overlap(prints, options.rows_kind)
         built = self._build(first.rows, guarantee, progress)
         if served is not None:  # first turns only, under the conditions of most rows
             built = replace(built, calibration=built.calibration.reweighted(served))
@@ -235,8 +237,8 @@ class RecordBuilder:
             for kind, each in zip(used, built_others, strict=True)
         ]
         progress("thresholds")
-        overlap = len(self._trained.overlap(rows.fingerprints))
-        is_fresh = self._trained.is_fresh_traffic(rows.fingerprints, options.rows_kind)
+        overlap = len(self._trained.overlap(prints))
+        is_fresh = self._trained.is_fresh_traffic(prints, options.rows_kind)
         overlap_voids = overlap > 0 and not is_fresh
         found = self._evidence(rows_of_first, built, dry_run=options.dry_run)
         found |= {

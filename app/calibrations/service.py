@@ -91,6 +91,7 @@ class CalibrationService:
     ) -> None:
         self._settings = settings
         self._salt = trained.artifact.salt
+        self._training_chars = trained.artifact.longest_text
         self._projections = projections
         self._store = store
         self._active = active
@@ -239,6 +240,7 @@ class CalibrationService:
             equality=textual(self._settings.aggregation.equality),
             markers=self._settings.aggregation.reasoning_markers,
             salt=self._salt,
+            training_chars=self._training_chars,
             text=self._settings.routing.text,
             candidates=tuple(map(BodySettings.of, self._settings.candidates)),
             extra_fields=self._settings.limits.extra_fields,

@@ -289,7 +289,7 @@ def _without_trained(
     for name, rows in benchmarks.items():
         if set(rows.pool) != set(artifact.pool):
             raise RowsError(name, [f"its pool {list(rows.pool)} is not {list(artifact.pool)}"])
-        prints = [fingerprint(artifact.salt, query) for query in rows.queries]
+        prints = [artifact.overlap_print(query) for query in rows.queries]
         own = rows.rows
         if not is_fresh_traffic(prints, known, rows.kind):
             own = tuple(row for row, each in zip(own, prints, strict=True) if each not in known)

@@ -181,6 +181,7 @@ def train(
         salt=salt,
         training_fingerprints=frozenset(training_prints),
         validation_fingerprints=frozenset(held_out.fingerprints),
+        longest_text=max(map(len, [*rows.queries, *validation.queries])),
         components=principal_components(fitted.encoder.encode(rows.queries).embeddings),
     )
     if output.similarity is not None:

@@ -226,7 +226,7 @@ def check_rows(racer: Racer, rows: LabelledRows) -> None:
             [f"{answerable} answerable rows are too few to tune on; label at least {MIN_ROWS}"],
         )
     trained = racer.artifact.training_fingerprints
-    prints = [racer.fingerprint(query) for query in rows.queries]
+    prints = [racer.artifact.overlap_print(query) for query in rows.queries]
     repeated = sum(each in trained for each in prints)
     if repeated and not is_fresh_traffic(prints, trained, rows.kind):
         raise RowsError(

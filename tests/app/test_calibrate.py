@@ -27,6 +27,9 @@ import pytest
 from app.store import Store
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.errors import OverlapError
+from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.records.near_copies import count_near_copies
 from racer_core.types import BINARY_TARGETS, FloatArray, LabelledRows, RiskTarget, Score
@@ -735,6 +738,33 @@ def test_training_rows_are_refused_or_void_the_guarantee(serve: Serve) -> None:
     assert result["evidence"]["overlap"] == 10
     certificate = gateway.route(ONE)["certificate"]
     assert (certificate["holds"], certificate["reasons"]) == (False, ["training_overlap"])
+
+
+@pytest.mark.parametrize("chars", [100, 60, 30])
+def test_training_rows_are_found_however_training_cut_them(
+    serve: Serve, tmp_path: Path, chars: int
+) -> None:
+    """Rows are longer than the gateway reads, and were cut elsewhere, or not, in training."""
+
+    def cut(rows: LabelledRows, end: int) -> LabelledRows:
+        long = [replace(row, query=f"{row.query} {'context ' * 20}"[:end]) for row in rows.rows]
+        return replace(rows, rows=tuple(long))
+
+    training, validation = noisy(0, 200), noisy(5_000, 100)
+    encoder = CharNgramEncoder()
+    train(cut(training, chars), cut(validation, chars), tmp_path, encoder=encoder, kind="knn")
+    gateway = serve(calibrated=False, artifact=tmp_path, limits={"query_chars": 40})
+    rows = {"rows": as_json(cut(training, 100))}
+    refused = error_message(gateway.post("/calibrate", ADMIN_KEY, json=rows), 422)
+    assert "200 of 200 rows were training rows" in refused
+    allowed = gateway.calibrate(rows=cut(training, 100), allow_overlap=True)
+    assert allowed["evidence"]["overlap"] == 200
+    assert gateway.route(training.rows[0].query)["certificate"]["holds"] is False
+    fresh = gateway.calibrate(rows=cut(noisy(20_000, 200), 100))
+    assert fresh["evidence"]["overlap"] == 0
+    racer = Racer.load(tmp_path)
+    with pytest.raises(OverlapError, match="200 of 200"):
+        racer.calibrate(cut(training, 100))
 
 
 def test_validation_rows_are_training_rows_too(serve: Serve) -> None:

@@ -145,6 +145,7 @@ def answering(
         pool=calibration.pool,
         queries=Texts(b"", np.zeros(shape[0], np.int64)),
         fingerprints=calibration.fingerprints,
+        overlap_prints=calibration.fingerprints,
         identities=calibration.fingerprints,
         labels=calibration.labels,
         scores=np.full(shape, np.nan),
