@@ -79,6 +79,12 @@ class Reason(StrEnum):
     Calibrate with `one_per_cluster`, or say that the rows are a random sample of traffic.
     """
 
+    ALPHA_PICKED = CoreReason.ALPHA_PICKED.value
+    """Alpha was chosen after these rows were seen, and graded or weighted rows have no band.
+
+    Calibrate on other rows.
+    """
+
     COPIES_DROPPED = "copies_dropped"
     """An earlier version left out rows that repeat a query, which a sample of traffic must keep.
 

@@ -27,6 +27,7 @@ class CoreReason(StrEnum):
     TRAINING_OVERLAP = "training_overlap"
     WEIGHTS_ESTIMATED = "weights_estimated"
     ROWS_IN_CLUSTERS = "rows_in_clusters"
+    ALPHA_PICKED = "alpha_picked"
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
     ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
 
@@ -118,10 +119,12 @@ class Certificate:
             risk_band: The band's bound of the threshold; used if alpha is not fixed.
             group: As the attribute.
             calibration_id: As the attribute.
-            reasons: As the attribute; repeats are dropped. ``weights_estimated`` and
-                ``rows_in_clusters`` are added where they apply.
+            reasons: As the attribute; repeats are dropped. ``weights_estimated``,
+                ``rows_in_clusters`` and ``alpha_picked`` are added where they apply.
         """
         is_alpha_fixed = options.is_alpha_fixed and decision.alpha == options.alpha
+        if not options.is_alpha_fixed and risk_band is None:
+            reasons = (CoreReason.ALPHA_PICKED, *reasons)
         if options.weights == "estimated":
             reasons = (CoreReason.WEIGHTS_ESTIMATED, *reasons)
         if options.has_dependent_rows:
