@@ -25,6 +25,10 @@ DELTA: Final = 0.05
 _TAUS: Final = 20  # values of tau that the first half compares
 
 
+class LimitNotKept(CalibrationError):
+    """No threshold keeps the limit. The message shows what the rows would have passed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TestedGrid:
     """Thresholds that the first half of the rows chose, counted on the second half.
@@ -53,7 +57,7 @@ def limit_answers(
 
     Raises:
         InputError: The rows cannot test a limit.
-        CalibrationError: No threshold of the grid keeps it.
+        LimitNotKept: No threshold of the grid keeps it.
     """
     grid = tested_grid(rows, calibration, aggregation, stacked, limit)
     tested = grid.calibration
@@ -61,13 +65,13 @@ def limit_answers(
     passed = passing(grid.points, lambda_hat, limit, DELTA)
     if not passed:
         least = smallest_feasible(grid.points, lambda_hat, DELTA)
-        raise CalibrationError(
+        raise LimitNotKept(
             f"no threshold keeps answer_risk_max {limit:g} at alpha {alpha:g}; nothing was stored. "
             + (
                 "No smaller error was certified at any limit: add rows or choose a larger alpha"
                 if least is None
-                else f"The smallest limit that these rows would have passed is {least:g}; they do "
-                "not certify a limit that was chosen by them, fresh rows do"
+                else f"The smallest limit that these rows would have passed is {least:g}: "
+                "test it on other rows, since these chose it"
             )
         )
     tested = replace(

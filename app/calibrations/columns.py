@@ -163,6 +163,18 @@ class RowColumns:
         ascending = np.sort(rows.view(f"S{rows.shape[1]}"), axis=0)
         return hashlib.sha256(ascending.tobytes()).hexdigest()
 
+    def hashes(self) -> NDArray[np.uint64]:
+        """64-bit keyed hashes of the distinct queries, ascending.
+
+        A row without a query has the hash of its scores and labels.
+        """
+        prints = np.frombuffer(b"".join(self.fingerprints), np.uint8).reshape(len(self), -1)
+        found = prints[:, :8].copy().view("<u8").ravel()
+        for i in np.flatnonzero(~np.isnan(self.scores[:, 0])):
+            data = self.scores[i].tobytes() + self.labels[i].tobytes()
+            found[i] = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+        return np.unique(found)
+
     def take(self, rows: NDArray[np.intp]) -> RowColumns:
         """Some of the rows, in their order; all of them are these columns themselves."""
         if len(rows) == len(self):

@@ -23,7 +23,7 @@ from app.calibrations.evidence import (
     min_n,
 )
 from app.calibrations.progress import Progress
-from app.calibrations.seen_rows import Terms, terms_of
+from app.calibrations.seen_rows import Terms, limit_terms, terms_of
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.reasons import Reason
@@ -171,6 +171,11 @@ class RecordBuilder:
             name: OwnAlpha(alpha, fixed is None or terms in fixed)
             for name, alpha, terms in self.application_terms(guarantee)
         }
+        is_limit_picked = (
+            fixed is not None
+            and options.answer_risk_max is not None
+            and limit_terms(guarantee, options.answer_risk_max) not in fixed
+        )
         if fixed is not None and terms_of(guarantee) not in fixed:
             guarantee = replace(guarantee, is_alpha_fixed=False)
         rows_kind = options.rows_kind or rows.guessed_kind
@@ -215,6 +220,11 @@ class RecordBuilder:
                     "answer_risk_max is tested on rows of one kind: send rows of first turns, "
                     "labelled under one vector of conditions",
                     param="answer_risk_max",
+                )
+            if is_limit_picked:
+                raise CalibrationError(
+                    f"answer_risk_max {options.answer_risk_max:g} or its alpha was chosen after "
+                    "these rows were seen: test it on other rows"
                 )
             rows_of_first, calibration, limit = limit_answers(
                 first.rows,

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol, Self
 
 from app.calibrations import activation_rule
+from app.calibrations.answer_limit import LimitNotKept
 from app.calibrations.answer_risk import textual
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import shift
@@ -23,7 +24,7 @@ from app.calibrations.parsing import ReadInstructions
 from app.calibrations.progress import Progress
 from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.row_reader import read_rows
-from app.calibrations.seen_rows import SeenRows, Terms, terms_of
+from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
 from app.calibrations.upload import Upload
 from app.errors import ConfirmNeeded
 from app.routing.active_calibration import ActiveCalibration
@@ -178,14 +179,19 @@ class CalibrationService:
             is_traffic = (options.rows_kind or rows.guessed_kind) is RowsKind.TRAFFIC
             served = await self._store.run(self._served, counts_repeats=is_traffic)
         digest = await asyncio.to_thread(rows.digest)
-        seen = await self._store.run(self._seen_rows.fixed_terms, digest)
-        fixed = self._fixed_terms(options) if seen is None else seen
+        hashes = await asyncio.to_thread(rows.hashes)
+        seen = await self._store.run(self._seen_rows.fixed_terms, hashes)
+        stated = self._fixed_terms(options)
         source = {"sha256": upload.sha256, "bytes": upload.size, "key": sender}
-        record = await asyncio.to_thread(
-            self._record_builder.record, rows, options, source, progress, served, fixed
-        )
-        if seen is None:
-            await self._store.run(self._seen_rows.add, digest, fixed)
+        fixed = stated if seen is None else seen
+        try:
+            record = await asyncio.to_thread(
+                self._record_builder.record, rows, options, source, progress, served, fixed
+            )
+        except LimitNotKept:
+            await self._store.run(self._seen_rows.add, digest, hashes, stated)
+            raise
+        await self._store.run(self._seen_rows.add, digest, hashes, stated)
         activate = options.activate and not options.dry_run
         async with self._write_lock:
             before = self._active_record()
@@ -259,10 +265,12 @@ class CalibrationService:
         fixed = [self._record_builder.guarantee(each) for each in (CalibrateOptions(), *stated)]
         if (active := self._active_record()) is not None:
             fixed.append(active.calibration.options)
-        own = [
-            terms for each in fixed for _, _, terms in self._record_builder.application_terms(each)
-        ]
-        return [*(terms_of(each) for each in fixed), *own]
+        found = [terms_of(each) for each in fixed]
+        for each in fixed:
+            found += [terms for _, _, terms in self._record_builder.application_terms(each)]
+        if (limit := options.answer_risk_max) is not None:
+            found.append(limit_terms(self._record_builder.guarantee(options), limit))
+        return found
 
     def _active_record(self) -> CalibrationRecord | None:
         """The active calibration; None before there is one."""

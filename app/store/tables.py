@@ -94,6 +94,7 @@ class SeenRowsRow(Base):
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)  # of the labelled rows
     seen_at: Mapped[str] = mapped_column(String(32), index=True)
     terms: Mapped[str]  # a JSON list
+    sketch: Mapped[bytes] = mapped_column(LargeBinary)  # the smallest hashes, 8 bytes each
 
 
 class WatchRow(Base):

@@ -161,23 +161,35 @@ def gateway(
         yield started
 
 
-def answered(count: int) -> list[dict[str, Any]]:
+def answered(count: int, first: int = 40_000) -> list[dict[str, Any]]:
     """Rows with answers: those who are right say 7, the others differ."""
     return [
         row | {"answers": {n: "7" if ok else f"{i} {n}" for n, ok in row["correct"].items()}}
-        for i, row in enumerate(as_json(noisy(40_000, count)))
+        for i, row in enumerate(as_json(noisy(first, count)))
     ]
 
 
 def test_a_limit_is_served_and_an_infeasible_one_is_a_clear_answer(gateway: Gateway) -> None:
-    """The error names the smallest feasible limit, which then passes; nothing is stored before."""
+    """The error names the smallest feasible limit, to be tested on other rows; nothing is stored.
+
+    Alphas that are tried until one keeps the limit, too, are chosen by the rows.
+    """
     body = {"rows": answered(600), "alpha": 0.3, "answer_risk_max": 0.001}
     refused = gateway.post("/calibrate", ADMIN_KEY, json=body)
     assert refused.status_code == 422, refused.text
     message = refused.json()["error"]["message"]
     assert "nothing was stored" in message
     assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
-    body["answer_risk_max"] = 0.9
+    for picked in ({"answer_risk_max": 0.9}, {"alpha": 0.4}):
+        again = gateway.post("/calibrate", ADMIN_KEY, json=body | picked)
+        assert again.status_code == 422, again.text
+        assert "chosen after these rows were seen" in again.json()["error"]["message"]
+    plain = {"rows": body["rows"], "alpha": 0.4, "dry_run": True}
+    shown = gateway.post("/calibrate", ADMIN_KEY, json=plain).json()["evidence"]
+    assert shown["alpha_basis"] == "band"
+    body = {"rows": answered(600, 50_000), "alpha": 0.3, "answer_risk_max": 0.9}
+    again = gateway.post("/calibrate", ADMIN_KEY, json=body | {"dry_run": True})
+    assert again.status_code == 200, again.text
     stored = gateway.post("/calibrate", ADMIN_KEY, json=body)
     assert stored.status_code == 200, stored.text
     evidence = stored.json()["evidence"]

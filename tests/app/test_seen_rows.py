@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
 from app.calibrations import seen_rows
 from app.calibrations.seen_rows import SeenRows
 from app.store import Store
-from tests.support.gateway import ADMIN_KEY, ONE, Gateway, Serve, as_json, noisy
+from tests.support.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, noisy
 
 ROWS = as_json(noisy(20_000, 150))
 OTHERS = as_json(noisy(30_000, 150))
@@ -69,10 +73,61 @@ def test_gateways_on_one_store_share_what_was_seen(
     """Each keeps the first sight; the oldest are forgotten."""
     monkeypatch.setattr(seen_rows, "MAX_SEEN", 3)
     with Store(database) as one, Store(database) as other:
-        assert SeenRows(one).fixed_terms("a") is None
-        SeenRows(one).add("a", [["first"]])
-        SeenRows(other).add("a", [["second"]])
-        assert SeenRows(other).fixed_terms("a") == [["first"]]
+        hashes = {name: hashes_of(300, seed) for seed, name in enumerate("abcd")}
+        assert SeenRows(one).fixed_terms(hashes["a"]) is None
+        SeenRows(one).add("a", hashes["a"], [["first"]])
+        SeenRows(other).add("a", hashes["a"], [["second"]])
+        assert SeenRows(other).fixed_terms(hashes["a"]) == [["first"]]
         for digest in "bcd":
-            SeenRows(other).add(digest, [])
-        assert [SeenRows(one).fixed_terms(each) for each in "abcd"] == [None, [], [], []]
+            SeenRows(other).add(digest, hashes[digest], [])
+        found = [SeenRows(one).fixed_terms(hashes[each]) for each in "abcd"]
+        assert found == [None, [], [], []]
+
+
+def hashes_of(count: int, seed: int) -> NDArray[np.uint64]:
+    """Random hashes, ascending."""
+    return np.unique(np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64))
+
+
+@pytest.mark.parametrize("count", [100, 5_000])
+@pytest.mark.parametrize(("share", "is_seen"), [(0.01, False), (0.2, True), (1.0, True)])
+def test_a_part_of_shown_rows_is_recognised(
+    database: str, count: int, share: float, is_seen: bool
+) -> None:
+    """By 128 hashes of the earlier upload, up to the error of so small a sample."""
+    earlier, others = hashes_of(count, 1), hashes_of(count, 2)
+    parts = np.random.default_rng(3).permutation(count)[: int(share * count)]
+    later = np.union1d(earlier[parts], others[: count - len(parts)])
+    with Store(database) as store:
+        seen = SeenRows(store)
+        seen.add("a", earlier, [["first"], ["second"]])
+        assert seen.fixed_terms(others) is None
+        assert (seen.fixed_terms(later) is not None) == is_seen
+        if share == 1.0:  # several earlier uploads: what was fixed before all of them
+            seen.add("b", later, [["second"], ["third"]])
+            assert seen.fixed_terms(later) == [["second"]]
+
+
+def test_a_changed_file_of_shown_rows_was_seen(serve: Serve) -> None:
+    """One row less or more, a space, another label; other rows were not."""
+    gateway = serve(calibrated=False)
+    assert calibrate(gateway, ROWS, dry_run=True) == "fixed"
+    spaced = [{**ROWS[0], "query": ROWS[0]["query"] + " "}, *ROWS[1:]]
+    relabelled = [{**ROWS[0], "correct": dict.fromkeys(POOL, True)}, *ROWS[1:]]
+    for changed in (ROWS[:-1], ROWS[:-1] + OTHERS[:1], ROWS + OTHERS[:50], spaced, relabelled):
+        assert calibrate(gateway, changed, alpha=0.2, activate=False) == "band"
+    assert calibrate(gateway, OTHERS[50:], alpha=0.25) == "fixed"
+
+
+def test_weighted_rows_with_a_picked_alpha_promise_nothing(
+    serve: Serve, noisy_artifact: Path
+) -> None:
+    """They have no band; the configured alpha holds."""
+    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    weighted = [row | {"weight": 1.0 + i % 2} for i, row in enumerate(ROWS)]
+    assert calibrate(gateway, weighted, dry_run=True, max_weight=2.0) == "fixed"
+    for alpha, basis, reasons in ((0.3, "assumed", ["alpha_picked"]), (0.1, "fixed", [])):
+        assert calibrate(gateway, weighted, alpha=alpha, max_weight=2.0) == basis
+        certificate = gateway.route(ONE)["certificate"]
+        assert certificate["guarantee"]["alpha_basis"] == basis
+        assert (certificate["holds"], certificate["reasons"]) == (not reasons, reasons)

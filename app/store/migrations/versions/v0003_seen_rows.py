@@ -14,5 +14,6 @@ def upgrade() -> None:
         sa.Column("digest", sa.String(64), primary_key=True),
         sa.Column("seen_at", sa.String(32), nullable=False),
         sa.Column("terms", sa.String(), nullable=False),
+        sa.Column("sketch", sa.LargeBinary(), nullable=False),
     )
     op.create_index("ix_seen_rows_seen_at", "seen_rows", ["seen_at"])
