@@ -104,7 +104,7 @@ def parse(
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    conditions = _AssumedConditions(instructions)
+    conditions = _RowConditions(instructions)
     limits = RowLimits(
         line_bytes=MAX_LINE_BYTES,
         rows=MAX_ROWS,
@@ -152,8 +152,11 @@ def parse(
     )
 
 
-class _AssumedConditions:
-    """Conditions of rows without digests: what the current configuration sends for them.
+class _RowConditions:
+    """Conditions of rows: without digests those of what the current configuration sends for them.
+
+    Digests may be those of an earlier configuration, which cannot be computed again. But equal
+    digests stand for requests that are sent alike, and those of plain text for plain text.
 
     Attributes:
         rows: How many rows came without digests.
@@ -163,13 +166,18 @@ class _AssumedConditions:
         self._reader = ConditionReader(instructions.candidates)
         self._extra_fields = instructions.extra_fields
         self._drawn = frozenset(instructions.drawn)
+        self._pool = instructions.pool
+        plain = self._reader.configured.of(self._pool)
+        # The vector of digests in a row -> that of what the configuration sends for its request.
+        self._sent_now = {plain: plain}
         self.rows = 0
 
     def complete(self, row: LabelledRow) -> LabelledRow:
         """The row, a whole request with digests.
 
         Raises:
-            InputError: Its request has fields that are not passed on to candidates.
+            InputError: Its request has fields that are not passed on to candidates, or its digests
+                are those of another request.
         """
         is_drawn = row.group in self._drawn
         if is_drawn and row.request is None:
@@ -178,17 +186,25 @@ class _AssumedConditions:
                 'whole requests ("request")'
             )
         self.rows += not row.conditions
-        if row.request is None or (row.conditions and not is_drawn):
+        if row.request is None:
             return row
         path = request_path(row.request)
         fields = request_fields(row.request, path, allowed=self._extra_fields)
-        digests = self._reader.read(fields, path).digests
-        if row.conditions not in ({}, digests):
+        sent = self._reader.read(fields, path)
+        if is_drawn and row.conditions not in ({}, sent.digests):
             raise InputError(
                 "it was labelled under another configuration of the candidates, or its request "
                 "was changed: label it again"
             )
-        return replace(row, conditions=digests)
+        if not row.conditions:
+            return replace(row, conditions=sent.digests)
+        vector, now = tuple(map(row.conditions.__getitem__, self._pool)), sent.of(self._pool)
+        if self._sent_now.setdefault(vector, now) != now:
+            raise InputError(
+                '"conditions" are the digests of a request that differs from "request" in more '
+                'than the text: leave "conditions" out, or label the row again'
+            )
+        return row
 
 
 def _document_rows(

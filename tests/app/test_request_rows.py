@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,25 @@ def test_digests_in_rows_count_before_what_is_sent_now(serve: Serve) -> None:
     assert upload(gateway, rows)["conditions"]["assumed"] == 0
     assert certificate(gateway, **body(ONE))["holds"] is False
     assert certificate(gateway, **body(ONE), temperature=2)["holds"] is True
+
+
+def test_digests_of_another_request_are_refused(serve: Serve) -> None:
+    """Digests of plain text cannot certify plain text by rows of a system prompt and tools."""
+    gateway = serve(calibrated=False)
+    reader = ConditionReader(gateway.settings.candidates)
+    body, *_ = KINDS["system prompt"]
+
+    def refused(rows: list[dict[str, Any]], digests: Mapping[str, str], place: int) -> None:
+        given = {"rows": [row | {"conditions": dict(digests)} for row in rows]}
+        response = gateway.post("/calibrate", ADMIN_KEY, json=given)
+        assert f'row {place}: "conditions" are the digests of a request' in (
+            error_message(response, 422)
+        )
+
+    rows = request_rows(body)
+    refused(rows, reader.configured.digests, 1)
+    earlier = reader.read({**body(ONE), "temperature": 2}).digests
+    refused([*rows, *request_rows(lambda text: {"messages": user(text)})], earlier, len(rows) + 1)
 
 
 def test_equal_queries_under_other_system_prompts_are_no_copies(serve: Serve) -> None:
