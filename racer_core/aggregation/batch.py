@@ -39,21 +39,24 @@ def row_classes(
     equality: Equality,
     reasoning: ReasoningFilter = REASONING,
 ) -> ClassArray:
-    """The same of labelled rows, in the order of the pool; recorded tool calls vote as such."""
-    return _numbered(
-        [
-            [
-                _form(row.answers.get(name), _equality(row, name, equality), reasoning)
-                for name in pool
-            ]
-            for row in rows
-        ]
-    )
+    """The same of labelled rows, in the order of the pool; tool calls vote as such."""
+    return _numbered([[_row_form(row, name, equality, reasoning) for name in pool] for row in rows])
 
 
-def _equality(row: LabelledRow, candidate: str, equality: Equality) -> Equality:
-    has_calls = "tool_calls" in row.calls.get(candidate, {})
-    return Equality.TOOL_CALL if has_calls else equality
+def _row_form(
+    row: LabelledRow, candidate: str, equality: Equality, reasoning: ReasoningFilter
+) -> str | None:
+    """The form of a recorded answer.
+
+    Without a record of its call, a list of calls is tool calls where the request has tools.
+    """
+    text, record, request = row.answers.get(candidate), row.calls.get(candidate), row.request or {}
+    is_unknown = not record and bool(request.get("tools") or request.get("functions"))
+    if is_unknown or (record and "tool_calls" in record):
+        calls = _form(text, Equality.TOOL_CALL, reasoning)
+        if calls is not None or not is_unknown:
+            return calls
+    return _form(text, equality, reasoning)
 
 
 def _form(text: str | None, equality: Equality, reasoning: ReasoningFilter) -> str | None:
