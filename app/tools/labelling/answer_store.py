@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from app.tools.labelling.confidences import AnswerConfidences
 from racer_core.records.questions import Question
 from racer_core.types import CallRecord
+
+_TOOL_CALLS: Final = "\0tool_calls\0"  # begins the key of a verdict on tool calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,11 @@ class Answer:
         """Whether the text is tool calls."""
         return "tool_calls" in self.call
 
+    @property
+    def verdict_key(self) -> str:
+        """The text and whether it is tool calls: verdicts on equal texts of both kinds differ."""
+        return f"{_TOOL_CALLS if self.is_tool_calls else ''}{self.text or ''}"
+
 
 class AnswerStore(Protocol):
     """Answers, verdicts and confidences of unfinished questions."""
@@ -32,7 +39,7 @@ class AnswerStore(Protocol):
         ...
 
     def verdict(self, question: Question, answer: str) -> bool | None:
-        """The judge's verdict on an answer; None if there is none yet."""
+        """The judge's verdict on the answer of this ``verdict_key``; None if there is none yet."""
         ...
 
     def add_answer(self, question: Question, candidate: str, answer: Answer) -> None:

@@ -320,7 +320,8 @@ class LabelFiles:
         for name, text in row.answers.items():
             if text is None:
                 continue
-            self._verdicts[key, _digest(text)] = name in row.correct
+            verdict_key = self._answers[key][name].verdict_key
+            self._verdicts[key, _digest(verdict_key)] = name in row.correct
             for evaluator, kinds in row.confidences.items():
                 values = {kind: of[name] for kind, of in kinds.items() if name in of}
                 self._add_rating(key, evaluator, _digest(text), values)

@@ -151,13 +151,12 @@ class Labeller:
         return True
 
     async def _grade(self, question: Question, answer: Answer, store: AnswerStore) -> bool | None:
-        assert answer.text is not None
-        stored = store.verdict(question, answer.text)
+        stored = store.verdict(question, answer.verdict_key)
         if stored is not None:
             return stored
         verdict = await self._grader.correct(question, answer)
         if verdict is not None and self._grader.paid:
-            store.add_verdict(question, answer.text, verdict)
+            store.add_verdict(question, answer.verdict_key, verdict)
         return verdict
 
     async def _rate(self, question: Question, texts: list[str], store: AnswerStore) -> bool:

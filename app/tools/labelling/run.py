@@ -251,15 +251,14 @@ class _LabellingRun:
 
     def _pending_question(self, question: Question) -> PendingQuestion:
         answers = dict(self._files.answers(question))
-        judged = {
-            each.text: self._files.verdict(question, each.text)
+        verdicts = {
+            each.verdict_key: verdict
             for each in answers.values()
-            if each.text is not None
+            if (verdict := self._files.verdict(question, each.verdict_key)) is not None
         }
-        verdicts = {text: verdict for text, verdict in judged.items() if verdict is not None}
         notes = PartialLabels(answers, verdicts)
         for evaluator in self._plan.evaluators(question.group):
-            for text in judged:
+            for text in {each.text for each in answers.values() if each.text is not None}:
                 if values := self._files.confidences(question, evaluator, text):
                     notes.add_confidences(question, evaluator, text, values)
         return PendingQuestion(question=question, notes=notes)
@@ -269,9 +268,9 @@ class _LabellingRun:
         for name, answer in result.notes.replies.items():
             if name not in self._files.answers(question):
                 self._files.add_answer(question, name, answer)
-        for text, verdict in result.notes.verdicts.items():
-            if self._files.verdict(question, text) is None:
-                self._files.add_verdict(question, text, verdict)
+        for key, verdict in result.notes.verdicts.items():
+            if self._files.verdict(question, key) is None:
+                self._files.add_verdict(question, key, verdict)
         for evaluator, rated in result.notes.ratings.items():
             for text, values in rated.items():
                 if self._files.confidences(question, evaluator, text) != values:
