@@ -222,7 +222,15 @@ def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
     digest = {text: hashlib.sha256(text.encode()).hexdigest() for text in (last["query"], "1")}
     expected = [{"query": digest[last["query"]], "judged": digest["1"], "correct": True}]
     answers = last["answers"].items()
-    expected += [{"query": digest[last["query"]], "candidate": n, "answer": a} for n, a in answers]
+    expected += [
+        {
+            "query": digest[last["query"]],
+            "candidate": name,
+            "answer": text,
+            "call": last["calls"][name],
+        }
+        for name, text in answers
+    ]
     known.write_text(known.read_text() + "".join(json.dumps(each) + "\n" for each in expected))
     pool.requests.clear()
     assert label(config, out, *judge)[0] == 0
