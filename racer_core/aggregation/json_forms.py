@@ -29,12 +29,17 @@ def json_form(text: str) -> str | None:
     text = text.strip()  # a trailing line end would change where parsing fails
     fenced = _FENCED.search(text)
     for whole in (text, fenced[1] if fenced else ""):
-        if whole.strip():
-            try:
-                return _canonical(strict_json.loads(whole.strip()))
-            except InputError:
-                pass
+        if (form := json_document_form(whole)) is not None:
+            return form
     return _first_form(text)
+
+
+def json_document_form(text: str) -> str | None:
+    """The canonical form of a text that is one JSON document; None if it is not."""
+    try:
+        return _canonical(strict_json.loads(text.strip()))
+    except InputError:
+        return None
 
 
 def tool_call_form(calls: Sequence[object]) -> str | None:
@@ -57,13 +62,14 @@ def tool_call_form(calls: Sequence[object]) -> str | None:
 def tool_calls_text(calls: Sequence[object]) -> str | None:
     """Tool calls as the text that rows record: a JSON list of names and arguments, canonical.
 
-    None where a call cannot be read. Equal texts have equal forms (:func:`tool_call_form`).
+    None where a call cannot be read. The text has the form of the calls (:func:`tool_call_form`):
+    arguments that are no object stay a string, as on the wire.
     """
     form = tool_call_form(calls)
     if form is None:
         return None
     pairs: list[tuple[str, Any]] = json.loads(form)
-    return _canonical([{"name": name, "arguments": arguments} for name, arguments in pairs])
+    return _canonical([{"name": name, "arguments": _as_sent(value)} for name, value in pairs])
 
 
 def is_call_list(value: object) -> bool:
@@ -89,6 +95,12 @@ def _call_form(call: object) -> str | None:
     if not isinstance(arguments, str):
         return None
     return _canonical([name, _parsed(arguments if arguments.strip() else "{}")])
+
+
+def _as_sent(arguments: object) -> object:
+    """Parsed arguments for a row: an object, or a string that parses to them."""
+    is_object = isinstance(arguments, dict)
+    return cast("object", arguments) if is_object else _canonical(arguments)
 
 
 def _parsed(arguments: str) -> Any:

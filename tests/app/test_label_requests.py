@@ -239,6 +239,37 @@ def test_tool_calls_are_graded_by_canonical_json(
     assert result["kinds"]["tools"] == {"rows": 1, "right": {"adder": 1, "speller": 1, "poet": 0}}
 
 
+def test_arguments_encoded_twice_are_another_call(
+    label: Label, pool: FakePool, tmp_path: Path
+) -> None:
+    """Graded as the gateway's vote sees them; a reference's own arguments may be a string."""
+    twice = call("parcel", {})
+    twice["function"]["arguments"] = json.dumps(json.dumps({"id": 1}))
+    pool.say("adder", "", **calls(call("parcel", {"id": 1})))
+    pool.say("speller", "", **calls(twice))
+    body = chat(user("Where is parcel 1?"), tools=[TOOL])
+    reference = [{"name": "parcel", "arguments": '{"id": 1}'}]
+    assert label([{"request": body, "reference": reference}])[0] == 0
+    assert correct(tmp_path) == [{"adder"}]
+
+
+def test_a_verdict_on_tool_calls_is_none_on_the_same_text(
+    label: Label, pool: FakePool, tmp_path: Path
+) -> None:
+    """A judge's verdicts are stored; a text that looks like the right call is no call."""
+    pool.say("adder", "", **calls(call("parcel", {"id": 1})))
+    pool.say("poet", '[{"arguments":{"id":1},"name":"parcel"}]')
+    reference = [{"name": "parcel", "arguments": {"id": 1}}]
+    body = chat(user("Where is parcel 1?"), tools=[TOOL])
+    code, _, stderr = label(
+        [{"request": body, "reference": reference}], grade="judge", judge="speller"
+    )
+    assert code == 0, stderr
+    (row,) = lines(tmp_path / "rows.jsonl")
+    assert row["answers"]["adder"] == row["answers"]["poet"]
+    assert correct(tmp_path) == [{"adder"}]
+
+
 def test_responses_call_tools_too(label: Label, pool: FakePool, tmp_path: Path) -> None:
     """Their items of type `function_call` are calls; a message beside them does not count."""
     item = {"type": "function_call", "id": "fc", "call_id": "c", "name": "parcel"}
@@ -278,6 +309,27 @@ def test_structured_output_is_graded_by_schema_and_value(
     assert code == 0, stderr
     assert correct(tmp_path) == [{"adder"}] * 2
     assert result["kinds"]["structured output"]["rows"] == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "is_correct"),
+    [
+        (' {"city": "Rome", "count": 2}\n', True),
+        ('Sure: {"city": "Rome", "count": 2}', False),
+        ('```json\n{"city": "Rome", "count": 2}\n```', False),
+        ('{"city": "Rome", "count": 2} {"city": "Oslo", "count": 3}', False),
+    ],
+)
+def test_structured_output_is_the_whole_text(
+    label: Label, pool: FakePool, tmp_path: Path, written: str, is_correct: bool
+) -> None:
+    """A client parses the text; it looks for no JSON among words."""
+    pool.say("poet", written)
+    question = chat(user("Which?"), response_format=STRUCTURED)
+    reference = {"city": "Rome", "count": 2}
+    code, _, stderr = label([{"request": question, "reference": reference}])
+    assert code == 0, stderr
+    assert correct(tmp_path) == [{"poet"} if is_correct else set()]
 
 
 @pytest.mark.parametrize(

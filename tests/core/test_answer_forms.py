@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.aggregation.answers import Equality, check_textual, is_textual, normalise
-from racer_core.aggregation.json_forms import json_form, tool_call_form
+from racer_core.aggregation.json_forms import json_form, tool_call_form, tool_calls_text
 from racer_core.errors import InputError
 from racer_core.offline.protocol import Protocol
 
@@ -156,6 +156,17 @@ def test_broken_arguments_are_compared_letter_by_letter(arguments, others):
     form = tool_call_form([call("weather", arguments)])
     assert form == tool_call_form([call("weather", same)]) is not None
     assert form != tool_call_form([call("weather", different)])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"city": "Rome"}', json.dumps('{"city":"Rome"}'), '{"city": "Ro', "Rome", '""', "5", "[1.0]"],
+)
+def test_recorded_tool_calls_have_the_form_of_the_wire(arguments):
+    """Arguments encoded twice are another call, in rows as in the vote."""
+    wire = [call("weather", arguments)]
+    recorded = tool_calls_text(wire)
+    assert normalise(Equality.TOOL_CALL, recorded) == tool_call_form(wire) is not None
 
 
 @pytest.mark.parametrize("arguments", [None, "", "  ", "{}"])

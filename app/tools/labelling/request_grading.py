@@ -15,7 +15,12 @@ from app.tools.labelling.answer_store import Answer
 from app.tools.labelling.graders import Grader
 from app.tools.labelling.summary import answer_schema
 from racer_core import strict_json
-from racer_core.aggregation.json_forms import is_call_list, json_form, tool_call_form
+from racer_core.aggregation.json_forms import (
+    is_call_list,
+    json_document_form,
+    json_form,
+    tool_call_form,
+)
 from racer_core.errors import InputError
 from racer_core.records.questions import Question
 
@@ -74,7 +79,7 @@ class RequestGrader:
         is_json, schema = answer_schema(question.request or {})
         if not is_json:
             return await self._base.correct(question, text)
-        form = json_form(text)
+        form = json_document_form(text)  # a client parses the whole text
         if form is None:
             return False
         try:
