@@ -122,6 +122,7 @@ DAMAGE = {
     "temperature is negative": put("patterns", "temperature", -1.0),
     "tau is a text": put("null_threshold", "high"),
     "salt is a number": put("salt", 5),
+    "the longest text is a text": put("longest_text", "8192"),
     "salt is too long for a key": put("salt", "x" * 65),
 }
 

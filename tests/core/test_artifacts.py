@@ -1,5 +1,6 @@
 """Artifacts: a saved router loads for the same pool and gives the same scores."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -62,6 +63,30 @@ def test_saving_and_loading_gives_the_same_artifact(kind, tmp_path):
     before, after = saved.router.predict(batch), loaded.router.predict(batch)
     np.testing.assert_array_equal(before.scores, after.scores)
     np.testing.assert_array_equal(before.neighbours, after.neighbours)
+
+
+@pytest.mark.parametrize(
+    ("longest", "query", "found"),
+    [
+        (4, "seen", True),
+        (4, "seen in training, which cut it", True),
+        (4, "  Seen", True),
+        (4, "new", False),
+        (9, "seen in training, which did not cut it", False),
+        (None, "seen", True),
+        (None, "seen in training", False),
+    ],
+)
+def test_a_query_is_found_where_training_cut_it(tmp_path, longest, query, found):
+    """Without the length, as in artifacts of earlier versions, it is found as a whole."""
+    artifacts.save(artifact_of(fitted("knn"), longest_text=longest), tmp_path)
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    if longest is None:
+        del manifest["longest_text"]
+    path.write_text(json.dumps(manifest))
+    artifact = artifacts.load(tmp_path)
+    assert (artifact.overlap_print(query) in artifact.training_fingerprints) == found
 
 
 def test_folder_holds_two_files_and_no_query(router_folder):
