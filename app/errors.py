@@ -7,7 +7,8 @@ RacerError (racer_core.errors)
 │   └── InvalidHost                  the Host header is missing, doubled, malformed or unknown
 ├── CalibrationError (racer_core.errors)
 │   ├── InfeasibleAlphaError (racer_core.errors)
-│   └── OverlapError (racer_core.errors)
+│   ├── OverlapError (racer_core.errors)
+│   └── LimitNotKept                 no threshold keeps `answer_risk_max`
 ├── ArtifactError (racer_core.errors)
 ├── AssertionRefuted (racer_core.errors)
 ├── Overloaded                       429, a queue or the memory for bodies is full
@@ -315,6 +316,10 @@ class GatewayUnreachable(RacerError):
 
 class GatewayRefused(RacerError):
     """The gateway answered with an error; the message is the gateway's own."""
+
+
+class LimitNotKept(CalibrationError):
+    """No threshold keeps the limit. The message shows what the rows would have passed."""
 
 
 class LabellingIncomplete(RacerError):

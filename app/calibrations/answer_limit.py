@@ -12,21 +12,18 @@ import numpy as np
 from app.calibrations.answer_risk import final_answers
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import ALPHAS
+from app.errors import LimitNotKept
 from app.settings.aggregation import Aggregation
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.answer_limit import AnswerLimit, passing, smallest_feasible
 from racer_core.calibration.augmentation import null_score
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.learn_then_test import GridPoint, clopper_pearson_upper
-from racer_core.errors import CalibrationError, InputError
+from racer_core.errors import InputError
 from racer_core.types import RiskTarget
 
 DELTA: Final = 0.05
 _TAUS: Final = 20  # values of tau that the first half compares
-
-
-class LimitNotKept(CalibrationError):
-    """No threshold keeps the limit. The message shows what the rows would have passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Any, Final, Protocol, Self
 
 from app.calibrations import activation_rule
-from app.calibrations.answer_limit import LimitNotKept
 from app.calibrations.answer_risk import textual
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import shift
@@ -26,7 +25,7 @@ from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.row_reader import read_rows
 from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
 from app.calibrations.upload import Upload
-from app.errors import ConfirmNeeded
+from app.errors import ConfirmNeeded, LimitNotKept
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader

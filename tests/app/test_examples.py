@@ -63,10 +63,10 @@ def test_every_kind_has_a_test() -> None:
 
 @of("json")
 def test_rows_are_rows(block: Block, tmp_path: Path) -> None:
-    """A JSON block that no other test reads is a labelled row."""
+    """Every line of a JSON block that no other test reads is a labelled row."""
     path = tmp_path / "rows.jsonl"
     path.write_text(block.text, encoding="utf-8")
-    assert len(read_rows(path)) == 1
+    assert len(read_rows(path)) == len(block.text.splitlines())
 
 
 @of("yaml")

@@ -21,19 +21,17 @@ from tests.upstreams.scripted import FakePool
 
 QUERY = "Spell the number 3 and then 4"  # the speller alone answers it
 TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "f"}}]}
-LONG = {"messages": user(QUERY + " again" * 2_000)}
 SYSTEM = {"messages": [{"role": "system", "content": "Be brief."}, *user(QUERY)]}
 LATER = {
     "messages": [*user(ONE), {"role": "assistant", "content": "7"}, *user(QUERY)],
 }
 UNCOVERED = [
     (TOOLS, "unlabelled_request_kind"),
-    (LONG, "query_too_long"),
     (SYSTEM, "conditions_differ:messages.system"),
     (LATER, "multi_turn_uncalibrated"),
 ]
 uncovered = pytest.mark.parametrize(
-    ("fields", "reason"), UNCOVERED, ids=["tools", "long", "system", "later"]
+    ("fields", "reason"), UNCOVERED, ids=["tools", "system", "later"]
 )
 
 

@@ -129,7 +129,7 @@ def test_a_pattern_is_shown(tmp_path: Path) -> None:
          "racer.canidates: unknown field; did you mean `candidates`?"),
         (ChatRequest, {"racer": {"colour": SECRET}}, "racer.colour",
          "racer.colour: unknown field; known here: `alpha`, `score`, `candidates`, `on_abstain`,"
-         " `group`, `usage`, `timeout`, `explain`, `stream`"),
+         " `group`, `application`, `usage`, `timeout`, `explain`, `stream`"),
         (LevelsRequest, {"query": SECRET, "candidate": []}, "candidate",
          "candidate: unknown field; did you mean `candidates`?"),
         (FeedbackRequest, {"decision": SECRET, "correct": {"a": True}}, "decision_id",
