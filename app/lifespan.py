@@ -193,7 +193,7 @@ async def _open_store(
             store,
             active,
             text=settings.routing.text,
-            group_by=settings.group_by,
+            grouping=settings.grouping,
             configured=conditions.configured,
             metrics=metrics,
         )

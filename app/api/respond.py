@@ -23,6 +23,7 @@ from app.concurrency.background_stream import BackgroundStream
 from app.errors import Forbidden
 from app.routing.applications import HEADER as APPLICATION_HEADER
 from app.routing.applications import Membership
+from app.routing.conditions import ROW_PATH
 from app.routing.query import Query
 from app.services import Services
 from app.settings import AUTO
@@ -104,7 +105,9 @@ async def _routed(
         options=parsed.options,
         caller=caller_of(http),
         pool=pool,
-        application=application_of(http, services, parsed.options.application, parsed.fields),
+        application=application_of(
+            http, services, parsed.options.application, parsed.fields, parsed.api_format.path
+        ),
         api_format=parsed.api_format,
         fields=parsed.fields,
         leader=parsed.options.stream == "leader",
@@ -127,16 +130,27 @@ async def _routed(
 
 
 def application_of(
-    http: HttpRequest, services: Services, requested: str | None, fields: Mapping[str, Any]
+    http: HttpRequest,
+    services: Services,
+    requested: str | None,
+    fields: Mapping[str, Any],
+    path: str = ROW_PATH,
 ) -> Membership | None:
     """The application of a request, which names it in its body or in a header, or does not.
 
     Raises:
         NotFound: There is no such application.
         Forbidden: The key belongs to another.
+        InputError: The body and the header name different ones.
     """
-    requested = requested if requested is not None else http.headers.get(APPLICATION_HEADER)
-    return services.applications.of_request(requested, caller_of(http), fields)
+    named = http.headers.get(APPLICATION_HEADER)
+    if None not in (requested, named) and requested != named:
+        raise InputError(
+            f"racer.application and the header {APPLICATION_HEADER} name different applications",
+            param="application",
+        )
+    requested = named if requested is None else requested
+    return services.applications.of_request(requested, caller_of(http), fields, path)
 
 
 def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query]) -> None:

@@ -293,7 +293,7 @@ class RecordBuilder:
             ),
             evidence=found,
             void_reasons=tuple(void_reasons),
-            grouped_by=self._grouping.group_by,
+            grouped_by=self._settings.grouping,
             alphas=alphas,
         )
 

@@ -4,7 +4,8 @@ An application is a group of the Mondrian calibration (see ``app.routing.groups`
 its own. A request belongs to one by the first of these that applies: the name that the request
 gives, its API key, the digest of its system prompt and tools. Every other request belongs to
 ``default``. A key of an application cannot name another one: its requests are that application's
-population, and the choice would otherwise be the client's.
+population, and the choice would otherwise be the client's. For the same reason no client can name
+an application whose rows are drawn: they cover whatever belongs to it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ from typing import Any, Final, cast
 
 from app.access.api_keys import Caller
 from app.errors import Forbidden, NotFound
+from app.routing.conditions import ROW_PATH
 from app.settings import DEFAULT, Application, Settings
 
 HEADER: Final = "x-racer-application"
 _SYSTEM: Final = ("system", "developer")
+# The fields of each endpoint that hold a system prompt.
+_PROMPTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "chat/completions": ("messages",),
+    "responses": ("instructions", "input"),
+    "completions": (),
+}
 _NONE: Final = Application()
 
 
@@ -30,7 +38,7 @@ class Membership:
 
     Attributes:
         name: Its name; ``default`` for a request of no other.
-        is_requested: The request names it, and neither its key nor its prompt decides.
+        is_requested: The request names it, and neither its key nor its prompt says the same.
         terms: Its settings; those that are null are the configuration's.
         prompt_digest: Digest of a system prompt and tools that no application lists, where the
             digest would have decided; else None.
@@ -61,6 +69,7 @@ class Applications:
         requested: str | None,
         caller: Caller,
         fields: Mapping[str, Any],
+        path: str,
     ) -> Membership | None:
         """The application of a request; None where none is configured.
 
@@ -68,10 +77,12 @@ class Applications:
             requested: The name that the request gives, in its body or in the header ``HEADER``.
             caller: The owner of its API key.
             fields: The fields of its body that candidates are sent.
+            path: The endpoint of candidates to which it goes.
 
         Raises:
             NotFound: The request names an application that is not configured.
-            Forbidden: Its key belongs to another application than it names.
+            Forbidden: Its key belongs to another application than it names, or that one's rows are
+                drawn and neither its key nor its prompt belongs to it.
         """
         names = [*self._terms, DEFAULT] if self._terms else []
         if requested is not None and requested not in names:
@@ -87,11 +98,18 @@ class Applications:
             if requested not in (None, of_key):
                 raise Forbidden(f"this key belongs to the application {of_key!r}")
             return self._membership(of_key)
-        if requested is not None:
-            return self._membership(requested, is_requested=True)
-        digest = prompt_digest(fields)
-        if digest is None or digest in self._of_prompt:
-            return self._membership(self._of_prompt.get(digest or "", DEFAULT))
+        digest = prompt_digest(fields, path)
+        of_prompt = self._of_prompt.get(digest or "")
+        if requested not in (None, of_prompt):
+            found = self._membership(requested, is_requested=True)
+            if found.terms.premise == "drawn":
+                raise Forbidden(
+                    f"the rows of the application {requested!r} cover all its requests: its keys "
+                    "and prompts alone say which these are"
+                )
+            return found
+        if of_prompt is not None or digest is None:
+            return self._membership(of_prompt or DEFAULT)
         return Membership(name=DEFAULT, prompt_digest=digest)
 
     def _membership(self, name: str, *, is_requested: bool = False) -> Membership:
@@ -99,7 +117,7 @@ class Applications:
         return Membership(name=name, is_requested=is_requested, terms=terms)
 
 
-def prompt_digest(fields: Mapping[str, Any]) -> str | None:
+def prompt_digest(fields: Mapping[str, Any], path: str = ROW_PATH) -> str | None:
     """Digest of a request's system prompt and tools; None for a request without any.
 
     A prompt has one digest in both APIs that have one: as a turn, as `instructions`, as a text or
@@ -107,11 +125,12 @@ def prompt_digest(fields: Mapping[str, Any]) -> str | None:
 
     Args:
         fields: The fields of its body.
+        path: Its endpoint: servers ignore the fields of another API.
     """
     system: list[object] = []
-    if isinstance(fields.get("instructions"), str) and fields["instructions"]:
-        system.append(fields["instructions"])
-    for name in ("messages", "input"):
+    if "instructions" in _PROMPTS[path] and isinstance(fields.get("instructions"), str):
+        system += [fields["instructions"]] if fields["instructions"] else []
+    for name in _PROMPTS[path]:
         turns = fields.get(name)
         if isinstance(turns, list):
             dictionaries = cast(
@@ -119,7 +138,8 @@ def prompt_digest(fields: Mapping[str, Any]) -> str | None:
                 [turn for turn in cast("list[object]", turns) if isinstance(turn, dict)],
             )
             system += [_text(turn) for turn in dictionaries if turn.get("role") in _SYSTEM]
-    found = {name: fields[name] for name in ("tools", "functions") if fields.get(name)}
+    tools = ("tools", "functions") if _PROMPTS[path] else ()
+    found = {name: fields[name] for name in tools if fields.get(name)}
     if not system and not found:
         return None
     text = json.dumps(found | {"system": system}, sort_keys=True, separators=(",", ":"))

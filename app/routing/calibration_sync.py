@@ -23,7 +23,6 @@ from app.errors import StoreDamaged, StoreError
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.conditions import Conditions
 from app.routing.reasons import Reason
-from app.settings import GroupBy
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.notifications import NotificationListener
@@ -43,7 +42,7 @@ class CalibrationSync:
         active: The calibration that requests decide with.
         setup: As :meth:`follow` takes it, where an artifact is loaded already.
         text: The configured text that the router reads of later turns.
-        group_by: The configured origin of a request's group.
+        grouping: ``Settings.grouping``, by which requests are grouped.
         configured: The conditions of a request of nothing but plain text: at the first start, those
             of the rows of version 0.1.
         metrics: Registers the gauge ``racer_store_up``.
@@ -56,7 +55,7 @@ class CalibrationSync:
         *,
         setup: str | None = None,
         text: RoutedText,
-        group_by: GroupBy,
+        grouping: str,
         configured: Conditions,
         metrics: Metrics,
     ) -> None:
@@ -66,7 +65,7 @@ class CalibrationSync:
         self._store = store
         self._active = active
         self._text = text
-        self._group_by: GroupBy = group_by
+        self._grouping = grouping
         self._configured = configured
         self._one_at_a_time = asyncio.Lock()
         self._has_stored_digests = False
@@ -155,7 +154,7 @@ class CalibrationSync:
         elif wanted != self._damaged and wanted != self._current():
             if made is None or made.id != wanted:
                 made = await self._read(wanted)
-            if not made.is_grouped_by(self._group_by):
+            if not made.is_grouped_by(self._grouping):
                 reasons = (*made.void_reasons, Reason.GROUPING_CHANGED)
                 made = replace(made, void_reasons=reasons)
             if made.lost_copies:
@@ -196,11 +195,11 @@ class CalibrationSync:
             )
         if Reason.GROUPING_CHANGED in record.void_reasons:
             log.warning(
-                "calibration %s was grouped by %s, and routing.group_by is %s now: its "
+                "calibration %s was grouped by %s, and requests are grouped by %s now: its "
                 "certificates are void until its rows are uploaded again",
                 record.id,
                 record.grouped_by or "a setting that it does not name",
-                self._group_by,
+                self._grouping,
             )
         texts = {each.text for each in record.populations if each.later}
         if texts - {self._text}:

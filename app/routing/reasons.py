@@ -56,7 +56,7 @@ class Reason(StrEnum):
     """
 
     GROUPING_CHANGED = "grouping_changed"
-    """Since the calibration, `routing.group_by` changed, or `applications` was set or removed.
+    """Since the calibration, `routing.group_by` changed, or what belongs to `applications`.
 
     Set it back, or upload the rows again.
     """

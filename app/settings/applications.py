@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -29,6 +31,15 @@ class Application(Frozen):
     """As `routing.on_uncovered`, for its requests; null: that."""
     premise: Premise = "alike"
     """Its rows cover requests sent `alike`, or all, if they are `drawn` from its traffic."""
+
+
+def membership_digest(applications: Mapping[str, Application]) -> str:
+    """A text that changes with the requests that belong to each application, and its premise."""
+    members = {
+        name: [sorted(each.keys), sorted(each.prompts), each.premise]
+        for name, each in sorted(applications.items())
+    }
+    return blake2b(json.dumps(members).encode(), digest_size=8).hexdigest()
 
 
 def problems(applications: Mapping[str, Application], keys: tuple[str, ...]) -> Iterator[str]:

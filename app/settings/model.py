@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from app.settings.access import ENVIRONMENT_KEYS, Access
 from app.settings.aggregation import Aggregation
-from app.settings.applications import Application, problems
+from app.settings.applications import Application, membership_digest, problems
 from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
@@ -153,6 +153,15 @@ class Settings(Frozen):
     def group_by(self) -> GroupBy:
         """What determines a request's group."""
         return "application" if self.applications else self.routing.group_by
+
+    @property
+    def grouping(self) -> str:
+        """What determines a request's group, with the digest of who belongs to each application.
+
+        Rows under another grouping are of other populations.
+        """
+        members = f" {membership_digest(self.applications)}" if self.applications else ""
+        return self.group_by + members
 
     @property
     def drawn_applications(self) -> tuple[str, ...]:

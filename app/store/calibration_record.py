@@ -16,6 +16,7 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.records.conversation import RoutedText
+from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.types import RiskTarget, RowsKind, Score
 
 # In the document of a record of version 0.1: the digests of its rows, stored later. Null: the
@@ -72,7 +73,8 @@ class Population:
         """
         if self.query_chars == query_chars:
             return False
-        return text_chars > min(query_chars, self.query_chars or query_chars)
+        # Earlier versions refused longer rows.
+        return text_chars > min(query_chars, self.query_chars or MAX_QUERY_CHARS)
 
     def is_enough(self, alphas: Mapping[str, OwnAlpha]) -> bool:
         """Whether the rows are enough for the largest alpha of their groups.
@@ -98,7 +100,7 @@ class CalibrationRecord:
         populations: The rows by kind; the first are of first turns, and the most.
         evidence: What is known of the thresholds.
         void_reasons: Premises that never held, such as ``training_overlap``.
-        grouped_by: ``Settings.group_by`` of its groups; None: not recorded.
+        grouped_by: ``Settings.grouping`` of its groups; None: not recorded.
         alphas: The applications that had an alpha of their own when the record was made.
     """
 
@@ -118,10 +120,11 @@ class CalibrationRecord:
             group: The group.
             alpha: Its own risk level; None: that of the record.
         """
-        options = self.calibration.options
-        if alpha is None or alpha == options.alpha:
+        options, own = self.calibration.options, self.alphas.get(group or "")
+        alpha = options.alpha if alpha is None else alpha
+        if own is None and alpha == options.alpha:
             return options
-        is_fixed = self.alphas.get(group or "") == OwnAlpha(alpha, is_fixed=True)
+        is_fixed = own == OwnAlpha(alpha, is_fixed=True)
         return replace(options, alpha=alpha, is_alpha_fixed=is_fixed)
 
     def is_grouped_by(self, group_by: str) -> bool:
@@ -130,7 +133,7 @@ class CalibrationRecord:
         Rows without groups are of one population, whatever groups requests have. Applications are
         declared as populations that differ, so their rows must name them.
         """
-        is_one_population = not self.has_groups and group_by != "application"
+        is_one_population = not self.has_groups and not group_by.startswith("application")
         return self.grouped_by == group_by or is_one_population
 
     @property

@@ -114,13 +114,13 @@ def agent(**changes: Any) -> dict[str, Any]:
         (DATA_KEY, None, {}, "default", False),
         (DATA_KEY, None, {"application": "search"}, "search", True),
         (DATA_KEY, "search", {}, "search", True),
-        (DATA_KEY, "search", {"application": "bot"}, "bot", True),
+        (DATA_KEY, "search", {"application": "search"}, "search", True),
         (DATA_KEY, None, {"application": "default"}, "default", True),
         (BOT_KEY, None, {}, "bot", False),
         (BOT_KEY, None, {"application": "bot"}, "bot", False),
         (DATA_KEY, None, {"group": "search"}, "default", False),
     ],
-    ids=["none", "body", "header", "body_first", "default", "key", "key_and_body", "group"],
+    ids=["none", "body", "header", "both", "default", "key", "key_and_body", "group"],
 )
 def test_name_and_key_decide(
     shared: Gateway,
@@ -169,13 +169,19 @@ def test_the_digest_is_of_system_prompt_and_tools_alone() -> None:
     """In both APIs, however the text is wrapped; not of queries, answers and parameters."""
     wrapped = {"role": "developer", "content": [{"type": "text", "text": PROMPT["content"]}]}
     answer = {"role": "assistant", "content": "7"}
-    same: list[dict[str, Any]] = [
+    chat: list[dict[str, Any]] = [
         {"messages": [PROMPT, *user(ONE)], "tools": TOOLS, "temperature": 0},
         {"messages": [wrapped, *user(ONE), answer, *user(TWO)], "tools": TOOLS},
+    ]
+    responses: list[dict[str, Any]] = [
         {"input": ONE, "instructions": PROMPT["content"], "tools": TOOLS},
         {"tools": TOOLS, "input": [PROMPT, *user(ONE)]},
     ]
-    assert {prompt_digest(each) for each in same} == {DIGEST}
+    assert {prompt_digest(each) for each in chat} == {DIGEST}
+    assert {prompt_digest(each, "responses") for each in responses} == {DIGEST}
+    # Servers ignore the fields of another API, and so no client can claim a prompt by one.
+    assert DIGEST not in {prompt_digest(each) for each in responses}
+    assert {prompt_digest(each, "completions") for each in (*chat, *responses)} == {None}
     others: list[dict[str, Any]] = [
         {"messages": [PROMPT, *user(ONE)]},
         {"messages": user(ONE), "tools": TOOLS},
@@ -190,6 +196,12 @@ def test_the_digest_is_of_system_prompt_and_tools_alone() -> None:
         {"input": ONE, "instructions": "", "tools": []},
     ]
     assert {prompt_digest(each) for each in without} == {None}
+
+
+def test_body_and_header_may_not_differ(shared: Gateway) -> None:
+    """A proxy sets the header; a client must not overrule it unseen."""
+    response = route(shared, header="search", application="bot")
+    assert "name different applications" in error_message(response, 400)
 
 
 @pytest.mark.parametrize("given", [{"application": "chess"}, {"header": "chess"}])
@@ -360,6 +372,25 @@ def test_a_record_of_before_is_void(tmp_path: Path, artifact: Path, pool: FakePo
         assert (certificate["holds"], certificate["reasons"]) == (False, ["grouping_changed"])
 
 
+def test_rows_of_other_members_are_void(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """A key or a prompt that moved changes the population of each application, and of the rest."""
+
+    def certificate(**terms: Any) -> dict[str, Any]:
+        applications = {"bot": {"keys": ["bot"]} | terms}
+        path = configure(tmp_path, artifact, pool.url, access=ACCESS, applications=applications)
+        with running(path, ENVIRONMENT) as gateway:
+            if gateway.ready()["calibration"] is None:
+                upload(
+                    gateway, [row | {"application": "bot"} for row in as_json(labelled(10_000, 60))]
+                )
+            return decision(gateway, BOT_KEY)["certificate"]
+
+    assert certificate()["holds"]
+    moved = certificate(prompts=[DIGEST])
+    assert (moved["holds"], moved["reasons"]) == (False, ["grouping_changed"])
+    assert certificate(on_uncovered="poet")["holds"]
+
+
 def test_rows_of_unknown_applications_are_refused(serve: Serve) -> None:
     """A typo would leave them without requests; nothing changes."""
     gateway = serve(calibrated=False, **CONFIGURED)
@@ -443,6 +474,17 @@ def test_drawn_rows_cover_every_request_of_their_application(serve: Serve, pool:
     assert long["holds"]
     third = answered(gateway, BOT_KEY, later(whole(TWO, **KINDS[1])))
     assert (third["holds"], "multi_turn_uncalibrated" in third["reasons"]) == (False, True)
+
+
+def test_no_client_names_an_application_whose_rows_are_drawn(serve: Serve) -> None:
+    """They cover whatever belongs to it, so its keys and prompts alone decide."""
+    terms = DRAWN["applications"]["bot"] | {"prompts": [DIGEST]}
+    gateway = serve(calibrated=False, access=ACCESS, applications={"bot": terms})
+    upload(gateway, drawn_rows(60))
+    for given in ({"application": "bot"}, {"header": "bot"}):
+        assert "keys and prompts alone" in error_message(route(gateway, **given), 403)
+    assert decision(gateway, **agent(application="bot"))["application"] == "bot"
+    assert decision(gateway, BOT_KEY, application="bot")["certificate"]["holds"]
 
 
 def test_drawn_later_turns_are_a_population_of_their_own(serve: Serve, pool: FakePool) -> None:

@@ -754,7 +754,7 @@ def test_many_records_of_version_01_get_their_digests_though_it_takes_long(
                 active,
                 setup=setup,
                 text="last_user",
-                group_by="request",
+                grouping="request",
                 configured=ConditionReader(gateway.settings.candidates).configured,
                 metrics=Metrics(),
             ):
