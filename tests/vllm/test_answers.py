@@ -169,7 +169,9 @@ def test_a_greedy_candidate_has_no_second_choice(gateway: Gateway) -> None:
 
 def test_a_tool_call_that_candidates_agree_on_wins_the_vote(gateway: Gateway) -> None:
     """A grammar makes even toy models call the tool; the whole pool is called, uncertified."""
-    answer = gateway.chat(SUM, tools=tool(LOOK_UP), tool_choice="required", max_tokens=ROOM)
+    answer = gateway.chat(
+        SUM, WHOLE_POOL, tools=tool(LOOK_UP), tool_choice="required", max_tokens=ROOM
+    )
     [choice] = answer["choices"]
     [call] = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "tool_calls"
