@@ -238,7 +238,7 @@ def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
                 active,
                 setup=record.artifact,
                 text="last_user",
-                group_by="request",
+                grouping="request",
                 configured=Conditions({}, ""),
                 metrics=Metrics(),
             ):

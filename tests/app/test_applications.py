@@ -555,7 +555,7 @@ def test_drawn_rows_hold_while_the_gateway_adds_the_same(
 
 
 def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path) -> None:
-    """System prompts, tools and lengths decide who is right, and the router reads none of them.
+    """System prompts, tools and lengths decide which candidate is right; the router reads none.
 
     The misses among N requests are BetaBinomial(N, m, n + 1 - m), m = floor(alpha (n + 1)), since
     critical scores are distinct (``smoothing: hash``). False alarm below 1e-6. Were the requests
@@ -603,7 +603,7 @@ def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"applications": {"a": {"keys": ["nobody"]}}}, "no API key is called 'nobody'"),
+        ({"applications": {"a": {"keys": ["stranger"]}}}, "no API key is called 'stranger'"),
         ({"applications": {"default": {}}}, "the name `default` is reserved"),
         (
             {"applications": {"a": {"keys": ["data"]}, "b": {"keys": ["data"]}}},
@@ -614,7 +614,7 @@ def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path)
             "belongs to the application 'a' already",
         ),
         ({"applications": {"a": {"prompts": ["abc"]}}}, "must match the pattern"),
-        ({"applications": {"a": {"on_uncovered": "nobody"}}}, "'nobody' is no candidate"),
+        ({"applications": {"a": {"on_uncovered": "stranger"}}}, "'stranger' is no candidate"),
         (
             {"applications": {"a": {}}, "routing": {"group_by": "key"}},
             "routing.group_by: applications are the groups",
@@ -638,7 +638,7 @@ FALSE_ALARM = 1e-6 / 2  # of each of two checks
 
 
 def law_rows(name: str, count: int, rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Random rows of an application: the wording tells who is right, or the poet alone is."""
+    """Random rows of an application: the query decides which candidate is right, or the poet is."""
     numbers: list[int] = rng.choice(90_000, count, replace=False).tolist()
     poet = {"correct": {each: each == "poet" for each in POOL}}
     return [

@@ -142,5 +142,5 @@ def test_an_infeasible_alpha_is_covered(serve: Serve, pool: FakePool, policy: st
 
 def test_the_policy_must_exist(serve: Serve) -> None:
     """A name that is no candidate stops the start."""
-    with pytest.raises(SettingsError, match="on_uncovered: 'nobody' is no candidate"):
-        serve(routing={"on_uncovered": "nobody"})
+    with pytest.raises(SettingsError, match="on_uncovered: 'stranger' is no candidate"):
+        serve(routing={"on_uncovered": "stranger"})
