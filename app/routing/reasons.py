@@ -104,9 +104,10 @@ class Reason(StrEnum):
     """
 
     ALPHA_ASSUMED = CoreReason.ALPHA_ASSUMED.value
-    """The request chose alpha, or a named pool with another alpha.
+    """The request chose alpha, or a named pool with another alpha; or, of graded or weighted rows,
+    the key's `max_alpha` lowered it.
 
-    Nothing, if the choice did not depend on the query.
+    Nothing, if the choice depended neither on the query nor on such rows.
     """
 
     SCORE_ASSUMED = CoreReason.SCORE_ASSUMED.value

@@ -299,7 +299,8 @@ def _pattern_settings(patterns: PatternModel | None) -> dict[str, float] | None:
 
 
 def _calibration(fields: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Calibration:
-    options: dict[str, Any] = fields["options"]
+    # Versions that did not store whether alpha was fixed had shown the curve of any rows.
+    options: dict[str, Any] = {"is_alpha_fixed": False} | fields["options"]
     salt = options["smoothing_salt"]
     options["score"] = Score(options["score"])
     options["risk_target"] = RiskTarget(options["risk_target"])

@@ -120,11 +120,14 @@ class Certificate:
             group: As the attribute.
             calibration_id: As the attribute.
             reasons: As the attribute; repeats are dropped. ``weights_estimated``,
-                ``rows_in_clusters`` and ``alpha_picked`` are added where they apply.
+                ``rows_in_clusters``, ``alpha_picked`` and, of another alpha without a band,
+                ``alpha_assumed_independent_of_query`` are added where they apply.
         """
         is_alpha_fixed = options.is_alpha_fixed and decision.alpha == options.alpha
         if not options.is_alpha_fixed and risk_band is None:
             reasons = (CoreReason.ALPHA_PICKED, *reasons)
+        elif not is_alpha_fixed and risk_band is None:
+            reasons = (*reasons, CoreReason.ALPHA_ASSUMED)
         if options.weights == "estimated":
             reasons = (CoreReason.WEIGHTS_ESTIMATED, *reasons)
         if options.has_dependent_rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,18 @@ from numpy.typing import NDArray
 
 from app.calibrations import seen_rows
 from app.calibrations.seen_rows import SeenRows
+from app.settings import key_format
 from app.store import Store
-from tests.support.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, noisy
+from app.store.calibration_record import CalibrationRecord
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ONE,
+    POOL,
+    Gateway,
+    Serve,
+    as_json,
+    noisy,
+)
 
 ROWS = as_json(noisy(20_000, 150))
 OTHERS = as_json(noisy(30_000, 150))
@@ -131,3 +142,43 @@ def test_weighted_rows_with_a_picked_alpha_promise_nothing(
         certificate = gateway.route(ONE)["certificate"]
         assert certificate["guarantee"]["alpha_basis"] == basis
         assert (certificate["holds"], certificate["reasons"]) == (not reasons, reasons)
+
+
+@pytest.mark.parametrize("stored", [True, False, None])
+def test_a_calibration_that_does_not_say_so_has_no_fixed_alpha(
+    serve: Serve, stored: bool | None
+) -> None:
+    """Versions that did not store it had shown the curve of any rows."""
+    gateway = serve()
+    with Store(gateway.settings.store) as store:
+        record = store.record(gateway.ready()["calibration"])
+    text, arrays = record.encoded()
+    document = json.loads(text)
+    del document["options"]["is_alpha_fixed"]
+    if stored is not None:
+        document["options"]["is_alpha_fixed"] = stored
+    read = CalibrationRecord.decoded("cal-1", "", "", json.dumps(document), arrays)
+    assert read.calibration.options.is_alpha_fixed is bool(stored)
+
+
+def test_a_key_that_lowers_the_alpha_of_weighted_rows_is_an_assumption(
+    serve: Serve, noisy_artifact: Path
+) -> None:
+    """They have no band that would bound every alpha; a whole pool needs none."""
+    secret = key_format.new_key()
+    written = key_format.format_hash(secret, key_format.new_salt())
+    access = {"keys": [{"name": "team", "hash": written, "max_alpha": 0.05}]}
+    gateway = serve(calibrated=False, artifact=noisy_artifact, access=access)
+    weighted = [row | {"weight": 1.0 + i % 2} for i, row in enumerate(ROWS)]
+    for rows, terms, basis, reasons in (
+        (ROWS, {}, "band", []),
+        (weighted, {"max_weight": 2.0}, "assumed", ["alpha_assumed_independent_of_query"]),
+    ):
+        assert calibrate(gateway, rows, **terms) == "fixed"
+        certificate = gateway.post("/route", secret, json={"query": ONE}).json()["certificate"]
+        assert (certificate["guarantee"]["alpha"], certificate["guarantee"]["trivial"]) == (
+            0.05,
+            False,
+        )
+        assert certificate["guarantee"]["alpha_basis"] == basis
+        assert (certificate["holds"], certificate["reasons"]) == (True, reasons)
