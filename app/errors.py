@@ -27,6 +27,7 @@ RacerError (racer_core.errors)
 │   └── NoRouter                     no artifact is loaded
 ├── StoreError                       500, the store cannot be read or written
 │   ├── StoreDamaged                 its content is not what was written
+│   ├── StoredRequestsUnreadable     409, the key does not decrypt the stored requests
 │   ├── StoreUnavailable             503, the database cannot be reached
 │   │   └── RecoveryNeeded           a program died while it wrote (crash recovery of SQLite)
 │   ├── StoreFull                    507, there is no room on its disk
@@ -146,6 +147,17 @@ class StoreError(RacerError):
 
 class StoreDamaged(StoreError):
     """A record is not what was written, or another version of the program wrote it."""
+
+
+class StoredRequestsUnreadable(StoreError):
+    """The key of this start does not decrypt requests that the shadow sample stored."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "stored requests of the shadow sample cannot be decrypted: set $RACER_SAMPLES_KEY to "
+            "the key that encrypted them and restart; if it is lost, so are they: read the rows "
+            "since the change of the key with `since`"
+        )
 
 
 class StoreUnavailable(StoreError):
@@ -344,6 +356,7 @@ STATUS: Final[dict[type[Exception], tuple[int, str, str]]] = {
     Abstained: (422, "invalid_request_error", "router_abstained"),
     Overloaded: (429, "rate_limit_error", "overloaded"),
     NotReady: (503, "api_error", "not_calibrated"),
+    StoredRequestsUnreadable: (409, "api_error", "stored_requests_unreadable"),
     StoreFull: (507, "api_error", "insufficient_storage"),
     StoreBusy: (503, "api_error", "store_busy"),
     StoreUnavailable: (503, "api_error", "store_unavailable"),

@@ -24,14 +24,21 @@ class MonitoringSettings(Frozen):
     """Keys whose feedback counts without review: `admin` or `all`."""
     shadow_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of decisions for which all candidates are called (shadow samples), for judging."""
+    store_requests: bool = False
+    """Store the whole request and all answers of each shadow sample, encrypted with the key in
+    `$RACER_SAMPLES_KEY`; false: nothing that contains their text."""
     false_alarm: Annotated[float, Field(gt=0, lt=1)] | None = 0.01
     """Probability of any false drift alarm during one calibration; null: no drift detection."""
 
     @model_validator(mode="after")
-    def _samples_and_queries_need_decisions(self) -> Self:
+    def _what_is_stored_needs_decisions(self) -> Self:
         if self.shadow_rate > 0.0 and not self.decisions:
             raise ValueError(
                 "shadow_rate needs `decisions: true`: only stored decisions can be judged"
+            )
+        if self.store_requests and not self.decisions:
+            raise ValueError(
+                "store_requests needs `decisions: true`: requests are stored with decisions"
             )
         if self.store_queries and not self.decisions:
             raise ValueError(

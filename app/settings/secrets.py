@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from pydantic import SecretStr
+from pydantic import SecretBytes, SecretStr
 
 from app.errors import SettingsError
 from app.settings import key_format
 from app.settings.model import Settings
 
+SAMPLES_KEY: Final = "RACER_SAMPLES_KEY"  # variable with the key of stored requests
+SAMPLES_KEY_BYTES: Final = 32
 MIN_KEY_CHARS = 16
 MIN_DIFFERENT_CHARS = 8  # hexadecimal keys of 16 characters have about 10
 # Examples in public documentation: such keys are no secret.
@@ -27,6 +32,7 @@ class Secrets:
     # By name of the candidate, or of an evaluator with a server of its own.
     candidate_keys: Mapping[str, SecretStr] = field(default_factory=dict[str, SecretStr])
     store_url: SecretStr | None = None  # may hold a password
+    samples_key: SecretBytes | None = None  # encrypts the requests of the shadow sample
 
     def store(self, settings: Settings) -> str:
         """URL of the store: from the environment, else from the configuration."""
@@ -74,7 +80,29 @@ def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
         admin_key=admin_key,
         candidate_keys=keys,
         store_url=SecretStr(store_url) if store_url else None,
+        samples_key=_samples_key(settings, environment),
     )
+
+
+def _samples_key(settings: Settings, environment: Mapping[str, str]) -> SecretBytes | None:
+    """The key that encrypts stored requests; None where none is set, and none are stored."""
+    value, make_one = environment.get(SAMPLES_KEY, ""), "make one with `openssl rand -base64 32`"
+    if not value:
+        if settings.watching.store_requests:
+            raise SettingsError(
+                f"watching.store_requests: ${SAMPLES_KEY} is not set, and requests are stored only "
+                f"encrypted: {make_one}, and keep it as long as the stored requests"
+            )
+        return None
+    try:
+        key = base64.b64decode(value.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != SAMPLES_KEY_BYTES:
+        raise SettingsError(
+            f"${SAMPLES_KEY} is no key of {SAMPLES_KEY_BYTES} bytes in base64: {make_one}"
+        )
+    return SecretBytes(key)
 
 
 def _key(environment: Mapping[str, str], variable: str) -> SecretStr | None:

@@ -86,6 +86,37 @@ class VerdictRow(Base):
     created_at: Mapped[str] = mapped_column(String(32))
 
 
+class SampleRow(Base):
+    """What is kept of one decision of the shadow sample beside its record."""
+
+    __tablename__ = "samples"
+
+    decision_id: Mapped[str] = mapped_column(
+        ForeignKey("decisions.id", ondelete="CASCADE"), primary_key=True
+    )
+    application: Mapped[str | None] = mapped_column(String(256), index=True)
+    later: Mapped[bool]  # a turn after the first of a conversation
+    conversation: Mapped[str | None] = mapped_column(String(64))  # keyed hash; None: a first turn
+    classes: Mapped[str]  # candidate -> class of its answer, null without one: JSON
+    digests: Mapped[str]  # candidate -> digest of what it was sent: JSON
+    whole: Mapped[bool]  # every candidate was called: it can be labelled
+    body: Mapped[bytes | None] = mapped_column(LargeBinary)  # request and answers, encrypted
+
+
+class JudgementRow(Base):
+    """A judge model's verdict on one candidate's answer. It counts for no risk."""
+
+    __tablename__ = "judgements"
+
+    decision_id: Mapped[str] = mapped_column(
+        ForeignKey("decisions.id", ondelete="CASCADE"), primary_key=True
+    )
+    candidate: Mapped[str] = mapped_column(String(256), primary_key=True)
+    judge: Mapped[str] = mapped_column(String(256), primary_key=True)  # name of the judge model
+    correct: Mapped[bool]
+    created_at: Mapped[str] = mapped_column(String(32))
+
+
 class SeenRowsRow(Base):
     """Labelled rows whose curve over alpha was shown, and the terms that were fixed before."""
 

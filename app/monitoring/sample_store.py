@@ -1,0 +1,303 @@
+"""Sample store: the tables of shadow samples and of judge models' verdicts. Blocks: use threads.
+
+Whole requests and answers are stored encrypted, and only with a key. Everything else that is stored
+of a sample contains no text of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from sqlalchemy import ColumnElement, Row, Select, and_, exists, func, or_, select
+from sqlalchemy.orm import Session
+
+from app.json_output import dump_json
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decision_store import UNCALIBRATED, unknown_decision
+from app.store import Store, now
+from app.store.encryption import Cipher
+from app.store.engine import insert_into
+from app.store.tables import DecisionRow, JudgementRow, SampleRow, VerdictRow
+from racer_core.types import CallRecord
+
+PAGE: Final = 500  # decisions that one statement reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledExchange:
+    """A whole request and the answers of its candidates.
+
+    Attributes:
+        request: The body as the client sent it.
+        path: The endpoint of candidates to which it goes.
+        answers: Candidate -> its answer as rows record it; null where it is none.
+        calls: Candidate -> what is known of its call.
+    """
+
+    request: Mapping[str, Any]
+    path: str
+    answers: Mapping[str, str | None]
+    calls: Mapping[str, CallRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What is kept of one decision of the shadow sample beside its record.
+
+    Attributes:
+        decision_id: The decision.
+        application: The application of the request; None where none is configured.
+        later: The request is a turn after the first of a conversation.
+        conversation: Keyed hash that the turns of one conversation share; None for a first turn.
+        classes: Candidate -> class of its answer, equal for equal answers; None without an answer.
+        digests: Candidate -> digest of what it was sent, but for the query.
+        whole: Every candidate answered, or refuses this request for good and is wrong: the
+            decision can be labelled.
+        exchange: The request and its answers; None where requests are not stored.
+    """
+
+    decision_id: str
+    application: str | None
+    later: bool
+    conversation: str | None
+    classes: Mapping[str, int | None]
+    digests: Mapping[str, str]
+    whole: bool
+    exchange: SampledExchange | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledDecision:
+    """A decision of the shadow sample with everything that is stored of it.
+
+    Attributes:
+        decision: Its record.
+        sample: What is kept beside it; None where its candidates could not all be called, or the
+            store took no more.
+        correct: Candidate -> verdict that counts.
+        judgements: Judge model -> candidate -> its verdict.
+    """
+
+    decision: DecisionRecord
+    sample: Sample | None
+    correct: Mapping[str, bool]
+    judgements: Mapping[str, Mapping[str, bool]]
+
+
+class SampleStore:
+    """The queries on the tables; each method but ``run`` is one transaction, unless it says so.
+
+    Every method raises :class:`app.errors.StoreError` when the store cannot be used.
+
+    Args:
+        store: The store.
+        cipher: Encrypts requests and answers; None: they are not stored.
+    """
+
+    def __init__(self, store: Store, cipher: Cipher | None = None) -> None:
+        self._store = store
+        self._cipher = cipher
+        self.run = store.run
+
+    @property
+    def stores_requests(self) -> bool:
+        """Whether requests and answers are stored."""
+        return self._cipher is not None
+
+    def add(self, sample: Sample) -> bool:
+        """Insert a sample; returns False where its decision is not stored, as after its retention.
+
+        A sample that is stored already stays as it is.
+        """
+        row = self._row(sample)
+        with self._store.transaction() as session:
+            if session.get(DecisionRow, sample.decision_id) is None:
+                return False
+            session.execute(insert_into(session, SampleRow).on_conflict_do_nothing(), [row])
+        return True
+
+    def get(self, decision_id: str) -> SampledDecision:
+        """One decision of the shadow sample.
+
+        Raises:
+            NotFound: It is not stored, or not in the sample.
+            StoredRequestsUnreadable: The key does not decrypt its request.
+        """
+        with self._store.transaction() as session:
+            rows = session.execute(_selected().where(DecisionRow.id == decision_id)).all()
+            found = self._decoded(session, rows)
+        if not found:
+            raise unknown_decision(decision_id)
+        return found[0]
+
+    def rows(
+        self,
+        calibration_ids: Sequence[str],
+        *,
+        application: str | None = None,
+        since: str | None = None,
+    ) -> list[SampledDecision]:
+        """Every decision of the shadow sample, oldest first; one transaction for each page.
+
+        Args:
+            calibration_ids: The calibrations that decided. Decisions without any are returned, too.
+            application: Only its requests; None: those of all.
+            since: Only decisions from then on: UTC, ISO 8601.
+
+        Raises:
+            StoredRequestsUnreadable: The key does not decrypt the requests.
+        """
+        wanted = _selected().where(DecisionRow.calibration_id.in_([*calibration_ids, UNCALIBRATED]))
+        if since is not None:
+            wanted = wanted.where(DecisionRow.created_at >= since)
+        found: list[SampledDecision] = []
+        after: ColumnElement[bool] | None = None
+        while True:
+            page = wanted if after is None else wanted.where(after)
+            with self._store.transaction() as session:
+                read = session.execute(page.limit(PAGE)).all()
+                found += self._decoded(session, read, application)
+            if len(read) < PAGE:
+                return found
+            last = read[-1][0]
+            after = or_(
+                DecisionRow.created_at > last.created_at,
+                and_(DecisionRow.created_at == last.created_at, DecisionRow.id > last.id),
+            )
+
+    def waiting(
+        self, application: str | None = None, limit: int = 100, *, judge: str | None = None
+    ) -> tuple[list[SampledDecision], int]:
+        """The oldest samples with stored answers that wait for a label, and how many wait in all.
+
+        A sample without the answers of all candidates waits for none.
+
+        Args:
+            application: Only its requests; None: those of all.
+            limit: The largest number of samples to return.
+            judge: They wait for this judge model's verdicts; None: for verdicts that count.
+
+        Raises:
+            StoredRequestsUnreadable: The key does not decrypt the requests.
+        """
+        is_labelled: ColumnElement[bool] = DecisionRow.judged.expression
+        if judge is not None:
+            is_labelled = exists().where(
+                JudgementRow.decision_id == DecisionRow.id, JudgementRow.judge == judge
+            )
+        wanted = _selected().where(SampleRow.body.is_not(None), SampleRow.whole, ~is_labelled)
+        if application is not None:
+            wanted = wanted.where(SampleRow.application == application)
+        with self._store.transaction() as session:
+            waits = wanted.with_only_columns(func.count(), maintain_column_froms=True)
+            count = session.scalar(waits.order_by(None)) or 0
+            return self._decoded(session, session.execute(wanted.limit(limit)).all()), count
+
+    def add_judgements(self, decision_id: str, correct: Mapping[str, bool], *, judge: str) -> int:
+        """Store a judge model's verdicts; those that it gave before stay. Returns how many are new.
+
+        Raises:
+            NotFound: The decision is not stored, or not in the sample.
+        """
+        rows = [
+            {
+                "decision_id": decision_id,
+                "candidate": name,
+                "judge": judge,
+                "correct": right,
+                "created_at": now(),
+            }
+            for name, right in correct.items()
+        ]
+        with self._store.transaction() as session:
+            decision = session.get(DecisionRow, decision_id)
+            if decision is None or not decision.shadow:
+                raise unknown_decision(decision_id)
+            insert = insert_into(session, JudgementRow).on_conflict_do_nothing()
+            added = session.scalars(insert.returning(JudgementRow.candidate), rows).all()
+        return len(added)
+
+    def _decoded(
+        self,
+        session: Session,
+        rows: Sequence[Row[DecisionRow, SampleRow | None]],
+        application: str | None = None,
+    ) -> list[SampledDecision]:
+        """The rows of one application, or all, with their verdicts."""
+        decisions = [
+            (DecisionRecord.from_document(each.document, None), sample) for each, sample in rows
+        ]
+        if application is not None:
+            decisions = [each for each in decisions if each[0].group == application]
+        ids = [decision.decision_id for decision, _ in decisions]
+        correct: dict[str, dict[str, bool]] = {}
+        counted = select(VerdictRow).where(VerdictRow.decision_id.in_(ids), VerdictRow.counts)
+        for verdict in session.scalars(counted):
+            correct.setdefault(verdict.decision_id, {})[verdict.candidate] = verdict.correct
+        judgements: dict[str, dict[str, dict[str, bool]]] = {}
+        judged = select(JudgementRow).where(JudgementRow.decision_id.in_(ids))
+        for each in session.scalars(judged.order_by(JudgementRow.judge)):
+            of_decision = judgements.setdefault(each.decision_id, {})
+            of_decision.setdefault(each.judge, {})[each.candidate] = each.correct
+        return [
+            SampledDecision(
+                decision=decision,
+                sample=None if sample is None else self._sample(sample),
+                correct=correct.get(decision.decision_id, {}),
+                judgements=judgements.get(decision.decision_id, {}),
+            )
+            for decision, sample in decisions
+        ]
+
+    def _row(self, sample: Sample) -> dict[str, Any]:
+        exchange = sample.exchange
+        body = None
+        if self._cipher is not None and exchange is not None:
+            document = {
+                "request": dict(exchange.request),
+                "path": exchange.path,
+                "answers": dict(exchange.answers),
+                "calls": {name: dict(call) for name, call in exchange.calls.items()},
+            }
+            body = self._cipher.encrypt(dump_json(document), sample.decision_id)
+        return {
+            "decision_id": sample.decision_id,
+            "application": sample.application,
+            "later": sample.later,
+            "conversation": sample.conversation,
+            "classes": dump_json(dict(sample.classes)).decode(),
+            "digests": dump_json(dict(sample.digests)).decode(),
+            "whole": sample.whole,
+            "body": body,
+        }
+
+    def _sample(self, row: SampleRow) -> Sample:
+        exchange = None
+        if self._cipher is not None and row.body is not None:
+            exchange = SampledExchange(
+                **json.loads(self._cipher.decrypt(row.body, row.decision_id))
+            )
+        return Sample(
+            decision_id=row.decision_id,
+            application=row.application,
+            later=row.later,
+            conversation=row.conversation,
+            classes=json.loads(row.classes),
+            digests=json.loads(row.digests),
+            whole=row.whole,
+            exchange=exchange,
+        )
+
+
+def _selected() -> Select[DecisionRow, SampleRow | None]:
+    """Sampled decisions with what is kept beside them, oldest first."""
+    statement = (
+        select(DecisionRow, SampleRow)
+        .outerjoin(SampleRow, SampleRow.decision_id == DecisionRow.id)
+        .where(DecisionRow.shadow)
+        .order_by(DecisionRow.created_at, DecisionRow.id)
+    )
+    return cast("Select[DecisionRow, SampleRow | None]", statement)

@@ -1,0 +1,217 @@
+"""Stored shadow samples: rows with and without text, encryption, judgements, retention."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from app.errors import NotFound, SettingsError, StoredRequestsUnreadable
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decision_store import DecisionStore
+from app.monitoring.sample_store import Sample, SampledExchange, SampleStore
+from app.settings.loading import parse
+from app.store import Store
+from app.store.encryption import Cipher
+from app.store.tables import JudgementRow, SampleRow
+from tests.support.monitored import POOL, calibration_record, decision_record
+
+RECORD = calibration_record()
+KEY = bytes(range(32))
+EXCHANGE = SampledExchange(
+    request={"model": "auto", "messages": [{"role": "user", "content": "a secret question"}]},
+    path="chat/completions",
+    answers={"adder": "42", "speller": "42", "poet": None},
+    calls={"adder": {"finish_reason": "stop", "seconds": 0.25}},
+)
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    """An empty store of either kind."""
+    with Store(database) as opened:
+        yield opened
+
+
+def sampled(store: Store, **changes: Any) -> DecisionRecord:
+    """A stored decision of the shadow sample."""
+    decision = decision_record(RECORD, [0.9, 0.5, 0.1], shadow_rate=0.25, **changes)
+    DecisionStore(store).add([decision], [True])
+    return decision
+
+
+def sample_of(decision: DecisionRecord, **changes: Any) -> Sample:
+    """What is kept beside it."""
+    usual = Sample(
+        decision_id=decision.decision_id,
+        application=None,
+        later=False,
+        conversation=None,
+        classes={"adder": 0, "speller": 0, "poet": None},
+        digests=dict.fromkeys(POOL, "0" * 32),
+        whole=True,
+        exchange=EXCHANGE,
+    )
+    return replace(usual, **changes)
+
+
+def test_a_sample_is_read_as_it_was_stored(store: Store) -> None:
+    """With its request, verdicts and judgements; what is stored already stays as it is."""
+    samples = SampleStore(store, Cipher(KEY))
+    sample = sample_of(sampled(store), application="bot", later=True, conversation="c" * 64)
+    assert samples.add(sample)
+    assert samples.add(replace(sample, later=False))
+    assert (
+        samples.add_judgements(sample.decision_id, {"adder": True, "poet": False}, judge="j") == 2
+    )
+    assert samples.add_judgements(sample.decision_id, {"adder": False}, judge="j") == 0
+    DecisionStore(store).add_verdicts(
+        sample.decision_id, lambda _: {"adder": True}, key="admin", counts=True
+    )
+    DecisionStore(store).add_verdicts(
+        sample.decision_id, lambda _: {"poet": True}, key="data", counts=False
+    )
+    found = samples.get(sample.decision_id)
+    assert found.sample == sample
+    assert found.correct == {"adder": True}
+    assert found.judgements == {"j": {"adder": True, "poet": False}}
+
+
+def test_without_a_key_no_text_is_stored(store: Store) -> None:
+    """Classes and digests are; and with a key nothing can be read in the table."""
+    plain, other = sample_of(sampled(store)), sample_of(sampled(store))
+    SampleStore(store).add(plain)
+    SampleStore(store, Cipher(KEY)).add(other)
+    with store.transaction() as session:
+        bodies = {each.decision_id: each.body for each in session.scalars(select(SampleRow))}
+    assert bodies[plain.decision_id] is None
+    encrypted = bodies[other.decision_id]
+    assert encrypted is not None
+    assert b"secret" not in encrypted
+    assert SampleStore(store).get(other.decision_id).sample == replace(other, exchange=None)
+
+
+def test_another_key_and_a_moved_request_are_one_clear_error(store: Store) -> None:
+    """The decision id is authenticated; decisions that need no text are read as ever."""
+    first, second = sample_of(sampled(store)), sample_of(sampled(store))
+    samples = SampleStore(store, Cipher(KEY))
+    for each in (first, second):
+        samples.add(each)
+    with pytest.raises(StoredRequestsUnreadable, match="RACER_SAMPLES_KEY"):
+        SampleStore(store, Cipher(bytes(32))).rows([RECORD.id])
+    assert len(SampleStore(store).rows([RECORD.id])) == 2
+    with store.transaction() as session:
+        moved = session.get_one(SampleRow, first.decision_id).body
+        of_second = SampleRow.decision_id == second.decision_id
+        session.execute(update(SampleRow).where(of_second).values(body=moved))
+    with pytest.raises(StoredRequestsUnreadable):
+        samples.get(second.decision_id)
+    assert samples.get(first.decision_id).sample == first
+
+
+def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oldest first, also without a sample beside it, over several pages."""
+    monkeypatch.setattr("app.monitoring.sample_store.PAGE", 2)
+    times = [f"2026-01-01T00:00:0{second}.000000+00:00" for second in (3, 1, 2, 2, 4)]
+    decisions = [sampled(store, created_at=each, group="bot") for each in times]
+    sampled(store, group="agent")
+    elsewhere = sampled(store, calibration_id="cal-other", group="bot")
+    unrouted = sampled(
+        store, calibration_id=None, created_at=times[0][:-7] + "1+00:00", group="bot"
+    )
+    DecisionStore(store).add([decision_record(RECORD, [0.9, 0.5, 0.1], group="bot")], [True])
+    samples = SampleStore(store)
+    samples.add(sample_of(decisions[0], application="bot"))
+    found = samples.rows([RECORD.id], application="bot")
+    ids = [each.decision.decision_id for each in found]
+    assert set(ids) == {each.decision_id for each in (*decisions, unrouted)}
+    assert elsewhere.decision_id not in ids
+    assert [each.decision.created_at for each in found] == sorted(
+        each.decision.created_at for each in found
+    )
+    assert [each.decision.decision_id for each in found if each.sample] == [
+        decisions[0].decision_id
+    ]
+    later = samples.rows([RECORD.id], application="bot", since=times[0])
+    assert len(later) == 3
+
+
+def test_what_waits_has_answers_and_no_label(store: Store) -> None:
+    """For people and for a judge apart; the count goes on beyond the limit."""
+    samples, decisions = SampleStore(store, Cipher(KEY)), DecisionStore(store)
+    waiting = [sample_of(sampled(store), application="bot") for _ in range(3)]
+    for each in waiting:
+        samples.add(each)
+    samples.add(sample_of(sampled(store), application="bot", whole=False))
+    samples.add(sample_of(sampled(store), application="agent"))
+    SampleStore(store).add(sample_of(sampled(store), application="bot"))
+    found, count = samples.waiting("bot", 2)
+    assert ([each.sample for each in found], count) == (waiting[:2], 3)
+    assert samples.waiting()[1] == 4
+    judged, labelled = waiting[0], waiting[1]
+    samples.add_judgements(judged.decision_id, dict.fromkeys(POOL, True), judge="j")
+    decisions.set_loss(sample_decision(samples, labelled), None)
+    assert [each.sample for each in samples.waiting("bot")[0]] == [judged, waiting[2]]
+    assert [each.sample for each in samples.waiting("bot", judge="j")[0]] == waiting[1:]
+
+
+def sample_decision(samples: SampleStore, sample: Sample) -> DecisionRecord:
+    """The record of a sample's decision."""
+    return samples.get(sample.decision_id).decision
+
+
+def test_samples_go_with_their_decisions(store: Store) -> None:
+    """One transaction deletes both; a decision that is gone takes neither."""
+    sample = sample_of(sampled(store))
+    samples = SampleStore(store)
+    samples.add(sample)
+    samples.add_judgements(sample.decision_id, {"adder": True}, judge="j")
+    assert DecisionStore(store).prune(1e-12, 1_000) == 1
+    with store.transaction() as session:
+        assert not session.scalars(select(SampleRow)).all()
+        assert not session.scalars(select(JudgementRow)).all()
+    assert not samples.add(sample)
+    with pytest.raises(NotFound):
+        samples.get(sample.decision_id)
+    with pytest.raises(NotFound):
+        samples.add_judgements(sample.decision_id, {"adder": True}, judge="j")
+
+
+CONFIGURATION = """
+schema_version: 1
+candidates: [{name: a, base_url: "http://127.0.0.1:1/v1"}]
+watching: {store_requests: %s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("stores", "key", "message"),
+    [
+        ("true", None, "openssl rand -base64 32"),
+        ("true", "c2hvcnQ=", "32 bytes in base64"),
+        ("false", "not base64 at all", "32 bytes in base64"),
+    ],
+)
+def test_a_start_without_a_key_says_how_to_make_one(
+    stores: str, key: str | None, message: str
+) -> None:
+    """Before anything is stored."""
+    environment = {} if key is None else {"RACER_SAMPLES_KEY": key}
+    with pytest.raises(SettingsError, match=message):
+        parse(CONFIGURATION % stores, Path("racer.yaml"), environment)
+
+
+def test_the_key_is_read_and_not_shown() -> None:
+    """Base64, with a line end as `openssl` prints one."""
+    text = base64.b64encode(KEY).decode()
+    _, secrets = parse(
+        CONFIGURATION % "true", Path("racer.yaml"), {"RACER_SAMPLES_KEY": text + "\n"}
+    )
+    assert secrets.samples_key is not None
+    assert secrets.samples_key.get_secret_value() == KEY
+    assert text not in repr(secrets)
