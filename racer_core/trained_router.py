@@ -193,6 +193,10 @@ def refuse_uncounted(calibration: Calibration) -> None:
             raise CalibrationError("no row has a quality above 0: nothing to calibrate on")
     elif calibration.n == 0:
         raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")
+    if calibration.unlabelled is not None and calibration.unlabelled.all():
+        raise CalibrationError(
+            f"none of the {calibration.n} rows has a label: label some of them first (racer label)"
+        )
     fewest = 1.0 / calibration.options.alpha - 1.0
     if calibration.weights is not None and calibration.effective_n < fewest:
         raise CalibrationError(

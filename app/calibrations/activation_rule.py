@@ -67,6 +67,8 @@ def refusal(
 def _what_is_missing(new: Evidence) -> str:
     """The rows that alpha needs, or why no number of weighted rows says it."""
     weights = new["weights"]
+    if new.get("unlabelled"):  # earlier versions do not say
+        return f"{new['unlabelled']} of them have no label and count as misses: label more of them"
     if weights is None:
         return f"it needs {new['min_n']} and fewer abstentions"
     return (

@@ -37,6 +37,7 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
             "r": options.r,
             "n": calibration.n,
             "rows": len(calibration.fingerprints),
+            "unlabelled": calibration.unlabelled_rows,
             "lambda_hat": lambda_hat if feasible else None,
             "feasible": feasible,
             "min_n": min_n(options.alpha, options.delta),

@@ -155,6 +155,13 @@ class Reason(StrEnum):
     Choose a larger alpha, or train with a smaller `--false-abstain-budget`.
     """
 
+    UNLABELLED_EXCEEDS_ALPHA = CoreReason.UNLABELLED_EXCEEDS_ALPHA.value
+    """Rows without a label count as misses, and are more than alpha allows. The whole pool was
+    called.
+
+    Label more of the rows.
+    """
+
     ROUTER_FAILED = "router_failed_whole_pool"
     """The router failed, or took longer than `limits.route_timeout_s`. The whole pool was
     called.

@@ -23,8 +23,8 @@ from racer_core.types import RiskTarget, RowsKind, Score
 # digests are unknown for good.
 DIGESTS: Final = "conditions"
 
-# Arrays that some calibrations lack: all of a record's populations have them, or none has.
-_OPTIONAL: Final = ("neighbours", "projections", "quality", "weights")
+# Arrays that some calibrations lack.
+_OPTIONAL: Final = ("neighbours", "projections", "quality", "weights", "unlabelled")
 
 
 @dataclass(frozen=True, slots=True)

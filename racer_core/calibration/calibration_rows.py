@@ -20,7 +20,14 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.risk_rules import RiskRules
 from racer_core.errors import CalibrationError, InputError
-from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, checked_pool
+from racer_core.types import (
+    BoolArray,
+    FloatArray,
+    IdArray,
+    RiskTarget,
+    any_column,
+    checked_pool,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +52,9 @@ class CalibrationRows:
             the rows are drawn as queries are.
         answer_limit: The limit on wrong final answers that thresholds keep; smaller pools and
             parts of the rows have none.
+        unlabelled: Rows of which it is unknown which candidates are right, shape (n,); None: all
+            rows are labelled. They count for every risk, as a miss at every threshold, so that the
+            bound holds for whatever reason labels are missing; their ``labels`` are False.
     """
 
     pool: tuple[str, ...]
@@ -60,6 +70,7 @@ class CalibrationRows:
     quality: FloatArray | None = None
     weights: FloatArray | None = None
     answer_limit: AnswerLimit | None = None
+    unlabelled: BoolArray | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and values once, so that no NaN reaches a sort."""
@@ -84,6 +95,7 @@ class CalibrationRows:
         if self.groups is not None and len(self.groups) != rows:
             raise CalibrationError(f"{len(self.groups)} groups for {rows} rows")
         self._check_quality(shape)
+        self._check_unlabelled(rows)
         if self.weights is not None:
             self._check_weights(self.weights)
         elif self.options.max_weight is not None:
@@ -99,6 +111,18 @@ class CalibrationRows:
             raise CalibrationError(f"qualities {self.quality.shape} must be {shape}")
         elif not ((self.quality >= 0.0) & (self.quality <= 1.0)).all():  # false for NaN, too
             raise CalibrationError("qualities must be numbers in [0, 1]")
+
+    def _check_unlabelled(self, rows: int) -> None:
+        if self.unlabelled is None:
+            return
+        if len(self.unlabelled) != rows:
+            raise CalibrationError(
+                f"{len(self.unlabelled)} marks of unlabelled rows for {rows} rows"
+            )
+        if (both := self.unlabelled & any_column(self.labels)).any():
+            raise CalibrationError(f"row {int(both.argmax()) + 1} is unlabelled and has labels")
+        if not self.unlabelled.any():
+            object.__setattr__(self, "unlabelled", None)
 
     def _check_weights(self, weights: FloatArray) -> None:
         if weights.shape != (len(self.fingerprints),):
@@ -129,6 +153,8 @@ class CalibrationRows:
     def n(self) -> int:
         """Number of rows that count: all of them, or the answerable ones for ``answerable``.
 
+        Unlabelled rows count, too.
+
         0 is possible for a sub-pool that no row covers: no threshold is then finite, and all of its
         candidates are called.
         """
@@ -144,9 +170,15 @@ class CalibrationRows:
         """The distinct groups of the rows; None stands for rows without one."""
         return frozenset(self.groups or (None,))
 
+    @property
+    def unlabelled_rows(self) -> int:
+        """Number of rows without a label."""
+        return 0 if self.unlabelled is None else int(self.unlabelled.sum())
+
     @cached_property
     def _counted(self) -> BoolArray:
-        return self.rules.counted(self.labels)
+        counted = self.rules.counted(self.labels)
+        return counted if self.unlabelled is None else counted | self.unlabelled
 
     @cached_property
     def rules(self) -> RiskRules:
@@ -201,4 +233,5 @@ class CalibrationRows:
             groups=None if self.groups is None else tuple(self.groups[i] for i in rows),
             quality=None if self.quality is None else self.quality[rows],
             weights=None if self.weights is None else self.weights[rows],
+            unlabelled=None if self.unlabelled is None else self.unlabelled[rows],
         )

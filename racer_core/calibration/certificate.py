@@ -30,6 +30,7 @@ class CoreReason(StrEnum):
     ALPHA_PICKED = "alpha_picked"
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
     ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
+    UNLABELLED_EXCEEDS_ALPHA = "unlabelled_exceeds_alpha_whole_pool"
 
 
 HOLDING: Final[frozenset[str]] = frozenset(
@@ -38,6 +39,7 @@ HOLDING: Final[frozenset[str]] = frozenset(
         CoreReason.SCORE_ASSUMED,
         CoreReason.ALPHA_INFEASIBLE,
         CoreReason.ABSTENTION_EXCEEDS_ALPHA,
+        CoreReason.UNLABELLED_EXCEEDS_ALPHA,
     }
 )
 

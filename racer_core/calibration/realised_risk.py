@@ -43,12 +43,15 @@ class RealisedRisk:
         misses: Rows that may be missed: the threshold's rank.
         missed: Rows with a score above the threshold, at most ``misses``.
         tied: Rows with the threshold's score; 0 if the threshold is above the rank's.
+        unlabelled: Rows that count as missed because they have no label. Upper bounds hold as they
+            are, for the risk that counts such queries as misses is no smaller.
     """
 
     n: int
     misses: int
     missed: int
     tied: int
+    unlabelled: int = 0
 
     @classmethod
     def of(cls, ascending: FloatArray, misses: int) -> RealisedRisk:
@@ -82,8 +85,10 @@ class RealisedRisk:
         """A risk that at most a share ``tail`` of calibrations falls below.
 
         Exact if scores that differ in the rows differ in all queries. Where rows tie, the share is
-        at most ``TIE_LEVEL``.
+        at most ``TIE_LEVEL``. 0 where labels are missing: perhaps none of these is a miss.
         """
+        if self.unlabelled:
+            return 0.0
         if self.is_distinct:
             return beta_quantile(tail, self.misses + 1, self.n - self.misses)
         counts = spaced_counts(self.misses)
@@ -98,7 +103,7 @@ class RealisedRisk:
         """
         low, high = beta_binomial_interval(trials, self.misses + 1, self.n - self.misses, level)
         if self.is_distinct:
-            return low, high
+            return 0 if self.unlabelled else low, high
         tail = (1.0 - level) / 2.0
         fewest = np.searchsorted(binomial_cdf(trials, self.lower()), tail)
         most = np.searchsorted(binomial_cdf(trials, self._tied_upper()), 1.0 - tail)

@@ -124,10 +124,15 @@ class RiskControl(CalibrationRows):
         return self._row_critical(score)[self._counted]
 
     def _row_critical(self, score: Score) -> FloatArray:
-        """s_i of all rows; +inf for rows that abstain, meaningless for rows that do not count."""
+        """s_i of all rows, meaningless for rows that do not count.
+
+        It is +inf for rows that abstain or are unlabelled.
+        """
         critical = np.empty(len(self.scores))
         for part, fit in self._nonconformity(score):
             critical[part] = self.rules.critical_scores(fit, self.scores[part], self.labels[part])
+        if self.unlabelled is not None:
+            critical[self.unlabelled] = np.inf
         return critical
 
     def _nonconformity(self, score: Score) -> Iterator[tuple[slice, FloatArray]]:
@@ -166,6 +171,9 @@ class RiskControl(CalibrationRows):
         for part, fit in self._nonconformity(score):
             steps[part], drops[part] = shortfall_steps(fit, quality[part])
         steps[self.rules.abstains(self.scores)] = np.inf
+        if self.unlabelled is not None:  # they lose 1 at every finite threshold
+            steps[self.unlabelled], drops[self.unlabelled] = np.inf, 0
+            drops[self.unlabelled, 0] = SCALE
         return steps, drops
 
     def realised_risk(self, alpha: float, score: Score | None = None) -> RealisedRisk | None:
@@ -178,7 +186,7 @@ class RiskControl(CalibrationRows):
             return None
         misses = self.misses(alpha)
         critical, threshold = self._critical(score), self.lambda_hat(alpha, score)
-        risk = RealisedRisk.of(critical, misses)
+        risk = replace(RealisedRisk.of(critical, misses), unlabelled=self.unlabelled_rows)
         if threshold == critical[critical.size - 1 - misses]:
             return risk
         missed = critical.size - int(np.searchsorted(critical, threshold, side="right"))

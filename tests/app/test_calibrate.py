@@ -318,6 +318,7 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
         "r": 1,
         "n": sum(1 for row in ROWS.rows if row.correct),
         "rows": 120,
+        "unlabelled": 0,
         "lambda_hat": core.lambda_hat(0.1, Score.COVER),
         "feasible": True,
         "min_n": 9,

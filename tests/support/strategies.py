@@ -167,6 +167,7 @@ def calibration_of(
     patterns: PatternModel | None = None,
     prices: tuple[float, ...] | None = None,
     groups: tuple[str | None, ...] | None = None,
+    unlabelled: BoolArray | None = None,
     **options: Any,
 ) -> Calibration:
     """A calibration of a pool m0, m1, ... on rows with a fingerprint each."""
@@ -180,4 +181,5 @@ def calibration_of(
         patterns=patterns,
         prices=prices,
         groups=groups,
+        unlabelled=unlabelled,
     )
