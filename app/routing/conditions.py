@@ -2,9 +2,9 @@
 
 A certificate is about requests that are sent like the calibration's rows were. So each body, after
 renames and default parameters, with its endpoint path and the served model, is stripped of what a
-row states itself, its turns of plain text, and the rest is digested. Requests and rows with equal
-digests over the certified pool were sent under equal conditions. A body is built by
-``candidate_payload`` here, too, so nothing that it does can escape the digest.
+row states itself, the content of its turns (see ``turn_shapes``), and the rest is digested.
+Requests and rows with equal digests over the certified pool were sent under equal conditions. A
+body is built by ``candidate_payload`` here, too, so nothing that it does can escape the digest.
 
 Fields of ``EXCLUSIONS`` change no answer and are left out at the endpoints whose API has them, each
 for its reason.
@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 from cachetools import LRUCache
 
 from app.json_output import dump_json
+from app.routing.turn_shapes import turn_shapes
 from app.wire.candidate_payload import BodySettings, CandidateBody, candidate_payload
 from racer_core.records.request import TURN_FIELDS
 
@@ -28,7 +29,6 @@ ROW_PATH: Final = "chat/completions"  # where rows are labelled
 ENDPOINT: Final = "endpoint"  # the name of a difference in the path
 ROWS: Final = "rows"  # the name of a difference that is in the rows, not in the request
 
-_TEXT_PARTS: Final = {"messages": ("text",), "input": ("input_text", "output_text")}
 # Fields, as the server names them, and turns that make a request of another kind than a query of
 # text.
 _OTHER_KIND: Final = frozenset(["tools", "functions", "audio", "modalities"])
@@ -108,7 +108,7 @@ class Conditions:
         identity: All digests as one text.
         differing: The fields of the request that differ from what the configuration alone sends;
             none for a request of nothing but turns of plain text.
-        is_other_kind: Tools, images, audio or turns of the user that no row can state are among
+        is_other_kind: Tools, images, audio or turns of the user that are no plain text are among
             them, for which no score of the router is meant.
     """
 
@@ -261,66 +261,13 @@ def _digest(document: bytes) -> str:
 def _without_the_text(
     fields: Mapping[str, Any], path: str, ignored: Set[str]
 ) -> tuple[CanonicalFields, CanonicalFields]:
-    """The turns of a request that are not of plain text, and the fields beside its turns."""
+    """The shapes of turns that are not of plain text, and the fields beside the turns."""
     field_of_turns = TURN_FIELDS.get(path)
     turns: CanonicalFields = {}
     beside: dict[str, str] = {}
     for name, value in fields.items():
         if name == field_of_turns:
-            turns = _other_turns(name, value)
+            turns = turn_shapes(name, value, canonical)
         elif value is not None and name not in ignored:
             beside[name] = canonical(value)
     return turns, beside
-
-
-def _other_turns(field: str, value: object) -> dict[str, str]:
-    """The turns that no row states, under ``field.role``: each with its place."""
-    match value:
-        case str():
-            return {}
-        case [str()] if field == "prompt":  # one prompt, as its text alone is
-            return {}
-        case list():
-            pass
-        case _:
-            return {field: canonical(value)}
-    others: dict[str, list[tuple[int, object]]] = {}
-    turns = cast("list[object]", value)
-    for place, turn in enumerate(turns):
-        fields = cast("dict[str, object]", turn) if isinstance(turn, dict) else {}
-        role, text = fields.get("role"), _plain_text(fields, _TEXT_PARTS.get(field, ()))
-        # A row ends with a text of the user.
-        is_end = place == len(turns) - 1
-        if text is None or (is_end and (role != "user" or not text.strip())):
-            others.setdefault(f"{field}.{role or 'other'}", []).append(
-                (place, cast("object", turn))
-            )
-    return {name: canonical(each) for name, each in others.items()}
-
-
-def _plain_text(fields: Mapping[str, object], parts: Sequence[str]) -> str | None:
-    """The text of a turn that a row can state: plain text of user or assistant; else None.
-
-    One part of text, of these types, is sent as the text itself is: servers render both alike.
-    """
-    if (
-        fields.get("role") not in ("user", "assistant")
-        or fields.get("type", "message") != "message"
-    ):
-        return None
-    if any(not _is_absent(fields, name) for name in fields.keys() - {"role", "content", "type"}):
-        return None
-    match fields.get("content"):
-        case str(text):
-            return text
-        case [{"type": str(kind), "text": str(text)}] if kind in parts:
-            beside = cast("list[dict[str, object]]", fields["content"])[0]
-            absent = (_is_absent(beside, name) for name in beside.keys() - {"type", "text"})
-            return text if all(absent) else None
-        case _:
-            return None
-
-
-def _is_absent(fields: Mapping[str, object], name: str) -> bool:
-    """Whether a field of a turn says nothing: clients send empty fields of answers back."""
-    return fields[name] is None or (name == "annotations" and fields[name] == [])

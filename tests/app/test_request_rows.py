@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -59,6 +60,28 @@ BEFORE: list[Any] = [
     {"role": "assistant", "content": "Go on."},
 ]
 
+
+def image(text: str, **beside: Any) -> list[dict[str, Any]]:
+    """A turn with an image of its own beside a text."""
+    url = f"data:image/png;base64,{base64.b64encode(text.encode()).decode()}"
+    parts = [
+        {"type": "text", "text": text},
+        {"type": "image_url", "image_url": {"url": url, **beside}},
+    ]
+    return [{"role": "user", "content": parts}]
+
+
+def result(text: str) -> list[dict[str, Any]]:
+    """A conversation that ends with the result of a tool; each has arguments and ids of its own."""
+    call = {"id": f"call_{text}", "type": "function"}
+    function = {"name": "add", "arguments": json.dumps({"a": text})}
+    return [
+        *user(text),
+        {"role": "assistant", "content": None, "tool_calls": [{**call, "function": function}]},
+        {"role": "tool", "tool_call_id": call["id"], "content": f"The sum of {text}"},
+    ]
+
+
 # What a client sends with a text, a change of it, and the field that the certificate then names.
 KINDS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "system prompt": (
@@ -86,7 +109,31 @@ KINDS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"messages": [*BEFORE, *user(ONE)]},
         "rows",
     ),
+    "an image": (
+        lambda text: {"messages": [SYSTEM, *image(text)]},
+        {"messages": [SYSTEM, *image(ONE, detail="low")]},
+        "messages.user",
+    ),
+    "several parts and a name": (
+        lambda text: {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": each} for each in (text, "Briefly.")],
+                    "name": f"user-{len(text)}",
+                }
+            ]
+        },
+        {"messages": [{**user(ONE)[0], "name": "ann"}]},
+        "messages.user",
+    ),
+    "results of tools": (
+        lambda text: {"messages": result(text), "tools": tool("add")},
+        {"messages": [*result(ONE), *user("And then?")]},
+        "rows",
+    ),
 }
+LATER = ("five turns", "results of tools")
 
 
 def request_rows(body: Any, *, start: int = 20_000, count: int = 60) -> list[dict[str, Any]]:
@@ -127,14 +174,14 @@ def test_requests_like_the_rows_are_certified_and_no_others(
     evidence = upload(gateway, [*as_json(labelled(10_000, 200)), *request_rows(body)])
     assert evidence["conditions"]["assumed"] == 260
     own = certificate(gateway, **body(ONE))
-    remark = "later_turn" if kind == "five turns" else "labelled_conditions"
+    remark = "later_turn" if kind in LATER else "labelled_conditions"
     assert (own["holds"], own["reasons"]) == (True, [remark])
     assert own["n"] <= 60
     plain = certificate(gateway, messages=user(ONE))
     assert (plain["holds"], plain["reasons"]) == (True, [])
     other = certificate(gateway, **{**body(ONE), **changed})
     assert other["holds"] is False
-    if kind == "five turns":  # without the system prompt it is no turn of these conversations
+    if kind in LATER:  # it is no turn of these conversations
         assert "multi_turn_uncalibrated" in other["reasons"]
     else:
         assert f"conditions_differ:{field}" in other["reasons"]
