@@ -47,6 +47,8 @@ async def chat_completions(request: Request, services: Services) -> Response:
         fields=fields,
         options=body.racer or RacerOptions(),
         stream=bool(body.stream),
-        query=lambda: query.of_body(fields, Chat.path, services.conditions.read(fields), settings),
+        query=lambda application: query.of_body(
+            fields, Chat.path, services.conditions.read(fields), settings, application
+        ),
     )
     return await respond(request, services, parsed)

@@ -47,8 +47,12 @@ async def completions(request: Request, services: Services) -> Response:
         fields=fields,
         options=body.racer or RacerOptions(),
         stream=bool(body.stream),
-        query=lambda: query.of_body(
-            fields, Completions.path, services.conditions.read(fields, Completions.path), settings
+        query=lambda application: query.of_body(
+            fields,
+            Completions.path,
+            services.conditions.read(fields, Completions.path),
+            settings,
+            application,
         ),
     )
     return await respond(request, services, parsed)

@@ -48,7 +48,7 @@ class ParsedRequest:
         fields: Fields of the body that candidates are sent.
         options: The ``racer`` field.
         stream: The client wants server-sent events.
-        query: Makes the router's input; not called where a candidate is named.
+        query: Makes the router's input for an application; not called where a candidate is named.
     """
 
     api_format: ApiFormat
@@ -56,7 +56,7 @@ class ParsedRequest:
     fields: Mapping[str, Any]
     options: RacerOptions
     stream: bool
-    query: Callable[[], Query]
+    query: Callable[[Membership | None], Query]
 
 
 async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) -> Response:
@@ -76,7 +76,7 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
         spend=http.state.quota_ticket.spend,
     )
     served_by = {"x-racer-served-by": parsed.model}
-    note_prompt(http, services, parsed.query)
+    note_prompt(http, services, lambda: parsed.query(None))
     if parsed.stream:
         events = await unless_disconnected(http, services.named_candidates.stream(named))
         return _EventStream(
@@ -100,14 +100,15 @@ def check_allowed(http: HttpRequest, candidate: str) -> None:
 async def _routed(
     http: HttpRequest, services: Services, parsed: ParsedRequest, pool: str | None
 ) -> Response:
+    application = application_of(
+        http, services, parsed.options.application, parsed.fields, parsed.api_format.path
+    )
     request = InferenceRequest(
-        query=parsed.query(),
+        query=parsed.query(application),
         options=parsed.options,
         caller=caller_of(http),
         pool=pool,
-        application=application_of(
-            http, services, parsed.options.application, parsed.fields, parsed.api_format.path
-        ),
+        application=application,
         api_format=parsed.api_format,
         fields=parsed.fields,
         leader=parsed.options.stream == "leader",

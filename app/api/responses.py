@@ -45,8 +45,12 @@ async def responses(request: Request, services: Services) -> Response:
         fields=fields,
         options=body.racer or RacerOptions(),
         stream=bool(body.stream),
-        query=lambda: query.of_body(
-            fields, Responses.path, services.conditions.read(fields, Responses.path), settings
+        query=lambda application: query.of_body(
+            fields,
+            Responses.path,
+            services.conditions.read(fields, Responses.path),
+            settings,
+            application,
         ),
     )
     return await respond(request, services, parsed)

@@ -53,10 +53,12 @@ async def route(request: HttpRequest, services: Services) -> Response:
     check_fields(fields, settings.limits)
     if body.query is not None:
         fields |= _as_messages(body.query)
-    routed_query = query.of_body(fields, Chat.path, services.conditions.read(fields), settings)
     options = body.racer or DecisionOptions(**{name: getattr(body, name) for name in _OPTIONS})
     caller = caller_of(request)
     application = application_of(request, services, options.application, fields)
+    routed_query = query.of_body(
+        fields, Chat.path, services.conditions.read(fields), settings, application
+    )
     note_prompt(request, services, lambda: routed_query)
     if not body.execute:
         outcome = await services.chat.decide(
@@ -98,9 +100,9 @@ async def levels(request: HttpRequest, services: Services) -> Response:
     """No candidate is called, and nothing is stored or counted."""
     settings = services.settings
     body, _ = await LEVELS_BODY.read(request, settings.limits)
-    routed_query = query.of_body(
-        _as_messages(body.query), Chat.path, services.conditions.configured, settings
-    )
+    fields, conditions = _as_messages(body.query), services.conditions.configured
+    application = application_of(request, services, body.application, {})
+    routed_query = query.of_body(fields, Chat.path, conditions, settings, application)
     options = DecisionOptions(
         score=body.score,
         candidates=body.candidates,
@@ -112,7 +114,7 @@ async def levels(request: HttpRequest, services: Services) -> Response:
         query=routed_query,
         options=options,
         caller=caller_of(request),
-        application=application_of(request, services, body.application, {}),
+        application=application,
     )
     return bodies.json_response((await services.chat.levels(routing_request)).as_json())
 

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Final
 
 from app.calibrations.column_files import ColumnWriter
 from app.routing.conditions import ConditionReader
+from app.routing.query import MAX_DRAWN_BYTES, is_too_large_to_draw
 from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import MARKERS, Markers
@@ -190,6 +191,11 @@ class _RowConditions:
             return row
         path = request_path(row.request)
         fields = request_fields(row.request, path, allowed=self._extra_fields)
+        if is_drawn and is_too_large_to_draw(fields):
+            raise InputError(
+                f"its request is larger than {MAX_DRAWN_BYTES:,} bytes, and rows that are drawn "
+                "cover no such request: leave the row out"
+            )
         sent = self._reader.read(fields, path)
         if is_drawn and row.conditions not in ({}, sent.digests):
             raise InputError(

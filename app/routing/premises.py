@@ -47,6 +47,7 @@ class Premises:
         rows: The rows whose threshold applies, and how the request differs from them.
         choice: The candidates among which the set is chosen.
         is_too_long: The router reads less, or more, of the query than it would of a row.
+        is_too_large: No row of the request's application, whose rows are drawn, can be as large.
         is_other_kind: The fields that differ make it a request of another kind than any row.
         is_pending: The smaller pool's threshold is still being computed.
         has_rows: The calibration has rows for these candidates.
@@ -60,6 +61,7 @@ class Premises:
     rows: RowSelection
     choice: CandidateChoice
     is_too_long: bool
+    is_too_large: bool
     is_other_kind: bool
     is_pending: bool
     has_rows: bool
@@ -79,6 +81,7 @@ class Premises:
         rows = self.rows
         facts = (
             (self.is_too_long, Reason.QUERY_TOO_LONG),
+            (self.is_too_large, Reason.REQUEST_TOO_LARGE),
             (rows.is_chosen_by_conditions, Reason.LABELLED_CONDITIONS),
             (rows.turn is TurnKind.LATER, Reason.LATER_TURN),
             (rows.turn is TurnKind.UNCALIBRATED, Reason.MULTI_TURN),

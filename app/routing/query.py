@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
+from app.json_output import dump_json
+from app.routing.applications import Membership
 from app.routing.conditions import Conditions
 from app.settings import Candidate, Settings
 from racer_core.records.request import RequestTurn, conversation_of
 
 Need = Literal["tools", "vision", "json_schema"]
+
+# Bytes of a request as JSON, so that it fits into a row of 1 MiB beside labels and digests.
+MAX_DRAWN_BYTES: Final = 2**20 - 2**17
 
 _GUIDED = ("guided_", "structured_outputs")  # vLLM's own spellings of structured outputs
 # A tuple, not a set: a client's `type` may be a list, which has no hash.
@@ -27,6 +32,7 @@ class Query:
     later: bool = False  # a turn after the first of a conversation
     needs: frozenset[Need] = frozenset()  # capabilities that a candidate must have
     chars: int = 0  # of all texts for the candidates
+    is_too_large: bool = False  # for a row of its application, whose rows are drawn
 
     @property
     def is_cut(self) -> bool:
@@ -46,7 +52,11 @@ class Query:
 
 
 def of_body(
-    fields: Mapping[str, Any], path: str, conditions: Conditions, settings: Settings
+    fields: Mapping[str, Any],
+    path: str,
+    conditions: Conditions,
+    settings: Settings,
+    application: Membership | None,
 ) -> Query:
     """The query of a request.
 
@@ -57,6 +67,7 @@ def of_body(
         path: The endpoint of candidates to which it goes.
         conditions: What candidates are sent, but for the query.
         settings: Which text is routed on, and the limit on it.
+        application: That of the request; None: none is configured.
 
     Raises:
         InputError: No turn to route on, or one without text.
@@ -70,7 +81,21 @@ def of_body(
         later=conversation.is_later,
         needs=_needs(conversation.turns, fields),
         chars=sum(len(turn.text) for turn in conversation.turns),
+        is_too_large=(
+            application is not None
+            and application.terms.premise == "drawn"
+            and is_too_large_to_draw(fields)
+        ),
     )
+
+
+def is_too_large_to_draw(fields: Mapping[str, Any]) -> bool:
+    """Whether no row can hold a request, so that rows drawn at random do not stand for it.
+
+    Args:
+        fields: The fields that candidates are sent.
+    """
+    return len(dump_json(fields)) > MAX_DRAWN_BYTES
 
 
 def _needs(turns: Sequence[RequestTurn], fields: Mapping[str, Any]) -> frozenset[Need]:

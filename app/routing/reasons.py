@@ -41,6 +41,13 @@ class Reason(StrEnum):
     Calibrate again, or shorten the query.
     """
 
+    REQUEST_TOO_LARGE = "request_too_large"
+    """The rows were drawn from the application's traffic, and none can hold a request of more than
+    896 KiB.
+
+    Send less.
+    """
+
     NO_CALIBRATION_FOR_POOL = "no_calibration_for_pool"
     """No calibration row is answered by a candidate that the request allows, or none is of
     its group.

@@ -268,6 +268,7 @@ class RoutingService:
             is_too_long=record.populations[rows.population].is_too_long(
                 query.text_chars, self._settings.limits.query_chars
             ),
+            is_too_large=query.is_too_large and rows.premise == "drawn",
             is_other_kind=query.conditions.is_other_kind and bool(rows.differing),
             is_pending=threshold is None,
             has_rows=threshold is None or threshold.calibration.n > 0,

@@ -10,9 +10,12 @@ import httpx2
 import numpy as np
 import pytest
 
+from app.calibrations.parsing import MAX_LINE_BYTES
 from app.errors import SettingsError
+from app.json_output import dump_json
 from app.routing.applications import HEADER, prompt_digest
 from app.routing.conditions import ConditionReader
+from app.routing.query import MAX_DRAWN_BYTES
 from app.settings import key_format
 from tests.support.gateway import (
     ADMIN_KEY,
@@ -485,6 +488,29 @@ def test_no_client_names_an_application_whose_rows_are_drawn(serve: Serve) -> No
         assert "keys and prompts alone" in error_message(route(gateway, **given), 403)
     assert decision(gateway, **agent(application="bot"))["application"] == "bot"
     assert decision(gateway, BOT_KEY, application="bot")["certificate"]["holds"]
+
+
+def test_drawn_rows_cover_no_request_that_none_of_them_could_be(
+    serve: Serve, pool: FakePool
+) -> None:
+    """A row has at most 1 MiB; the limit on requests leaves room for labels of 64 candidates."""
+
+    def sized(count: int) -> dict[str, Any]:
+        body = whole(TWO, system="")
+        body["messages"][0]["content"] = "é" * ((count - len(dump_json(body))) // 2)
+        return body
+
+    gateway = serve(calibrated=False, access=ACCESS, **DRAWN)
+    rows = drawn_rows(60)
+    row = {"request": sized(MAX_DRAWN_BYTES), "correct": dict.fromkeys(POOL, True)}
+    assert len(dump_json(row)) < MAX_LINE_BYTES - 64 * 1_000
+    upload(gateway, [*rows, {**rows[0], "request": sized(MAX_DRAWN_BYTES)}])
+    assert answered(gateway, BOT_KEY, sized(MAX_DRAWN_BYTES))["holds"]
+    larger = answered(gateway, BOT_KEY, sized(MAX_DRAWN_BYTES + 2))
+    assert (larger["holds"], larger["reasons"]) == (False, ["request_too_large"])
+    refused = [rows[0], {**rows[0], "request": sized(MAX_DRAWN_BYTES + 2)}]
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": refused})
+    assert "row 2: its request is larger than 917,504 bytes" in error_message(response, 422)
 
 
 def test_drawn_later_turns_are_a_population_of_their_own(serve: Serve, pool: FakePool) -> None:

@@ -124,7 +124,9 @@ class Gateway:
     def selection(self, record: CalibrationRecord, sent: dict[str, Any]) -> Any:
         """The rows that decide a request."""
         fields = request_fields(sent, "chat/completions")
-        query = of_body(fields, "chat/completions", self.conditions.read(fields), self.settings)
+        query = of_body(
+            fields, "chat/completions", self.conditions.read(fields), self.settings, None
+        )
         return self.rows.select(record, query)
 
     def misses(self, record: CalibrationRecord, place: int, text: str, right: str) -> bool:
