@@ -17,11 +17,11 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TextIO
 
 Message = dict[str, Any]
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[2]
 _INHERITED: Final = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 _THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -57,7 +57,7 @@ class SandboxedProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=pass_fds,
-            env={"PYTHONPATH": str(_ROOT), **_THREADS, **inherited, **(environment or {})},
+            env={"PYTHONPATH": str(ROOT), **_THREADS, **inherited, **(environment or {})},
             start_new_session=True,
         )
 
@@ -169,7 +169,8 @@ def received_messages() -> Iterator[Message]:
         yield json.loads(line)
 
 
-def send_message(message: Message) -> None:
-    """Send one message to the parent."""
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def send_message(message: Message, file: TextIO | None = None) -> None:
+    """Send one message to the parent, by another file than the standard output if one is given."""
+    output = sys.stdout if file is None else file
+    output.write(json.dumps(message) + "\n")
+    output.flush()

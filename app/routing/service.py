@@ -182,8 +182,7 @@ class RoutingService:
         premise = "alike" if application is None else application.terms.premise
         rows = self._rows.select(record, query, group, premise)
         threshold = await self._threshold(record, choice.names, group, rows.population)
-        own_alpha = application and application.terms.alpha
-        usual = record.options(group, own_alpha, rows.population)
+        usual = record.options(group, application and application.terms.alpha)
         premises = self._premises(record, usual, choice, options, request, rows, threshold)
         fingerprint = self._trained.fingerprint(query.text)
         decision, chosen_by = self._sets.select(

@@ -5,7 +5,7 @@ the only module that reads the environment. The file names secrets; the environm
 """
 
 from app.settings.aggregation import Aggregation, EvaluatorModel, rater_name
-from app.settings.applications import DEFAULT, Application
+from app.settings.applications import DEFAULT, Application, Checker
 from app.settings.candidates import Candidate, Capabilities, FleetSettings
 from app.settings.limits import Limits
 from app.settings.loading import load, parse
@@ -22,6 +22,7 @@ __all__ = [
     "Application",
     "Candidate",
     "Capabilities",
+    "Checker",
     "EvaluatorModel",
     "FleetSettings",
     "GroupBy",

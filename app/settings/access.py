@@ -45,7 +45,8 @@ class Listener(Frozen):
 
 _Host = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?)$")]
 ENVIRONMENT_KEYS = ("data", "admin")  # the names of the two keys of the environment
-_RESERVED = (*ENVIRONMENT_KEYS, "local")  # `local`: callers without a key
+CHECKER = "checker"  # gives the verdicts of the applications' checkers
+_RESERVED = (*ENVIRONMENT_KEYS, CHECKER, "local")  # `local`: callers without a key
 
 
 class Access(Frozen):

@@ -5,16 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from app.settings.base import Frozen
-from app.settings.candidates import Name
+from app.settings.candidates import Name, Url
 from app.settings.routing import Alpha
 
 Premise = Literal["alike", "drawn"]
 DEFAULT: Final = "default"  # the application of requests and rows that belong to no other
+
+
+class Checker(Frozen):
+    """Labels the answers to an application's sampled requests: tests, a validator, a reference."""
+
+    url: Url | None = None
+    """URL that is sent each sampled request with its answers and returns which are right; the
+    bearer token is `$RACER_CHECKER_KEY`."""
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")] | None = None
+    """Installed Python function instead of `url`, such as `package.module:function`."""
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    """Timeout of one check in seconds."""
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        if (self.url is None) == (self.function is None):
+            raise ValueError("needs either `url` or `function`")
+        return self
 
 
 class Application(Frozen):
@@ -31,6 +49,8 @@ class Application(Frozen):
     """As `routing.on_uncovered`, for its requests; null: that."""
     premise: Premise = "alike"
     """Its rows cover requests sent `alike`, or all, if they are `drawn` from its traffic."""
+    checker: Checker | None = None
+    """Labels the answers to its sampled requests."""
 
 
 def membership_digest(applications: Mapping[str, Application]) -> str:

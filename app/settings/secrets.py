@@ -17,8 +17,12 @@ from app.settings.model import Settings
 
 SAMPLES_KEY: Final = "RACER_SAMPLES_KEY"  # variable with the key of stored requests
 SAMPLES_KEY_BYTES: Final = 32
+CHECKER_KEY: Final = "RACER_CHECKER_KEY"  # variable with the token for the URLs of checkers
 MIN_KEY_CHARS = 16
 MIN_DIFFERENT_CHARS = 8  # hexadecimal keys of 16 characters have about 10
+_UNSENDABLE = (
+    "must be printable ASCII without spaces or line ends: no client could send it in a header"
+)
 # Examples in public documentation: such keys are no secret.
 _PUBLISHED = ("sk-1234", "changeme", "change-me", "your-api-key", "my-secret-key", "0123456789")
 
@@ -33,6 +37,7 @@ class Secrets:
     candidate_keys: Mapping[str, SecretStr] = field(default_factory=dict[str, SecretStr])
     store_url: SecretStr | None = None  # may hold a password
     samples_key: SecretBytes | None = None  # encrypts the requests of the shadow sample
+    checker_key: SecretStr | None = None  # bearer token for the checkers' URLs
 
     def store(self, settings: Settings) -> str:
         """URL of the store: from the environment, else from the configuration."""
@@ -75,12 +80,16 @@ def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
             raise SettingsError(f"${variable} is not set: the api_key_env of {name} names it")
     keys = {name: SecretStr(environment[variable]) for name, variable in variables.items()}
     store_url = environment.get(settings.store_env)
+    checker_key = environment.get(CHECKER_KEY)
+    if checker_key and not _is_sendable(checker_key):
+        raise SettingsError(f"${CHECKER_KEY} {_UNSENDABLE}")
     return Secrets(
         data_key=data_key,
         admin_key=admin_key,
         candidate_keys=keys,
         store_url=SecretStr(store_url) if store_url else None,
         samples_key=_samples_key(settings, environment),
+        checker_key=SecretStr(checker_key) if checker_key else None,
     )
 
 
@@ -109,16 +118,17 @@ def _key(environment: Mapping[str, str], variable: str) -> SecretStr | None:
     value = environment.get(variable, "")
     if not value:
         return None
-    if not value.isascii() or not value.isprintable() or " " in value:
-        raise SettingsError(
-            f"${variable} must be printable ASCII without spaces or line ends: no client could "
-            "send it in a header"
-        )
+    if not _is_sendable(value):
+        raise SettingsError(f"${variable} {_UNSENDABLE}")
     if (why := _weakness(value)) is not None:
         raise SettingsError(
             f"${variable} {why}: generate one with `racer key new` or `openssl rand -hex 24`"
         )
     return SecretStr(value)
+
+
+def _is_sendable(value: str) -> bool:
+    return value.isascii() and value.isprintable() and " " not in value
 
 
 def _weakness(key: str) -> str | None:

@@ -1,0 +1,310 @@
+"""Checkers: applications' own validators, which label sampled requests in the background.
+
+A checker is a URL or an installed function (``checker_calls``). It gets a whole request with the
+answers of all candidates and says which are right. Whatever a checker does, requests are served:
+its queue is bounded, and a sample without usable verdicts stays without a label.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Self, cast
+
+from prometheus_client import Counter
+
+from app.concurrency.memory_budget import MemoryBudget
+from app.errors import Overloaded, UpstreamError, UpstreamTimeout
+from app.json_output import dump_json
+from app.monitoring.checker_calls import CheckerCall, open_checker
+from app.monitoring.sample_store import SampledExchange
+from app.settings import Secrets, Settings
+from app.settings.secrets import CHECKER_KEY
+from racer_core.errors import RacerError
+from racer_core.types import CallRecord
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 3  # of one check; a timeout and an unreadable answer are not tried again
+PAUSE_S: Final = 1.0  # before the second attempt; twice as long before the third
+CONCURRENCY: Final = 4  # checks of one application at the same time
+MAX_WAITING: Final = 1_000  # samples of one application
+MAX_WAITING_BYTES: Final = 64 * 2**20  # of all applications
+WARN_EVERY_S: Final = 300.0
+CLOSE_S: Final = 5.0  # for checks that are under way or wait when the gateway stops
+_LOST: Final = "the sample stays without a label"
+
+Record = Callable[[str, Mapping[str, bool]], Awaitable[None]]
+
+
+class Checkers:
+    """The checkers of all applications. Open it before use; it then labels until it is closed.
+
+    Args:
+        settings: The applications, and how servers are called.
+        secrets: The bearer token of the URLs.
+        record: Stores the verdicts on a decision's answers. Raises RacerError.
+        checks: Counts samples by application and outcome.
+        pause_s: Pause before the second attempt.
+        close_s: Limit of the wait for unfinished checks at the end.
+        clock: A monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        secrets: Secrets,
+        *,
+        record: Record,
+        checks: Counter,
+        pause_s: float = PAUSE_S,
+        close_s: float = CLOSE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._secrets = secrets
+        self._record = record
+        self._checks = checks
+        self._pause_s = pause_s
+        self._close_s = close_s
+        self._clock = clock
+        self._buffered = MemoryBudget(MAX_WAITING_BYTES, Overloaded, "too many samples wait")
+        self._queues: dict[str, _CheckQueue] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Open all checkers.
+
+        Raises:
+            SettingsError: A function cannot be imported or called.
+        """
+        async with AsyncExitStack() as stack:
+            for name, application in self._settings.applications.items():
+                if application.checker is None:
+                    continue
+                call = await stack.enter_async_context(
+                    open_checker(application.checker, name, self._settings, self._secrets)
+                )
+                queue = _CheckQueue(
+                    name,
+                    call,
+                    record=self._record,
+                    checks=self._checks,
+                    buffered=self._buffered,
+                    pause_s=self._pause_s,
+                    clock=self._clock,
+                )
+                self._queues[name] = queue
+                stack.push_async_callback(queue.close, self._close_s)
+                queue.start()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Finish the checks that wait, within the limit of time; others are lost."""
+        await self._stack.aclose()
+
+    def submit(
+        self,
+        decision_id: str,
+        application: str | None,
+        exchange: SampledExchange,
+    ) -> None:
+        """Have the answers to a sampled request checked; never waits, never raises.
+
+        Args:
+            decision_id: The decision.
+            application: The application of the request; nothing is done if it has no checker.
+            exchange: The request and the answers. A candidate without an answer is not judged.
+        """
+        queue = self._queues.get(application or "")
+        messages = {
+            name: _message(text, exchange.calls.get(name, {}))
+            for name, text in exchange.answers.items()
+            if text is not None
+        }
+        if queue is None or not messages:
+            return
+        document = {
+            "decision_id": decision_id,
+            "application": application,
+            "request": exchange.request,
+            "answers": messages,
+        }
+        queue.add(
+            _Check(decision_id=decision_id, data=dump_json(document), names=frozenset(messages))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Check:
+    """A sample that waits for its verdicts."""
+
+    decision_id: str
+    data: bytes  # the document for the checker
+    names: frozenset[str]  # the candidates in it
+
+
+class _CheckQueue:
+    """The samples of one application that wait, and the tasks that have them checked."""
+
+    def __init__(
+        self,
+        application: str,
+        call: CheckerCall,
+        *,
+        record: Record,
+        checks: Counter,
+        buffered: MemoryBudget,
+        pause_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._application = application
+        self._call = call
+        self._record = record
+        self._checks = checks
+        self._buffered = buffered
+        self._pause_s = pause_s
+        self._clock = clock
+        self._waiting: asyncio.Queue[_Check] = asyncio.Queue(MAX_WAITING)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._warned_at = -math.inf
+        self._lost = 0  # samples without a label since the last warning
+
+    def start(self) -> None:
+        """Start the tasks."""
+        for number in range(CONCURRENCY):
+            name = f"checker {number} of {self._application}"
+            self._tasks.append(asyncio.create_task(self._work(), name=name))
+
+    async def close(self, limit_s: float) -> None:
+        """Wait for unfinished checks, and end the tasks."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._waiting.join()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(self._waiting.qsize()):
+            self._lose("stopped", "the gateway stopped before the checker was called")
+
+    def add(self, check: _Check) -> None:
+        """Queue a sample, or lose its label if the queue is full."""
+        try:
+            self._buffered.reserve(len(check.data))
+        except Overloaded as exc:
+            self._lose("dropped", str(exc))
+            return
+        try:
+            self._waiting.put_nowait(check)
+        except asyncio.QueueFull:
+            self._buffered.release(len(check.data))
+            self._lose("dropped", f"{MAX_WAITING} samples wait for the checker")
+
+    async def _work(self) -> None:
+        while True:
+            check = await self._waiting.get()
+            try:
+                await self._label(check)
+            except asyncio.CancelledError:
+                self._lose("stopped", "the gateway stopped before the checker answered")
+                raise
+            except UpstreamError as exc:
+                self._lose(exc.kind, f"{exc}{_advice(exc)}")
+            except RacerError as exc:
+                self._lose("not_recorded", f"the verdicts cannot be stored: {exc}")
+            except Exception:
+                log.exception("applications.%s.checker: %s", self._application, _LOST)
+                self._checks.labels(self._application, "error").inc()
+            else:
+                self._checks.labels(self._application, "ok").inc()
+            finally:
+                self._buffered.release(len(check.data))
+                self._waiting.task_done()
+
+    async def _label(self, check: _Check) -> None:
+        document = await self._check(check.data)
+        verdicts = read_verdicts(document, check.names, self._call.name)
+        await self._record(check.decision_id, verdicts)
+
+    async def _check(self, data: bytes) -> Mapping[str, Any]:
+        """The checker's answer. A failure that may pass is tried again, twice at most."""
+        attempt = 1
+        while True:
+            try:
+                return await self._call.check(data)
+            except UpstreamError as exc:
+                if attempt == ATTEMPTS or exc.lasting or isinstance(exc, UpstreamTimeout):
+                    raise
+            await asyncio.sleep(self._pause_s * 2 ** (attempt - 1))
+            attempt += 1
+
+    def _lose(self, outcome: str, reason: str) -> None:
+        """Count a sample without a label, and warn unless a warning was written lately."""
+        self._checks.labels(self._application, outcome).inc()
+        self._lost += 1
+        now = self._clock()
+        if now - self._warned_at < WARN_EVERY_S:
+            return
+        log.warning(
+            "applications.%s.checker: %s; samples that stay without a label since the last "
+            "warning: %d",
+            self._application,
+            reason,
+            self._lost,
+        )
+        self._warned_at, self._lost = now, 0
+
+
+def read_verdicts(
+    document: Mapping[str, Any], names: Collection[str], checker: str
+) -> dict[str, bool]:
+    """The verdicts in a checker's answer: ``{"correct": {candidate: true or false}}``.
+
+    Raises:
+        UpstreamError: It is no such object, or is not about exactly these candidates.
+    """
+    correct = document.get("correct")
+    problem = None
+    if not isinstance(correct, dict):
+        problem = 'answered no object `{"correct": {candidate: true or false}}`'
+    else:
+        verdicts = cast("dict[str, object]", correct)
+        if unknown := sorted(verdicts.keys() - set(names)):
+            problem = f"labelled {unknown[0][:128]!r}, which is none of the sent answers"
+        elif missing := sorted(set(names) - verdicts.keys()):
+            problem = f"gave no verdict on {missing[0]!r}"
+        elif wrong := [name for name, each in verdicts.items() if not isinstance(each, bool)]:
+            problem = f"gave a verdict on {wrong[0]!r} that is neither true nor false"
+        else:
+            return cast("dict[str, bool]", verdicts)
+    raise UpstreamError(f"{checker} {problem}", kind="upstream_invalid_response", lasting=True)
+
+
+def _message(text: str, call: CallRecord) -> dict[str, Any]:
+    """An answer of a row as the assistant's message."""
+    if "tool_calls" not in call:
+        return {"role": "assistant", "content": text}
+    calls = [
+        {
+            "type": "function",
+            "function": {"name": each["name"], "arguments": _arguments(each["arguments"])},
+        }
+        for each in json.loads(text)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def _arguments(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _advice(exc: UpstreamError) -> str:
+    return f" (set ${CHECKER_KEY})" if exc.kind == "upstream_auth_error" else ""

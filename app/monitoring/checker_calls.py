@@ -1,0 +1,198 @@
+"""Calls to a checker: HTTP POST to its URL, or its function in a child process.
+
+Both raise :class:`UpstreamError`, as calls to candidates do, and end within the checker's timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final, Protocol, Self, cast
+from urllib.parse import urlsplit
+
+from app.concurrency.sandbox import ROOT, Message, SandboxedProcess
+from app.errors import SettingsError, UpstreamError, UpstreamTimeout
+from app.settings import Checker, Secrets, Settings
+from app.upstream.http_client import UpstreamClient
+from app.upstream.replicas import Replicas, Target
+from racer_core import strict_json
+from racer_core.errors import InputError
+
+START_S: Final = 60.0  # for the import of a function's module
+MESSAGE_BYTES: Final = 2**20  # of a function's result
+PROCESSES: Final = 4  # of one function; one process does one check at a time
+_INVALID: Final = "upstream_invalid_response"
+
+
+class CheckerCall(Protocol):
+    """A checker that can be called while it is open."""
+
+    name: str  # in messages
+
+    async def __aenter__(self) -> Self:
+        """Open. Raises SettingsError."""
+        ...
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        ...
+
+    async def check(self, data: bytes) -> Mapping[str, Any]:
+        """Have a document checked; returns the JSON object that is the answer.
+
+        Raises:
+            UpstreamError: No usable answer.
+        """
+        ...
+
+
+def open_checker(
+    checker: Checker, application: str, settings: Settings, secrets: Secrets
+) -> CheckerCall:
+    """The checker of an application, still closed."""
+    name = f"the checker of {application}"
+    if checker.function is not None:
+        return FunctionChecker(name, checker.function, timeout_s=checker.timeout_s)
+    assert checker.url is not None
+    return UrlChecker(name, checker.url, checker.timeout_s, settings, secrets)
+
+
+class UrlChecker:
+    """Sends each document to a URL."""
+
+    def __init__(
+        self, name: str, url: str, timeout_s: float, settings: Settings, secrets: Secrets
+    ) -> None:
+        self.name = name
+        self._timeout_s = timeout_s
+        path = urlsplit(url).path
+        self._path = path.removeprefix("/")
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if secrets.checker_key is not None:
+            headers["authorization"] = f"Bearer {secrets.checker_key.get_secret_value()}"
+        base_url = url.removesuffix(path)
+        self._target = Target(
+            name=name,
+            replicas=Replicas(name, (base_url,), rules=settings.fleet, concurrency=1),
+            headers=headers,
+            timeout_s=timeout_s,
+        )
+        self._client = UpstreamClient(settings.fleet, settings.limits)
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.__aexit__(*error)
+
+    async def check(self, data: bytes) -> Mapping[str, Any]:
+        """See :class:`CheckerCall`."""
+        answer = await self._client.post(
+            self._target,
+            self._target.replicas.all[0],
+            self._path,
+            data,
+            limit_s=self._timeout_s,
+            may_reconnect=True,
+        )
+        try:
+            body = await answer.read_all()
+        finally:
+            answer.close()
+        try:
+            return strict_json.load_object(body)
+        except InputError as exc:
+            raise _invalid(f"{self.name} answered no JSON object ({exc})") from exc
+
+
+class FunctionChecker:
+    """Calls an installed function in child processes, which are killed when they take too long.
+
+    Args:
+        name: In messages.
+        function: ``package.module:function``. It gets the document and returns the answer.
+        timeout_s: Time limit of a check.
+        start_s: Time limit for importing the module.
+    """
+
+    def __init__(
+        self, name: str, function: str, *, timeout_s: float, start_s: float = START_S
+    ) -> None:
+        self.name = name
+        self._function = function
+        self._timeout_s = timeout_s
+        self._start_s = start_s
+        self._idle: list[SandboxedProcess] = []
+        # Threads of its own: a function that hangs must not hold those of the gateway.
+        self._threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="checker")
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._idle.append(await self._start())
+        except UpstreamError as exc:
+            await self.__aexit__()
+            raise SettingsError(f"{exc}; correct `checker.function`") from exc
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self._idle:
+            process.close()
+        self._threads.shutdown()
+
+    async def check(self, data: bytes) -> Mapping[str, Any]:
+        """See :class:`CheckerCall`. Not called more than ``PROCESSES`` times at once."""
+        process = self._idle.pop() if self._idle else await self._start()
+        reply = await self._exchange(process, data, self._timeout_s)
+        if reply is None:
+            raise UpstreamError(f"{self.name} ended its process", kind="upstream_disconnected")
+        self._idle.append(process)
+        if "error" in reply:
+            raise UpstreamError(
+                f"{self.name} {reply['error']}", kind="upstream_error", lasting=True
+            )
+        result: Any = reply["result"]
+        if not isinstance(result, dict):
+            raise _invalid(f"{self.name} returned no dictionary")
+        return cast("dict[str, Any]", result)
+
+    async def _start(self) -> SandboxedProcess:
+        # The function's package may be found by the gateway's own path alone.
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        process = SandboxedProcess(
+            "app.monitoring.checker_worker",
+            [self._function],
+            message_bytes=MESSAGE_BYTES,
+            environment={"PYTHONPATH": os.pathsep.join(paths)},
+        )
+        reply = await self._exchange(process, b"{}", self._start_s)
+        if reply is None or "error" in reply:
+            process.close()
+            why = "cannot be started" if reply is None else reply["error"]
+            raise UpstreamError(f"{self.name} ({self._function}) {why}", lasting=True)
+        return process
+
+    async def _exchange(
+        self, process: SandboxedProcess, data: bytes, limit_s: float
+    ) -> Message | None:
+        """Send a document and wait for its reply; the process is closed unless one comes."""
+        loop = asyncio.get_running_loop()
+        exchange = loop.run_in_executor(self._threads, lambda: process.request(json.loads(data)))
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.shield(exchange)
+        except (TimeoutError, asyncio.CancelledError) as exc:
+            process.kill()  # the thread then gets no reply and closes the process
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(exchange)
+            if isinstance(exc, asyncio.CancelledError):
+                raise
+            raise UpstreamTimeout(f"{self.name} did not answer within {limit_s:g} s") from exc
+
+
+def _invalid(message: str) -> UpstreamError:
+    return UpstreamError(message, kind=_INVALID, lasting=True)
