@@ -106,9 +106,9 @@ def _assertions(
 @click.option(
     "--risk-target",
     "risk_targets",
-    type=click.Choice([each.value for each in BINARY_TARGETS]),
+    type=click.Choice([each.value for each in RiskTarget]),
     multiple=True,
-    help="Which risk alpha bounds; repeatable. Default: both.",
+    help="Which risk alpha bounds; repeatable. `quality` stands alone. Default: the others.",
 )
 @click.option(
     "--calibrated",
@@ -201,6 +201,7 @@ def evaluate(
 ) -> None:
     """Measure risk, set size and accuracy on labelled rows over random splits."""
     _refuse_several_routers(click.get_current_context())
+    _refuse_votes_on_grades(click.get_current_context())
     from app.tools import evaluation
     from racer_core.offline.assertions import check_all
     from racer_core.offline.protocol import PAPER_ALPHAS, CalibrationScope, Protocol, order_member
@@ -267,3 +268,15 @@ def _refuse_several_routers(context: click.Context) -> None:
                 raise click.UsageError(
                     f"{options[name]} and {options[other]} exclude each other.", context
                 )
+
+
+def _refuse_votes_on_grades(context: click.Context) -> None:
+    """A vote counts equal answers, and grades are of single answers."""
+    given = click.core.ParameterSource.COMMANDLINE
+    is_graded = RiskTarget.QUALITY.value in context.params["risk_targets"]
+    if is_graded and context.get_parameter_source("equality") == given:
+        raise click.UsageError(
+            "--equality is for votes on answers, which --risk-target quality does not measure: "
+            "leave it out.",
+            context,
+        )

@@ -12,12 +12,14 @@ from app.cli import tables
 from app.cli.console import FILE, JSON, ROWS_KIND, err, out, print_json, progress_bars
 from app.errors import SettingsError
 from racer_core.records.reader import read_rows
-from racer_core.types import RowsKind
+from racer_core.types import RiskTarget, RowsKind
 
 
 @click.command()
 @click.option("--config", type=FILE, required=True, help="The YAML configuration.")
-@click.option("--validation", type=FILE, required=True, help="Labelled rows with answers.")
+@click.option(
+    "--validation", type=FILE, required=True, help="Labelled rows with answers, or grades."
+)
 @click.option(
     "--objective",
     type=click.Choice(["size", "cost"]),
@@ -36,8 +38,8 @@ def tune(
 ) -> None:
     """Choose score, alpha and vote on validation rows; print the change as a diff.
 
-    Votes by an evaluator use the confidences that the rows record; without any, an evaluator in the
-    configuration rates the answers.
+    Votes by an evaluator use recorded confidences; without any, an evaluator in the
+    configuration rates the answers. Graded rows (`risk_target: quality`) choose no vote.
     """
     from app.routing.artifact import open_racer
     from app.tools import tuning
@@ -53,12 +55,13 @@ def tune(
         kind=None if kind is None else RowsKind(kind),
     )
     opened = open_racer(configured)
-    search.check_rows(opened, rows)
+    search.check_rows(opened, rows, configured.routing.risk_target)
     rows = tuning.servable_confidences(rows, configured)
     recorded = any(row.confidences for row in rows.rows)
     with progress_bars(as_json) as progress:
         rated = None
-        if configured.aggregation.raters and not recorded:
+        is_graded = configured.routing.risk_target is RiskTarget.QUALITY
+        if configured.aggregation.raters and not recorded and not is_graded:
             rated = tuning.rate_rows(configured, secrets, rows, progress)
         tuned = search.tune(
             opened,

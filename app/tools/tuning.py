@@ -166,7 +166,8 @@ def configuration_change(
     try:
         before = path.read_text(encoding="utf-8")
         chosen = _chosen_evaluators(tuning, aggregation)
-        keeps = tuning.chosen.evaluated and chosen is None
+        votes = tuning.chosen.rule is not None
+        keeps = not votes or (tuning.chosen.evaluated and chosen is None)
         text = before if keeps else _without_evaluators(before)
         editor, document = parse(text)
     except (OSError, YAMLError) as exc:
@@ -174,9 +175,10 @@ def configuration_change(
     update_section(
         document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.chosen.score.value}
     )
-    update_section(document, "aggregation", _vote(tuning.chosen) | (chosen or {}))
-    if tuning.chosen.temperature is None:
-        document["aggregation"].pop("temperature", None)
+    if votes:
+        update_section(document, "aggregation", _vote(tuning.chosen) | (chosen or {}))
+        if tuning.chosen.temperature is None:
+            document["aggregation"].pop("temperature", None)
     if not keeps:
         written = {"weight", *chosen} if chosen else set[str]()
         for name in _EVALUATION:  # those that are not blocks of lines
@@ -225,7 +227,7 @@ def _chosen_evaluators(tuning: Tuning, aggregation: Aggregation | None) -> dict[
 
 
 def _vote(chosen: Trial) -> dict[str, Any]:
-    vote: dict[str, Any] = {"method": chosen.rule.value}
+    vote: dict[str, Any] = {} if chosen.rule is None else {"method": chosen.rule.value}
     if chosen.weight is not None and chosen.evaluated:
         vote["weight"] = chosen.weight.value
     if chosen.temperature is not None:
@@ -235,15 +237,17 @@ def _vote(chosen: Trial) -> dict[str, Any]:
 
 def table(tuning: Tuning) -> Table:
     """Table of the best vote at every alpha, with the chosen setting."""
+    votes = tuning.chosen.rule is not None
+    measure = "accuracy" if votes else "quality"
     shown = Table(
-        title=f"{tuning.rows} validation rows; accuracies within "
-        f"{tuning.slack:.3f} of the best count as equal, and the cheapest is chosen; a vote counts "
-        "where it beats the majority by two paired standard errors",
+        title=f"{tuning.rows} validation rows; a difference in {measure} of at most "
+        f"{tuning.slack:.3f} from the best counts as equal, and the cheapest is chosen"
+        + ("; a vote counts where it beats the majority by two paired standard errors" * votes),
         caption=_best_rated_note(tuning),
         box=SIMPLE_HEAD,
         padding=(0, 1),
     )
-    for name in ("alpha", "score", "vote", "accuracy", "size", "cost", ""):
+    for name in ("alpha", "score", "vote", measure, "size", "cost", ""):
         shown.add_column(name, no_wrap=True)
     for alpha in dict.fromkeys(trial.alpha for trial in tuning.trials):
         trials = [trial for trial in tuning.trials if trial.alpha == alpha and trial.proven]
@@ -280,6 +284,8 @@ def evaluator_table(tuning: Tuning) -> Table:
 
 
 def _name(trial: Trial) -> str:
+    if trial.rule is None:
+        return "-"
     return trial.rule + (f" by {trial.weight}, T {trial.temperature:g}" if trial.weight else "")
 
 

@@ -28,7 +28,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, Self
 
 import numpy as np
@@ -134,7 +134,10 @@ class LossCurve:
 
         ``delta`` needs rows of equal weight.
         """
-        allowed = self.allowed(alpha, delta)
+        return self.leaving(self.allowed(alpha, delta))
+
+    def leaving(self, allowed: int) -> float:
+        """The smallest score that leaves no more than this total loss; +inf for -1."""
         steps = bisect_left(self.left, True, lo=1, key=lambda left: bool(left <= allowed))
         return float(self.scores[steps - 1]) if steps < len(self.left) else math.inf
 
@@ -142,6 +145,40 @@ class LossCurve:
         """The weighted mean loss of the rows at a threshold; NaN without rows."""
         steps = np.searchsorted(self.scores, threshold, side="right")
         return int(self.left[steps]) / self.total if self.total else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLosses:
+    """The loss of each row, which falls by ``drops`` at ``scores``.
+
+    Attributes:
+        scores: Of shape (n, S): the critical score alone where a set misses or does not.
+        drops: In units of 1 / ``SCALE``, shape (n, S).
+    """
+
+    scores: FloatArray
+    drops: IntArray
+
+    @classmethod
+    def of_misses(cls, critical: FloatArray) -> Self:
+        """A loss of 1 below the critical score, shape (n,), and of 0 from there on."""
+        scores = critical[:, None]
+        return cls(scores=scores, drops=np.full(scores.shape, SCALE))
+
+    @classmethod
+    def of_shortfalls(cls, nonconformity: FloatArray, quality: FloatArray) -> Self:
+        """The shortfall of the sets below the pool's best; s and qualities of shape (n, K)."""
+        scores, drops = shortfall_steps(nonconformity, scaled_losses(quality))
+        return cls(scores=scores, drops=drops)
+
+    @cached_property
+    def curve(self) -> LossCurve:
+        """The total loss at every threshold."""
+        return LossCurve.of(self.scores, self.drops)
+
+    def at(self, lambda_hat: float) -> FloatArray:
+        """The loss of each row at a threshold, in [0, 1], shape (n,)."""
+        return np.where(self.scores > lambda_hat, self.drops, 0).sum(axis=1) / SCALE
 
 
 @lru_cache(maxsize=4096)  # called for every request

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from racer_core.types import BoolArray, any_column
+from racer_core.types import BoolArray, FloatArray, any_column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,14 @@ def set_metrics(selected: BoolArray, null_selected: BoolArray, labels: BoolArray
         abstain=_share(abstained),
         size=float(selected.sum(axis=1).mean()) if len(selected) else math.nan,
     )
+
+
+def shortfalls(selected: BoolArray, quality: FloatArray) -> FloatArray:
+    """The best quality in the pool less the best in each set (n, K), shape (n,).
+
+    An empty set has the quality 0.
+    """
+    return quality.max(axis=1) - np.where(selected, quality, 0.0).max(axis=1)
 
 
 def _share(flags: BoolArray) -> float:

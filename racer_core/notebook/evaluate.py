@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.decision import ScoredBatch, scores_and_neighbours
-from racer_core.calibration.metrics import set_metrics
+from racer_core.calibration.metrics import set_metrics, shortfalls
 from racer_core.errors import InputError
 from racer_core.notebook.calibrate import NO_FINGERPRINT, checked_labels
 from racer_core.notebook.intervals import Units, mean_interval, numbered, risk_interval
@@ -176,7 +176,7 @@ def _measures(
         losses = critical[counted] > lambda_hat
         if calibration.options.risk_target is RiskTarget.QUALITY:
             assert quality is not None
-            losses = quality.max(axis=1) - np.where(sets.selected, quality, 0.0).max(axis=1)
+            losses = shortfalls(sets.selected, quality)
         counted_units = None if units is None else units[counted]
         risk, low, high = risk_interval(losses, counted_units)
         sizes = sets.selected.sum(axis=1).astype(np.float64)

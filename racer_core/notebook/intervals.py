@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from racer_core.calibration.laws import student_quantile
 from racer_core.calibration.learn_then_test import clopper_pearson_lower, clopper_pearson_upper
 from racer_core.calibration.shadow import estimate_risk
 from racer_core.offline.row_errors import standard_error_of_mean
@@ -56,7 +57,9 @@ def risk_interval(
     fewest = min(len(np.unique(units[each])) for each in (losses > 0.0, losses < 1.0))
     rows = float(losses.size if fewest >= _FEWEST else count)
     if error > 0.0:
-        rows = min(rows, mean * (1.0 - mean) / error**2 * (_Z / _t_quantile(count - 1)) ** 2)
+        rows = min(
+            rows, mean * (1.0 - mean) / error**2 * (_Z / student_quantile(0.975, count - 1)) ** 2
+        )
     n = max(1, math.floor(rows + 1e-9))
     low = clopper_pearson_lower(math.floor(mean * n + 1e-9), n, 0.025)
     return mean, low, clopper_pearson_upper(math.ceil(mean * n - 1e-9), n, 0.025)
@@ -76,13 +79,5 @@ def mean_interval(values: FloatArray, units: Units | None, largest: float) -> tu
     count, mean = len(np.unique(units)), float(values.mean())
     if count < 2:
         return 0.0, largest
-    margin = _t_quantile(count - 1) * standard_error_of_mean(values, units)
+    margin = student_quantile(0.975, count - 1) * standard_error_of_mean(values, units)
     return max(0.0, mean - margin), min(largest, mean + margin)
-
-
-def _t_quantile(freedom: int) -> float:
-    """97.5 % of Student's t: from 3 degrees of freedom on Cornish-Fisher, 4 % low at 3."""
-    if freedom < 3:
-        return (12.7062, 4.3027)[freedom - 1]
-    first = (_Z**3 + _Z) / (4.0 * freedom)
-    return _Z + first + (5.0 * _Z**5 + 16.0 * _Z**3 + 3.0 * _Z) / (96.0 * freedom**2)

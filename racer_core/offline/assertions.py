@@ -3,9 +3,10 @@
 Names and values are those of the printed table: means over splits, and ``risk`` is what alpha
 bounds under the line's risk target. The realised risk of valid sets has a mean of at most alpha and
 scatters around it, so ``risk<=alpha`` fails only where the risk exceeds alpha by more than the
-exact law of the splits allows. All other assertions compare the means as they are. Settings with a
-split whose calibration rows are too few for alpha are left out: the whole pool, called there, would
-meet any bound.
+exact law of the splits allows. Graded losses have no exact law: Student's t over the splits, whose
+rows are drawn independently, takes its place. All other assertions compare the means as they are.
+Settings with a split whose calibration rows are too few for alpha are left out: the whole pool,
+called there, would meet any bound.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Final
 from racer_core.calibration.metrics import SetMetrics
 from racer_core.errors import AssertionRefuted, InputError
 from racer_core.offline.evaluation_result import Evaluation, Setting
-from racer_core.offline.report.risk_law import risk_law
+from racer_core.offline.report.risk_law import risk_limit
 from racer_core.offline.report.view import RISK, View
 
 FALSE_ALARM: Final = 0.01  # chance that `risk<=alpha` fails by luck, over all settings
@@ -100,9 +101,8 @@ class Assertion:
         if not self.bounds_risk:
             return False
         view = View(evaluation, setting.scope, setting.risk_target)
-        law = risk_law(view, setting.score, setting.alpha)
-        risk = _value(evaluation, setting, "risk")
-        return law is not None and risk <= law.limit(FALSE_ALARM / settings)
+        limit = risk_limit(view, setting.score, setting.alpha, FALSE_ALARM / settings)
+        return limit is not None and _value(evaluation, setting, "risk") <= limit
 
     def _excess(self, evaluation: Evaluation, setting: Setting) -> float:
         """By how much the side that should be smaller exceeds the other; NaN counts as most."""
@@ -124,7 +124,7 @@ class Assertion:
         if not self.bounds_risk:
             return ""
         return (
-            f" (means over splits; a risk above alpha fails beyond the exact law of the splits, "
+            f" (means over splits; a risk above alpha fails beyond the law of the splits, "
             f"by luck with a chance of {FALSE_ALARM:.0%} over all settings)"
         )
 

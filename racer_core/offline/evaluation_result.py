@@ -18,6 +18,8 @@ from racer_core.types import RiskTarget, RowsKind, enum_member
 
 MERGED = "merged"
 AVERAGE = "average"
+SHORTFALL = "shortfall"  # a measure of graded rows, which alpha bounds
+FULL_POOL_BEST = "full pool best"  # a control of graded rows: the best answer of the pool
 INFEASIBLE = "infeasible"  # a measure: whether the calibration rows were too few for alpha
 
 

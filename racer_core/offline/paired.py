@@ -14,12 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from racer_core.calibration.loss_curve import SCALE, RowLosses
 from racer_core.calibration.prediction_set import prediction_sets
-from racer_core.calibration.threshold import (
-    allowed_misses,
-    critical_scores,
-    threshold_from_sorted,
-)
+from racer_core.calibration.threshold import critical_scores
 from racer_core.types import BoolArray, FloatArray, any_column
 
 # Below this many ranks the threshold is an extreme of the rows, and its variance is unknown.
@@ -48,22 +45,38 @@ def risk_adjusted_costs(
         None if the threshold leaves fewer than five ranks, alpha (n + 1) < 5.
     """
     counted = any_column(truth)
-    critical = critical_scores(fit[counted], truth[counted])
-    ascending, count = np.sort(critical), len(critical)
-    misses = allowed_misses(count, alpha)
+    losses = RowLosses.of_misses(critical_scores(fit[counted], truth[counted]))
+    return _risk_adjusted(fit, counted, losses, alpha, per_call)
+
+
+def shortfall_adjusted_costs(
+    fit: FloatArray, quality: FloatArray, alpha: float, per_call: FloatArray
+) -> FloatArray | None:
+    """The same for graded rows, with qualities (n, K): the shortfall takes the place of misses."""
+    losses = RowLosses.of_shortfalls(fit, quality)
+    return _risk_adjusted(fit, np.ones(len(fit), dtype=bool), losses, alpha, per_call)
+
+
+def _risk_adjusted(
+    fit: FloatArray, counted: BoolArray, losses: RowLosses, alpha: float, per_call: FloatArray
+) -> FloatArray | None:
+    """The costs (n,) of all rows, adjusted by the losses of those that count."""
+    curve, count = losses.curve, len(losses.scores)
+    allowed = curve.allowed(alpha)
+    misses = allowed // SCALE
     if misses + 1 < MIN_RANKS:
         return None
 
-    def costs(allowed: int) -> FloatArray:
-        sets = prediction_sets(fit, threshold_from_sorted(ascending, allowed))
-        return sets[:, : len(per_call)] @ per_call
+    def costs(loss: int) -> FloatArray:
+        return prediction_sets(fit, curve.leaving(loss))[:, : len(per_call)] @ per_call
 
     fewer, more = misses // 2, min(misses + (misses + 1) // 2, count - 1)
-    slope = float((costs(fewer) - costs(more)).mean()) * (count + 1) / (more - fewer)
-    missed = np.zeros(len(fit))
-    missed[counted] = critical > threshold_from_sorted(ascending, misses)
-    missed[counted] -= missed[counted].mean()
-    return costs(misses) + slope * missed / counted.mean()
+    fall = costs(fewer * SCALE) - costs(more * SCALE)
+    slope = float(fall.mean()) * (count + 1) / (more - fewer)
+    lost = np.zeros(len(fit))
+    lost[counted] = losses.at(curve.leaving(allowed))
+    lost[counted] -= lost[counted].mean()
+    return costs(allowed) + slope * lost / counted.mean()
 
 
 def significantly_below(

@@ -115,8 +115,12 @@ class Protocol:
             )
         if not self.alphas or not self.scores or not self.risk_targets:
             raise InputError("at least one alpha, score and risk target is needed")
-        if RiskTarget.QUALITY in targets:
-            raise InputError("evaluation measures sets that miss or do not: no risk_target quality")
+        if RiskTarget.QUALITY in targets and len(set(targets)) > 1:
+            raise InputError(
+                "risk target quality is measured alone: its figures are grades, those of "
+                f"{', '.join(BINARY_TARGETS)} right answers; evaluate twice",
+                param="risk_targets",
+            )
         check_textual(self.equality)
 
     def of(self, benchmark: str) -> Shares:

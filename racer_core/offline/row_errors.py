@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.types import BoolArray, FloatArray
+from racer_core.types import FloatArray
 
 Influence = FloatArray  # u_g of every cluster, shape (G,); they sum to 0
 SLOPE_SPLITS: Final = 10  # splits that measure the slope; their mean is exact to a few percent
@@ -69,7 +69,7 @@ class RowSums:
     stop: int
     _sums: dict[_Key, FloatArray] = field(default_factory=dict[_Key, FloatArray])
     _slopes: dict[_Key, list[float]] = field(default_factory=dict[_Key, list[float]])
-    _misses: dict[Hashable, FloatArray] = field(default_factory=dict[Hashable, FloatArray])
+    _losses: dict[Hashable, FloatArray] = field(default_factory=dict[Hashable, FloatArray])
 
     def add(self, key: Hashable, measure: str, clusters: _Ids, values: FloatArray) -> None:
         """A figure of one split: the values of the test rows that count, shape (t,)."""
@@ -77,11 +77,11 @@ class RowSums:
             centred = (values - values.mean()) / len(values)
             self._add(self._sums, (key, measure), clusters, centred)
 
-    def add_misses(self, key: Hashable, clusters: _Ids, missed: BoolArray) -> None:
-        """Whether the calibration rows that count were missed at the threshold of a split."""
-        if len(missed):
-            centred = (missed - missed.mean()) / len(missed)
-            self._add(self._misses, key, clusters, centred)
+    def add_losses(self, key: Hashable, clusters: _Ids, lost: FloatArray) -> None:
+        """What the calibration rows that count lose at the threshold of a split; 1 for a miss."""
+        if len(lost):
+            centred = (lost - lost.mean()) / len(lost)
+            self._add(self._losses, key, clusters, centred)
 
     def add_slope(self, key: Hashable, measure: str, slope: float) -> None:
         """The change of a figure with the risk in one split."""
@@ -101,9 +101,9 @@ class RowSums:
     ) -> Influence:
         """Slope (l_g - rho c_g): the misses of some splits, with the slope of a setting."""
         slopes = self._slopes.get((key, measure))
-        if not slopes or misses not in self._misses:
+        if not slopes or misses not in self._losses:
             return np.zeros(self.stop - self.start)
-        return float(np.mean(slopes)) * self._misses[misses] / splits
+        return float(np.mean(slopes)) * self._losses[misses] / splits
 
     def _add(
         self, sums: dict[Any, FloatArray], key: Hashable, clusters: _Ids, values: FloatArray

@@ -16,7 +16,11 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
-from racer_core.offline.paired import risk_adjusted_costs, significantly_below
+from racer_core.offline.paired import (
+    risk_adjusted_costs,
+    shortfall_adjusted_costs,
+    significantly_below,
+)
 from racer_core.offline.protocol import Rows, halves
 from racer_core.records.units import renumbered
 from racer_core.types import (
@@ -46,6 +50,7 @@ class ScoredRows:
     scores: FloatArray  # (n, K)
     neighbours: IdArray | None  # (n, J)
     labels: BoolArray  # (n, K)
+    quality: FloatArray | None = None  # (n, K), in [0, 1]; None: not graded
     units: Rows | None = None  # (n,), what no split divides; None: every row is one of its own
 
     def at(self, rows: NDArray[np.intp]) -> ScoredRows:
@@ -56,6 +61,7 @@ class ScoredRows:
             scores=self.scores[rows],
             neighbours=None if self.neighbours is None else self.neighbours[rows],
             labels=self.labels[rows],
+            quality=None if self.quality is None else self.quality[rows],
             units=None if self.units is None else renumbered(self.units[rows]),
         )
 
@@ -76,6 +82,7 @@ class ScoredRows:
             fingerprints=self.fingerprints,
             scores=self.scores,
             labels=self.labels,
+            quality=self.quality,
             options=options,
             neighbours=self.neighbours,
             patterns=patterns,
@@ -165,10 +172,13 @@ def choose_scores(
     """
     per_call = np.ones(len(rows.pool)) if prices is None else np.array(prices)
     others = [Score.COVER] if prices is None else [Score.COVER, Score.COVER_COST]
-    truth = _truth(rows, risk_target)
 
     def costs(score: Score) -> list[FloatArray | None]:
         fit = _nonconformity(rows, patterns, score, risk_target, prices)
+        if risk_target is RiskTarget.QUALITY:
+            assert rows.quality is not None
+            return [shortfall_adjusted_costs(fit, rows.quality, a, per_call) for a in alphas]
+        truth = _truth(rows, risk_target)
         return [risk_adjusted_costs(fit, truth, alpha, per_call) for alpha in alphas]
 
     fixed = costs(Score.STATIC)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from racer_core.calibration.decision import Sets
+from racer_core.calibration.loss_curve import RowLosses
 from racer_core.calibration.risk_rules import RiskRules
-from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.offline.protocol import Order, Rows, Split
 from racer_core.offline.selection import (
     ALPHAS,
@@ -33,11 +33,18 @@ class SplitCalibration:
         """S of all rows of the table."""
         return self._table.nonconformity(target, score, self._patterns)
 
-    def critical(self, target: RiskTarget, fit: FloatArray, rows: Rows) -> tuple[Rows, FloatArray]:
-        """Those of the rows that count, and their critical scores."""
-        rules, labels = self._rules(target), self._table.rows.labels
-        rows = rows[rules.counted(labels[rows])]
-        return rows, rules.critical_scores(fit[rows], self._table.rows.scores[rows], labels[rows])
+    def losses(self, target: RiskTarget, fit: FloatArray, rows: Rows) -> tuple[Rows, RowLosses]:
+        """Those of the rows that count, and their losses."""
+        rules, known = self._rules(target), self._table.rows
+        rows = rows[rules.counted(known.labels[rows])]
+        scores = known.scores[rows]
+        if target is RiskTarget.QUALITY:
+            assert known.quality is not None
+            losses = RowLosses.of_shortfalls(fit[rows], known.quality[rows])
+            losses.scores[rules.abstains(scores)] = np.inf
+            return rows, losses
+        critical = rules.critical_scores(fit[rows], scores, known.labels[rows])
+        return rows, RowLosses.of_misses(critical)
 
     def sets(self, target: RiskTarget, fit: FloatArray, lambda_hat: float, rows: Rows) -> Sets:
         """The prediction sets of the rows at a threshold."""
@@ -52,12 +59,11 @@ class SplitCalibration:
         rows = self._part.validation
 
         def sets_by(own: Rows, other: Rows) -> BoolArray | None:
-            ascending = np.sort(self.critical(target, fit, rows[other])[1])
-            misses = allowed_misses(len(ascending), alpha)
-            if misses < 0:
+            curve = self.losses(target, fit, rows[other])[1].curve
+            allowed = curve.allowed(alpha)
+            if allowed < 0:
                 return None
-            lambda_hat = threshold_from_sorted(ascending, misses)
-            return self.sets(target, fit, lambda_hat, rows[own]).selected
+            return self.sets(target, fit, curve.leaving(allowed), rows[own]).selected
 
         return cross_fitted(renumbered(self._table.rows.split_units[rows]), sets_by)
 

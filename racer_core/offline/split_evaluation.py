@@ -9,11 +9,13 @@ from dataclasses import fields
 import numpy as np
 
 from racer_core.calibration.decision import Sets
-from racer_core.calibration.metrics import set_metrics
+from racer_core.calibration.loss_curve import SCALE, RowLosses
+from racer_core.calibration.metrics import set_metrics, shortfalls
 from racer_core.calibration.split_risk import SplitRisk, split_risk
-from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.offline.evaluation_result import (
+    FULL_POOL_BEST,
     INFEASIBLE,
+    SHORTFALL,
     BestSetting,
     EvaluatorKey,
     Setting,
@@ -43,6 +45,7 @@ class SplitEvaluation:
         self._scope = scope
         self._part = part
         self._test_labels = table.rows.labels[part.test]
+        self._test_merits = table.merits[part.test]
         self._test_clusters = table.error_clusters[part.test]
         self._calibration = SplitCalibration(table, part)
         # A random order of the candidates for every row: the control of the same sizes.
@@ -60,30 +63,26 @@ class SplitEvaluation:
             design_effect = self._calibration.design_effect(target)
             for score in self._table.orders:
                 fit = self._calibration.nonconformity(target, score)
-                calibrating, critical = self._calibration.critical(
-                    target, fit, self._part.calibration
-                )
+                calibrating, losses = self._calibration.losses(target, fit, self._part.calibration)
                 clusters = self._table.error_clusters[calibrating]
-                ascending = np.sort(critical)
-                tested = np.sort(self._calibration.critical(target, fit, self._part.test)[1])
+                tested = self._calibration.losses(target, fit, self._part.test)[1]
+                own, other = (np.sort(each.scores[:, 0]) for each in (losses, tested))
                 for alpha in sorted(protocol.alphas, key=lambda each: abs(each - COMPARED_AT)):
-                    misses = allowed_misses(len(ascending), alpha)
-                    lambda_hat = threshold_from_sorted(ascending, misses)
+                    allowed = losses.curve.allowed(alpha)
                     setting = Setting(
                         scope=self._scope, risk_target=target, score=score, alpha=alpha
                     )
                     counts = {
-                        "calibration_rows": float(len(ascending)),
-                        "test_rows": float(len(tested)),
-                        INFEASIBLE: float(misses < 0),
+                        "calibration_rows": float(len(losses.scores)),
+                        "test_rows": float(len(tested.scores)),
+                        INFEASIBLE: float(allowed < 0),
                     }
-                    law = split_risk(ascending, tested, misses) if len(tested) else None
-                    if law is not None and design_effect > 1.0:
-                        law = law.of_units(design_effect)
-                    missed = critical > lambda_hat
-                    self._sums.add_misses(setting, clusters, missed)
-                    self._add_slopes(setting, fit, ascending, misses)
-                    measured = self._measure(setting, fit, lambda_hat, clusters, missed)
+                    law = None
+                    if target is not RiskTarget.QUALITY and len(tested.scores):
+                        law = split_risk(own, other, allowed // SCALE)
+                        law = law.of_units(design_effect) if design_effect > 1.0 else law
+                    self._add_slopes(setting, fit, losses, allowed)
+                    measured = self._measure(setting, fit, losses, allowed, clusters)
                     yield setting, measured | counts, law
 
     def choices(self) -> list[BestSetting]:
@@ -97,21 +96,23 @@ class SplitEvaluation:
     def controls(self) -> dict[str, float]:
         """The controls that the sets are compared with, on the same test rows."""
         measured: dict[str, float] = {}
-        for name, right in self._control_rows():
-            self._sums.add(name, "accuracy", self._test_clusters, right.astype(np.float64))
-            measured[name] = float(right.mean())
+        for name, merits in self._control_rows():
+            self._sums.add(name, "accuracy", self._test_clusters, merits.astype(np.float64))
+            measured[name] = float(merits.mean())
         return measured
 
-    def _control_rows(self) -> Iterator[tuple[str, BoolArray]]:
-        """Whether each control is right on each test row."""
-        labels = self._test_labels
+    def _control_rows(self) -> Iterator[tuple[str, BoolArray | FloatArray]]:
+        """Whether each control is right on each test row; its quality on graded rows."""
+        merits = self._test_merits
         for column, name in enumerate(self._table.pool):
-            yield f"candidate {name}", labels[:, column]
-        yield "best single", labels[:, self._table.best_overall]
-        yield "best single here", labels[:, self._table.best_on(self._scope)]
+            yield f"candidate {name}", merits[:, column]
+        yield "best single", merits[:, self._table.best_overall]
+        yield "best single here", merits[:, self._table.best_on(self._scope)]
         top = self._table.rows.scores[self._part.test].argmax(axis=1)
-        yield "router top-1", labels[np.arange(len(top)), top]
-        yield "answerable", any_column(labels)
+        yield "router top-1", merits[np.arange(len(top)), top]
+        yield "answerable", merits.max(axis=1)
+        if self._table.is_graded:
+            yield FULL_POOL_BEST, merits.max(axis=1)
         if self._votes is not None:
             yield from self._votes.full_pool()
 
@@ -124,6 +125,8 @@ class SplitEvaluation:
         called = any_column(selected)
         some = test[answerable]
         yield "size", test, selected.sum(axis=1).astype(np.float64)
+        if self._table.is_graded:
+            yield SHORTFALL, test, shortfalls(selected, self._test_merits)
         yield "risk", test, np.where(answerable, ~hit, ~sets.null_selected).astype(np.float64)
         yield "miss_given_answerable", some, (~hit[answerable]).astype(np.float64)
         yield "served_error", test, (called & ~hit).astype(np.float64)
@@ -137,18 +140,21 @@ class SplitEvaluation:
                 yield f"accuracy_{rule}", test, right.astype(np.float64)
 
     def _add_slopes(
-        self, setting: Setting, fit: FloatArray, ascending: FloatArray, misses: int
+        self, setting: Setting, fit: FloatArray, losses: RowLosses, allowed: int
     ) -> None:
-        """The change of every figure with the risk, between fewer and more misses."""
-        if misses < 0 or not self._sums.wants_slope(setting, "size"):
+        """The change of every figure with the risk, between fewer and more misses.
+
+        Graded losses are counted in misses, too: whole losses of 1.
+        """
+        if allowed < 0 or not self._sums.wants_slope(setting, "size"):
             return
-        count = len(ascending)
+        count, misses = len(losses.scores), allowed // SCALE
         fewer, more = misses // 2, min(max(misses + 1, misses + (misses + 1) // 2), count - 1)
         if more <= fewer:
             return
 
-        def means(allowed: int) -> dict[str, float]:
-            lambda_hat = threshold_from_sorted(ascending, allowed)
+        def means(misses: int) -> dict[str, float]:
+            lambda_hat = losses.curve.leaving(misses * SCALE)
             sets = self._calibration.sets(setting.risk_target, fit, lambda_hat, self._part.test)
             return {
                 name: float(values.mean()) if len(values) else math.nan
@@ -164,20 +170,22 @@ class SplitEvaluation:
         self,
         setting: Setting,
         fit: FloatArray,
-        lambda_hat: float,
+        losses: RowLosses,
+        allowed: int,
         clusters: Rows,
-        missed: BoolArray,
     ) -> dict[str, float]:
         """All measures of a setting.
 
         Args:
             setting: The setting.
             fit: s of all rows of the table.
-            lambda_hat: Its threshold.
-            clusters: The clusters of the calibration rows that count.
-            missed: Whether the threshold misses these.
+            losses: The losses of the calibration rows that count.
+            allowed: The total loss that the threshold leaves at most.
+            clusters: The clusters of these rows.
         """
-        target = setting.risk_target
+        target, lambda_hat = setting.risk_target, losses.curve.leaving(allowed)
+        lost = losses.at(lambda_hat)
+        self._sums.add_losses(setting, clusters, lost)
         sets = self._calibration.sets(target, fit, lambda_hat, self._part.test)
         metrics = set_metrics(sets.selected, sets.null_selected, self._test_labels)
         measured = {field.name: getattr(metrics, field.name) for field in fields(metrics)}
@@ -188,10 +196,14 @@ class SplitEvaluation:
         random = self._luck < sets.selected.sum(axis=1, keepdims=True)
         random_metrics = set_metrics(random, sets.null_selected, self._test_labels)
         measured["random_miss"] = random_metrics.miss_given_answerable
+        if self._table.is_graded:
+            measured["random_miss"] = float(shortfalls(random, self._test_merits).mean())
         shown: dict[str, FloatArray] = {}
         for name, rows, values in self._row_values(setting, fit, sets):
             self._sums.add(setting, name, self._table.error_clusters[rows], values)
             shown[name] = values
+        if self._table.is_graded:
+            measured[SHORTFALL] = float(shown[SHORTFALL].mean())
         if self._votes is not None:
             measured["random_majority"] = self._votes.majority_accuracy(random)
             right = {rule: shown[f"accuracy_{rule}"] for rule in self._votes.rules}
@@ -206,7 +218,7 @@ class SplitEvaluation:
                     risk=metrics.risk if is_paper else metrics.miss_given_answerable,
                     right=right,
                     clusters=clusters,
-                    missed=missed,
+                    lost=lost,
                 )
             )
         return measured

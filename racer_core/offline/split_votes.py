@@ -28,7 +28,7 @@ class TestedSetting:
         risk: The rate that alpha bounds, over the test rows.
         right: Whether the vote of each rule is right, for each test row; 0 or 1.
         clusters: The clusters of the calibration rows that count.
-        missed: Whether the threshold misses these.
+        lost: The loss of each at the threshold: 1 for a miss.
     """
 
     setting: Setting
@@ -38,7 +38,7 @@ class TestedSetting:
     risk: float
     right: Mapping[Rule, FloatArray]
     clusters: Rows
-    missed: BoolArray
+    lost: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class SplitVotes:
             used = Chosen(*key, each.tested.setting.alpha, each.rule)
             sums.add(Chosen(*key), "accuracy", clusters, each.tested.right[each.rule])
             sums.add(Chosen(*key), "size", clusters, each.tested.size)
-            sums.add_misses(used, each.tested.clusters, each.tested.missed)
+            sums.add_losses(used, each.tested.clusters, each.tested.lost)
         return [each.choice for each in self._best.values()]
 
     def evaluators(self, scope: str) -> Iterator[tuple[EvaluatorKey, dict[str, float]]]:

@@ -24,7 +24,7 @@ from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.selection import ScoredRows, offered_patterns
 from racer_core.offline.sources import RouterSource, trained_source
 from racer_core.offline.stacking import fit_stacked, suffices
-from racer_core.offline.train import check_queries
+from racer_core.offline.train import check_graded, check_queries
 from racer_core.offline.votes import Votes
 from racer_core.records.conversation import plain_form
 from racer_core.records.overlap import is_fresh_traffic
@@ -98,6 +98,19 @@ class EvaluationTable:
         """The cluster of each row over which errors are summed, shape (n,)."""
         return np.arange(len(self.rows.labels)) if self.clusters is None else self.clusters
 
+    @property
+    def is_graded(self) -> bool:
+        """Whether sets are measured by the grades of the rows, not by right and wrong."""
+        return RiskTarget.QUALITY in self.protocol.risk_targets
+
+    @cached_property
+    def merits(self) -> FloatArray:
+        """What each answer is worth, shape (n, K): its quality, or 1 where it is right."""
+        if not self.is_graded:
+            return self.rows.labels.astype(np.float64)
+        assert self.rows.quality is not None
+        return self.rows.quality
+
     @cached_property
     def votes(self) -> Votes | None:
         """The votes over all rows; None if rows have no answers."""
@@ -124,15 +137,15 @@ class EvaluationTable:
 
     @cached_property
     def best_overall(self) -> int:
-        """The candidate with the best mean accuracy over benchmarks, in hindsight."""
-        labels = self.rows.labels
-        return int(np.mean([labels[r].mean(axis=0) for r in self.benchmarks.values()], 0).argmax())
+        """The candidate with the best mean accuracy or quality over benchmarks, in hindsight."""
+        merits = self.merits
+        return int(np.mean([merits[r].mean(axis=0) for r in self.benchmarks.values()], 0).argmax())
 
     def best_on(self, benchmark: str) -> int:
         """The best candidate of one benchmark, in hindsight; of all for another scope."""
         if benchmark not in self.benchmarks:
             return self.best_overall
-        return int(self.rows.labels[self.benchmarks[benchmark]].mean(axis=0).argmax())
+        return int(self.merits[self.benchmarks[benchmark]].mean(axis=0).argmax())
 
     @cached_property
     def truths(self) -> Mapping[RiskTarget, BoolArray]:
@@ -200,14 +213,18 @@ def build_table(
             raise InputError(f"router {router} needs an encoder")
         router = trained_source(RouterChoice(kind=router), encoder)
     artifact = router.artifact
-    _check(benchmarks)
+    is_graded = RiskTarget.QUALITY in protocol.risk_targets
+    _check(benchmarks, is_graded)
     kinds = {name: rows_kind(rows) for name, rows in benchmarks.items()}
     benchmarks, learned = _without_trained(benchmarks, artifact)
     pool = next(iter(benchmarks.values())).pool
     merged = [row for rows in benchmarks.values() for row in rows.rows]
     queries = [row.query for row in merged]
     labels = np.concatenate([rows.labels(pool) for rows in benchmarks.values()])
-    classes = row_classes(merged, pool, protocol.equality) if merged[0].answers else None
+    quality = [rows.quality(pool) for rows in benchmarks.values()] if is_graded else []
+    grades = np.concatenate([each for each in quality if each is not None]) if quality else None
+    voted = bool(merged[0].answers) and not is_graded
+    classes = row_classes(merged, pool, protocol.equality) if voted else None
     groups = np.unique(
         [
             f"{name}\n{row.group or row.task or ''}"
@@ -248,6 +265,7 @@ def build_table(
             scores=checked_scores(on_grid(output.scores)),
             neighbours=output.neighbours,
             labels=labels[rest],
+            quality=None if grades is None else grades[rest],
             units=renumbered(units[rest]),
         ),
         patterns=offered_patterns(patterns, output.neighbours) if artifact is None else (patterns,),
@@ -300,12 +318,12 @@ def _without_trained(
     return left, count
 
 
-def _check(benchmarks: Mapping[str, LabelledRows]) -> None:
+def _check(benchmarks: Mapping[str, LabelledRows], is_graded: bool) -> None:
     """Refuse rows that cannot be evaluated together.
 
     Raises:
-        RowsError: Benchmarks of different pools, rows without a query, or a mixture of rows with
-            answers and rows without.
+        RowsError: Benchmarks of different pools, rows without a query, a mixture of rows with
+            answers and rows without, or rows without the grades that their risk target needs.
     """
     if taken := {"average", "merged"} & set(benchmarks):
         raise RowsError("data", [f"a benchmark cannot be called {min(taken)!r}"])
@@ -314,7 +332,9 @@ def _check(benchmarks: Mapping[str, LabelledRows]) -> None:
         if set(rows.pool) != set(first.pool):
             raise RowsError(name, [f"its pool {list(rows.pool)} is not {list(first.pool)}"])
         check_queries(rows, name)
-        if any(bool(row.answers) != bool(first.rows[0].answers) for row in rows.rows):
+        if is_graded:
+            check_graded(rows, name)
+        elif any(bool(row.answers) != bool(first.rows[0].answers) for row in rows.rows):
             raise RowsError(name, ["some rows have answers and others have none: votes need all"])
 
 

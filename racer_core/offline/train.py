@@ -85,6 +85,22 @@ def check_queries(rows: LabelledRows, source: str) -> None:
         )
 
 
+def check_graded(rows: LabelledRows, source: str) -> None:
+    """Refuse rows without grades, which the risk target ``quality`` needs.
+
+    Raises:
+        RowsError: How many rows have none.
+    """
+    if without := sum(row.quality is None for row in rows.rows):
+        raise RowsError(
+            source,
+            [
+                f"{without} of {len(rows)} rows have no `quality`: grade every candidate of every "
+                "row, or choose the risk target answerable or paper"
+            ],
+        )
+
+
 def train(
     rows: LabelledRows,
     validation: LabelledRows,

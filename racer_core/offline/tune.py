@@ -16,6 +16,7 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import agreement, row_classes
 from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
 from racer_core.aggregation.vote import Method, Weight
+from racer_core.calibration.metrics import shortfalls
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError, RowsError
@@ -34,13 +35,12 @@ from racer_core.offline.selection import (
     TEMPERATURES as PATTERN_TEMPERATURES,
 )
 from racer_core.offline.stacking import CROSS_FITTED
-from racer_core.offline.train import check_queries
+from racer_core.offline.train import check_graded, check_queries
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.racer import Racer
 from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import rows_units
 from racer_core.types import (
-    BINARY_TARGETS,
     BoolArray,
     FloatArray,
     LabelledRows,
@@ -72,10 +72,12 @@ class Trial:
 
     alpha: float
     score: Score  # `static`, or the cheapest that is shown to be cheaper
-    rule: Method
+    rule: Method | None  # None on graded rows, which have no vote
     weight: Weight | None  # of `weighted`
     temperature: float | None  # of `weighted`
-    accuracy: float  # of the voted answer; an abstention is not right
+    # Of the voted answer, an abstention not being right; on graded rows the mean quality of the
+    # best called candidate, an empty set having 0.
+    accuracy: float
     se: float  # of the accuracy, over rows or clusters of rows
     size: float
     cost: float  # mean price of a query; the size where there are no prices; ratings are not in it
@@ -116,6 +118,9 @@ def tune(
 ) -> Tuning:
     """Choose score, alpha and vote.
 
+    Under ``quality`` there is no vote: the accuracy is the mean quality of the best called
+    candidate, and score and alpha alone are chosen.
+
     Every level uses `static`, the fixed order, unless a paired test shows that another score is
     cheaper at equal risk: the chance that the chosen score is no cheaper than the fixed order and
     not the fixed order is at most 5 %. A vote other than the majority counts only if it
@@ -127,7 +132,8 @@ def tune(
 
     Args:
         racer: Loaded artifact.
-        rows: Validation rows with answers; not to be used for calibration afterwards or before.
+        rows: Validation rows with answers, or with grades for ``quality``; not to be used for
+            calibration afterwards or before.
         equality: When two answers are the same.
         risk_target: What alpha bounds.
         prices: Price per call of each candidate, in the order of the pool; None counts calls.
@@ -139,31 +145,28 @@ def tune(
 
     Raises:
         RowsError: As :func:`check_rows`, or too few rows for every alpha.
-        InputError: The ratings are not those of these rows, or risk_target is ``quality``.
+        InputError: The ratings are not those of these rows.
     """
-    if enum_member(RiskTarget, risk_target, "risk_target") not in BINARY_TARGETS:
-        raise InputError(
-            "settings are compared for sets that miss or do not: set risk_target to answerable or "
-            "paper while tuning"
-        )
-    check_rows(racer, rows)
+    risk_target = enum_member(RiskTarget, risk_target, "risk_target")
+    check_rows(racer, rows, risk_target)
     scored = score_rows(racer, rows)
     patterns = racer.artifact.patterns
-    votes = Votes(
-        pool=racer.pool,
-        labels=scored.labels,
-        scores=scored.scores,
-        same=agreement(row_classes(rows.rows, racer.pool, equality, reasoning)),
-        stacked=None if _fitted_on(racer, scored, rows.kind) else racer.artifact.stacked,
-    )
-    recorded = RatedAnswers.of(rows.rows, racer.pool)
-    choices = {} if ratings else {each.value: recorded.choose(each) for each in recorded.values}
-    rated = [
-        AnswerRatings(weight=weight, values=recorded.ratings(weight, choices[weight]))
-        for weight in recorded.values
-        if weight in choices
-    ]
-    schemes = tuple(_schemes(votes, [ratings] if ratings else rated))
+    schemes: tuple[_Scheme, ...] = ()
+    evaluators: tuple[EvaluatorQuality, ...] = ()
+    choices: dict[str, EvaluatorChoice] = {}
+    if risk_target is RiskTarget.QUALITY:
+        scored = replace(scored, quality=rows.quality(racer.pool))
+    else:
+        same = agreement(row_classes(rows.rows, racer.pool, equality, reasoning))
+        votes = Votes(
+            pool=racer.pool,
+            labels=scored.labels,
+            scores=scored.scores,
+            same=same,
+            stacked=None if _fitted_on(racer, scored, rows.kind) else racer.artifact.stacked,
+        )
+        rated, evaluators, choices = _rated(racer, rows, ratings)
+        schemes = tuple(_schemes(votes, rated))
     per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
     chosen_scores = choose_scores(
         scored,
@@ -182,8 +185,12 @@ def tune(
             null_threshold=racer.artifact.null_threshold,
         )
         sets = cross_fitted_sets(scored, options, patterns, prices)
-        if sets is not None:
+        if sets is None:
+            continue
+        if scored.quality is None:
             trials += _trials(options, schemes, sets, per_call, scored.split_units)
+        else:
+            trials.append(_graded_trial(options, scored, sets, per_call))
         progress("alphas", number, len(alphas))
     if not trials:
         raise RowsError("validation rows", ["too few for every alpha of the grid; label more"])
@@ -197,33 +204,55 @@ def tune(
         chosen=chosen,
         slack=slack,
         rows=len(rows),
-        evaluators=tuple(recorded.qualities()) if choices else (),
+        evaluators=evaluators,
         evaluator_choices=choices,
     )
 
 
-def check_rows(racer: Racer, rows: LabelledRows) -> None:
+def _rated(
+    racer: Racer, rows: LabelledRows, ratings: AnswerRatings | None
+) -> tuple[list[AnswerRatings], tuple[EvaluatorQuality, ...], dict[str, EvaluatorChoice]]:
+    """The ratings given, or those of recorded evaluators, with their qualities and the chosen."""
+    if ratings is not None:
+        return [ratings], (), {}
+    recorded = RatedAnswers.of(rows.rows, racer.pool)
+    chosen = {weight: recorded.choose(weight) for weight in recorded.values}
+    return (
+        [AnswerRatings(weight=w, values=recorded.ratings(w, each)) for w, each in chosen.items()],
+        tuple(recorded.qualities()) if chosen else (),
+        {weight.value: each for weight, each in chosen.items()},
+    )
+
+
+def check_rows(
+    racer: Racer, rows: LabelledRows, risk_target: RiskTarget = RiskTarget.ANSWERABLE
+) -> None:
     """Refuse unusable rows before anything is spent on them.
 
     Raises:
         RowsError: Fewer than 100 answerable rows, rows without a query or answers, rows of another
-            pool, or training rows of the router that are no fresh sample of traffic.
+            pool, or training rows of the router that are no fresh sample of traffic. Of graded
+            rows, for the risk target ``quality``, fewer than 100, or a row without grades.
     """
+    is_graded = risk_target is RiskTarget.QUALITY
     if set(rows.pool) != set(racer.pool):
         raise RowsError(
             "validation rows", [f"their pool {list(rows.pool)} is not {list(racer.pool)}"]
         )
     check_queries(rows, "validation rows")
-    if not all(row.answers for row in rows.rows):
+    if is_graded:
+        check_graded(rows, "validation rows")
+    elif not all(row.answers for row in rows.rows):
         raise RowsError(
             "validation rows",
             ["votes can only be tuned on rows with answers: `racer label` writes them"],
         )
-    answerable = sum(bool(row.correct) for row in rows.rows)
-    if answerable < MIN_ROWS:
+    usable = sum(is_graded or bool(row.correct) for row in rows.rows)
+    if usable < MIN_ROWS:
+        kind = "graded" if is_graded else "answerable"
         raise RowsError(
             "validation rows",
-            [f"{answerable} answerable rows are too few to tune on; label at least {MIN_ROWS}"],
+            [f"{usable} {kind} rows are too few to tune on; label at least {MIN_ROWS}"],
         )
     trained = racer.artifact.training_fingerprints
     prints = [racer.artifact.overlap_print(query) for query in rows.queries]
@@ -285,7 +314,7 @@ def cross_fitted_sets(
 
     def sets_by(own: Rows, other: Rows) -> BoolArray | None:
         calibration = scored.at(other).calibration(options, patterns, prices)
-        if calibration.misses(options.alpha) < 0:
+        if not calibration.is_enough(options.alpha):
             return None
         rows = scored.at(own)
         return calibration.sets(
@@ -330,6 +359,26 @@ def _schemes(votes: Votes, rated: Sequence[AnswerRatings]) -> Iterator[_Scheme]:
 def _weighted(votes: Votes, weight: Weight) -> Iterator[_Scheme]:
     for temperature in TEMPERATURES:
         yield _Scheme(rule=Method.WEIGHTED, votes=votes, weight=weight, temperature=temperature)
+
+
+def _graded_trial(
+    options: CalibrationOptions, scored: ScoredRows, selected: BoolArray, per_call: FloatArray
+) -> Trial:
+    """What the best called candidates are worth."""
+    assert scored.quality is not None
+    best = scored.quality.max(axis=1) - shortfalls(selected, scored.quality)
+    return Trial(
+        alpha=options.alpha,
+        score=options.score,
+        rule=None,
+        weight=None,
+        temperature=None,
+        accuracy=float(best.mean()),
+        se=standard_error_of_mean(best, scored.split_units),
+        size=float(selected.sum(axis=1).mean()),
+        cost=float((selected @ per_call).mean()),
+        proven=True,
+    )
 
 
 def _trials(

@@ -277,12 +277,12 @@ def test_evaluate_passes_the_protocol_on(racer: Command, tmp_path: Path) -> None
 
 
 def test_evaluate_offers_the_risk_targets_that_it_measures(racer: Command, tmp_path: Path) -> None:
-    """Sets miss or do not, so ``quality`` is a usage error, and no help offers it."""
+    """The help offers all three, and an unknown one is a usage error that names them."""
     data = write(tmp_path / "rows.jsonl", labelled(0, 20))
     failed(
-        racer("evaluate", "--data", data, "--risk-target", "quality"), 2, "answerable", "quality"
+        racer("evaluate", "--data", data, "--risk-target", "fairness"), 2, "answerable", "quality"
     )
-    assert "paper|answerable]" in racer("evaluate", "--help")[1]
+    assert "paper|answerable|quality]" in "".join(racer("evaluate", "--help")[1].split())
 
 
 def test_evaluate_measures_an_mlp_too(racer: Command, tmp_path: Path) -> None:

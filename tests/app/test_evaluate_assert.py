@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.gateway import Command, as_json, noisy
@@ -133,3 +134,46 @@ def test_paper_risk_is_the_paper_s_under_either_target(racer: Command, rows: Pat
     for bound, code in ((risk + 1e-6, 0), (risk - 1e-6, 1)):
         asserted = f"paper_risk<={bound:.9f}"
         assert measured(racer, rows, "answerable", "--assert", asserted)[0] == code
+
+
+@pytest.fixture
+def graded(tmp_path: Path) -> Path:
+    """Rows with a grade of every answer."""
+    path = tmp_path / "graded.jsonl"
+    rng = np.random.default_rng(1)
+    lines = [
+        {
+            "query": row["query"],
+            "quality": {
+                name: round(float(0.3 + 0.4 * right + 0.3 * rng.random()), 3)
+                for name, right in row["correct"].items()
+            },
+        }
+        for row in as_json(noisy(0, 200))
+    ]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return path
+
+
+def test_grades_are_measured_by_their_shortfall(racer: Command, graded: Path) -> None:
+    """The bound holds; the size is asserted as for other targets."""
+    code, out, stderr = measured(
+        racer, graded, "quality", "--assert", "risk<=alpha", "--assert", "size<3"
+    )
+    assert code == 0, stderr
+    (cell,) = json.loads(out)["cells"]
+    assert 0 < cell["mean"]["shortfall"] <= 0.2
+    assert f"risk {cell['mean']['shortfall']:.4g}, alpha 0.2, score cover" in stderr
+
+
+def test_grades_have_no_vote_and_need_grades(racer: Command, rows: Path, graded: Path) -> None:
+    """Each refusal names the option or the rows."""
+    code, _, stderr = measured(racer, graded, "quality", "--equality", "number")
+    assert code == 2
+    assert "--equality is for votes on answers" in stderr
+    code, _, stderr = measured(racer, rows, "quality")
+    assert code == 1
+    assert "200 of 200 rows have no `quality`" in stderr
+    code, _, stderr = measured(racer, graded, "quality", "--risk-target", "paper")
+    assert code == 1
+    assert "risk target quality is measured alone" in stderr

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -328,6 +329,41 @@ def test_tune_says_when_there_is_nothing_to_change(
     code, out, _ = racer("tune", "--config", config, "--validation", validation)
     assert code == 0
     assert out.endswith("nothing to change\n")
+
+
+def test_tune_of_grades_chooses_score_and_alpha_and_leaves_the_vote(
+    racer: Command, tmp_path: Path, noisy_artifact: Path
+) -> None:
+    """Rows need no answers; rows without grades are refused by their number."""
+    config = configure(
+        tmp_path,
+        noisy_artifact,
+        "http://127.0.0.1:1/v1",
+        routing={"alpha": 0.45, "risk_target": "quality"},
+        aggregation={"method": "weighted", "temperature": 0.3},
+    )
+    rng, rows = np.random.default_rng(1), tmp_path / "graded.jsonl"
+    lines = [
+        {
+            "query": row["query"],
+            "quality": {n: round(0.2 + 0.5 * g + 0.3 * rng.random(), 3) for n, g in each.items()},
+        }
+        for row in as_json(noisy(30_000, 300))
+        if (each := row["correct"])
+    ]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert "quality" in racer("tune", "--config", config, "--validation", rows)[1]
+    code, out, stderr = racer("tune", "--config", config, "--validation", rows, "--write", "--json")
+    assert code == 0, stderr
+    result = json.loads(out)
+    assert {trial["rule"] for trial in result["trials"]} == {None}
+    configured, _ = settings.load(config, {})
+    assert configured.routing.alpha == result["chosen"]["alpha"] != 0.45
+    assert (configured.aggregation.method, configured.aggregation.temperature) == ("weighted", 0.3)
+    plain = written(tmp_path / "plain.jsonl", noisy(30_000, 120))
+    code, _, stderr = racer("tune", "--config", config, "--validation", plain)
+    assert code == 1
+    assert "120 of 120 rows have no `quality`" in stderr
 
 
 def test_tune_of_a_file_that_cannot_be_written_is_one_sentence(

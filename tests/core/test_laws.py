@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from racer_core.calibration.laws import beta_binomial_interval, beta_quantile, binomial_cdf
+from racer_core.calibration.laws import (
+    beta_binomial_interval,
+    beta_quantile,
+    binomial_cdf,
+    student_quantile,
+)
 from tests.support.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
@@ -25,6 +30,13 @@ def test_binomial_cdf(n, p):
 def test_beta_quantile(a, b, q):
     """Through the binomial identity, to nine digits."""
     assert beta_quantile(q, a, b) == pytest.approx(stats.beta.ppf(q, a, b), abs=1e-9)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 9, 99, 3_000])
+@pytest.mark.parametrize("q", [0.6, 0.975, 0.99, 0.99999])
+def test_student_quantile(q, freedom):
+    """To six digits."""
+    assert student_quantile(q, freedom) == pytest.approx(stats.t.ppf(q, freedom), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from racer_core.offline.evaluation_result import AVERAGE, Evaluation
+from racer_core.offline.evaluation_result import AVERAGE, SHORTFALL, Evaluation
 from racer_core.offline.protocol import Order
 from racer_core.offline.report.grid import Grid, number, spread
 from racer_core.offline.report.view import ANSWERABLE, View, described, views
@@ -19,7 +19,8 @@ LEGEND = (
     "what random sets of the same sizes miss, given answerable; an abstention is no right answer"
 )
 # The measures of a target; `risk` is the one that alpha bounds.
-_SPREAD = {
+_SPREAD: Mapping[RiskTarget, Mapping[str, str]] = {
+    RiskTarget.QUALITY: {SHORTFALL: "risk"},
     RiskTarget.PAPER: {"risk": "risk", "miss_given_answerable": "miss|answerable"},
     RiskTarget.ANSWERABLE: {"miss_given_answerable": "risk", "risk": "paper risk"},
 }
@@ -29,6 +30,11 @@ _PLAIN = {
     "abstain": "abstain",
     "calls_saved": "saved",
     "random_miss": "random miss",
+}
+
+
+_GRADED = {name: _PLAIN[name] for name in ("abstain", "calls_saved")} | {
+    "random_miss": "random shortfall"
 }
 
 
@@ -46,15 +52,16 @@ def overview(evaluation: Evaluation, alphas: Sequence[float]) -> list[Grid]:
 
 def _sets(evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]) -> Grid:
     measures = {**_SPREAD[target], "size": "size"}
+    plain = _GRADED if target is RiskTarget.QUALITY else _PLAIN
     return Grid(
         title=f"risk target: {target}",
         measured_on=described(evaluation),
-        head=("scope", "score", "alpha", *measures.values(), *_PLAIN.values()),
+        head=("scope", "score", "alpha", *measures.values(), *plain.values()),
         rows=tuple(
             (
                 *(view.scope, score.value, f"{alpha:g}"),
                 *(str(view.figure(score, alpha, name)) for name in measures),
-                *(number(float(view.runs(score, alpha, name).mean())) for name in _PLAIN),
+                *(number(float(view.runs(score, alpha, name).mean())) for name in plain),
             )
             for view, score, alpha in _shown(evaluation, target, alphas)
         ),
@@ -89,13 +96,14 @@ def _shown(
 
 
 def controls(evaluation: Evaluation) -> Grid:
-    """Accuracy of what every set must be compared with, on the same test rows."""
+    """Accuracy, or quality, of what every set must be compared with, on the same test rows."""
     target = evaluation.protocol.risk_targets[0]
     shown = list(views(evaluation, target))
     names = (*shown[0].fixed, ANSWERABLE)
-    titles = {ANSWERABLE: "some candidate right"}
+    graded = target is RiskTarget.QUALITY
+    titles = {ANSWERABLE: "best answer of the pool" if graded else "some candidate right"}
     return Grid(
-        title="controls: accuracy on the test rows",
+        title=f"controls: {'quality' if graded else 'accuracy'} on the test rows",
         measured_on=described(evaluation),
         head=("", *(view.scope for view in shown)),
         rows=tuple(

@@ -15,9 +15,10 @@ from statistics import NormalDist
 
 import numpy as np
 
+from racer_core.calibration.laws import student_quantile
 from racer_core.offline.protocol import Order
 from racer_core.offline.report.view import View
-from racer_core.types import FloatArray
+from racer_core.types import FloatArray, RiskTarget
 
 _NORMAL = 1.96  # 95 % of a normal law
 
@@ -78,6 +79,22 @@ def risk_law(view: View, score: Order, alpha: float) -> RiskLaw | None:
         interval=(max(0.0, mean - reach), mean + reach),
         splits=laws[0].splits,
     )
+
+
+def risk_limit(view: View, score: Order, alpha: float, error_rate: float) -> float | None:
+    """Where the mean risk of valid sets over all splits lies above with this chance; None: unknown.
+
+    By the exact law; for graded losses by Student's t over the splits, whose rows are drawn
+    independently and whose mean risk is at most alpha.
+    """
+    if view.target is RiskTarget.QUALITY:
+        risks = view.risk(score, alpha)
+        if len(risks) < 2:
+            return None
+        reach = student_quantile(1.0 - error_rate, len(risks) - 1)
+        return alpha + reach * float(risks.std(ddof=1)) / math.sqrt(len(risks))
+    law = risk_law(view, score, alpha)
+    return None if law is None else law.limit(error_rate)
 
 
 def _own(view: View, score: Order, alpha: float) -> RiskLaw | None:

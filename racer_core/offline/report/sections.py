@@ -69,13 +69,17 @@ def _of_target(evaluation: Evaluation, target: RiskTarget) -> Iterator[Section]:
     def of_scopes(*kinds: Callable[[View], Grid]) -> tuple[Grid, ...]:
         return tuple(kind(view) for kind in kinds for view in views(evaluation, target))
 
+    is_graded = target is RiskTarget.QUALITY
     yield Section(
         title=f"Risk, {target}",
         text=(
-            "With distinct critical scores risk follows an exact law. Below its band: ties, or "
-            "rows that abstain; above: one cell in forty by luck, more is a fault.",
+            "Graded losses leave no exact law. The mean over splits stays below alpha but for the "
+            "luck of the splits."
+            if is_graded
+            else "With distinct critical scores risk follows an exact law. Below its band: ties, "
+            "or rows that abstain; above: one cell in forty by luck, more is a fault.",
         ),
-        grids=of_scopes(tables.law_check, tables.risks),
+        grids=of_scopes(*([] if is_graded else [tables.law_check]), tables.risks),
         pictures=(figures.risk_spread(evaluation, target),),
     )
     yield Section(
@@ -147,7 +151,9 @@ def _spread(protocol: Protocol) -> str:
 def unmeasured(evaluation: Evaluation) -> Iterator[str]:
     """What the rows or the command do not allow, and why."""
     protocol = evaluation.protocol
-    if not evaluation.answered:
+    if RiskTarget.QUALITY in protocol.risk_targets:
+        yield "votes on answers and their accuracy, as a vote counts equal answers and grades none"
+    elif not evaluation.answered:
         yield "accuracy, votes and the choice of alpha and vote, as the rows have no answers"
     elif f"{FULL_POOL}{Rule.STACKED}" not in next(iter(evaluation.controls.values())):
         yield (

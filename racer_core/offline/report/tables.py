@@ -17,15 +17,17 @@ _AtAlpha = Callable[[float], Figure]  # what a row holds
 _RISK_TITLE = {
     RiskTarget.PAPER: "Risk P(C misses G')",
     RiskTarget.ANSWERABLE: "Risk P(C misses G | some candidate is right)",
+    RiskTarget.QUALITY: "Risk E[best quality in the pool - best quality in C]",
 }
 
 
 def risks(view: View) -> Grid:
     """Realised risk. Random sets draw candidates only: theirs is always that of ``answerable``."""
+    lost = "shortfall" if view.target is RiskTarget.QUALITY else "miss given answerable"
     rows = [(score.value, _risk(view, score)) for score in view.scores]
     rows += [
         (
-            f"random sets as large as {score}: miss given answerable",
+            f"random sets as large as {score}: {lost}",
             _runs(view, score, "random_miss"),
         )
         for score in view.scores

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from racer_core.calibration.split_risk import SplitRisk
-from racer_core.offline.evaluation_result import AVERAGE, Evaluation, Setting
+from racer_core.offline.evaluation_result import AVERAGE, SHORTFALL, Evaluation, Setting
 from racer_core.offline.protocol import Order
 from racer_core.offline.report.grid import spread
 from racer_core.offline.row_errors import Influence, standard_error
@@ -20,7 +20,11 @@ BEST = "best single"
 BEST_HERE = "best single here"
 ANSWERABLE = "answerable"
 # What alpha bounds under each target.
-RISK = {RiskTarget.PAPER: "risk", RiskTarget.ANSWERABLE: "miss_given_answerable"}
+RISK = {
+    RiskTarget.PAPER: "risk",
+    RiskTarget.ANSWERABLE: "miss_given_answerable",
+    RiskTarget.QUALITY: SHORTFALL,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ class View:
         return self.runs(score, alpha, RISK[self.target])
 
     def accuracy(self, control: str) -> FloatArray:
-        """Share of test rows that a fixed control answers right."""
+        """Share of test rows that a fixed control answers right; its mean quality where graded."""
         return np.array(self.evaluation.controls[self.scope][control])
 
     def figure(self, score: Order, alpha: float, measure: str) -> Figure:
@@ -169,6 +173,8 @@ class View:
         """The same for a scope that has test rows of its own; NaN where none is answerable."""
         answerable = self.control(ANSWERABLE)
         hit = answerable if control.startswith(FULL_POOL) else self.control(control)
+        if self.target == RiskTarget.QUALITY:
+            return answerable - hit
         if self.target == RiskTarget.PAPER:
             return Figure(1.0 - hit.runs, None if hit.influence is None else -hit.influence)
         some = answerable.runs > 0.0

@@ -1,0 +1,332 @@
+"""`evaluate` under the risk target quality: grades, their shortfall, and the bound on its mean."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from racer_core.calibration.options import CalibrationOptions
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.errors import AssertionRefuted, InputError, RowsError
+from racer_core.offline.assertions import FALSE_ALARM, Assertion
+from racer_core.offline.evaluate import evaluate
+from racer_core.offline.evaluation_result import AVERAGE, SHORTFALL, Setting
+from racer_core.offline.paired import shortfall_adjusted_costs
+from racer_core.offline.protocol import Protocol, Shares, split_benchmarks
+from racer_core.offline.report.overview import controls, overview
+from racer_core.offline.report.sections import sections
+from racer_core.offline.score_matrix import ScoreMatrix
+from racer_core.offline.sources import FixedSource
+from racer_core.offline.table import build_table
+from racer_core.offline.tune import check_rows, tune
+from racer_core.types import RiskTarget, Score
+from tests.support.synthetic import POOL, synthetic_rows
+
+ONE, TWO = "one", "two"
+ALPHAS = (0.001, 0.03, 0.1, 0.25)
+SCORES = (Score.GAP, Score.COVER, Score.STATIC)
+BOUND = Assertion.parse("risk<=alpha")
+
+
+def graded(rows, seed, *, places=2):
+    """The rows with a grade of each answer, higher where it was right."""
+    rng = np.random.default_rng(seed)
+
+    def of(row):
+        right = np.array([name in row.correct for name in POOL])
+        quality = np.round(np.clip(0.35 + 0.4 * right + rng.normal(0, 0.15, 3), 0, 1), places)
+        correct = frozenset(n for n, q in zip(POOL, quality, strict=True) if q >= 0.5)
+        return replace(row, quality=tuple(map(float, quality)), correct=correct)
+
+    return replace(rows, rows=tuple(map(of, rows.rows)))
+
+
+def scored(files, **options):
+    """A table of graded files."""
+    wanted = {"risk_targets": ("quality",), "alphas": ALPHAS, "scores": SCORES, **options}
+    return build_table(files, encoder=CharNgramEncoder(), router="knn", protocol=Protocol(**wanted))
+
+
+@pytest.fixture(scope="module")
+def files():
+    """Two graded benchmarks with answers."""
+    return {
+        ONE: graded(synthetic_rows(160, seed=31, answers=True), 1),
+        TWO: graded(synthetic_rows(120, seed=32, answers=True), 2),
+    }
+
+
+@pytest.fixture(scope="module")
+def table(files):
+    """Their table; no row abstains, and there is one setting of the patterns."""
+    table = scored(files, splits=4, seed=3, false_abstain_budget=None)
+    return replace(table, patterns=table.patterns[:1])
+
+
+@pytest.fixture(scope="module")
+def evaluation(table):
+    """Its evaluation."""
+    return evaluate(table, encoder="char-ngrams", router="knn")
+
+
+def lost(fit, quality, threshold):
+    """The shortfall of one row at a threshold, as a fraction."""
+    grades = [Fraction(f"{q:.6f}") for q in quality]
+    called = [g for g, s in zip(grades, fit, strict=True) if s <= threshold]
+    return max(grades) - max(called, default=Fraction(0))
+
+
+def by_definition(fit, quality, alpha):
+    """The smallest score with (sum of losses + 1) / (n + 1) <= alpha; None if there is none."""
+    for threshold in sorted({float(s) for row in fit for s in row}):
+        total = sum(lost(f, q, threshold) for f, q in zip(fit, quality, strict=True))
+        if float((total + 1) / (len(fit) + 1)) <= alpha:
+            return threshold
+    return None
+
+
+def test_every_split_is_measured_as_the_definitions_say(table, evaluation):
+    """By hand with fractions: thresholds on calibration rows, shortfall and size of test rows."""
+    protocol, rows = table.protocol, table.rows
+    rng = np.random.default_rng(protocol.seed)
+    infeasible = 0
+    for split in range(protocol.splits):
+        for scope, part in split_benchmarks(
+            table.benchmarks, rows.split_units, protocol, rng
+        ).items():
+            rng.random((len(part.test), len(POOL)))  # the random sets
+            for score in SCORES:
+                fit = table.nonconformity(RiskTarget.QUALITY, score, 0)
+                for alpha in ALPHAS:
+                    threshold = by_definition(
+                        fit[part.calibration], rows.quality[part.calibration], alpha
+                    )
+                    infeasible += threshold is None
+                    at = np.inf if threshold is None else threshold
+                    losses = [lost(fit[i], rows.quality[i], at) for i in part.test]
+                    setting = Setting(scope=scope, risk_target="quality", score=score, alpha=alpha)
+                    cell = evaluation.cells[setting]
+                    assert cell[SHORTFALL][split] == pytest.approx(float(sum(losses)) / len(losses))
+                    assert cell["size"][split] == pytest.approx(
+                        (fit[part.test] <= at).sum(axis=1).mean()
+                    )
+                    assert cell["infeasible"][split] == (threshold is None)
+            for column, name in enumerate(POOL):
+                runs = evaluation.controls[scope][f"candidate {name}"]
+                assert runs[split] == pytest.approx(rows.quality[part.test][:, column].mean())
+            whole = evaluation.controls[scope]["full pool best"][split]
+            assert whole == pytest.approx(rows.quality[part.test].max(axis=1).mean())
+    assert 0 < infeasible < protocol.splits * 2 * len(SCORES) * len(ALPHAS)
+
+
+def test_grades_of_0_and_1_are_right_and_wrong(files):
+    """The shortfall is then the share of rows that are answerable and missed."""
+    binary = {
+        name: replace(
+            rows,
+            rows=tuple(
+                replace(row, quality=tuple(float(each in row.correct) for each in POOL))
+                for row in rows.rows
+            ),
+        )
+        for name, rows in files.items()
+    }
+    table = scored(binary, splits=3)
+    evaluation = evaluate(table, encoder="char-ngrams", router="knn")
+    for setting, runs in evaluation.cells.items():
+        if setting.scope != AVERAGE:
+            share = np.array(evaluation.controls[setting.scope]["answerable"])
+            np.testing.assert_allclose(
+                runs[SHORTFALL], share * np.array(runs["miss_given_answerable"]), atol=1e-12
+            )
+
+
+def test_the_mean_risk_is_at_most_alpha_and_its_assertion_says_so(files):
+    """100 splits of two benchmarks; and it fails beside thresholds for three times the alpha."""
+    evaluation = evaluate(scored(files, splits=100), encoder="char-ngrams", router="knn")
+    assert BOUND.check(evaluation).startswith("asserted: risk<=alpha in")
+    looser = {
+        replace(setting, alpha=setting.alpha / 3): runs
+        for setting, runs in evaluation.cells.items()
+    }
+    protocol = replace(evaluation.protocol, alphas=tuple(each / 3 for each in ALPHAS))
+    with pytest.raises(AssertionRefuted, match="risk<=alpha is false"):
+        BOUND.check(replace(evaluation, cells=looser, protocol=protocol))
+
+
+def test_valid_sets_are_refuted_as_seldom_as_stated(evaluation):
+    """1,000 evaluations with a mean risk of alpha: more than 27 come with a chance below 1e-5."""
+    rng = np.random.default_rng(5)
+
+    def drawn():
+        cells = {
+            setting: runs | {SHORTFALL: (setting.alpha + rng.normal(0, 0.02, 4)).tolist()}
+            for setting, runs in evaluation.cells.items()
+            if setting.scope == ONE
+        }
+        return replace(evaluation, cells=cells)
+
+    refuted = 0
+    for _ in range(1000):
+        try:
+            BOUND.check(drawn())
+        except AssertionRefuted:
+            refuted += 1
+    assert refuted <= 27
+    assert FALSE_ALARM == 0.01
+
+
+def test_a_single_split_has_no_spread_to_excuse_it(evaluation):
+    """One split above alpha fails the assertion."""
+    cells = {
+        setting: {name: values[:1] for name, values in runs.items()}
+        | {SHORTFALL: [setting.alpha + 1e-6]}
+        for setting, runs in evaluation.cells.items()
+    }
+    with pytest.raises(AssertionRefuted):
+        BOUND.check(replace(evaluation, cells=cells))
+
+
+def test_the_best_single_candidate_is_the_one_with_the_best_grades(files):
+    """A candidate that is right most often, but seldom better than passable, is not."""
+    steady, brilliant = (0.5, 0.5, 0.0), (0.5, 1.0, 0.0)
+    rows = {
+        ONE: replace(
+            files[ONE],
+            rows=tuple(
+                replace(
+                    row,
+                    quality=brilliant if number % 4 else (0.5, 0.4, 0.0),
+                    correct=frozenset(POOL[:2] if number % 4 else POOL[:1]),
+                )
+                for number, row in enumerate(files[ONE].rows)
+            ),
+        )
+    }
+    assert steady[0] == brilliant[0]
+    table = scored(rows, splits=2)
+    assert POOL[table.best_overall] == POOL[1]
+    assert POOL[table.best_on(ONE)] == POOL[1]
+    assert POOL[int(table.rows.labels.mean(axis=0).argmax())] == POOL[0]
+
+
+def test_the_report_has_grades_and_no_votes(evaluation):
+    """Static and the whole pool stand beside the sets; votes are named as not measured."""
+    assert not evaluation.answered
+    (sets,) = overview(evaluation, ALPHAS)
+    assert sets.head[:5] == ("scope", "score", "alpha", "risk", "size")
+    assert {row[1] for row in sets.rows} == {each.value for each in SCORES}
+    shown = {row[0] for row in controls(evaluation).rows}
+    assert {"full pool best", "best single", "best answer of the pool"} <= shown
+    whole = list(sections(evaluation, "racer evaluate", ()))
+    assert "Not measured: votes on answers and their accuracy" in " ".join(whole[0].text)
+    risks = next(each for each in whole if each.title == "Risk, quality")
+    assert [grid.title.split(",")[0] for grid in risks.grids] == [
+        "Risk E[best quality in the pool - best quality in C]"
+    ] * 3
+    (pool,) = (row for row in risks.grids[0].rows if row[0] == "full pool best")
+    assert {cell.split()[0] for cell in pool[1:]} == {"0.000"}
+
+
+def test_errors_over_rows_match_other_rows():
+    """The standard error of size and shortfall: the spread over 100 other samples, within 30 %."""
+    setting = Setting(scope=ONE, risk_target="quality", score=Score.GAP, alpha=0.1)
+    protocol = Protocol(
+        splits=8,
+        alphas=(0.1,),
+        scores=(Score.GAP,),
+        risk_targets=("quality",),
+        shares=Shares(train=0.1, calibration=0.6),
+        false_abstain_budget=None,
+    )
+    means, errors = [], []
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        rows = graded(synthetic_rows(200, seed=100 + seed), seed)
+        scores = np.clip(rows.quality(POOL) + rng.normal(0, 0.2, (200, 3)), 0, 1)
+        router = FixedSource("scores", ScoreMatrix.of(rows.queries, scores))
+        table = build_table({ONE: rows}, router=router, protocol=protocol)
+        one = evaluate(table, encoder="none", router="scores")
+        means.append([one.mean(setting, name) for name in ("size", SHORTFALL)])
+        errors.append([one.se_rows(setting, name) for name in ("size", SHORTFALL)])
+    np.testing.assert_allclose(np.mean(errors, axis=0), np.std(means, axis=0), rtol=0.3)
+
+
+def test_rows_without_grades_and_other_targets_beside_it_are_refused(files):
+    """Before anything is embedded; the message says which rows, and what to do."""
+    rows = files[ONE].rows
+    some = replace(files[ONE], rows=(replace(rows[0], quality=None), *rows[1:]))
+    with pytest.raises(RowsError, match="1 of 160 rows have no `quality`: grade every candidate"):
+        scored({ONE: some})
+    with pytest.raises(InputError, match="risk target quality is measured alone"):
+        Protocol(risk_targets=("quality", "answerable"))
+
+
+@pytest.fixture(scope="module")
+def validation():
+    """Graded rows without answers."""
+    return graded(synthetic_rows(240, seed=51), 3)
+
+
+def test_tuning_measures_the_best_called_candidate(racer, validation):
+    """By hand: each half at the threshold of the other, with the calibration of the gateway."""
+    tuned = tune(
+        racer, validation, equality="exact", risk_target="quality", alphas=(0.002, 0.05, 0.2)
+    )
+    assert [trial.alpha for trial in tuned.trials] == [0.05, 0.2]  # 120 rows are too few for 0.002
+    quality = validation.quality(POOL)
+    for trial in tuned.trials:
+        assert (trial.rule, trial.weight) == (None, None)
+        sizes, best = np.zeros(240), np.zeros(240)
+        halves = slice(0, None, 2), slice(1, None, 2)
+        for own, other in (halves, halves[::-1]):
+            options = CalibrationOptions(
+                alpha=trial.alpha,
+                score=trial.score,
+                risk_target="quality",
+                null_threshold=racer.artifact.null_threshold,
+            )
+            calibration = racer.calibrate(
+                replace(validation, rows=validation.rows[other]), options=options
+            )
+            queries = [row.query for row in validation.rows[own]]
+            decisions = racer.route_batch(queries, calibration)
+            sizes[own] = [len(each.selected) for each in decisions]
+            best[own] = [
+                max((grades[POOL.index(name)] for name in each.selected), default=0.0)
+                for each, grades in zip(decisions, quality[own], strict=True)
+            ]
+        assert trial.size == pytest.approx(sizes.mean())
+        assert trial.accuracy == pytest.approx(best.mean())
+        assert trial.se == pytest.approx(best.std(ddof=1) / np.sqrt(240))
+    assert tuned.chosen in tuned.trials
+    least = max(each.accuracy for each in tuned.trials) - tuned.slack
+    good = [each for each in tuned.trials if each.accuracy >= least]
+    assert tuned.chosen == min(good, key=lambda each: each.size)
+
+
+def test_tuning_refuses_rows_without_grades_or_too_few(racer, validation):
+    """One row without a grade; 99 rows."""
+    some = replace(
+        validation, rows=(replace(validation.rows[0], quality=None), *validation.rows[1:])
+    )
+    with pytest.raises(RowsError, match="1 of 240 rows have no `quality`"):
+        check_rows(racer, some, RiskTarget.QUALITY)
+    few = replace(validation, rows=validation.rows[:99])
+    with pytest.raises(RowsError, match="99 graded rows are too few to tune on"):
+        check_rows(racer, few, RiskTarget.QUALITY)
+
+
+def test_variance_of_costs_is_that_of_the_mean_cost_over_graded_samples():
+    """The influence function by simulation; the plain sizes understate it."""
+    rng, calls = np.random.default_rng(3), np.ones(4)
+    means, predicted = [], []
+    for _ in range(400):
+        latent = rng.normal(size=(200, 1)) + rng.normal(size=(200, 4))
+        quality = 1.0 / (1.0 + np.exp(-latent))
+        fit = -(latent + rng.normal(size=latent.shape))
+        adjusted = shortfall_adjusted_costs(fit, quality, 0.1, calls)
+        means.append(adjusted.mean())
+        predicted.append(adjusted.var() / len(adjusted))
+    assert np.mean(predicted) == pytest.approx(np.var(means), rel=0.3)
