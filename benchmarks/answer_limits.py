@@ -123,6 +123,8 @@ def population(
         duplicates=0,
         near_duplicates=0,
         guessed_kind=rc.RowsKind.TRAFFIC,
+        unlabelled=np.zeros(count, bool),
+        sampled=np.zeros(count, bool),
     )
     return Population(calibration, rows)
 

@@ -160,6 +160,7 @@ class Racer(TrainedRouter):
             groups=groups if any(groups) else None,
             quality=rows.quality(self.pool),
             weights=rows.weights,
+            unlabelled=np.array([row.unlabelled for row in rows.rows], bool),
         )
 
     def route_batch(

@@ -56,6 +56,7 @@ class LabelledColumns:
         quality: Quality of each candidate's answer, shape (n, K), NaN for rows without; None if no
             row has one.
         weights: Weight of each row, shape (n,); None if all are 1.
+        unlabelled: Whether a row has no label, shape (n,); None: all have one.
     """
 
     queries: Sequence[str]
@@ -65,6 +66,7 @@ class LabelledColumns:
     groups: tuple[str | None, ...] | None = None
     quality: FloatArray | None = None
     weights: FloatArray | None = None
+    unlabelled: BoolArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class TrainedRouter:
             groups=rows.groups,
             quality=quality,
             weights=rows.weights,
+            unlabelled=rows.unlabelled,
         )
 
     def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:
@@ -213,6 +216,9 @@ def _quality(rows: LabelledColumns, options: CalibrationOptions) -> FloatArray |
     """
     quality = rows.quality
     without = np.ones(len(rows.queries), bool) if quality is None else np.isnan(quality[:, 0])
+    if rows.unlabelled is not None and quality is not None:
+        quality = np.where(rows.unlabelled[:, None], 0.0, quality)
+        without = without & ~rows.unlabelled
     if not without.any():
         return quality
     if options.risk_target == RiskTarget.QUALITY:

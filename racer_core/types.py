@@ -158,6 +158,8 @@ class LabelledRow:
     calls: Mapping[str, CallRecord] = field(default_factory=dict[str, CallRecord])
     quality: tuple[float, ...] | None = None  # of each answer, in [0, 1] and the order of the pool
     weight: float = 1.0  # density of served queries over that of rows, up to a constant
+    unlabelled: bool = False  # it is unknown which candidates are right; `correct` is empty
+    decision_id: str | None = None  # the decision of a gateway whose sample it belongs to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

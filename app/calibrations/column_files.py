@@ -80,6 +80,8 @@ class ColumnWriter:
         self._classes = array("h")
         self._answered = bytearray()
         self._later = bytearray()
+        self._unlabelled = bytearray()
+        self._sampled = bytearray()
         self._condition_ids = array("l")
         self._conditions: dict[tuple[str, ...], int] = {}
 
@@ -110,6 +112,8 @@ class ColumnWriter:
             self._classes.extend(self._answer_classes(row, self._equality))
         self._answered.append(bool(row.answers))
         self._later.append(bool(row.earlier))
+        self._unlabelled.append(row.unlabelled)
+        self._sampled.append(row.decision_id is not None)
         vectors = self._conditions
         vector = tuple(row.conditions[name] for name in self._pool) if row.conditions else ()
         self._condition_ids.append(vectors.setdefault(vector, len(vectors)) if vector else -1)
@@ -154,6 +158,8 @@ class ColumnWriter:
             classes=np.frombuffer(self._classes, np.int16),
             answered=np.frombuffer(self._answered, np.bool_),
             later=np.frombuffer(self._later, np.bool_),
+            unlabelled=np.frombuffer(self._unlabelled, np.bool_),
+            sampled=np.frombuffer(self._sampled, np.bool_),
             conditions=np.array([*self._conditions], dtype=np.str_),
             condition_ids=np.asarray(self._condition_ids, np.int64),
         )
@@ -197,6 +203,8 @@ def load(
             classes=classes.reshape(-1, len(pool)) if classes.size else None,
             answered=saved["answered"],
             later=saved["later"],
+            unlabelled=saved["unlabelled"],
+            sampled=saved["sampled"],
             conditions=tuple(tuple(map(str, vector)) for vector in saved["conditions"]),
             condition_ids=saved["condition_ids"],
             duplicates=duplicates,

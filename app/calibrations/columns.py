@@ -96,6 +96,8 @@ class RowColumns:
         quality: Quality of each candidate's answer, shape (n, K), NaN for a row without; None if no
             row has one.
         weights: Weight of each row, shape (n,); None if all are 1.
+        unlabelled: Whether a row has no label, shape (n,).
+        sampled: Whether a row is of a gateway's random sample, shape (n,).
     """
 
     pool: tuple[str, ...]
@@ -116,6 +118,8 @@ class RowColumns:
     near_duplicates: int
     assumed: int
     guessed_kind: RowsKind
+    unlabelled: BoolArray
+    sampled: BoolArray
     quality: FloatArray | None = None
     weights: FloatArray | None = None
 
@@ -136,6 +140,8 @@ class RowColumns:
             len(self.answered),
             len(self.later),
             len(self.condition_ids),
+            len(self.unlabelled),
+            len(self.sampled),
         }
         if lengths != {len(self.queries)}:
             raise ValueError(f"the columns are not all of {shape[0]} rows")
@@ -196,4 +202,6 @@ class RowColumns:
             answered=self.answered[rows],
             later=self.later[rows],
             condition_ids=self.condition_ids[rows],
+            unlabelled=self.unlabelled[rows],
+            sampled=self.sampled[rows],
         )

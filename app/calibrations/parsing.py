@@ -111,6 +111,7 @@ def parse(
         rows=MAX_ROWS,
         text=instructions.text,
         complete=conditions.complete,
+        takes_unlabelled=True,
     )
     try:
         if instructions.document:

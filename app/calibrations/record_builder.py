@@ -106,6 +106,7 @@ def build(
         groups=rows.groups,
         quality=None if rows.quality is None else rows.quality[:, order],
         weights=rows.weights,
+        unlabelled=rows.unlabelled,
     )
     return BuiltCalibration(
         calibration=trained.calibrate_columns(columns, options, scorer=score, prices=prices),
@@ -362,7 +363,7 @@ class RecordBuilder:
         return build(
             self._trained,
             replace(rows, groups=self._groups(rows)),
-            guarantee,
+            _with_sampling_rates(guarantee, rows),
             scorer=partial(self._scorer.score_rows, progress=partial(progress, "scoring")),
             prices=self._settings.prices,
         )
@@ -387,6 +388,19 @@ class RecordBuilder:
         if dry_run:
             found |= {"curve": curve(calibration), "groups": groups(calibration)}
         return found
+
+
+def _with_sampling_rates(guarantee: CalibrationOptions, rows: RowColumns) -> CalibrationOptions:
+    """The terms, with the bound on weights that rows of a gateway's own samples need.
+
+    Their weights are the inverse rates at which the gateway drew requests, so that the largest one
+    bounds them. Rows of one rate need no weights.
+    """
+    weights = rows.weights
+    if guarantee.max_weight is not None or weights is None or not rows.sampled.all():
+        return guarantee
+    largest = float(weights.max())
+    return guarantee if weights.min() == largest else replace(guarantee, max_weight=largest)
 
 
 def _is_of_same_kind(other: _RowKind | Population, first: _RowKind) -> bool:

@@ -182,7 +182,8 @@ class RoutingService:
         premise = "alike" if application is None else application.terms.premise
         rows = self._rows.select(record, query, group, premise)
         threshold = await self._threshold(record, choice.names, group, rows.population)
-        usual = record.options(group, application and application.terms.alpha)
+        own_alpha = application and application.terms.alpha
+        usual = record.options(group, own_alpha, rows.population)
         premises = self._premises(record, usual, choice, options, request, rows, threshold)
         fingerprint = self._trained.fingerprint(query.text)
         decision, chosen_by = self._sets.select(

@@ -17,7 +17,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.records.conversation import RoutedText
 from racer_core.records.row import MAX_QUERY_CHARS
-from racer_core.types import RiskTarget, RowsKind, Score
+from racer_core.types import RowsKind
 
 # In the document of a record of version 0.1: the digests of its rows, stored later. Null: the
 # digests are unknown for good.
@@ -45,7 +45,9 @@ class Population:
     """Labelled rows of one kind of request: only they set the threshold of such requests.
 
     Attributes:
-        calibration: The rows. Options and patterns are the same in all populations of a record.
+        calibration: The rows. Patterns, prices and the promise (risk target, alpha, delta, r and
+            score) are the same in all populations of a record; weights and what else its options
+            say of the rows are its own.
         conditions: Digests of what the candidates were sent for the rows, but for the query, in the
             order of the calibration's pool; None: unknown, and no request is like them. Of drawn
             rows: digests of what the gateway added.
@@ -113,14 +115,20 @@ class CalibrationRecord:
     grouped_by: str | None = None
     alphas: Mapping[str, OwnAlpha] = field(default_factory=dict[str, OwnAlpha])
 
-    def options(self, group: str | None, alpha: float | None) -> CalibrationOptions:
+    def options(
+        self, group: str | None, alpha: float | None, population: int = 0
+    ) -> CalibrationOptions:
         """The terms of a group.
 
         Args:
             group: The group.
             alpha: Its own risk level; None: that of the record.
+            population: The place of the rows that decide.
         """
-        options, own = self.calibration.options, self.alphas.get(group or "")
+        own, options = (
+            self.alphas.get(group or ""),
+            self.populations[population].calibration.options,
+        )
         alpha = options.alpha if alpha is None else alpha
         if own is None and alpha == options.alpha:
             return options
@@ -172,10 +180,9 @@ class CalibrationRecord:
     def encoded(self) -> tuple[str, bytes]:
         """The document, and the arrays as npz."""
         calibration = self.calibration
-        salt = calibration.options.smoothing_salt
         document: dict[str, Any] = {
             "pool": calibration.pool,
-            "options": asdict(calibration.options) | {"smoothing_salt": salt and salt.hex()},
+            "options": _options_document(calibration.options),
             "evidence": self.evidence,
             "void_reasons": self.void_reasons,
             "prices": calibration.prices,
@@ -238,6 +245,7 @@ def _populations(
                 **_rows_from(arrays, prefix),
                 groups=groups and tuple(groups),
                 answer_limit=None,
+                options=_options(settings.get("options", fields["options"])),
             ),
             conditions=conditions and tuple(conditions),
             later=settings["later"],
@@ -262,7 +270,21 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "query_chars": population.query_chars,
         "drawn": population.drawn,
         "groups": population.calibration.groups,
+        "options": _options_document(population.calibration.options),
     }
+
+
+def _options_document(options: CalibrationOptions) -> dict[str, Any]:
+    salt = options.smoothing_salt
+    return asdict(options) | {"smoothing_salt": salt and salt.hex()}
+
+
+def _options(document: Mapping[str, Any]) -> CalibrationOptions:
+    salt = document["smoothing_salt"]
+    # Versions that did not store whether alpha was fixed had shown the curve of any rows.
+    fields: dict[str, Any] = {"is_alpha_fixed": False, **document}
+    fields["smoothing_salt"] = bytes.fromhex(salt) if salt else None
+    return CalibrationOptions(**fields)
 
 
 def _arrays_of(calibration: Calibration) -> dict[str, NDArray[Any]]:
@@ -299,19 +321,13 @@ def _pattern_settings(patterns: PatternModel | None) -> dict[str, float] | None:
 
 
 def _calibration(fields: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Calibration:
-    # Versions that did not store whether alpha was fixed had shown the curve of any rows.
-    options: dict[str, Any] = {"is_alpha_fixed": False} | fields["options"]
-    salt = options["smoothing_salt"]
-    options["score"] = Score(options["score"])
-    options["risk_target"] = RiskTarget(options["risk_target"])
-    options["smoothing_salt"] = bytes.fromhex(salt) if salt else None
     settings, prices, groups = fields["patterns"], fields["prices"], fields["groups"]
     patterns = settings and PatternModel(
         patterns=arrays["patterns"], frequencies=arrays["pattern_frequencies"], **settings
     )
     return Calibration(
         pool=tuple(fields["pool"]),
-        options=CalibrationOptions(**options),
+        options=_options(fields["options"]),
         patterns=patterns,
         prices=prices and tuple(prices),
         groups=groups and tuple(groups),

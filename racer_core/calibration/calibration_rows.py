@@ -49,7 +49,7 @@ class CalibrationRows:
         groups: The group of each row; None if rows have no groups.
         quality: Quality of each candidate's answer, shape (n, K), in [0, 1]; None: not graded.
         weights: Density of served queries over that of rows, up to a constant, shape (n,); None:
-            the rows are drawn as queries are.
+            the rows are drawn as queries are. Equal weights without ``max_weight`` are none.
         answer_limit: The limit on wrong final answers that thresholds keep; smaller pools and
             parts of the rows have none.
         unlabelled: Rows of which it is unknown which candidates are right, shape (n,); None: all
@@ -125,10 +125,14 @@ class CalibrationRows:
             object.__setattr__(self, "unlabelled", None)
 
     def _check_weights(self, weights: FloatArray) -> None:
+        """Refuse invalid weights; equal weights, as of one sampling rate, are no weights."""
         if weights.shape != (len(self.fingerprints),):
             raise CalibrationError(f"{len(weights)} weights for {len(self.fingerprints)} rows")
         if not ((weights > 0.0) & np.isfinite(weights)).all():
             raise CalibrationError("weights must be above 0 and finite")
+        if self.options.max_weight is None and (weights == weights[:1]).all():
+            object.__setattr__(self, "weights", None)
+            return
         if self.options.delta is not None:
             raise CalibrationError("delta needs rows of equal weight: leave it out, or the weights")
         largest, bound = float(weights.max(initial=0.0)), self.options.max_weight

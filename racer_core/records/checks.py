@@ -27,6 +27,7 @@ class RowLimits:
     rows: int | None = None
     text: RoutedText | None = None  # text to route on of several turns; None refuses them
     complete: Callable[[LabelledRow], LabelledRow] | None = None  # may refuse the row
+    takes_unlabelled: bool = False  # rows may say that they have no label
 
 
 class CheckedRows:
@@ -139,6 +140,7 @@ class CheckedRows:
             max_query_chars=limits.query_chars,
             header=self._header,
             text=limits.text,
+            takes_unlabelled=limits.takes_unlabelled,
         )
         return row if limits.complete is None else limits.complete(row)
 

@@ -14,8 +14,9 @@ the whole pool name it by their keys. ``conditions`` maps each candidate to the 
 was sent, and ``confidences`` each evaluator to its confidences in the answers, as `racer label`
 writes them. ``application``, or ``group``, names the population to which the row belongs, and
 ``cluster`` names the document, user or conversation that the row shares with others.
-``[]`` means that no candidate is right; null or absent means
-unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
+``[]`` means that no candidate is right. Null or absent is rejected: reading "unknown" as "wrong" is
+not conservative. A row of a random sample without a label says ``"unlabelled": true`` instead,
+which counts as a miss in calibration, and ``decision_id`` names the decision that was sampled.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def parse_row(
     max_query_chars: int | None = None,
     header: bool = False,
     text: RoutedText | None = None,
+    takes_unlabelled: bool = False,
 ) -> LabelledRow:
     """Check one row against the pool.
 
@@ -83,6 +85,7 @@ def parse_row(
         max_query_chars: A longer query is cut; None: none is.
         header: The file's header names the pool.
         text: The text to route on of several turns; None refuses them.
+        takes_unlabelled: Whether rows may say that they have no label.
 
     Raises:
         InputError: The message names the error without repeating the query.
@@ -94,12 +97,13 @@ def parse_row(
         raise InputError(f"its candidates are not the pool {shown(pool)}")
     scores = _scores(fields, pool)
     quality = _quality(fields, pool)
+    unlabelled = _is_unlabelled(fields, is_allowed=takes_unlabelled)
     asked = RowQuery("") if scores else row_query(fields, text)
     return LabelledRow(
         query=asked.query[:max_query_chars],
         earlier=asked.earlier,
         request=asked.request,
-        correct=_correct(fields, pool, quality, header=header),
+        correct=frozenset() if unlabelled else _correct(fields, pool, quality, header=header),
         answers=_answers(fields.get("answers"), pool),
         reference=reference_text(fields),
         task=optional_text(fields, "task"),
@@ -111,6 +115,8 @@ def parse_row(
         calls=_calls(fields.get("calls"), pool),
         quality=quality,
         weight=_weight(fields.get("weight")),
+        unlabelled=unlabelled,
+        decision_id=optional_text(fields, "decision_id") or None,
     )
 
 
@@ -158,6 +164,22 @@ def _refuse_turns(field: str, earlier: tuple[Turn, ...], text: RoutedText | None
             f'"{field}" has several turns: they are another population than first turns, which '
             "only a running gateway calibrates beside them (racer calibrate)"
         )
+
+
+def _is_unlabelled(row: Mapping[str, Any], *, is_allowed: bool) -> bool:
+    value = row.get("unlabelled")
+    if value is None or value is False:
+        return False
+    if value is not True:
+        raise InputError('"unlabelled" must be true or false')
+    if any(row.get(name) is not None for name in ("correct", "quality")):
+        raise InputError('"unlabelled" stands instead of "correct" and "quality"')
+    if not is_allowed:
+        raise InputError(
+            "the row has no label, and only `racer calibrate` takes such rows: label it, or leave "
+            "it out"
+        )
+    return True
 
 
 def _correct(

@@ -22,7 +22,7 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
     query = {"messages": turns} if row.earlier else {"query": row.query}
     fields: dict[str, Any] = {
         **(query if row.request is None else {"request": dict(row.request)}),
-        "correct": {name: name in row.correct for name in pool},
+        "correct": None if row.unlabelled else {name: name in row.correct for name in pool},
         "answers": dict(row.answers),
         "reference": row.reference,
         "task": row.task,
@@ -34,9 +34,12 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
             for evaluator, kinds in row.confidences.items()
         },
         "calls": {name: dict(record) for name, record in row.calls.items()},
+        "decision_id": row.decision_id,
     }
     # The query is "" in rows with router scores instead.
     written = {name: value for name, value in fields.items() if value not in (None, {}, "")}
+    if row.unlabelled:
+        written["unlabelled"] = True
     if row.quality is not None:
         written["quality"] = dict(zip(pool, row.quality, strict=True))
     if row.weight != 1.0:

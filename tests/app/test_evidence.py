@@ -160,6 +160,8 @@ def answering(
         near_duplicates=0,
         assumed=0,
         guessed_kind=RowsKind.QUESTIONS,
+        unlabelled=np.zeros(shape[0], bool),
+        sampled=np.zeros(shape[0], bool),
     )
     return rows, answers
 

@@ -362,11 +362,23 @@ def test_effective_rows():
 
 
 def test_weights_need_their_bound():
-    """The rows' own largest weight is no bound over served queries, so there is no default."""
+    """The rows' own largest weight is no bound over served queries, so there is no default.
+
+    Equal weights say that all queries were sampled at one rate.
+    """
     rows = Kinds(3).draw(40, answerable=True)
     plain = Kinds(3).calibration(rows)
     with pytest.raises(CalibrationError, match="need max_weight, the largest weight of any served"):
-        replace(plain, weights=np.full(40, 2.0))
+        replace(plain, weights=np.linspace(1.0, 2.0, 40))
+    equal = replace(plain, weights=np.full(40, 2.0))
+    assert equal.weights is None
+    assert equal.realised_risk(0.1) == plain.realised_risk(0.1)
+    assert (
+        replace(plain.options, delta=0.1)
+        == replace(
+            equal, options=replace(equal.options, delta=0.1), weights=np.full(40, 2.0)
+        ).options
+    )
 
 
 def test_weights_have_no_beta_law_and_no_delta():

@@ -1,5 +1,6 @@
 """Labelled rows: every bad input is a RowsError that names the line and quotes no query."""
 
+import io
 import json
 from contextlib import suppress
 
@@ -8,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from racer_core.errors import RowsError
-from racer_core.records.reader import check_rows, parse_rows
+from racer_core.records.checks import RowLimits
+from racer_core.records.reader import check_rows, parse_rows, stream_rows
 from racer_core.records.request import row_text
 from racer_core.records.writer import row_line
 from racer_core.types import LabelledRow, Turn
@@ -107,6 +109,46 @@ def test_the_router_reads_a_conversation_as_it_is_served():
     row = row_of(("user", "x" * 5_000), ("assistant", " "), ("user", "y" * 5_000))
     assert row.query == row_text(row, "last_user") == "y" * 5_000
     assert row_text(row, "conversation") == "x" * 5_000 + "\n\n" + "y" * 5_000
+
+
+def stream(*rows, **limits):
+    """Rows read as a gateway reads an upload."""
+    data = "\n".join(json.dumps(row) for row in rows).encode()
+    source = RowLimits(takes_unlabelled=True, **limits)
+    return list(stream_rows(io.BytesIO(data), "rows.jsonl", "rows.jsonl", ("a", "b"), source))
+
+
+UNLABELLED = {"query": "open", "unlabelled": True, "decision_id": "dec-1", "weight": 100}
+
+
+def test_a_row_may_say_that_its_label_is_missing():
+    """Only an upload to a gateway takes such rows; every other reader needs labels."""
+    row = stream(GOOD, UNLABELLED)[1]
+    expected = LabelledRow(
+        query="open", correct=frozenset(), unlabelled=True, decision_id="dec-1", weight=100.0
+    )
+    assert row == expected
+    assert stream(json.loads(row_line(row, ("a", "b")))) == [expected]
+    assert "correct" not in row_line(row, ("a", "b"))
+    assert stream(GOOD | {"unlabelled": False}) == stream(GOOD)
+    message = refusal(GOOD, UNLABELLED)
+    assert "line 2: the row has no label, and only `racer calibrate` takes such rows" in message
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (GOOD | {"unlabelled": True}, '"unlabelled" stands instead of "correct" and "quality"'),
+        (UNLABELLED | {"quality": {"a": 1, "b": 0}}, '"unlabelled" stands instead of'),
+        (UNLABELLED | {"unlabelled": "yes"}, '"unlabelled" must be true or false'),
+        ({"query": "open"}, 'no label: "correct" is missing or null'),
+    ],
+)
+def test_a_row_is_labelled_or_says_that_it_is_not(row, problem):
+    """A forgotten label is an error as ever."""
+    with pytest.raises(RowsError) as caught:
+        stream(row)
+    assert problem in str(caught.value)
 
 
 def test_copies_with_different_labels_are_rows_like_any_other():
