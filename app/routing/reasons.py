@@ -137,8 +137,8 @@ class Reason(StrEnum):
     """
 
     LABELLED_CONDITIONS = "labelled_conditions"
-    """The rows that were labelled under the same conditions as the request decided it, a part of
-    all rows.
+    """A part of all rows decided the request: those that were labelled under its conditions, or
+    drawn from its application.
 
     Nothing.
     """
@@ -230,7 +230,8 @@ class Reason(StrEnum):
     """
 
     STALE = "stale"
-    """A drift alarm of the stream `<name>` was raised since the calibration became active.
+    """A drift alarm of the stream `<name>` was raised since the calibration became active, for the
+    request's application.
 
     Find the cause, then calibrate on fresh rows.
     """
