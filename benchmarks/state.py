@@ -34,6 +34,7 @@ from app.monitoring.decision_writer import BATCH
 from app.monitoring.drift import DriftMonitor
 from app.monitoring.drift_store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
+from app.monitoring.populations import MonitoredCalibration
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import Conditions
@@ -192,7 +193,7 @@ def watch_s(store: Store, record: CalibrationRecord) -> float:
         false_alarm=0.01,
         rng=rng,
     )
-    drift.set_calibration(full)
+    drift.set_calibration(MonitoredCalibration.of(full))
     times: list[float] = []
     for _ in range(10):
         drift.add_queries(notes(full, BATCH))

@@ -116,7 +116,12 @@ class RequestRouter:
         routed = self._with_alarms(await self._routing.route(request, deadline))
         if self._monitor is None:
             return routed
-        repeated = self._monitor.is_repeat(routed.fingerprint, routed.certificate.reasons)
+        repeated = self._monitor.is_repeat(
+            routed.fingerprint,
+            routed.certificate.reasons,
+            routed.application,
+            routed.population,
+        )
         remarks = self._remarks(request, routed, records=True)
         if not (repeated or remarks):
             return routed
@@ -146,7 +151,9 @@ class RequestRouter:
         """The decision, with the drift alarms of the calibration that decided it."""
         if self._monitor is None or routed.record is None:
             return routed
-        return routed.with_reasons(*self._monitor.stale_reasons(routed.record.id))
+        return routed.with_reasons(
+            *self._monitor.stale_reasons(routed.record.id, routed.application)
+        )
 
     def _deadline(self, timeout_s: float | None, started: float) -> float:
         longest_s = self._settings.limits.deadline_s

@@ -60,7 +60,7 @@ async def verify(request: Request, services: Services) -> Response:
     responses=errors(*KEYED),
 )
 async def drift(_: Request, services: Services) -> Response:
-    """Of the active calibration."""
+    """Of the active calibration; with `applications` each has its own, under its name."""
     return bodies.json_response(await services.monitor.drift_report())
 
 
@@ -69,11 +69,14 @@ async def drift(_: Request, services: Services) -> Response:
     "/drift/reset",
     role="admin",
     summary="Restart the drift alarms",
-    responses=errors(*KEYED, 507),
+    responses=errors(*KEYED, 404, 507),
+    openapi_extra={
+        "parameters": [{"name": "application", "in": "query", "schema": {"type": "string"}}],
+    },
 )
-async def reset(_: Request, services: Services) -> Response:
-    """The false-alarm probability starts anew: state the reset in reports."""
-    await services.monitor.reset_drift()
+async def reset(request: Request, services: Services) -> Response:
+    """Of one application, or of all. The false-alarm probability starts anew: report the reset."""
+    await services.monitor.reset_drift(request.query_params.get("application"))
     return bodies.json_response(await services.monitor.drift_report())
 
 

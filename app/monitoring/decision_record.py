@@ -14,13 +14,12 @@ from app.routing.decision import ChosenBy
 from app.routing.reasons import Reason
 from racer_core.calibration.certificate import base_reason
 
-# Queries outside the population of the rows of first turns: they are no evidence of anything.
+# Queries outside the populations of first turns: they are no evidence of anything.
 _UNLIKE_ROWS: Final = frozenset(
     {
         Reason.NOT_CALIBRATED,
         Reason.MULTI_TURN,
         Reason.LATER_TURN,
-        Reason.LABELLED_CONDITIONS,
         Reason.UNLABELLED_KIND,
         Reason.QUERY_TOO_LONG,
         Reason.REQUEST_TOO_LARGE,
@@ -43,7 +42,7 @@ class RequestEnd(StrEnum):
 
 
 def are_like_rows(reasons: Collection[str]) -> bool:
-    """Whether the query is of the kind that was labelled."""
+    """Whether the query is drawn like the rows of first turns that set its threshold."""
     return _UNLIKE_ROWS.isdisjoint(map(base_reason, reasons))
 
 
@@ -121,14 +120,19 @@ class DecisionRecord:
     prompt_digest: str | None = None
 
     @property
+    def application(self) -> str:
+        """The application of the request; empty where none is configured."""
+        return (self.group or "") if self.group_by == "application" else ""
+
+    @property
     def like_rows(self) -> bool:
-        """The query is of the kind that was labelled, and the router scored it."""
-        return self.scores is not None and are_like_rows(self.reasons)
+        """The query is drawn like the rows of the first population, and the router scored it."""
+        return self.scores is not None and not self.population and are_like_rows(self.reasons)
 
     @property
     def answered_like_rows(self) -> bool:
-        """Verdicts on its answers are evidence of the risk that the rows bound."""
-        return self.scores is not None and are_answered_like_rows(self.reasons)
+        """Verdicts on its answers are evidence of the risk that those rows bound."""
+        return self.like_rows and are_answered_like_rows(self.reasons)
 
     def as_json(self) -> dict[str, Any]:
         """The wire form. An infinite threshold is null: JSON has no infinity."""

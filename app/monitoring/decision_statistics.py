@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import ColumnElement, func, select, tuple_
 
 from app.monitoring.decision_record import DecisionRecord
 from app.store import Store
@@ -42,7 +42,7 @@ class SetVerdicts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionCounts:
-    """How many decisions of one calibration are stored."""
+    """How many decisions of one application are stored."""
 
     decisions: int
     shadow: int
@@ -58,13 +58,13 @@ class DecisionStatistics:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def counts(self, calibration_id: str) -> DecisionCounts:
-        """How many decisions of a calibration are stored."""
-        of_it = DecisionRow.calibration_id == calibration_id
+    def counts(self, calibration_id: str, application: str = "") -> DecisionCounts:
+        """How many decisions a calibration made for an application."""
+        of_it = _of(calibration_id, application)
         with self._store.transaction() as session:
 
             def count(*conditions: Any) -> int:
-                return session.scalar(select(func.count()).where(of_it, *conditions)) or 0
+                return session.scalar(select(func.count()).where(*of_it, *conditions)) or 0
 
             return DecisionCounts(
                 decisions=count(),
@@ -72,18 +72,21 @@ class DecisionStatistics:
                 judged=count(DecisionRow.shadow, DecisionRow.judged),
             )
 
-    def sets(self, calibration_id: str) -> tuple[list[SetCount], list[SetVerdicts]]:
+    def sets(
+        self, calibration_id: str, application: str = ""
+    ) -> tuple[list[SetCount], list[SetVerdicts]]:
         """The sets of ordinary decisions, without and with verdicts that count."""
-        ordinary = (DecisionRow.calibration_id == calibration_id) & DecisionRow.ordinary
+        ordinary = (*_of(calibration_id, application), DecisionRow.ordinary)
         chosen = DecisionRow.selected, DecisionRow.null_selected
-        by_set = select(*chosen, func.count()).where(ordinary).group_by(*chosen)
+        by_set = select(*chosen, func.count()).where(*ordinary).group_by(*chosen)
         # The expression keeps the index of decisions out of the plan: going from the few verdicts
         # to their decisions is faster.
         of_it = DecisionRow.calibration_id.concat("") == calibration_id
         judged = (
             select(DecisionRow.id, *chosen, VerdictRow.candidate, VerdictRow.correct)
             .join(VerdictRow, VerdictRow.decision_id == DecisionRow.id)
-            .where(of_it, DecisionRow.ordinary, VerdictRow.counts)
+            .where(of_it, DecisionRow.application == application)
+            .where(DecisionRow.ordinary, VerdictRow.counts)
         )
         sets: dict[str, tuple[str, bool]] = {}
         verdicts: dict[str, dict[str, bool]] = {}
@@ -106,12 +109,12 @@ class DecisionStatistics:
         ]
         return without, with_verdicts
 
-    def losses(self, calibration_id: str) -> list[float]:
-        """The losses of a calibration's shadow decisions that count."""
-        of_it = DecisionRow.calibration_id == calibration_id
+    def losses(self, calibration_id: str, application: str = "") -> list[float]:
+        """The losses of an application's shadow decisions that count."""
+        of_it = _of(calibration_id, application)
         with self._store.transaction() as session:
             found = session.scalars(
-                select(DecisionRow.loss).where(of_it, DecisionRow.loss.is_not(None))
+                select(DecisionRow.loss).where(*of_it, DecisionRow.loss.is_not(None))
             )
             return [loss for loss in found if loss is not None]
 
@@ -180,3 +183,7 @@ class DecisionStatistics:
             for decision_id, document in rows
             if decision_id in verdicts  # otherwise deleted between the two statements
         ]
+
+
+def _of(calibration_id: str, application: str) -> tuple[ColumnElement[bool], ...]:
+    return DecisionRow.calibration_id == calibration_id, DecisionRow.application == application

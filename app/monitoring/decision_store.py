@@ -67,8 +67,12 @@ class DecisionStore:
         self.run = store.run
         self.is_shared = store.is_shared
 
-    def add(self, decisions: Sequence[DecisionRecord], ordinary: Sequence[bool]) -> set[str]:
-        """Insert decisions; returns the fingerprints that another gateway has already stored.
+    def add(
+        self, decisions: Sequence[DecisionRecord], ordinary: Sequence[bool]
+    ) -> set[tuple[str, str]]:
+        """Insert decisions; returns the queries that another gateway has already stored.
+
+        A query is an application and a fingerprint.
 
         A decision that is stored already stays as it is: a gateway that could not learn whether its
         transaction was committed writes the same decisions again.
@@ -80,7 +84,7 @@ class DecisionStore:
         rows = [_row(each, flag) for each, flag in zip(decisions, ordinary, strict=True)]
         with self._store.transaction() as session:
             shared = self._store.is_shared
-            repeated = self._repeated(session, decisions) if shared else set[str]()
+            repeated = self._repeated(session, decisions) if shared else set[tuple[str, str]]()
             insert = insert_into(session, DecisionRow)
             session.execute(insert.on_conflict_do_nothing(), rows)
         return repeated
@@ -160,6 +164,7 @@ class DecisionStore:
             same_query = (
                 select(DecisionRow.id, DecisionRow.loss)
                 .where(DecisionRow.calibration_id == decision.calibration_id)
+                .where(DecisionRow.application == decision.application)
                 .where(DecisionRow.fingerprint == decision.fingerprint)
                 .order_by(DecisionRow.id)
                 .with_for_update()
@@ -197,16 +202,22 @@ class DecisionStore:
             session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
         return len(ids)
 
-    def _repeated(self, session: Session, decisions: Sequence[DecisionRecord]) -> set[str]:
-        """Fingerprints of which another decision by the same calibration is stored."""
-        found = select(DecisionRow.fingerprint).where(
+    def _repeated(
+        self, session: Session, decisions: Sequence[DecisionRecord]
+    ) -> set[tuple[str, str]]:
+        """Queries of which another decision by the same calibration is stored."""
+        found = select(DecisionRow.application, DecisionRow.fingerprint).where(
             DecisionRow.fingerprint.in_({each.fingerprint for each in decisions}),
             DecisionRow.calibration_id.in_(
                 {each.calibration_id or UNCALIBRATED for each in decisions}
             ),
             DecisionRow.id.not_in({each.decision_id for each in decisions}),
         )
-        return {each for each in session.scalars(found) if each is not None}
+        return {
+            (application, fingerprint)
+            for application, fingerprint in session.execute(found)
+            if fingerprint is not None
+        }
 
 
 def unknown_decision(decision_id: str) -> NotFound:
@@ -235,6 +246,7 @@ def _row(decision: DecisionRecord, ordinary: bool) -> dict[str, Any]:
         "document": decision.document(),
         "neighbours": None if near is None else np.array(near, dtype="<u4").tobytes(),
         "fingerprint": decision.fingerprint,
+        "application": decision.application,
     }
 
 

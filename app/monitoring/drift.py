@@ -1,16 +1,17 @@
 """Drift detection: the alarms of the active calibration, fed with queries and losses.
 
-While nothing changes, and the realised risk of the calibration is within its 95 % point, the
-probability that any stream ever alarms is at most ``watching.false_alarm``: for each calibration,
-and again after each reset.
+Each application has drift tests of its own, which void its certificates alone. While nothing
+changes in an application, and its realised risk is within its 95 % point, the probability that any
+of its streams ever alarms is at most ``watching.false_alarm``: for each calibration, and again
+after each reset.
 
-All gateways that share a store share one drift state. Each gateway adds the queries that it routed
+All gateways that share a store share its drift states. Each gateway adds the queries that it routed
 every few seconds, and learns from the store which streams alarmed. The order in which queries are
 added is independent of their values. A gateway that is killed loses the queries that it had not
 added; which ones is independent of their values too. Neither affects the false-alarm probability.
 
 Every method but :meth:`DriftMonitor.stale_reasons` and :meth:`DriftMonitor.on_shared_state` blocks,
-and may be called from several threads. An update of the drift state waits for a lock and perhaps
+and may be called from several threads. An update of a drift state waits for a lock and perhaps
 for the store. A change of the calibration waits for neither, so that feedback cannot delay an
 activation.
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -35,9 +36,13 @@ from app.monitoring.decision_store import DecisionStore
 from app.monitoring.drift_statistics import Statistic
 from app.monitoring.drift_store import DriftStore, StoredDriftState
 from app.monitoring.metrics import MonitoringMetrics
+from app.monitoring.populations import (
+    NO_APPLICATION,
+    MonitoredCalibration,
+    MonitoredPopulation,
+)
 from app.routing.reasons import Reason
-from app.store import SharedState, now
-from app.store.calibration_record import CalibrationRecord
+from app.store import Alarms, SharedState, now
 from racer_core.calibration.martingales import UpwardMartingale
 from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.risk_e_process import RiskEProcess
@@ -53,12 +58,24 @@ MAX_PENDING: Final = 10_000  # values of a stream that wait to be added; further
 class _CalibrationDrift:
     """A calibration, its alarms as this gateway knows them, and the values not yet added."""
 
-    record: CalibrationRecord
-    since: str = ""  # when its drift state began; empty while unknown
-    raised: tuple[str, ...] = ()
-    pending: dict[str, list[Statistic]] = field(  # by stream
-        default_factory=dict[str, list[Statistic]]
+    monitored: MonitoredCalibration
+    alarms: Mapping[str, Alarms] = field(default_factory=dict[str, Alarms])  # by application
+    raised: Mapping[str, tuple[str, ...]] = field(  # of them, where there are any
+        default_factory=dict[str, tuple[str, ...]]
     )
+    pending: dict[str, dict[str, list[Statistic]]] = field(  # by application and stream
+        default_factory=dict[str, dict[str, list[Statistic]]]
+    )
+
+    @property
+    def id(self) -> str:
+        """The id of the calibration."""
+        return self.monitored.record.id
+
+    @property
+    def applications(self) -> tuple[str, ...]:
+        """The applications with a drift state, and with one of an earlier version."""
+        return tuple(dict.fromkeys((*self.monitored.by_application, *self.alarms)))
 
 
 class DriftMonitor:
@@ -68,7 +85,7 @@ class DriftMonitor:
         drift_store: Where drift states are stored.
         decision_store: Where it is stored which losses were counted.
         metrics: Where alarms are shown.
-        false_alarm: The probability of any alarm, ever, while nothing changes.
+        false_alarm: The probability of any alarm of an application, ever, while nothing changes.
         rng: Draws two uniforms for each query and stream; each process needs its own.
     """
 
@@ -86,64 +103,78 @@ class DriftMonitor:
         self._metrics = metrics
         self._false_alarm = false_alarm
         self._rng = rng
-        self._update_lock = Lock()  # for updates of the drift state; held during a transaction
+        self._update_lock = Lock()  # for updates of a drift state; held during a transaction
         self._memory_lock = Lock()  # for the three attributes below; held for microseconds
         self._current: _CalibrationDrift | None = None
         self._previous: _CalibrationDrift | None = None  # requests in flight may still use it
-        self._raised: dict[str, tuple[str, ...]] = {}  # the alarms of earlier calibrations
+        # The alarms of earlier calibrations, by application.
+        self._raised: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self._flushed_at = time.monotonic()
 
-    def stale_reasons(self, calibration_id: str) -> tuple[str, ...]:
-        """Why certificates of this calibration are void: a reason for each stream that alarmed."""
+    def stale_reasons(self, calibration_id: str, application: str | None = None) -> tuple[str, ...]:
+        """Why certificates are void: a reason for each stream that alarmed.
+
+        Alarms that an earlier version raised, without regard to applications, are alarms of all.
+
+        Args:
+            calibration_id: The calibration that decided.
+            application: The application of the request.
+        """
         current = self._current
-        if current is not None and current.record.id == calibration_id:
+        if current is not None and current.id == calibration_id:
             raised = current.raised
         else:  # a request that was decided before the last activation
-            raised = self._raised.get(calibration_id, ())
-        return tuple(Reason.STALE.of(name) for name in raised)
+            raised = self._raised.get(calibration_id, {})
+        if not raised:
+            return ()
+        names = {*raised.get(NO_APPLICATION, ()), *raised.get(application or NO_APPLICATION, ())}
+        return tuple(Reason.STALE.of(name) for name in drift_statistics.STREAMS if name in names)
 
-    def set_calibration(self, record: CalibrationRecord) -> None:
-        """Continue with the drift state of another calibration, or begin one.
+    def set_calibration(self, monitored: MonitoredCalibration) -> None:
+        """Continue with the drift states of another calibration, or begin them.
 
         The values that wait for the previous calibration are added at the next flush.
         """
-        alarms = None
+        calibration_id, alarms = monitored.record.id, dict[str, Alarms]()
         try:
-            alarms = self._drift_store.alarms(record.id)
+            alarms = self._drift_store.alarms(calibration_id)
         except StoreError as exc:  # the next shared state contains them
-            log.warning("the drift alarms of calibration %s are not known yet: %s", record.id, exc)
+            log.warning(
+                "the drift alarms of calibration %s are not known yet: %s", calibration_id, exc
+            )
         with self._memory_lock:
             if self._current is not None:
                 self._remember(self._current)
-            self._previous, self._current = self._current, _CalibrationDrift(record=record)
-            self._show_alarms(())
-            for name in drift_statistics.STREAMS:  # until the state is next updated
-                self._metrics.evidence.labels(name).set(0.0)
-        if alarms is not None:
-            self._add_alarms(record.id, *alarms)
+            self._previous, self._current = self._current, _CalibrationDrift(monitored=monitored)
+            self._metrics.begin_drift(monitored.by_application, drift_statistics.STREAMS)
+        self._add_alarms(calibration_id, alarms)
 
     def _remember(self, earlier: _CalibrationDrift) -> None:
         """Keep the alarms of a calibration that stops deciding, the latest ``MAX_CALIBRATIONS``."""
-        kept = {name: each for name, each in self._raised.items() if name != earlier.record.id}
-        kept[earlier.record.id] = earlier.raised
+        kept = {name: each for name, each in self._raised.items() if name != earlier.id}
+        kept[earlier.id] = earlier.raised
         self._raised = dict(list(kept.items())[-MAX_CALIBRATIONS:])
 
     def on_shared_state(self, state: SharedState) -> None:
         """Learn which alarms other gateways raised."""
-        if state.active_id is not None and state.watched_since is not None:
-            self._add_alarms(state.active_id, state.watched_since, state.raised)
+        if state.active_id is not None:
+            self._add_alarms(state.active_id, state.alarms)
 
-    def reset(self) -> None:
-        """Begin again for the same calibration, with a new false-alarm probability."""
+    def reset(self, application: str | None = None) -> None:
+        """Begin again for the same calibration, with a new false-alarm probability.
+
+        Args:
+            application: The application whose alarms begin again; None: those of all.
+        """
         with self._update_lock:
             current = self._current
             if current is None:
                 return
-            with self._updating(current.record) as stored:
-                stored.state, stored.since = self._new_state(current.record), now()
-            current.pending.clear()
-            self._add_alarms(current.record.id, stored.since, ())
-            self._show_evidence(current.record.id, stored.state)
+            for name in current.applications if application is None else (application,):
+                with self._updating(current, name) as stored:
+                    stored.state, stored.since = self._new_state(current, name), now()
+                current.pending.pop(name, None)
+                self._learn(current.id, name, stored)
 
     def add_queries(self, decisions: Sequence[DecisionRecord]) -> None:
         """Feed the label-free streams with routed queries, in order.
@@ -157,19 +188,29 @@ class DriftMonitor:
             current = self._current
             if current is None:
                 return
-            counts_repeats = current.record.counts_repeats
-            new = [
-                each
-                for each in decisions
-                if (counts_repeats or not each.repeated) and eligibility.fits(each, current.record)
-            ]
-            calibration = current.record.calibration
-            values_by_name = drift_statistics.query_statistics(calibration, new) if new else {}
-            for name, values in values_by_name.items():
-                pending = current.pending.setdefault(name, [])
-                pending += values[: MAX_PENDING - len(pending)]
+            counts_repeats = current.monitored.record.counts_repeats
+            new: dict[str, list[DecisionRecord]] = {}
+            for each in decisions:
+                population = eligibility.population_of(each, current.monitored)
+                if population is not None and (counts_repeats or not each.repeated):
+                    new.setdefault(population.application, []).append(each)
+            for application, queries in new.items():
+                self._wait(current, current.monitored.by_application[application], queries)
             if time.monotonic() - self._flushed_at >= FLUSH_S:
                 self._flush_all()
+
+    def _wait(
+        self,
+        drift: _CalibrationDrift,
+        population: MonitoredPopulation,
+        queries: Sequence[DecisionRecord],
+    ) -> None:
+        """Let the statistics of queries wait for the next flush."""
+        pending = drift.pending.setdefault(population.application, {})
+        found = drift_statistics.query_statistics(population.calibration, queries)
+        for name, values in found.items():
+            waiting = pending.setdefault(name, [])
+            waiting += values[: MAX_PENDING - len(waiting)]
 
     def add_judged(
         self, decision: DecisionRecord, judged: drift_statistics.JudgedQuery | None
@@ -185,17 +226,16 @@ class DriftMonitor:
         """
         with self._update_lock:
             current = self._current
-            if current is None or current.record.id != decision.calibration_id or judged is None:
+            if current is None or current.id != decision.calibration_id or judged is None:
                 self._decision_store.set_loss(decision, None)
                 return
-            with self._updating(current.record) as stored:
-                once = not current.record.counts_repeats
+            with self._updating(current, decision.application) as stored:
+                once = not current.monitored.record.counts_repeats
                 if self._decision_store.set_loss_in(
                     stored.session, decision, judged.loss, once=once
                 ):
                     self._update_judged(stored.state, judged)
-            self._add_alarms(current.record.id, stored.since, stored.state.raised)
-            self._show_evidence(current.record.id, stored.state)
+            self._learn(current.id, decision.application, stored)
 
     def _update_judged(self, state: DriftState, judged: drift_statistics.JudgedQuery) -> None:
         """Bet on a judged query; a state of an earlier version has no stream of critical scores."""
@@ -208,85 +248,109 @@ class DriftMonitor:
             critical.update(judged.critical_score, tie, evict)
 
     def flush(self) -> None:
-        """Add the values that wait to the drift state. Raises :class:`StoreError`."""
+        """Add the values that wait to the drift states. Raises :class:`StoreError`."""
         with self._update_lock:
             self._flush_all()
 
-    def as_json(self) -> dict[str, Any] | None:
-        """The alarms in ``GET /drift``; None before there is a calibration."""
+    def as_json(self) -> dict[str, dict[str, Any]]:
+        """The alarms in ``GET /drift`` by application; empty before there is a calibration."""
         with self._update_lock:
-            if self._current is None:
-                return None
-            stored = self._flush(self._current)
-        return {
-            "since": stored.since,
-            "false_alarm": stored.state.delta,
-            "alarmed": stored.state.alarmed,
-            "raised": list(stored.state.raised),
-            "streams": {
-                name: drift_statistics.stream_as_json(stream)
-                for name, stream in stored.state.streams.items()
-            },
-        }
+            current = self._current
+            if current is None:
+                return {}
+            return {name: _as_json(self._flush(current, name)) for name in current.applications}
 
     def _flush_all(self) -> None:
         self._flushed_at = time.monotonic()
         for each in (self._previous, self._current):
-            if each is not None and each.pending:
-                self._flush(each)
+            if each is not None:
+                for application in list(each.pending):
+                    self._flush(each, application)
 
-    def _flush(self, drift: _CalibrationDrift) -> StoredDriftState:
+    def _flush(self, drift: _CalibrationDrift, application: str) -> StoredDriftState:
         """Add this gateway's values to the state that all gateways share."""
-        with self._updating(drift.record) as stored:
-            for name, values in drift.pending.items():
+        with self._updating(drift, application) as stored:
+            for name, values in drift.pending.get(application, {}).items():
                 stream = stored.state.streams.get(name)  # None in an earlier version's state
                 if stream is not None and values:
                     drift_statistics.update(stream, values, self._rng)
             # Before the commit: if its result is unknown, the values are not added again. Added
             # twice, they would not be exchangeable with the others.
-            drift.pending.clear()
-        self._add_alarms(drift.record.id, stored.since, stored.state.raised)
-        self._show_evidence(drift.record.id, stored.state)
+            drift.pending.pop(application, None)
+        self._learn(drift.id, application, stored)
         return stored
 
-    def _updating(self, record: CalibrationRecord) -> AbstractContextManager[StoredDriftState]:
-        return self._drift_store.updating(record.id, lambda: self._new_state(record))
-
-    def _new_state(self, record: CalibrationRecord) -> DriftState:
-        return drift_statistics.new_drift_state(
-            record.calibration,
-            self._false_alarm,
-            self._rng,
-            counts_repeats=record.counts_repeats,
+    def _updating(
+        self, drift: _CalibrationDrift, application: str
+    ) -> AbstractContextManager[StoredDriftState]:
+        return self._drift_store.updating(
+            drift.id, application, lambda: self._new_state(drift, application)
         )
 
-    def _add_alarms(self, calibration_id: str, since: str, raised: Sequence[str]) -> None:
+    def _new_state(self, drift: _CalibrationDrift, application: str) -> DriftState:
+        population = drift.monitored.by_application.get(application)
+        if population is None:  # alarms of an earlier version, which end with a reset
+            return DriftState(delta=self._false_alarm, streams={})
+        return drift_statistics.new_drift_state(
+            population.calibration,
+            self._false_alarm,
+            self._rng,
+            counts_repeats=drift.monitored.record.counts_repeats,
+        )
+
+    def _learn(self, calibration_id: str, application: str, stored: StoredDriftState) -> None:
+        """Remember the alarms of a stored state, and show how far its streams are from others."""
+        raised = tuple(stored.state.raised)
+        self._add_alarms(calibration_id, {application: Alarms(since=stored.since, raised=raised)})
+        with self._memory_lock:
+            if self._current is not None and self._current.id == calibration_id:
+                for name, stream in stored.state.streams.items():
+                    evidence = stream.wager.log_peak / -math.log(stream.level)
+                    self._metrics.evidence.labels(application, name).set(evidence)
+
+    def _add_alarms(self, calibration_id: str, alarms: Mapping[str, Alarms]) -> None:
         """Remember alarms; within one drift state none is forgotten, in any order of messages."""
         with self._memory_lock:
             current = self._current
-            if current is None or current.record.id != calibration_id:
+            if current is None or current.id != calibration_id:
                 earlier = self._raised.get(calibration_id)
                 if earlier is not None:  # requests in flight may still rest on it
-                    self._raised[calibration_id] = tuple(dict.fromkeys((*earlier, *raised)))
+                    self._raised[calibration_id] = dict(earlier) | {
+                        name: tuple(dict.fromkeys((*earlier.get(name, ()), *each.raised)))
+                        for name, each in alarms.items()
+                    }
                 return
-            before = current.raised if since == current.since else ()
-            after = tuple(name for name in drift_statistics.STREAMS if name in {*before, *raised})
-            self._current = replace(current, since=since, raised=after)
-            for name in after:
-                if name not in before:
-                    log.warning("drift alarm: %s, calibration %s", name, calibration_id)
-            if after != current.raised:
-                self._show_alarms(after)
+            after = dict(current.alarms)
+            for application, found in alarms.items():
+                before = current.alarms.get(application)
+                known = before.raised if before and before.since == found.since else ()
+                raised = tuple(
+                    name for name in drift_statistics.STREAMS if name in {*known, *found.raised}
+                )
+                after[application] = replace(found, raised=raised)
+                self._show_alarms(calibration_id, application, raised, known)
+            all_raised = {name: each.raised for name, each in after.items() if each.raised}
+            self._current = replace(current, alarms=after, raised=all_raised)
 
-    def _show_evidence(self, calibration_id: str, state: DriftState) -> None:
-        """Show how far each stream is from its alarm, if it is about the active calibration."""
-        with self._memory_lock:
-            current = self._current
-            if current is not None and current.record.id == calibration_id:
-                for name, stream in state.streams.items():
-                    evidence = stream.wager.log_peak / -math.log(stream.level)
-                    self._metrics.evidence.labels(name).set(evidence)
-
-    def _show_alarms(self, raised: Sequence[str]) -> None:
+    def _show_alarms(
+        self, calibration_id: str, application: str, raised: Sequence[str], known: Sequence[str]
+    ) -> None:
+        """Show the alarms of an application, and log those that were not known."""
+        of_it = f", application {application}" if application else ""
         for name in drift_statistics.STREAMS:
-            self._metrics.alarm.labels(name).set(name in raised)
+            if name in raised and name not in known:
+                log.warning("drift alarm: %s, calibration %s%s", name, calibration_id, of_it)
+            self._metrics.alarm.labels(application, name).set(name in raised)
+
+
+def _as_json(stored: StoredDriftState) -> dict[str, Any]:
+    return {
+        "since": stored.since,
+        "false_alarm": stored.state.delta,
+        "alarmed": stored.state.alarmed,
+        "raised": list(stored.state.raised),
+        "streams": {
+            name: drift_statistics.stream_as_json(stream)
+            for name, stream in stored.state.streams.items()
+        },
+    }

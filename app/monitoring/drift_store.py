@@ -1,4 +1,4 @@
-"""Drift store: the drift state of each calibration, shared and updated by all gateways."""
+"""Drift store: the drift state of each application, shared and updated by all gateways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.json_output import dump_json
-from app.store import Store, now
+from app.store import Alarms, Store, now
 from app.store.engine import begin_writing, insert_into, notify
 from app.store.tables import WatchRow
 from racer_core.calibration.monitoring import DriftState
@@ -42,29 +42,35 @@ class DriftStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def alarms(self, calibration_id: str) -> tuple[str, tuple[str, ...]] | None:
-        """When the drift state of a calibration began, and what alarmed; None if there is none.
+    def alarms(self, calibration_id: str) -> dict[str, Alarms]:
+        """The alarms of a calibration by application.
 
-        Does not wait for a transaction that updates it.
+        Does not wait for a transaction that updates them.
         """
+        of_it = select(WatchRow).where(WatchRow.calibration_id == calibration_id)
         with self._store.transaction() as session:
-            row = session.get(WatchRow, calibration_id)
-            state = None if row is None else _read(row)
-            return None if row is None or state is None else (row.since, tuple(state.raised))
+            states = [(row, _read(row)) for row in session.scalars(of_it)]
+            return {
+                row.application: Alarms(since=row.since, raised=tuple(state.raised))
+                for row, state in states
+                if state is not None
+            }
 
     @contextmanager
     def updating(
-        self, calibration_id: str, new: Callable[[], DriftState]
+        self, calibration_id: str, application: str, new: Callable[[], DriftState]
     ) -> Generator[StoredDriftState]:
-        """Lock the drift state of a calibration for the block, and write it at the end.
+        """Lock a drift state for the block, and write it at the end.
 
         Args:
             calibration_id: The calibration.
+            application: The application; empty for a calibration without applications.
             new: Makes a state if none is stored, or the stored one cannot be read.
         """
         with self._store.transaction() as session:
             begin_writing(session)
-            row = _locked(session, calibration_id) or _insert(session, calibration_id, new())
+            key = (calibration_id, application)
+            row = _locked(session, *key) or _insert(session, *key, new())
             state = _read(row)
             since = now() if state is None else row.since
             stored = StoredDriftState(state=state or new(), since=since, session=session)
@@ -76,16 +82,20 @@ class DriftStore:
                 setattr(row, name, value)
 
 
-def _locked(session: Session, calibration_id: str) -> WatchRow | None:
-    found = select(WatchRow).where(WatchRow.calibration_id == calibration_id)
-    return session.scalar(found.with_for_update())
+def _locked(session: Session, calibration_id: str, application: str) -> WatchRow | None:
+    of_it = WatchRow.calibration_id == calibration_id, WatchRow.application == application
+    return session.scalar(select(WatchRow).where(*of_it).with_for_update())
 
 
-def _insert(session: Session, calibration_id: str, state: DriftState) -> WatchRow:
+def _insert(session: Session, calibration_id: str, application: str, state: DriftState) -> WatchRow:
     """A new row, unless another gateway inserted one at the same moment."""
-    row = {"calibration_id": calibration_id, **_columns(state, now())}
+    row = {
+        "calibration_id": calibration_id,
+        "application": application,
+        **_columns(state, now()),
+    }
     session.execute(insert_into(session, WatchRow).values(row).on_conflict_do_nothing())
-    inserted = _locked(session, calibration_id)
+    inserted = _locked(session, calibration_id, application)
     assert inserted is not None
     return inserted
 

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decision_record import (
+    DecisionRecord,
+    are_answered_like_rows,
+    are_like_rows,
+)
+from app.monitoring.populations import MonitoredCalibration, MonitoredPopulation
 from app.routing.decision import ChosenBy
-from app.store.calibration_record import CalibrationRecord
 
 
-def fits(decision: DecisionRecord, record: CalibrationRecord) -> bool:
-    """Whether its query counts for drift: routed by this calibration, and of the labelled kind."""
+def population_of(
+    decision: DecisionRecord, monitored: MonitoredCalibration
+) -> MonitoredPopulation | None:
+    """The rows with which its query is compared; None if it does not count for drift.
+
+    A query counts if this calibration routed it by the monitored population of its application.
+    """
+    population = monitored.find(decision.application, decision.population)
+    if population is None or decision.calibration_id != monitored.record.id:
+        return None
+    lacks_neighbours = population.calibration.neighbours is not None and decision.neighbours is None
+    if decision.scores is None or lacks_neighbours or not are_like_rows(decision.reasons):
+        return None
+    return population
+
+
+def population_with_loss(
+    decision: DecisionRecord, monitored: MonitoredCalibration
+) -> MonitoredPopulation | None:
+    """The rows whose risk it shows; None if verdicts on its answers give no loss.
+
+    They do if the whole pool was to choose from, and would be called as for the rows.
+    """
+    population = population_of(decision, monitored)
+    if population is None or not are_answered_like_rows(decision.reasons):
+        return None
+    return population if decision.pool == population.calibration.pool else None
+
+
+def is_ordinary(decision: DecisionRecord, monitored: MonitoredCalibration) -> bool:
+    """Whether its application's own threshold chose its set, so that the set has its risk."""
+    population = population_with_loss(decision, monitored)
+    if population is None:
+        return False
+    options = population.calibration.options
     return (
-        decision.calibration_id == record.id
-        and decision.like_rows
-        and (record.calibration.neighbours is None or decision.neighbours is not None)
-    )
-
-
-def has_loss(decision: DecisionRecord, record: CalibrationRecord) -> bool:
-    """Whether verdicts on its answers give a loss: the same pool, called as for the rows."""
-    return (
-        fits(decision, record)
-        and decision.answered_like_rows
-        and decision.pool == record.calibration.pool
-    )
-
-
-def is_ordinary(decision: DecisionRecord, record: CalibrationRecord) -> bool:
-    """Whether the calibration's own threshold chose its set, so that the set has its risk."""
-    options = record.calibration.options
-    return (
-        has_loss(decision, record)
-        and decision.chosen_by is ChosenBy.THRESHOLD
+        decision.chosen_by is ChosenBy.THRESHOLD
         and decision.alpha == options.alpha
         and decision.score == options.score
     )

@@ -9,11 +9,7 @@ from collections.abc import Callable
 from typing import Final, Self
 
 from app.errors import StoreError
-from app.monitoring import risk_report
-from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.decision_store import DecisionStore
-from app.monitoring.metrics import MonitoringMetrics
-from app.routing.active_calibration import ActiveCalibration
 from app.settings.monitoring import MonitoringSettings
 
 log = logging.getLogger(__name__)
@@ -26,29 +22,23 @@ class Housekeeping:
 
     Args:
         settings: The retention limits.
-        active: The active calibration, whose risk is shown.
         decision_store: What is pruned.
-        statistics: The losses.
-        metrics: Where the risk is shown.
         flush_drift: Adds pending values to the drift state; blocks.
+        show_risk: Shows the realised risk; blocks.
     """
 
     def __init__(
         self,
         *,
         settings: MonitoringSettings,
-        active: ActiveCalibration,
         decision_store: DecisionStore,
-        statistics: DecisionStatistics,
-        metrics: MonitoringMetrics,
         flush_drift: Callable[[], None],
+        show_risk: Callable[[], None],
     ) -> None:
         self._settings = settings
-        self._active = active
         self._decision_store = decision_store
-        self._statistics = statistics
-        self._metrics = metrics
         self._flush_drift = flush_drift
+        self._show_risk = show_risk
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -71,9 +61,7 @@ class Housekeeping:
     def _run_once(self) -> None:
         self._flush_drift()
         try:
-            if self._active.ready:
-                losses = self._statistics.losses(self._active.record().id)
-                self._metrics.show_risk(risk_report.estimate(losses))
+            self._show_risk()
             while not self._closing.is_set():
                 limits = self._settings
                 if not self._decision_store.prune(limits.keep_days, limits.keep_rows):

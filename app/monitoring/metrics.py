@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from racer_core.calibration.shadow import RiskEstimate
@@ -25,29 +28,44 @@ class MonitoringMetrics:
         self.alarm = Gauge(
             "racer_drift_alarm",
             "1 when this stream of the active calibration has raised a drift alarm",
-            ("stream",),
+            ("application", "stream"),  # empty without applications
             registry=registry,
         )
         self.evidence = Gauge(
             "racer_drift_evidence",
             "How far this stream's bet came towards its alarm, in logarithms: 1 is an alarm",
-            ("stream",),
+            ("application", "stream"),
             registry=registry,
         )
         self.risk = Gauge(
             "racer_realised_risk",
             "Mean loss of the judged shadow sample, and its 95 % interval",
-            ("bound",),
+            ("application", "bound"),
             registry=registry,
         )
         self.risk_bound = Gauge(
             "racer_risk_bound",
             "95 % of calibrations of this size have at most this risk; NaN where all are called",
+            ("application",),
             registry=registry,
         )
 
-    def show_risk(self, estimate: RiskEstimate) -> None:
+    def begin_drift(self, applications: Iterable[str], streams: Sequence[str]) -> None:
+        """Show no alarm and no evidence, for the applications of a calibration alone."""
+        for gauge in (self.alarm, self.evidence):
+            gauge.clear()
+            for application, stream in product(applications, streams):
+                gauge.labels(application, stream).set(0.0)
+
+    def begin_risk(self, bounds: Mapping[str, float]) -> None:
+        """Show the bounds of a calibration's applications; forget those of other applications."""
+        self.risk.clear()
+        self.risk_bound.clear()
+        for application, bound in bounds.items():
+            self.risk_bound.labels(application).set(bound)
+
+    def show_risk(self, application: str, estimate: RiskEstimate) -> None:
         """Set the gauge of the realised risk."""
         bounds = {"lower": estimate.lower, "mean": estimate.risk, "upper": estimate.upper}
         for name, value in bounds.items():
-            self.risk.labels(name).set(value)
+            self.risk.labels(application, name).set(value)

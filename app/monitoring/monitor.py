@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from app.errors import StoreDamaged, StoreError
+from app.errors import NotFound, StoreDamaged, StoreError
 from app.monitoring import drift_statistics, eligibility, risk_report, shadow_sample
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.decision_statistics import DecisionStatistics
@@ -26,6 +25,7 @@ from app.monitoring.drift_store import DriftStore
 from app.monitoring.feedback import Feedback
 from app.monitoring.housekeeping import Housekeeping
 from app.monitoring.metrics import MonitoringMetrics
+from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
 from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.shadow_sample import ShadowSample
 from app.monitoring.verification import Verification, calibration_of, verify
@@ -66,6 +66,7 @@ class Monitor:
         self._settings = settings
         self._store = store
         self._active = active
+        self._monitored: MonitoredCalibration | None = None
         self._group_by: GroupBy = group_by
         self._metrics = MonitoringMetrics(metrics.registry)
         self._decision_store = DecisionStore(store)
@@ -86,11 +87,9 @@ class Monitor:
             )
         self._housekeeping = Housekeeping(
             settings=settings,
-            active=active,
             decision_store=self._decision_store,
-            statistics=self._statistics,
-            metrics=self._metrics,
             flush_drift=self._flush_drift,
+            show_risk=self._show_risk,
         )
         self.feedback = Feedback(
             decision_store=self._decision_store,
@@ -118,13 +117,38 @@ class Monitor:
 
     # The request path -----------------------------------------------------------------------
 
-    def stale_reasons(self, calibration_id: str) -> tuple[str, ...]:
-        """Why certificates of a calibration that decides, or did, are void by drift alarms."""
-        return () if self._drift is None else self._drift.stale_reasons(calibration_id)
+    def stale_reasons(self, calibration_id: str, application: str | None = None) -> tuple[str, ...]:
+        """Why certificates of a calibration that decides, or did, are void by drift alarms.
 
-    def is_repeat(self, fingerprint: bytes, reasons: Collection[str]) -> bool:
-        """Record a query; returns whether it was seen before. Ignores queries unlike the rows."""
-        return are_like_rows(reasons) and self._seen_queries.record(fingerprint)
+        Args:
+            calibration_id: The calibration.
+            application: The application of the request; None: none is configured.
+        """
+        if self._drift is None:
+            return ()
+        return self._drift.stale_reasons(calibration_id, application)
+
+    def is_repeat(
+        self,
+        fingerprint: bytes,
+        reasons: Collection[str],
+        application: str | None = None,
+        population: int = 0,
+    ) -> bool:
+        """Record a query; returns whether its application saw it before.
+
+        Ignores queries unlike the rows that are monitored.
+
+        Args:
+            fingerprint: Fingerprint of the query.
+            reasons: The reasons in its certificate.
+            application: Its application; None: none is configured.
+            population: The place of the rows that set its threshold.
+        """
+        name = application or NO_APPLICATION
+        if self._monitored is None or self._monitored.find(name, population) is None:
+            return False
+        return are_like_rows(reasons) and self._seen_queries.record(_seen_key(name, fingerprint))
 
     def was_sent(self, key: str, fingerprint: bytes, *, later: bool, records: bool) -> bool:
         """Whether an API key sent a query before. What other keys sent stays their secret.
@@ -160,20 +184,51 @@ class Monitor:
         return await self._store.run(self._verify, decision_id)
 
     async def drift_report(self) -> dict[str, Any]:
-        """Alarms and risk of the active calibration. Raises NotReady, StoreError."""
-        record = self._active.record()
-        alarms = None if self._drift is None else await self._store.run(self._drift.as_json)
-        risk = await self._store.run(
-            risk_report.risk_as_json, self._statistics, record.id, record.calibration
-        )
-        risk["decisions"]["dropped"] = self._dropped
-        risk["shadow"]["rate"] = self._settings.shadow_rate
-        return {"calibration_id": record.id, "alarms": alarms, **risk}
+        """Alarms and risk of the active calibration, by application where it has any.
 
-    async def reset_drift(self) -> None:
-        """Begin the alarms of the active calibration again. Raises StoreError."""
+        Raises NotReady, StoreError.
+        """
+        monitored = self._active_populations()
+        alarms = {} if self._drift is None else await self._store.run(self._drift.as_json)
+        reports: dict[str, dict[str, Any]] = {}
+        for name, population in monitored.by_application.items():
+            risk = await self._store.run(
+                risk_report.risk_as_json, self._statistics, monitored.record.id, population
+            )
+            risk["shadow"]["rate"] = self._settings.shadow_rate
+            reports[name] = {"alarms": alarms.get(name), **risk}
+        found = {"calibration_id": monitored.record.id}
+        if monitored.record.is_by_application:
+            # Alarms of all applications are those of an earlier version.
+            return found | {
+                "alarms": alarms.get(NO_APPLICATION),
+                "decisions": {"dropped": self._dropped},
+                "applications": reports,
+            }
+        reports[NO_APPLICATION]["decisions"]["dropped"] = self._dropped
+        return found | reports[NO_APPLICATION]
+
+    async def reset_drift(self, application: str | None = None) -> None:
+        """Begin the alarms of the active calibration again.
+
+        Args:
+            application: The application whose alarms begin again; None: those of all.
+
+        Raises:
+            NotFound: The calibration has no rows of this application.
+            NotReady: No calibration is active.
+            StoreError: The store cannot be used.
+        """
+        names = [name for name in self._active_populations().by_application if name]
+        if application is not None and application not in names:
+            raise NotFound(
+                f"no application {application[:128]!r} has rows in the active calibration; those "
+                f"with rows are {names}",
+                code="application_not_found",
+                param="application",
+            )
         if self._drift is not None:
-            await self._store.run(self._drift.reset)
+            await self._store.run(self._drift.reset, application)
 
     async def flush_drift(self) -> None:
         """Add this gateway's queries to the drift state now."""
@@ -193,13 +248,16 @@ class Monitor:
 
     def _write(self, decisions: Sequence[DecisionRecord]) -> None:
         if self._settings.decisions:
-            record = self._active.record() if self._active.ready else None
+            monitored = self._monitored
             ordinary = [
-                record is not None and eligibility.is_ordinary(each, record) for each in decisions
+                monitored is not None and eligibility.is_ordinary(each, monitored)
+                for each in decisions
             ]
             repeated = self._decision_store.add(decisions, ordinary)
             decisions = [
-                replace(each, repeated=True) if each.fingerprint in repeated else each
+                replace(each, repeated=True)
+                if (each.application, each.fingerprint) in repeated
+                else each
                 for each in decisions
             ]
         if self._drift is not None:
@@ -216,13 +274,15 @@ class Monitor:
         """Set the loss of a shadow decision, once every candidate has a verdict."""
         if not stored.complete or stored.judged:
             return
-        decision, record = stored.decision, self._active.record()
+        decision, monitored = stored.decision, self._active_populations()
+        population = eligibility.population_with_loss(decision, monitored)
         judged = None
-        if eligibility.has_loss(decision, record):
-            judged = drift_statistics.judged_query(record.calibration, decision, stored.counted)
+        if population is not None:
+            judged = drift_statistics.judged_query(population.calibration, decision, stored.counted)
         if self._drift is None:
             loss = None if judged is None else judged.loss
-            self._decision_store.set_loss(decision, loss, once=not record.counts_repeats)
+            once = not monitored.record.counts_repeats
+            self._decision_store.set_loss(decision, loss, once=once)
         else:
             self._drift.add_judged(decision, judged)
 
@@ -258,15 +318,37 @@ class Monitor:
         )
 
     def _on_activation(self, record: CalibrationRecord) -> None:
+        monitored = self._monitored = MonitoredCalibration.of(record)
+        self._seen_queries = SeenQueries(
+            [
+                _seen_key(name, fingerprint)
+                for name, each in monitored.by_application.items()
+                for fingerprint in each.calibration.fingerprints
+            ]
+        )
         rows = record.calibration.fingerprints
-        self._seen_queries = SeenQueries(rows)
         self._shadow_sample.restart(None if record.counts_repeats else rows)
         if self._drift is not None:
-            self._drift.set_calibration(record)
-        calibration, alpha = record.calibration, record.calibration.options.alpha
-        risk = calibration.realised_risk(alpha)
-        self._metrics.risk_bound.set(math.nan if risk is None else risk.upper())
-        self._metrics.show_risk(risk_report.estimate([]))  # until housekeeping reads the losses
+            self._drift.set_calibration(monitored)
+        self._metrics.begin_risk(
+            {name: risk_report.bound(each) for name, each in monitored.by_application.items()}
+        )
+        for name in monitored.by_application:  # until housekeeping reads the losses
+            self._metrics.show_risk(name, risk_report.estimate([]))
+
+    def _active_populations(self) -> MonitoredCalibration:
+        """The monitored populations. Raises NotReady before a calibration is active."""
+        self._active.record()
+        assert self._monitored is not None  # found before the record became active
+        return self._monitored
+
+    def _show_risk(self) -> None:
+        monitored = self._monitored
+        if monitored is None:
+            return
+        for name in monitored.by_application:
+            losses = self._statistics.losses(monitored.record.id, name)
+            self._metrics.show_risk(name, risk_report.estimate(losses))
 
     def _flush_drift(self) -> None:
         try:
@@ -274,3 +356,8 @@ class Monitor:
                 self._drift.flush()
         except StoreError as exc:
             log.warning("the drift alarms wait for the store: %s", exc)
+
+
+def _seen_key(application: str, fingerprint: bytes) -> bytes:
+    """A query: the same words to two applications are two. Fingerprints have one length."""
+    return fingerprint + application.encode()

@@ -1,4 +1,4 @@
-"""Realised risk of a calibration's decisions, from feedback (bounds) and the shadow sample."""
+"""Realised risk of an application's decisions, from feedback (bounds) and the shadow sample."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from app.monitoring.decision_statistics import DecisionStatistics, SetCount, SetVerdicts
+from app.monitoring.populations import MonitoredPopulation
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.shadow import (
     RIGHT,
@@ -61,14 +62,22 @@ def estimate(losses: Sequence[float]) -> RiskEstimate:
     return estimate_risk(values, np.ones(values.size), values.size)
 
 
+def bound(population: MonitoredPopulation) -> float:
+    """What 95 % of such calibrations keep at the application's alpha; NaN without a threshold."""
+    calibration = population.calibration
+    risk = calibration.realised_risk(calibration.options.alpha)
+    return math.nan if risk is None else risk.upper()
+
+
 def risk_as_json(
-    statistics: DecisionStatistics, calibration_id: str, calibration: Calibration
+    statistics: DecisionStatistics, calibration_id: str, population: MonitoredPopulation
 ) -> dict[str, Any]:
     """Both estimates with their counts; blocks, and raises :class:`StoreError`."""
-    without, with_verdicts = statistics.sets(calibration_id)
+    key, calibration = (calibration_id, population.application), population.calibration
+    without, with_verdicts = statistics.sets(*key)
     bounds = feedback_range(calibration, without, with_verdicts)
-    shadow = estimate(statistics.losses(calibration_id))
-    counts = statistics.counts(calibration_id)
+    shadow = estimate(statistics.losses(*key))
+    counts = statistics.counts(*key)
     options = calibration.options
     return {
         "risk_target": options.risk_target,

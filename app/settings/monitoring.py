@@ -28,7 +28,8 @@ class MonitoringSettings(Frozen):
     """Store the whole request and all answers of each shadow sample, encrypted with the key in
     `$RACER_SAMPLES_KEY`; false: nothing that contains their text."""
     false_alarm: Annotated[float, Field(gt=0, lt=1)] | None = 0.01
-    """Probability of any false drift alarm during one calibration; null: no drift detection."""
+    """Probability of any false drift alarm of an application during one calibration; null: no drift
+    detection."""
 
     @model_validator(mode="after")
     def _what_is_stored_needs_decisions(self) -> Self:

@@ -23,6 +23,8 @@ from racer_core.types import RowsKind
 # digests are unknown for good.
 DIGESTS: Final = "conditions"
 
+_BY_APPLICATION: Final = "application"  # ``Settings.grouping`` begins with it
+
 # Arrays that some calibrations lack.
 _OPTIONAL: Final = ("neighbours", "projections", "quality", "weights", "unlabelled")
 
@@ -141,8 +143,13 @@ class CalibrationRecord:
         Rows without groups are of one population, whatever groups requests have. Applications are
         declared as populations that differ, so their rows must name them.
         """
-        is_one_population = not self.has_groups and not group_by.startswith("application")
+        is_one_population = not self.has_groups and not group_by.startswith(_BY_APPLICATION)
         return self.grouped_by == group_by or is_one_population
+
+    @property
+    def is_by_application(self) -> bool:
+        """Whether its groups are applications, so that every row and every request has one."""
+        return (self.grouped_by or "").startswith(_BY_APPLICATION)
 
     @property
     def lacks_conditions(self) -> bool:

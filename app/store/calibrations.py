@@ -34,12 +34,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alarms:
+    """The drift alarms of one application, or of a calibration without applications."""
+
+    since: str  # when their tests began
+    raised: tuple[str, ...]  # the streams that alarmed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedState:
     """The state that all gateways share: the active calibration and its alarms."""
 
     active_id: str | None
-    watched_since: str | None  # when the alarms of that calibration began
-    raised: tuple[str, ...]  # the alarms that were raised
+    alarms: Mapping[str, Alarms]  # of that calibration, by application
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,18 +151,18 @@ class Store:
     def shared_state(self, artifact: str) -> SharedState:
         """Return what is active for the artifact and fleet with this digest, and its alarms."""
         statement = (
-            select(ActiveRow.calibration_id, WatchRow.since, WatchRow.raised)
+            select(ActiveRow.calibration_id, WatchRow.application, WatchRow.since, WatchRow.raised)
             .join(WatchRow, WatchRow.calibration_id == ActiveRow.calibration_id, isouter=True)
             .where(ActiveRow.artifact == artifact)
         )
         with self.transaction() as session:
-            found = session.execute(statement).one_or_none()
-        if found is None:
-            return SharedState(active_id=None, watched_since=None, raised=())
-        active_id, since, raised = found
-        return SharedState(
-            active_id=active_id, watched_since=since, raised=tuple(json.loads(raised or "[]"))
-        )
+            found: list[tuple[Any, ...]] = [tuple(row) for row in session.execute(statement)]
+        alarms = {
+            application: Alarms(since=since, raised=tuple(json.loads(raised)))
+            for _, application, since, raised in found
+            if application is not None  # an outer join: it has no drift state yet
+        }
+        return SharedState(active_id=found[0][0] if found else None, alarms=alarms)
 
     def record(self, calibration_id: str) -> CalibrationRecord:
         """One record with its rows. Raises :class:`NotFound`."""

@@ -47,11 +47,12 @@ class DecisionRow(Base):
     # What is counted over a million rows is counted in an index. An entry of PostgreSQL's has room
     # for a third of a page, which the names of a large set may not find there.
     __table_args__ = (
-        Index("decisions_by_set", "calibration_id", "ordinary", "selected", "null_selected").ddl_if(
-            dialect="sqlite"
-        ),
+        Index(
+            "decisions_by_set",
+            *("calibration_id", "ordinary", "application", "selected", "null_selected"),
+        ).ddl_if(dialect="sqlite"),
         Index("decisions_by_kind", "calibration_id", "ordinary").ddl_if(dialect="postgresql"),
-        Index("decisions_by_sample", "calibration_id", "shadow", "judged", "loss"),
+        Index("decisions_by_sample", "calibration_id", "application", "shadow", "judged", "loss"),
         # Queries that another gateway has seen; a single gateway keeps them in memory.
         Index("decisions_by_query", "fingerprint").ddl_if(dialect="postgresql"),
     )
@@ -69,6 +70,7 @@ class DecisionRow(Base):
     document: Mapped[str]
     neighbours: Mapped[bytes | None] = mapped_column(LargeBinary)  # pattern ids, 4 bytes each
     fingerprint: Mapped[str | None] = mapped_column(String(64))  # keyed hash of the query
+    application: Mapped[str] = mapped_column(String(256), server_default="")
 
 
 class VerdictRow(Base):
@@ -129,13 +131,17 @@ class SeenRowsRow(Base):
 
 
 class WatchRow(Base):
-    """The drift alarms of one calibration, fed by every gateway that decides with it."""
+    """The drift alarms of one application, fed by every gateway that decides with a calibration.
+
+    The row without an application is that of a calibration without applications.
+    """
 
     __tablename__ = "watches"
 
     calibration_id: Mapped[str] = mapped_column(
         ForeignKey("calibrations.id", ondelete="CASCADE"), primary_key=True
     )
+    application: Mapped[str] = mapped_column(String(256), primary_key=True, default="")
     since: Mapped[str] = mapped_column(String(32))
     state: Mapped[str]
     raised: Mapped[str]  # the streams that alarmed: a JSON list, also in the state

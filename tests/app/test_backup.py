@@ -50,15 +50,18 @@ def rows(store: Store) -> dict[str, set[tuple[Any, ...]]]:
     return found
 
 
-def watch(store: Store, name: str, raised: str = '["risk"]') -> None:
-    """Keep alarms of a calibration."""
+def watch(store: Store, name: str, raised: str = '["risk"]', application: str = "") -> None:
+    """Keep alarms of a calibration, or of its application."""
     with store.transaction() as session:
         row = {"since": now(), "state": '{"ü": [1e300]}', "raised": raised}
-        session.merge(WatchRow(calibration_id=name, **row))
+        session.merge(WatchRow(calibration_id=name, application=application, **row))
 
 
 def fill(store: Store) -> None:
-    """Three calibrations of one artifact, one of another; two are active, two are watched."""
+    """Three calibrations of one artifact, one of another; two are active, three are watched.
+
+    One of these has alarms by application.
+    """
     later = Population(calibration=record("x", 3).calibration, later=True, text="conversation")
     store.add(record("cal-1"), activate=True)
     everything = record("cal-2", 2, PARTS["everything"], smoothing_salt=b"\x00salt\xff")
@@ -67,6 +70,8 @@ def fill(store: Store) -> None:
     store.add(replace(record("cal-4", 4), artifact=OTHER), activate=True)
     watch(store, "cal-1")
     watch(store, "cal-2", raised="[]")
+    for application in ("bot", "größe"):
+        watch(store, "cal-3", application=application)
 
 
 @pytest.fixture
@@ -129,7 +134,7 @@ def test_the_manifest_says_what_is_there(saved: Path) -> None:
         ]
         assert len(opened.namelist()) == 1 + len(sums)
     assert manifest["format"] == 1
-    assert manifest["counts"] == {"calibrations": 4, "active": 2, "watches": 2, "keys": 0}
+    assert manifest["counts"] == {"calibrations": 4, "active": 2, "watches": 4, "keys": 0}
     assert [each["sha256"] for each in manifest["calibrations"]] == sums
 
 

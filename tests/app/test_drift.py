@@ -398,7 +398,7 @@ def test_the_drift_state_of_the_version_before_goes_on(store: Store) -> None:
 
     world = monitored(store, before, shadow_rate=0.5)
     with world.store.transaction() as session:
-        row = session.get(WatchRow, world.record.id)
+        row = session.get(WatchRow, (world.record.id, ""))
         assert row is not None
         state = json.loads(row.state)
         names = ("largest_score", "mean_score", "set_size", "risk")
@@ -727,7 +727,7 @@ def test_a_damaged_watch_begins_again(store: Store, damage: str) -> None:
 
     world = monitored(store, story)
     with world.store.transaction() as session:
-        row = session.get(WatchRow, world.record.id)
+        row = session.get(WatchRow, (world.record.id, ""))
         assert row is not None
         row.state = damage
 
@@ -748,7 +748,7 @@ def test_the_saved_state_is_small(store: Store) -> None:
 
     world = monitored(store, story, record=calibration_record(rows=12_000))
     with world.store.transaction() as session:
-        row = session.get(WatchRow, world.record.id)
+        row = session.get(WatchRow, (world.record.id, ""))
     assert row is not None
     assert len(row.state) < 1_000_000
 
@@ -776,7 +776,7 @@ def test_an_alarm_is_one_log_line_and_a_metric(
         text = world.metrics.render().decode()
         for name in STREAMS:
             value = float(name in raised)
-            assert f'racer_drift_alarm{{stream="{name}"}} {value}' in text
+            assert f'racer_drift_alarm{{application="",stream="{name}"}} {value}' in text
 
     monitored(store, story)
 
@@ -842,14 +842,14 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
         "upper": shadow["upper"],
     }
     text = world.metrics.render().decode()
-    assert f"racer_risk_bound {report['risk_q95']}\n" in text
+    assert f'racer_risk_bound{{application=""}} {report["risk_q95"]}\n' in text
 
 
 def test_where_the_whole_pool_is_called_no_risk_is_bounded(store: Store) -> None:
     """Too few rows for alpha: there is no threshold whose risk could be above anything."""
 
     async def story(_: Monitor, world: MonitoredStore) -> None:
-        assert "racer_risk_bound NaN\n" in world.metrics.render().decode()
+        assert 'racer_risk_bound{application=""} NaN\n' in world.metrics.render().decode()
 
     monitored(store, story, record=calibration_record(rows=5))
 

@@ -16,7 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
 from app.errors import SettingsError
-from app.store import Store, schema
+from app.store import Alarms, Store, schema
 from app.store.calibrations import record_digest
 from app.store.engine import open_engine
 from app.store.tables import Base
@@ -201,7 +201,7 @@ def test_an_old_database_is_refused_until_it_is_upgraded(
     with Store(database) as store:
         state = store.shared_state("a" * 64)
         assert state.active_id == "cal-1"
-        assert (state.watched_since, state.raised) == (was["since"], ("risk",))
+        assert state.alarms == {"": Alarms(since=was["since"], raised=("risk",))}
         found = store.record("cal-1").calibration.scores
         np.testing.assert_array_equal(found, was["scores"])
         with store.transaction() as session:

@@ -20,6 +20,7 @@ from app.monitoring.decision_store import DecisionStore
 from app.monitoring.drift import DriftMonitor
 from app.monitoring.drift_store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
+from app.monitoring.populations import MonitoredCalibration
 from app.routing.calibration_sync import STORE_TIMEOUT_S
 from app.store import Store, notifications
 from app.telemetry.metrics import Metrics
@@ -239,7 +240,7 @@ def test_concurrent_additions_of_two_gateways_are_all_stored(store_url: str) -> 
                 false_alarm=1e-6,
                 rng=rng,
             )
-            drift.set_calibration(calibrated)
+            drift.set_calibration(MonitoredCalibration.of(calibrated))
             start.wait()
             for _ in range(20):
                 drift.add_queries(decision_records(calibrated, draw_scores(rng, 10)))
@@ -248,7 +249,7 @@ def test_concurrent_additions_of_two_gateways_are_all_stored(store_url: str) -> 
                 except Exception as exc:  # noqa: BLE001 - looked at below
                     failed.append(exc)
             start.wait()
-            return drift.as_json() or {}
+            return drift.as_json()[""]
 
     with Store(store_url) as store:
         store.add(calibrated, activate=True)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.monitor import Monitor
+from app.monitoring.populations import MonitoredCalibration
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.decision import ChosenBy
 from app.settings.monitoring import MonitoringSettings
 from app.store import Store, now
-from app.store.calibration_record import CalibrationRecord, Population
+from app.store.calibration_record import CalibrationRecord, OwnAlpha, Population
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.types import FloatArray
 
 POOL = ("adder", "speller", "poet")
+ROWS = {"desk": 600, "search": 200, "bot": 300}  # by application
+HARDER = {"desk": 1.0, "search": 0.7, "bot": 0.5}
 
 
 def draw_scores(rng: np.random.Generator, count: int, *, harder: float = 1.0) -> FloatArray:
@@ -29,11 +33,16 @@ def draw_scores(rng: np.random.Generator, count: int, *, harder: float = 1.0) ->
 
 
 def calibration_record(
-    seed: int = 1, rows: int = 600, *, name: str | None = None, **options: Any
+    seed: int = 1,
+    rows: int = 600,
+    *,
+    name: str | None = None,
+    harder: float = 1.0,
+    **options: Any,
 ) -> CalibrationRecord:
     """A calibration whose router is right: f is the chance that a candidate is."""
     rng = np.random.default_rng(seed)
-    scores = draw_scores(rng, rows)
+    scores = draw_scores(rng, rows, harder=harder)
     return CalibrationRecord(
         id=name or f"cal-{secrets.token_hex(8)}",
         created_at=now(),
@@ -91,6 +100,47 @@ def decision_records(
 ) -> list[DecisionRecord]:
     """One decision record for each row of scores, shape (count, 3)."""
     return [decision_record(record, row, **changes) for row in scores.tolist()]
+
+
+def application_record(seed: int = 1, *, drawn_alpha: float = 0.2) -> CalibrationRecord:
+    """A calibration of three applications whose queries differ in difficulty.
+
+    ``desk`` and ``search`` have rows of one population, ``bot`` drawn ones of another, which is
+    smaller, and an alpha of its own.
+    """
+    plain = {
+        name: calibration_record(seed + at, rows, harder=HARDER[name]).calibration
+        for at, (name, rows) in enumerate(ROWS.items())
+    }
+    alike = [plain["desk"], plain["search"]]
+    joined = replace(
+        plain["desk"],
+        fingerprints=tuple(each for rows in alike for each in rows.fingerprints),
+        scores=np.concatenate([rows.scores for rows in alike]),
+        labels=np.concatenate([rows.labels for rows in alike]),
+        projections=np.concatenate([rows.scores for rows in alike]),
+        groups=("desk",) * ROWS["desk"] + ("search",) * ROWS["search"],
+    )
+    bot = replace(plain["bot"], groups=("bot",) * ROWS["bot"])
+    return replace(
+        calibration_record(seed),
+        populations=(
+            Population(calibration=joined, conditions=POOL),
+            Population(calibration=bot, conditions=POOL, drawn="bot"),
+        ),
+        grouped_by="application 0123456789abcdef",
+        alphas={"bot": OwnAlpha(drawn_alpha, is_fixed=True)},
+    )
+
+
+def application_queries(
+    record: CalibrationRecord, name: str, scores: FloatArray, **changes: Any
+) -> list[DecisionRecord]:
+    """Decisions on requests of an application of ``application_record``."""
+    population = MonitoredCalibration.of(record).by_application[name]
+    own = replace(record, populations=(Population(calibration=population.calibration),))
+    usual = {"group": name, "group_by": "application", "population": population.place}
+    return decision_records(own, scores, **usual | changes)
 
 
 class MonitoredStore:

@@ -59,9 +59,11 @@ def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
         for calibration_id in ids:
             with store.transaction() as session:
                 row = session.get_one(CalibrationRow, calibration_id)
-                watch = session.get(WatchRow, calibration_id)
+                of_it = select(WatchRow).where(WatchRow.calibration_id == calibration_id)
+                watches = tuple(session.scalars(of_it.order_by(WatchRow.application)))
             if is_whole(row):
-                backup.add(StoredCalibration(row=row, active=calibration_id in active, watch=watch))
+                is_active = calibration_id in active
+                backup.add(StoredCalibration(row=row, active=is_active, watches=watches))
             else:
                 damaged.append(calibration_id)
         manifest = backup.finish(keys)
@@ -96,8 +98,9 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
                 session.add(stored.row)
                 session.flush()
                 restored.added.append(stored.row.id)
-            if stored.watch is not None and session.get(WatchRow, stored.row.id) is None:
-                session.add(stored.watch)
+            for watch in stored.watches:
+                if session.get(WatchRow, (watch.calibration_id, watch.application)) is None:
+                    session.add(watch)
             if stored.active:
                 _decide(session, stored.row, restored, activate=activate)
         notify(session)

@@ -37,11 +37,12 @@ _UNREADABLE: Final = (BadZipFile, EOFError, KeyError, NotImplementedError, Runti
 
 
 class WatchMember(Frozen):
-    """The drift alarms of a calibration, as they are stored."""
+    """The drift alarms of a calibration or of one of its applications, as they are stored."""
 
     since: str
     state: str
     raised: str
+    application: str = ""
 
 
 class RecordHeader(Frozen):
@@ -53,7 +54,8 @@ class RecordHeader(Frozen):
     document: str
     digest: str
     active: bool
-    watch: WatchMember | None
+    watch: WatchMember | None  # of the calibration
+    watches: tuple[WatchMember, ...] = ()  # of its applications; earlier versions know none
 
 
 class Member(Frozen):
@@ -94,7 +96,7 @@ class StoredCalibration:
 
     row: CalibrationRow
     active: bool  # it decides for its artifact
-    watch: WatchRow | None
+    watches: tuple[WatchRow, ...]  # by application
 
 
 class Writer:
@@ -111,7 +113,16 @@ class Writer:
 
     def add(self, stored: StoredCalibration) -> None:
         """Write one calibration."""
-        row, watch = stored.row, stored.watch
+        row = stored.row
+        watches = [
+            WatchMember(
+                since=each.since,
+                state=each.state,
+                raised=each.raised,
+                application=each.application,
+            )
+            for each in stored.watches
+        ]
         header = RecordHeader(
             id=row.id,
             created_at=row.created_at,
@@ -119,16 +130,17 @@ class Writer:
             document=row.document,
             digest=row.digest,
             active=stored.active,
-            watch=watch and WatchMember(since=watch.since, state=watch.state, raised=watch.raised),
+            watch=next((each for each in watches if not each.application), None),
+            watches=tuple(each for each in watches if each.application),
         )
-        line = header.model_dump_json().encode() + b"\n"
+        line = header.model_dump_json(exclude_defaults=True).encode() + b"\n"
         member = Member(id=row.id, sha256=_sha256(line, row.arrays))
         with self._file.open(member.path, "w", force_zip64=True) as written:
             written.write(line)
             written.write(row.arrays)
         self._members.append(member)
         self._active += stored.active
-        self._watches += watch is not None
+        self._watches += len(watches)
 
     def finish(self, keys: tuple[Key, ...]) -> Manifest:
         """Write the manifest, and return it."""
@@ -266,5 +278,6 @@ def _decode(header: RecordHeader, arrays: bytes) -> StoredCalibration:
         arrays=arrays,
         digest=header.digest,
     )
-    watch = header.watch and WatchRow(calibration_id=header.id, **header.watch.model_dump())
-    return StoredCalibration(row=row, active=header.active, watch=watch)
+    found = (*((header.watch,) if header.watch else ()), *header.watches)
+    watches = tuple(WatchRow(calibration_id=header.id, **each.model_dump()) for each in found)
+    return StoredCalibration(row=row, active=header.active, watches=watches)

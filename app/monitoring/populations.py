@@ -1,0 +1,85 @@
+"""Monitored populations: the rows with which live traffic is compared, by application.
+
+A calibration without applications has one: its largest population. With applications each has one,
+which is the largest population of first turns with rows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+from app.store.calibration_record import CalibrationRecord
+from racer_core.calibration.calibration import Calibration
+
+NO_APPLICATION = ""  # as a key, in the store and as a label; never the name of an application
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitoredPopulation:
+    """Rows of first turns of one application.
+
+    Attributes:
+        application: Its name; ``NO_APPLICATION`` where the calibration has none.
+        place: The place of the population that has the rows, in the record.
+        calibration: The rows, with the application's alpha.
+    """
+
+    application: str
+    place: int
+    calibration: Calibration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitoredCalibration:
+    """A calibration with its monitored populations.
+
+    Attributes:
+        record: The calibration.
+        by_application: The populations by their application.
+    """
+
+    record: CalibrationRecord
+    by_application: Mapping[str, MonitoredPopulation]
+
+    @classmethod
+    def of(cls, record: CalibrationRecord) -> Self:
+        """Find the monitored populations of a record. Blocks."""
+        if not record.is_by_application:
+            whole = MonitoredPopulation(
+                application=NO_APPLICATION, place=0, calibration=record.calibration
+            )
+            return cls(record=record, by_application={NO_APPLICATION: whole})
+        found: dict[str, MonitoredPopulation] = {}
+        for place, population in enumerate(record.populations):
+            rows = {} if population.later else _rows_by_application(population.calibration)
+            for name in rows.keys() - found.keys():
+                calibration, alpha = population.calibration, record.alphas.get(name)
+                options = record.options(name, alpha and alpha.alpha)
+                if len(rows) > 1:
+                    calibration = calibration.take(rows[name])
+                if options != calibration.options:
+                    calibration = replace(calibration, options=options)
+                found[name] = MonitoredPopulation(
+                    application=name, place=place, calibration=calibration
+                )
+        return cls(record=record, by_application=dict(sorted(found.items())))
+
+    def find(self, application: str, place: int | None) -> MonitoredPopulation | None:
+        """The population to which a query belongs; None if it is not monitored.
+
+        Args:
+            application: The application of the query.
+            place: The place of the population that set its threshold; None: the first.
+        """
+        population = self.by_application.get(application)
+        return population if population and population.place == (place or 0) else None
+
+
+def _rows_by_application(calibration: Calibration) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(calibration.groups or ()):
+        if name is not None:
+            rows.setdefault(name, []).append(row)
+    return rows

@@ -1,0 +1,437 @@
+"""Drift alarms and realised risk by application: streams, void certificates, reset, risk.
+
+Simulations have fixed seeds. Where nothing changes, ``false_alarm`` is one in a million for each
+application, so that a red test means a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.access.api_keys import Caller
+from app.monitoring import risk_report
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.drift_statistics import JUDGED, STREAMS, UNLABELLED
+from app.monitoring.monitor import Monitor
+from app.monitoring.populations import MonitoredCalibration
+from app.settings import key_format
+from app.store import Store
+from app.store.calibration_record import CalibrationRecord
+from app.store.tables import WatchRow
+from tests.support.gateway import ADMIN_KEY, DATA_KEY, TWO, Serve, as_json, error_message, noisy
+from tests.support.monitored import (
+    HARDER,
+    POOL,
+    ROWS,
+    MonitoredStore,
+    application_queries,
+    application_record,
+    calibration_record,
+    draw_scores,
+    verdicts_on_all,
+)
+
+ADMIN = Caller(name="admin", role="admin")
+RARE = 1e-6
+BOT_KEY = key_format.new_key()
+Story = Callable[[Monitor, MonitoredStore], Awaitable[None]]
+
+
+def run(world: MonitoredStore, story: Story, **settings: Any) -> None:
+    """Run a story with a gateway's monitor, and close it."""
+
+    async def opened() -> None:
+        async with await world.monitor(**settings) as monitor:
+            await story(monitor, world)
+
+    asyncio.run(opened())
+
+
+async def feed(monitor: Monitor, decisions: list[DecisionRecord]) -> None:
+    """Record decisions, and wait until they were added."""
+    for each in decisions:
+        monitor.record(each)
+    await monitor.feedback.decision(decisions[-1].decision_id, ADMIN)
+    await monitor.flush_drift()
+
+
+def queries(
+    world: MonitoredStore, name: str, rng: np.random.Generator, count: int, harder: float = 1.0
+) -> list[DecisionRecord]:
+    """Queries like the rows of an application, or harder ones."""
+    scores = draw_scores(rng, count, harder=harder * HARDER[name])
+    return application_queries(world.record, name, scores)
+
+
+def stale(monitor: Monitor, world: MonitoredStore) -> dict[str, tuple[str, ...]]:
+    """The applications whose certificates are void, and why."""
+    found = {name: monitor.stale_reasons(world.record.id, name) for name in ROWS}
+    return {name: reasons for name, reasons in found.items() if reasons}
+
+
+def values(world: MonitoredStore, metric: str) -> dict[tuple[str, ...], float]:
+    """The values of a metric by its labels, the application first."""
+    return {
+        tuple(sample.labels[label] for label in sorted(sample.labels)): sample.value
+        for family in text_string_to_metric_families(world.metrics.render().decode())
+        for sample in family.samples
+        if sample.name == metric
+    }
+
+
+# Streams ----------------------------------------------------------------------------------------
+
+
+def test_queries_like_the_rows_of_their_application_raise_no_alarm(store: Store) -> None:
+    """False alarm 3e-6: one in a million for each of three applications, at every moment.
+
+    The applications differ: queries of one, under another one's name, raise its alarm within 300.
+    """
+    rng = np.random.default_rng(1)
+    world = MonitoredStore(store, application_record())
+
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
+        for name in [*ROWS] * 10:
+            await feed(monitor, queries(world, name, rng, 50))
+            assert stale(monitor, world) == {}
+        applications = (await monitor.drift_report())["applications"]
+        assert {*applications} == {*ROWS}
+        for each in applications.values():
+            rounds = {name: at["rounds"] for name, at in each["alarms"]["streams"].items()}
+            assert rounds == dict.fromkeys(UNLABELLED, 500) | dict.fromkeys(JUDGED, 0)
+            assert each["alarms"]["false_alarm"] == RARE
+        as_bot = draw_scores(rng, 300)
+        await feed(monitor, application_queries(world.record, "bot", as_bot))
+        assert set(stale(monitor, world)) == {"bot"}
+
+    run(world, story, false_alarm=RARE)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_alarm_voids_its_application_alone(
+    store: Store, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Report, metric and log line name the application; the others go on."""
+    rng = np.random.default_rng(2)
+    world = MonitoredStore(store, application_record())
+
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
+        for each in ROWS:
+            await feed(monitor, queries(world, each, rng, 100))
+        await feed(monitor, queries(world, name, rng, 400, harder=0.6))
+        found = stale(monitor, world)
+        assert set(found) == {name}
+        applications = (await monitor.drift_report())["applications"]
+        raised = {each: at["alarms"]["raised"] for each, at in applications.items()}
+        expected: dict[str, list[str]] = {each: [] for each in ROWS}
+        expected[name] = [reason.removeprefix("stale:") for reason in found[name]]
+        assert raised == expected
+        alarms = values(world, "racer_drift_alarm")
+        assert alarms == {
+            (each, stream): stream in raised[each] for each in ROWS for stream in STREAMS
+        }
+        evidence = values(world, "racer_drift_evidence")
+        assert {each for each, at in evidence.items() if at >= 1.0} == {
+            (name, stream) for stream in raised[name]
+        }
+        lines = {line for line in caplog.messages if line.startswith("drift alarm")}
+        assert lines == {
+            f"drift alarm: {stream}, calibration {world.record.id}, application {name}"
+            for stream in raised[name]
+        }
+
+    run(world, story, false_alarm=RARE)
+
+
+def test_a_reset_is_of_one_application_or_of_all(store: Store) -> None:
+    """The alarms of the other stay, after a restart, too."""
+    rng = np.random.default_rng(3)
+    world = MonitoredStore(store, application_record())
+
+    async def alarm(monitor: Monitor, _: MonitoredStore) -> None:
+        for name in ("desk", "bot"):
+            await feed(monitor, queries(world, name, rng, 300, harder=0.4))
+        assert set(stale(monitor, world)) == {"desk", "bot"}
+
+    async def reset_one(monitor: Monitor, _: MonitoredStore) -> None:
+        assert set(stale(monitor, world)) == {"desk", "bot"}
+        await monitor.reset_drift("bot")
+        assert set(stale(monitor, world)) == {"desk"}
+        applications = (await monitor.drift_report())["applications"]
+        rounds = {
+            name: each["alarms"]["streams"]["set_size"]["rounds"]
+            for name, each in applications.items()
+        }
+        assert rounds == {"desk": 300, "search": 0, "bot": 0}
+
+    async def reset_all(monitor: Monitor, _: MonitoredStore) -> None:
+        assert set(stale(monitor, world)) == {"desk"}
+        await monitor.reset_drift()
+        assert stale(monitor, world) == {}
+
+    for story in (alarm, reset_one, reset_all):
+        run(world, story)
+
+
+def test_an_alarm_of_one_gateway_voids_its_application_at_all(store: Store) -> None:
+    """Another gateway reads it from the shared store, and so it does the reset."""
+    rng = np.random.default_rng(4)
+    world = MonitoredStore(store, application_record())
+
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
+        async with await world.monitor(seed=8) as other:
+            await feed(monitor, queries(world, "bot", rng, 300, harder=0.4))
+            assert stale(other, world) == {}
+            other.on_shared_state(store.shared_state(world.record.artifact))
+            assert stale(other, world) == stale(monitor, world) != {}
+            assert set(stale(other, world)) == {"bot"}
+            await other.reset_drift("bot")
+            monitor.on_shared_state(store.shared_state(world.record.artifact))
+            assert stale(monitor, world) == {}
+
+    run(world, story)
+
+
+def test_alarms_of_before_are_alarms_of_every_application(store: Store) -> None:
+    """Earlier versions had one state for the whole calibration: it voids all until a reset."""
+    rng = np.random.default_rng(5)
+    whole, record = calibration_record(), application_record()
+    world = MonitoredStore(store, whole)
+
+    async def before(monitor: Monitor, _: MonitoredStore) -> None:
+        scores = draw_scores(rng, 300, harder=0.4)
+        await feed(monitor, application_queries(whole, "", scores, group_by="request"))
+        assert monitor.stale_reasons(whole.id)
+
+    run(world, before)
+    world.record = record
+    store.add(record, activate=True)
+    with store.transaction() as session:
+        row = session.get(WatchRow, (whole.id, ""))
+        assert row is not None
+        state = {name: getattr(row, name) for name in ("since", "state", "raised")}
+        session.add(WatchRow(calibration_id=record.id, application="", **state))
+
+    async def after(monitor: Monitor, _: MonitoredStore) -> None:
+        raised = [f"stale:{name}" for name in json.loads(state["raised"])]
+        assert stale(monitor, world) == dict.fromkeys(ROWS, tuple(raised))
+        report = await monitor.drift_report()
+        assert report["alarms"]["raised"] == json.loads(state["raised"])
+        assert not report["applications"]["bot"]["alarms"]["alarmed"]
+        await monitor.reset_drift("bot")
+        assert set(stale(monitor, world)) == {*ROWS}
+        await monitor.reset_drift()
+        assert stale(monitor, world) == {}
+
+    run(world, after)
+    run(world, reset_stays(world))
+
+
+def reset_stays(world: MonitoredStore) -> Story:
+    """After a restart no application is void."""
+
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
+        assert stale(monitor, world) == {}
+
+    return story
+
+
+def test_only_first_turns_of_the_applications_rows_count(store: Store) -> None:
+    """Neither those of another population, of no row's application, nor void ones."""
+    rng = np.random.default_rng(6)
+    world = MonitoredStore(store, application_record())
+    changes: list[dict[str, Any]] = [
+        {"population": 0},
+        {"reasons": ("later_turn",)},
+        {"reasons": ("grouping_changed",)},
+        {"group": "stranger", "reasons": ("group_uncalibrated",)},
+        {"group_by": "request"},
+    ]
+
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
+        scores = draw_scores(rng, 50, harder=0.01)
+        for each in changes:
+            await feed(monitor, application_queries(world.record, "bot", scores, **each))
+        applications = (await monitor.drift_report())["applications"]
+        for each in applications.values():
+            assert {at["rounds"] for at in each["alarms"]["streams"].values()} == {0}
+        labelled = {"reasons": ("labelled_conditions",)}
+        await feed(monitor, application_queries(world.record, "bot", scores, **labelled))
+        bot = (await monitor.drift_report())["applications"]["bot"]
+        assert bot["alarms"]["streams"]["set_size"]["rounds"] == 50
+
+    run(world, story)
+
+
+def test_the_same_words_to_two_applications_are_two_queries(store: Store) -> None:
+    """A repeat is one of the same application, and rows are those of its own."""
+    world = MonitoredStore(store, application_record())
+    bot, desk = (world.record.populations[place].calibration.fingerprints[0] for place in (1, 0))
+
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
+        assert not monitor.is_repeat(b"words", (), "desk")
+        assert not monitor.is_repeat(b"words", (), "search")
+        assert not monitor.is_repeat(b"words", (), "bot", 1)
+        assert monitor.is_repeat(b"words", (), "bot", 1)
+        assert monitor.is_repeat(b"words", (), "desk")
+        assert monitor.is_repeat(bot, (), "bot", 1)
+        assert not monitor.is_repeat(bot, (), "desk")
+        assert not monitor.is_repeat(desk, (), "bot", 1)
+
+    run(world, story)
+
+
+# Realised risk ----------------------------------------------------------------------------------
+
+
+def test_each_application_has_its_realised_risk(store: Store) -> None:
+    """Mean, exact 95 % interval, bound and counts of its own decisions; metrics after a restart."""
+    rng = np.random.default_rng(7)
+    world = MonitoredStore(store, application_record())
+    monitored = MonitoredCalibration.of(world.record)
+    counted: dict[str, list[float]] = {name: [] for name in ROWS}
+    reports: dict[str, Any] = {}
+
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
+        for name, count in {"desk": 40, "bot": 20}.items():
+            scores = draw_scores(rng, count, harder=HARDER[name])
+            made = application_queries(world.record, name, scores, shadow_rate=0.5)
+            for each, right in zip(made, rng.random(scores.shape) < scores, strict=True):
+                monitor.record(each)
+                await monitor.feedback.add(each.decision_id, verdicts_on_all(right), ADMIN)
+                if right.any():
+                    hit = any(right[POOL.index(member)] for member in each.selected)
+                    counted[name].append(float(not hit))
+        reports.update((await monitor.drift_report())["applications"])
+
+    run(world, story, shadow_rate=0.5, false_alarm=RARE)
+    judged = [name for name, losses in counted.items() if losses]
+    for name, losses in counted.items():
+        report, expected = reports[name], risk_report.estimate(losses)
+        shadow = report["shadow"]
+        assert (shadow["lower"], shadow["upper"]) == (expected.lower, expected.upper)
+        assert shadow["counted"] == len(losses)
+        assert shadow["risk"] == (np.mean(losses) if losses else None)
+        assert report["alarms"]["streams"]["risk"]["rounds"] == len(losses)
+        assert report["alpha"] == (0.2 if name == "bot" else 0.1)
+        assert report["risk_q95"] == risk_report.bound(monitored.by_application[name])
+        assert report["decisions"]["kept"] == shadow["sampled"]
+        assert report["decisions"]["at_own_alpha_and_pool"] == shadow["sampled"]
+
+    async def after(monitor: Monitor, _: MonitoredStore) -> None:
+        async with asyncio.timeout(30):
+            while 1.0 in (values(world, "racer_realised_risk")[(name, "upper")] for name in judged):  # noqa: ASYNC110 - housekeeping sets no event
+                await asyncio.sleep(0.01)
+        shown = values(world, "racer_realised_risk")
+        for name in counted:
+            assert shown[(name, "lower")] == reports[name]["shadow"]["lower"]
+        bounds = values(world, "racer_risk_bound")
+        assert bounds == {(name,): reports[name]["risk_q95"] for name in counted}
+        await world.active.swap(calibration_record(seed=9))
+        assert {each[0] for each in values(world, "racer_risk_bound")} == {""}
+        for metric in ("racer_realised_risk", "racer_drift_alarm", "racer_drift_evidence"):
+            assert {each[0] for each in values(world, metric)} == {""}
+
+    run(world, after, shadow_rate=0.5, false_alarm=RARE)
+
+
+def test_a_query_has_one_loss_in_each_application(database: str) -> None:
+    """Gateways that share a store count a query once for an application, not once for all."""
+    record = application_record()
+    with Store(database) as store:
+        world = MonitoredStore(store, record)
+
+        async def story(monitor: Monitor, _: MonitoredStore) -> None:
+            for name in ("desk", "desk", "search"):
+                (made,) = application_queries(
+                    record, name, np.array([[0.9, 0.5, 0.1]]), shadow_rate=0.5, fingerprint="ab"
+                )
+                monitor.record(made)
+                await monitor.feedback.add(
+                    made.decision_id, verdicts_on_all([True, False, False]), ADMIN
+                )
+            found = (await monitor.drift_report())["applications"]
+            is_shared = store.is_shared  # one gateway alone remembers queries in memory
+            assert found["desk"]["shadow"]["counted"] == (1 if is_shared else 2)
+            assert found["search"]["shadow"]["counted"] == 1
+
+        run(world, story, shadow_rate=0.5)
+
+
+# Monitored populations --------------------------------------------------------------------------
+
+
+def test_every_application_has_its_largest_population(store: Store) -> None:
+    """With its own alpha; without applications it is the first population, whatever its groups."""
+    record = application_record()
+    found = MonitoredCalibration.of(record).by_application
+    rows = {name: len(each.calibration.fingerprints) for name, each in found.items()}
+    assert rows == ROWS
+    assert {name: each.place for name, each in found.items()} == {"bot": 1, "desk": 0, "search": 0}
+    assert found["bot"].calibration.options.alpha == 0.2
+    assert found["desk"].calibration.groups == ("desk",) * ROWS["desk"]
+    store.add(record, activate=True)
+    assert MonitoredCalibration.of(store.record(record.id)).by_application.keys() == ROWS.keys()
+    (whole,) = MonitoredCalibration.of(grouped_by_request(record)).by_application.values()
+    assert whole.calibration is record.calibration
+
+
+def grouped_by_request(record: CalibrationRecord) -> CalibrationRecord:
+    """The same rows, whose groups are no applications."""
+    return replace(record, grouped_by="request")
+
+
+# HTTP -------------------------------------------------------------------------------------------
+
+
+def test_alarms_of_an_application_over_http(serve: Serve) -> None:
+    """Queries of one kind to the bot void its certificates; a reset mends them."""
+    gateway = serve(
+        calibrated=False,
+        watching={"false_alarm": 0.01},
+        access={
+            "keys": [
+                {"name": "bot", "hash": key_format.format_hash(BOT_KEY, key_format.new_salt())}
+            ]
+        },
+        applications={"bot": {"keys": ["bot"], "premise": "drawn"}},
+    )
+    bot = [
+        {"request": {"messages": [{"role": "user", "content": row["query"]}]}}
+        | {"correct": row["correct"], "application": "bot"}
+        for row in as_json(noisy(20_000, 80))
+    ]
+    rows = [*bot, *as_json(noisy(40_000, 120))]
+    body = {"rows": rows, "alpha": 0.2, "confirm": True}
+    assert gateway.post("/calibrate", ADMIN_KEY, json=body).status_code == 200
+
+    def decide(key: str, query: str = TWO) -> dict[str, Any]:
+        response = gateway.post("/route", key, json={"query": query})
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    poems = [f"Write a poem about {number} and {number * 7}" for number in range(200)]
+    made = [decide(BOT_KEY, each)["decision_id"] for each in poems]
+    gateway.get(f"/decisions/{made[-1]}", ADMIN_KEY)
+    found = gateway.get("/drift", ADMIN_KEY).json()["applications"]
+    assert found["bot"]["alarms"]["raised"]
+    assert found["default"]["alarms"]["raised"] == []
+    voided = decide(BOT_KEY)["certificate"]
+    assert not voided["holds"]
+    assert {f"stale:{name}" for name in found["bot"]["alarms"]["raised"]} <= {*voided["reasons"]}
+    assert decide(DATA_KEY)["certificate"]["holds"]
+    unknown = gateway.post("/drift/reset?application=chess", ADMIN_KEY)
+    assert "no application 'chess' has rows" in error_message(unknown, 404)
+    reset = gateway.post("/drift/reset?application=default", ADMIN_KEY).json()
+    assert reset["applications"]["bot"]["alarms"]["raised"]
+    reset = gateway.post("/drift/reset?application=bot", ADMIN_KEY).json()
+    assert reset["applications"]["bot"]["alarms"]["raised"] == []
+    assert decide(BOT_KEY)["certificate"]["holds"]
