@@ -112,7 +112,7 @@ async def open_services(
             in_flight=limits.in_flight,
             body_bytes=limits.body_buffer_bytes,
         )
-        conditions = ConditionReader(settings.candidates)
+        conditions = ConditionReader(settings.candidates, settings.limits.extra_fields)
         grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
         stored = None
         if settings.artifact is not None:

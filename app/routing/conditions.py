@@ -127,9 +127,12 @@ class ConditionReader:
 
     Args:
         candidates: The configured candidates.
+        extra_fields: Fields of the deny list that requests may set.
     """
 
-    def __init__(self, candidates: Sequence[CandidateBody]) -> None:
+    def __init__(
+        self, candidates: Sequence[CandidateBody], extra_fields: Sequence[str] = ()
+    ) -> None:
         self._models = {each.name: each.served_as for each in candidates}
         # Candidates with the same parameters are sent the same body, which is digested once.
         self._bodies: list[tuple[_Body, list[str]]] = []
@@ -150,9 +153,11 @@ class ConditionReader:
             }
             for path in TURN_FIELDS
         }
-        # Digests of what the gateway adds to any request: model, parameters and renames.
+        # Digests of what the gateway adds to any request: model, parameters and renames. A field
+        # that requests may set now was in no request before.
+        passed = dump_json(sorted(extra_fields)) if extra_fields else b""
         self.added = {
-            name: _digest(dump_json(body.settings) + self._models[name].encode())
+            name: _digest(dump_json(body.settings) + self._models[name].encode() + passed)
             for body, names in self._bodies
             for name in names
         }

@@ -580,6 +580,26 @@ def test_drawn_rows_hold_while_the_gateway_adds_the_same(
     assert certificate("drawn")["holds"]
 
 
+def test_drawn_rows_hold_while_the_same_fields_are_passed_on(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """Requests with a field that was refused before were in no position to be drawn."""
+
+    def certificate(*allowed: str) -> dict[str, Any]:
+        limits = {"extra_fields": [*allowed]}
+        path = configure(tmp_path, artifact, pool.url, access=ACCESS, limits=limits, **DRAWN)
+        with running(path, ENVIRONMENT) as gateway:
+            if gateway.ready()["calibration"] is None:
+                upload(gateway, drawn_rows(60))
+            return answered(gateway, BOT_KEY, whole(TWO))
+
+    assert certificate("priority", "guided_*")["holds"]
+    assert certificate("guided_*", "priority")["holds"]
+    for changed in (("priority",), (), ("guided_*", "priority", "chat_template_kwargs")):
+        found = certificate(*changed)
+        assert (found["holds"], found["reasons"]) == (False, ["conditions_differ:rows"])
+
+
 def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path) -> None:
     """System prompts, tools and lengths decide which candidate is right; the router reads none.
 
