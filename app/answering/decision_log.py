@@ -89,14 +89,12 @@ class DecisionLog:
         if self._monitor is None:  # no store is open
             return
         query = request.query.text if self._store_queries else None
-        application = request.application
         self._monitor.record(
             _decision_record(
                 outcome,
                 request.caller.name,
                 query,
                 group_by=self._group_by,
-                prompt_digest=application and application.prompt_digest,
             )
         )
 
@@ -114,7 +112,6 @@ def _decision_record(
     query: str | None,
     *,
     group_by: GroupBy,
-    prompt_digest: str | None,
 ) -> DecisionRecord:
     """The stored form of an outcome.
 
@@ -123,7 +120,6 @@ def _decision_record(
         key: Name of the caller's key.
         query: The query, where the configuration stores queries.
         group_by: The configured origin of a request's group.
-        prompt_digest: As the record's attribute.
     """
     routed, decision, certificate = outcome.routed, outcome.routed.decision, outcome.certificate
     scored = routed.scored
@@ -156,5 +152,4 @@ def _decision_record(
         population=routed.population,
         remarks=tuple(routed.remarks),
         group_by=group_by,
-        prompt_digest=prompt_digest,
     )

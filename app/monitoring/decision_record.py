@@ -84,8 +84,6 @@ class DecisionRecord:
         query: The text that the router read, if the operator stores queries.
         population: The place of the rows that set the threshold; None in records of version 0.1.
         remarks: The remarks in the certificate; None in records of version 0.1.
-        prompt_digest: Digest of a system prompt and tools that no application lists, where the
-            digest would have decided to which application the request belongs.
         group_by: ``Settings.group_by``, which says what the group means; None in records of version
             0.1.
     """
@@ -117,7 +115,6 @@ class DecisionRecord:
     population: int | None = None
     remarks: tuple[str, ...] | None = None
     group_by: str | None = None
-    prompt_digest: str | None = None
 
     @property
     def application(self) -> str:

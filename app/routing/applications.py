@@ -41,13 +41,21 @@ class Membership:
         is_requested: The request names it, and neither its key nor its prompt says the same.
         terms: Its settings; those that are null are the configuration's.
         prompt_digest: Digest of a system prompt and tools that no application lists, where the
-            digest would have decided; else None.
+            digest would have decided; else None. It is in the response and never stored: a reader
+            of the store could test guesses of the prompt.
     """
 
     name: str
     is_requested: bool = False
     terms: Application = field(default=_NONE, compare=False)
-    prompt_digest: str | None = field(default=None, compare=False)
+    prompt_digest: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of the wire form."""
+        found = {"application": self.name}
+        return (
+            found if self.prompt_digest is None else found | {"prompt_digest": self.prompt_digest}
+        )
 
 
 class Applications:
@@ -86,8 +94,9 @@ class Applications:
         """
         names = [*self._terms, DEFAULT] if self._terms else []
         if requested is not None and requested not in names:
+            known = f"; the applications are {names}" if caller.role == "admin" else ""
             raise NotFound(
-                f"no application {requested[:128]!r}; the applications are {names}",
+                f"no application {requested[:128]!r}{known}",
                 code="application_not_found",
                 param="application",
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from app.routing.applications import Membership
 from app.routing.certificate import ServedCertificate
 from app.routing.reasons import Reason, Remark
 from app.routing.scorer import ScoredQuery
@@ -36,7 +37,7 @@ class CertifiedDecision:
     record: CalibrationRecord | None  # None: no calibration is active
     population: int  # of the record: the place of the rows that set the threshold
     group: str | None  # of the request, whether or not it has its own threshold
-    application: str | None = None  # of the request; None: none is configured
+    application: Membership | None = None  # of the request; None: none is configured
     chosen: tuple[str, ...]  # the selected set, even where others are called instead
     chosen_by: ChosenBy
     repeated: bool = False  # the query was seen before, by this key or another, or is a row
@@ -90,4 +91,4 @@ class CertifiedDecision:
             "abstained": decision.abstained,
             "abstain_reason": decision.abstain_reason,
             "truncated": decision.truncated,
-        } | ({} if self.application is None else {"application": self.application})
+        } | ({} if self.application is None else self.application.as_json())

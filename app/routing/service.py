@@ -232,7 +232,7 @@ class RoutingService:
             record=record,
             population=rows.population,
             group=group,
-            application=application and application.name,
+            application=application,
             chosen=decision.selected,
             chosen_by=chosen_by,
         )

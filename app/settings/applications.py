@@ -41,8 +41,8 @@ class Application(Frozen):
     keys: tuple[Name, ...] = ()
     """Its API keys: names in `access.keys`, `data` or `admin`."""
     prompts: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], ...] = ()
-    """Digests of the system prompt and tools of its requests; `GET /decisions/{id}` shows an
-    unknown one as `prompt_digest`."""
+    """Digests of the system prompt and tools of its requests; the `racer` object of a request with
+    unknown ones shows theirs as `prompt_digest`."""
     alpha: Alpha | None = None
     """Risk level of its requests; null: that of the calibration."""
     on_uncovered: Name | None = None
