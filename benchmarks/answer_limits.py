@@ -110,6 +110,7 @@ def population(
         fingerprints=prints,
         overlap_prints=prints,
         identities=prints,
+        query_hashes=np.arange(count, dtype=np.uint64),
         labels=labels,
         scores=scores,
         groups=None,

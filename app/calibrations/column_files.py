@@ -24,6 +24,7 @@ from racer_core.records.request import row_identity, row_text
 from racer_core.types import LabelledRow, RowsKind
 
 PRINT_BYTES: Final = 16
+_HASH_BYTES: Final = 8
 _CHUNK: Final = 1 << 14
 
 
@@ -36,6 +37,7 @@ class ColumnWriter:
         equality: When two answers are the same; None leaves answers out.
         markers: Around reasoning in answers.
         salt: Salt of the fingerprints.
+        store_key: Key of the queries' hashes.
         text: What the router reads of a conversation.
         query_chars: How many characters of a text the router reads.
         training_chars: Characters of the longest text of training; None: unknown.
@@ -49,6 +51,7 @@ class ColumnWriter:
         equality: Equality | None,
         markers: Markers,
         salt: str,
+        store_key: str,
         text: RoutedText,
         query_chars: int,
         training_chars: int | None,
@@ -57,10 +60,12 @@ class ColumnWriter:
         self._query_chars = query_chars
         self._training_chars = training_chars
         self._salt = salt
+        self._store_key = store_key.encode()
         self._text: RoutedText = text
         self._prints = bytearray()
         self._overlap_prints = bytearray()
         self._identities = bytearray()
+        self._query_hashes = bytearray()
         self._texts = texts
         self._equality = equality
         self._reasoning = ReasoningFilter(markers)
@@ -99,6 +104,10 @@ class ColumnWriter:
         self._overlap_prints += read if cut == name else fingerprint(self._salt, cut)
         identity = row_identity(row.query, row.earlier, row.request, plain=True) or name
         self._identities += blake2b(identity.encode(), digest_size=PRINT_BYTES).digest()
+        asked = row_identity(row.query, row.earlier, None, plain=True)
+        asked = asked or f"{row.scores} {sorted(row.correct)}"
+        hashed = blake2b(asked.encode(), key=self._store_key, digest_size=_HASH_BYTES)
+        self._query_hashes += hashed.digest()
         self._labels += bytes(name in row.correct for name in self._pool)
         self._scores.extend(self._unknown if row.scores is None else row.scores)
         self._quality.extend(self._unknown if row.quality is None else row.quality)
@@ -144,6 +153,7 @@ class ColumnWriter:
                 : 0 if self._overlap_prints == self._prints else None
             ],
             identities=np.frombuffer(self._identities, np.uint8),
+            query_hashes=np.frombuffer(self._query_hashes, "<u8"),
             ends=np.frombuffer(self._ends, np.int64),
             labels=self._table(np.frombuffer(self._labels, np.bool_)),
             scores=self._table(np.frombuffer(self._scores, np.float64)),
@@ -194,6 +204,7 @@ def load(
             fingerprints=fingerprints,
             overlap_prints=_digests(saved["overlap_prints"]) or fingerprints,
             identities=_digests(saved["identities"]),
+            query_hashes=saved["query_hashes"],
             labels=saved["labels"],
             scores=saved["scores"],
             quality=quality if quality.size else None,

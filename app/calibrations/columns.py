@@ -75,6 +75,9 @@ class RowColumns:
         identities: Digests of what the rows ask, equal for copies but for case, space and Unicode
             form: of the whole query or request with the turns before it, also where the router
             reads a part.
+        query_hashes: Hashes under the store's key, shape (n,), equal for queries that are equal
+            but for case, space and Unicode form, whatever else their requests hold; of a row
+            without a query, of its scores and labels.
         labels: Whether each candidate is right, shape (n, K).
         scores: The rows' own router scores, shape (n, K), NaN for a row without.
         groups: The group of each row; None if no row has one.
@@ -105,6 +108,7 @@ class RowColumns:
     fingerprints: tuple[bytes, ...]
     overlap_prints: tuple[bytes, ...]
     identities: tuple[bytes, ...]
+    query_hashes: NDArray[np.uint64]
     labels: BoolArray
     scores: FloatArray
     groups: tuple[str | None, ...] | None
@@ -134,6 +138,7 @@ class RowColumns:
             len(self.fingerprints),
             len(self.overlap_prints),
             len(self.identities),
+            len(self.query_hashes),
             grouped,
             len(self.clusters),
             len(self.queries if self.weights is None else self.weights),
@@ -164,22 +169,10 @@ class RowColumns:
     def digest(self) -> str:
         """SHA-256 of queries and labels: the same for any order and format of the file."""
         by_name = sorted(range(len(self.pool)), key=self.pool.__getitem__)
-        prints = np.frombuffer(b"".join(self.fingerprints), np.uint8).reshape(len(self), -1)
-        rows = np.hstack([prints, np.packbits(self.labels[:, by_name], axis=1)])
+        hashes = self.query_hashes.astype("<u8").view(np.uint8).reshape(len(self), -1)
+        rows = np.hstack([hashes, np.packbits(self.labels[:, by_name], axis=1)])
         ascending = np.sort(rows.view(f"S{rows.shape[1]}"), axis=0)
         return hashlib.sha256(ascending.tobytes()).hexdigest()
-
-    def hashes(self) -> NDArray[np.uint64]:
-        """64-bit keyed hashes of the distinct queries, ascending.
-
-        A row without a query has the hash of its scores and labels.
-        """
-        prints = np.frombuffer(b"".join(self.fingerprints), np.uint8).reshape(len(self), -1)
-        found = prints[:, :8].copy().view("<u8").ravel()
-        for i in np.flatnonzero(~np.isnan(self.scores[:, 0])):
-            data = self.scores[i].tobytes() + self.labels[i].tobytes()
-            found[i] = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-        return np.unique(found)
 
     def take(self, rows: NDArray[np.intp]) -> RowColumns:
         """Some of the rows, in their order; all of them are these columns themselves."""
@@ -192,6 +185,7 @@ class RowColumns:
             fingerprints=tuple(self.fingerprints[i] for i in chosen),
             overlap_prints=tuple(self.overlap_prints[i] for i in chosen),
             identities=tuple(self.identities[i] for i in chosen),
+            query_hashes=self.query_hashes[rows],
             labels=self.labels[rows],
             scores=self.scores[rows],
             quality=None if self.quality is None else self.quality[rows],

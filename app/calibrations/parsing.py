@@ -45,6 +45,7 @@ class ReadInstructions:
         query_chars: How many characters of a text the router reads.
         equality: When two recorded answers are the same; None leaves answers out.
         salt: Salt of the queries' fingerprints.
+        store_key: Key of the hashes by which shown rows are recognised.
         text: What the router reads of a conversation.
         markers: Around reasoning in recorded answers.
         candidates: How the candidates are served now.
@@ -63,6 +64,7 @@ class ReadInstructions:
     text: RoutedText
     candidates: tuple[BodySettings, ...]
     extra_fields: tuple[str, ...]
+    store_key: str = ""
     drawn: tuple[str, ...] = ()
     markers: Markers = MARKERS
     training_chars: int | None = None
@@ -125,6 +127,7 @@ def parse(
             equality=instructions.equality,
             markers=instructions.markers,
             salt=instructions.salt,
+            store_key=instructions.store_key,
             text=instructions.text,
             query_chars=instructions.query_chars,
             training_chars=instructions.training_chars,

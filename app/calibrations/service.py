@@ -172,14 +172,15 @@ class CalibrationService:
     async def _calibrate(
         self, upload: Upload, given: dict[str, Any], sender: str, progress: Progress
     ) -> dict[str, Any]:
-        rows, options = await asyncio.to_thread(self._read, upload, given, progress)
+        key = await self._store.run(self._seen_rows.key)
+        rows, options = await asyncio.to_thread(self._read, upload, given, progress, key)
         served = None
         if options.reweight:
             is_traffic = (options.rows_kind or rows.guessed_kind) is RowsKind.TRAFFIC
             served = await self._store.run(self._served, counts_repeats=is_traffic)
         digest = await asyncio.to_thread(rows.digest)
-        hashes = await asyncio.to_thread(rows.hashes)
-        seen = await self._store.run(self._seen_rows.fixed_terms, hashes)
+        hashes = rows.query_hashes
+        seen = await self._store.run(self._seen_rows.fixed_terms, hashes, rows.groups)
         stated = self._fixed_terms(options)
         source = {"sha256": upload.sha256, "bytes": upload.size, "key": sender}
         fixed = stated if seen is None else seen
@@ -226,7 +227,7 @@ class CalibrationService:
         }
 
     def _read(
-        self, upload: Upload, given: dict[str, Any], progress: Progress
+        self, upload: Upload, given: dict[str, Any], progress: Progress, key: bytes
     ) -> tuple[RowColumns, CalibrateOptions]:
         options = bodies.checked(CalibrateOptions, given)
 
@@ -245,6 +246,7 @@ class CalibrationService:
             equality=textual(self._settings.aggregation.equality),
             markers=self._settings.aggregation.reasoning_markers,
             salt=self._salt,
+            store_key=key.hex(),
             training_chars=self._training_chars,
             text=self._settings.routing.text,
             candidates=tuple(map(BodySettings.of, self._settings.candidates)),

@@ -127,7 +127,16 @@ class SeenRowsRow(Base):
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)  # of the labelled rows
     seen_at: Mapped[str] = mapped_column(String(32), index=True)
     terms: Mapped[str]  # a JSON list
-    sketch: Mapped[bytes] = mapped_column(LargeBinary)  # the smallest hashes, 8 bytes each
+    sketch: Mapped[bytes] = mapped_column(LargeBinary)  # hashes of queries, ascending, 8 bytes each
+
+
+class StoreKeyRow(Base):
+    """A key of keyed hashes in other tables, made by the first gateway that needs it."""
+
+    __tablename__ = "store_keys"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    value: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class WatchRow(Base):

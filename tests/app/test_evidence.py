@@ -147,6 +147,7 @@ def answering(
         fingerprints=calibration.fingerprints,
         overlap_prints=calibration.fingerprints,
         identities=calibration.fingerprints,
+        query_hashes=np.arange(shape[0], dtype=np.uint64),
         labels=calibration.labels,
         scores=np.full(shape, np.nan),
         groups=None,

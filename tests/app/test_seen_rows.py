@@ -17,16 +17,25 @@ from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from tests.support.gateway import (
     ADMIN_KEY,
+    ENVIRONMENT,
     ONE,
     POOL,
     Gateway,
     Serve,
     as_json,
+    configure,
     noisy,
+    running,
+    user,
 )
+from tests.support.lazy import LazyModule
+from tests.upstreams.scripted import FakePool
+
+stats = LazyModule("scipy.stats")
 
 ROWS = as_json(noisy(20_000, 150))
 OTHERS = as_json(noisy(30_000, 150))
+TRIALS = 500
 
 
 def calibrate(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> str:
@@ -100,23 +109,114 @@ def hashes_of(count: int, seed: int) -> NDArray[np.uint64]:
     return np.unique(np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64))
 
 
-@pytest.mark.parametrize("count", [100, 5_000])
-@pytest.mark.parametrize(("share", "is_seen"), [(0.01, False), (0.2, True), (1.0, True)])
-def test_a_part_of_shown_rows_is_recognised(
-    database: str, count: int, share: float, is_seen: bool
+@pytest.mark.parametrize(
+    ("earlier", "count"),
+    [(20, 20), (2_000, 20), (200_000, 20), (2_000, 1_000), (200_000, 1_000), (2_000, 20_000)],
+)
+@pytest.mark.parametrize("uploads", [1, 3])
+def test_a_twentieth_of_shown_rows_is_recognised(
+    tmp_path: Path, earlier: int, count: int, uploads: int
 ) -> None:
-    """By 128 hashes of the earlier upload, up to the error of so small a sample."""
-    earlier, others = hashes_of(count, 1), hashes_of(count, 2)
-    parts = np.random.default_rng(3).permutation(count)[: int(share * count)]
-    later = np.union1d(earlier[parts], others[: count - len(parts)])
+    """Always: with every query stored, the share is known, whatever the sizes.
+
+    A smaller share is not, and queries that no upload had are not: no hash of 64 bits is shared.
+    """
+    with Store(f"sqlite:///{tmp_path / 'racer.db'}") as store:
+        seen = SeenRows(store)
+        before = [hashes_of(earlier, seed) for seed in range(uploads)]
+        for number, each in enumerate(before):
+            seen.add(f"{number}", each, [["first"], [f"of {number}"]])
+        others, shown = hashes_of(count, 9), count // 20
+        pool = np.concatenate([each[: shown // uploads + 1] for each in before])[:shown]
+        assert len(pool) == shown
+        assert seen.fixed_terms(others) is None
+        assert seen.fixed_terms(np.concatenate([pool[1:], others[shown - 1 :]])) is None
+        found = seen.fixed_terms(np.concatenate([pool, others[shown:]]))
+        assert found is not None
+        assert ["first"] in found
+
+
+def test_repeats_of_traffic_are_a_false_alarm_at_their_binomial_rate(tmp_path: Path) -> None:
+    """Of 500 uploads of 20 queries, each of which was in an earlier upload by 1 %.
+
+    The number of alarms is binomial; the test fails by chance with probability 1e-6.
+    """
+    rng = np.random.default_rng(5)
+    before = hashes_of(10_000, 1)
+    with Store(f"sqlite:///{tmp_path / 'racer.db'}") as store:
+        seen = SeenRows(store)
+        seen.add("a", before, [])
+        alarms = 0
+        for _ in range(TRIALS):
+            new = rng.integers(0, 2**64, 20, dtype=np.uint64)
+            repeats = rng.random(20) < 0.01
+            new[repeats] = rng.choice(before, int(repeats.sum()), replace=False)
+            alarms += seen.fixed_terms(new) is not None
+    low, high = stats.binom.interval(1 - 1e-6, TRIALS, stats.binom.sf(0, 20, 0.01))
+    assert low <= alarms <= high
+    assert stats.binom.sf(4, 100, 0.01) < 0.004
+    assert stats.binom.sf(0, 10, 0.01) < 0.1
+
+
+@pytest.mark.parametrize("group", ["bot", None])
+def test_a_shown_group_of_a_large_upload_is_recognised(database: str, group: str | None) -> None:
+    """Three in a hundred rows of the upload are all the rows of one application."""
+    shown, others = hashes_of(30, 1), hashes_of(970, 2)
+    groups = [group] * 30 + ["search"] * 970
     with Store(database) as store:
         seen = SeenRows(store)
-        seen.add("a", earlier, [["first"], ["second"]])
-        assert seen.fixed_terms(others) is None
-        assert (seen.fixed_terms(later) is not None) == is_seen
-        if share == 1.0:  # several earlier uploads: what was fixed before all of them
-            seen.add("b", later, [["second"], ["third"]])
-            assert seen.fixed_terms(later) == [["second"]]
+        seen.add("a", shown, [["first"]])
+        upload = np.concatenate([shown, others])
+        assert seen.fixed_terms(upload) is None
+        assert seen.fixed_terms(upload, groups) == [["first"]]
+        assert seen.fixed_terms(others, groups[30:]) is None
+
+
+def test_large_sets_of_rows_are_forgotten_by_their_bytes(database: str, monkeypatch: Any) -> None:
+    """The newest stays, however large."""
+    monkeypatch.setattr(seen_rows, "MAX_BYTES", 8 * 300)
+    hashes = {name: hashes_of(size, size) for name, size in (("a", 100), ("b", 101), ("c", 400))}
+    with Store(database) as store:
+        seen = SeenRows(store)
+        for name, each in hashes.items():
+            seen.add(name, each, [[name]])
+            assert seen.fixed_terms(each) == [[name]]
+        assert seen.fixed_terms(hashes["a"]) is None
+
+
+def test_the_key_of_the_hashes_is_the_stores(database: str, tmp_path: Path) -> None:
+    """All gateways on it have one key, for good; another store has another."""
+    with Store(database) as one, Store(database) as other:
+        key = SeenRows(one).key()
+        assert key == SeenRows(other).key() == SeenRows(one).key()
+    with Store(f"sqlite:///{tmp_path / 'other.db'}") as another:
+        assert SeenRows(another).key() != key
+
+
+def test_another_artifact_forgets_no_row(
+    tmp_path: Path, artifact: Path, noisy_artifact: Path, pool: FakePool
+) -> None:
+    """Artifacts have salts of their own; the rows are the same."""
+    basis: list[str] = []
+    for trained in (artifact, noisy_artifact):
+        with running(configure(tmp_path, trained, pool.url), ENVIRONMENT) as gateway:
+            basis.append(calibrate(gateway, ROWS, alpha=0.3, activate=False))
+            if len(basis) == 1:
+                assert calibrate(gateway, OTHERS, dry_run=True) == "fixed"
+            else:
+                basis.append(calibrate(gateway, OTHERS, alpha=0.3, activate=False))
+    assert basis == ["fixed", "fixed", "band"]
+
+
+def test_requests_of_shown_queries_were_seen(serve: Serve) -> None:
+    """Whatever else their bodies hold."""
+    gateway = serve(calibrated=False)
+    assert calibrate(gateway, ROWS, dry_run=True) == "fixed"
+    requests = [
+        {"request": {"messages": user(row["query"]), "seed": 1}, "correct": row["correct"]}
+        for row in ROWS
+    ]
+    assert calibrate(gateway, requests, alpha=0.2, activate=False) == "band"
 
 
 def test_a_changed_file_of_shown_rows_was_seen(serve: Serve) -> None:
