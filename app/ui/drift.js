@@ -9,6 +9,7 @@ import { hasKey } from "./keys.js";
 import { adviceFor, sentence, streamInWords } from "./words.js";
 
 const KEPT = 360; // points of a line: an hour
+const COLOURS = 4; // further lines are dotted
 
 /** Two cards, and how to ask for what they show. */
 export function driftView() {
@@ -26,14 +27,15 @@ export function driftView() {
     }
     try {
       const response = await getJson("drift", "admin");
-      const identity = `${response.calibration_id} ${response.alarms?.since}`;
+      const reports = reportsOf(response);
+      const identity = `${response.calibration_id} ${reports.map(([, { alarms }]) => alarms?.since)}`;
       if (identity !== followed) points = [];
       followed = identity;
-      fill(risk, riskView(response));
-      fill(alarms, alarmView(response));
-      evidence.hidden = response.alarms === null;
-      if (response.alarms === null) return;
-      points.push({ at: new Date(), streams: response.alarms.streams });
+      fill(risk, reports.map(([name, report]) => [heading(name), riskView(report)]).flat(2));
+      fill(alarms, earlierAlarms(response), reports.map(([name, report]) => [heading(name), alarmView(report.alarms, response.calibration_id)]).flat());
+      evidence.hidden = reports.some(([, report]) => report.alarms === null);
+      if (evidence.hidden) return;
+      points.push({ at: new Date(), shares: sharesOf(reports) });
       if (points.length > KEPT) points.shift();
       drawEvidence(evidence, points);
     } catch (error) {
@@ -55,6 +57,28 @@ export function driftView() {
     drift: el("section", { class: "card", "aria-labelledby": "drift-title" }, el("h2", { id: "drift-title" }, "Evidence of drift"), alarms, evidence),
     poll,
   };
+}
+
+/** What is known of each application, by its name; without applications one report without a name. */
+function reportsOf(response) {
+  return response.applications ? Object.entries(response.applications) : [["", response]];
+}
+
+/** The name of an application above what is said of it. */
+function heading(name) {
+  return name ? el("h3", {}, name) : null;
+}
+
+/** The alarms that an earlier version raised without regard to applications: they void all. */
+function earlierAlarms({ applications, alarms, calibration_id: id }) {
+  return applications && alarms?.alarmed ? [heading("All applications"), alarmView(alarms, id)] : [];
+}
+
+/** How far it is to an alarm: of each stream, or where there are several applications of each application's furthest. */
+function sharesOf(reports) {
+  const shares = ({ alarms }) => Object.entries(alarms.streams).map(([name, { capital, alarm_at: at }]) => [streamInWords(name), Math.max(capital / at, 1e-12)]);
+  if (reports.length === 1) return Object.fromEntries(shares(reports[0][1]));
+  return Object.fromEntries(reports.map(([name, report]) => [name, Math.max(...shares(report).map(([, share]) => share))]));
 }
 
 /** Between which bounds the risk lies, by feedback and by the shadow sample. */
@@ -87,7 +111,7 @@ function interval(name, lower, upper, alpha, at = null) {
 }
 
 /** What alarmed, or that nothing did. */
-function alarmView({ alarms, calibration_id: id }) {
+function alarmView(alarms, id) {
   if (alarms === null) return notice("info", "No alarms are configured (", el("code", {}, "watching.false_alarm"), " is null).");
   const since = `watched since ${moment(alarms.since)}, calibration ${shortId(id)}`;
   if (alarms.raised.length === 0) return el("p", { class: "sentence" }, el("span", { class: "chip on" }, "no alarm"), " ", el("span", { class: "muted" }, `${since}. While nothing changes, any alarm ever has a chance of at most ${percent(alarms.false_alarm)}.`));
@@ -98,23 +122,23 @@ function alarmView({ alarms, calibration_id: id }) {
   );
 }
 
-/** Capital of each stream as a share of where it alarms, on a logarithmic axis. */
+/** Capital as a share of where it alarms, on a logarithmic axis. */
 function drawEvidence(element, points) {
-  const names = Object.keys(points.at(-1).streams);
-  const share = ({ capital, alarm_at: at }) => Math.max(capital / at, 1e-12);
-  const label = `Evidence against “nothing changed”: ${names.map((name) => `${streamInWords(name)} ${percent(share(points.at(-1).streams[name]), 2)} of an alarm`).join(", ")}.`;
+  const latest = points.at(-1).shares;
+  const names = Object.keys(latest);
+  const label = `Evidence against “nothing changed”: ${names.map((name) => `${name} ${percent(latest[name], 2)} of an alarm`).join(", ")}.`;
   chart(element, label, (colour) => ({
     data: names.map((name, i) => ({
       x: points.map(({ at }) => at),
-      y: points.map(({ streams }) => (streams[name] ? share(streams[name]) : null)),
-      name: streamInWords(name),
+      y: points.map(({ shares }) => shares[name] ?? null),
+      name,
       mode: "lines+markers",
       marker: { size: 4 },
-      line: { color: colour(`series-${i + 1}`), width: 2 },
+      line: { color: colour(`series-${(i % COLOURS) + 1}`), width: 2, dash: i < COLOURS ? "solid" : "dot" },
       hovertemplate: "%{y:.2%} of an alarm",
     })),
     x: { type: "date", range: window(points.map(({ at }) => at)) },
-    y: { type: "log", title: "share of an alarm", tickformat: "~%", dtick: 1, rangemode: "normal", range: [Math.min(-3, Math.log10(Math.min(...points.flatMap(({ streams }) => Object.values(streams).map(share))))), 0.4] },
+    y: { type: "log", title: "share of an alarm", tickformat: "~%", dtick: 1, rangemode: "normal", range: [Math.min(-3, Math.log10(Math.min(...points.flatMap(({ shares }) => Object.values(shares))))), 0.4] },
     shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: colour("bad"), width: 2, dash: "dash" } }],
   }));
 }

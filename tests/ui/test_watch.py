@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Route
 
+from tests.support.gateway import as_json
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
 from .conftest import Open, Tab
-from .fleet import FEW, RIVER, SUM, Fleet, served
+from .fleet import FEW, POEM, RIVER, SUM, Fleet, rows, served
 
 
 def at_watch(opened: Open, fleet: Fleet, **keys: str) -> Tab:
@@ -115,6 +117,36 @@ def test_feedback_narrows_the_realised_risk(fleet: Fleet, opened: Open) -> None:
     tab.page.click("#tab-try")
     tab.page.click("#tab-watch")
     assert until(lambda: tab.page.inner_text("#watch .interval") != before, 60)
+
+
+def test_each_application_has_its_risk_and_its_alarms(
+    opened: Open, tmp_path: Path, candidates: FakePool, router: Path
+) -> None:
+    """Under its name; the chart has a line for each. An alarm of one is said of it alone."""
+    applications: dict[str, Any] = {"bot": {}}
+    changes: dict[str, Any] = {"artifact": router, "applications": applications}
+    with served(tmp_path, FEW, candidates, calibrated=False, **changes) as fleet:
+        labelled = as_json(rows(FEW, 10_000, 600))
+        for row in labelled[::2]:
+            row["application"] = "bot"
+        body = {"rows": labelled, "alpha": 0.2, "confirm": True}
+        gateway, key = fleet.gateway, fleet.admin_key
+        assert gateway.post("/calibrate", key, json=body).status_code == 200
+        bodies = [{"query": f"{POEM} {number}", "application": "bot"} for number in range(200)]
+        decisions = [gateway.post("/route", key, json=each).json() for each in bodies]
+        gateway.get(f"/decisions/{decisions[-1]['decision_id']}", key)  # all were added then
+        tab = at_watch(opened, fleet)
+        tab.page.wait_for_selector("#watch .interval")
+        assert tab.page.locator("#watch h3").all_inner_texts() == ["bot", "default"] * 2
+        assert tab.page.locator("#watch .interval").count() == 2
+        card = tab.page.locator("section[aria-labelledby=drift-title]")
+        alarms = card.locator("h3 + *").all_inner_texts()
+        assert alarms[0].startswith("Alarm: ")
+        assert alarms[1].startswith("no alarm")
+        chart = "document.querySelector('section[aria-labelledby=drift-title] .chart')"
+        tab.until(f"{chart}.data?.length === 2")
+        names = card.locator(".chart").evaluate("chart => chart.data.map(({ name }) => name)")
+        assert names == ["bot", "default"]
 
 
 def test_the_admins_part_asks_for_its_key(fleet: Fleet, opened: Open) -> None:
