@@ -61,6 +61,9 @@ def lec(points: Sequence[GridPoint], limit: float) -> list[GridPoint]:
 
 RULES: Mapping[str, Rule] = {
     "learn then test (used)": lambda points, limit: learn_then_test(points, limit, DELTA).valid,
+    "learn then test, equal shares": lambda points, limit: (
+        learn_then_test(points, limit, DELTA, 1.0 / len(points)).valid
+    ),
     "fixed sequence": fixed_sequence,
     "exact binomial, delta / J": lambda points, limit: bounded(points, limit, DELTA / len(points)),
     "exact binomial, delta each": lambda points, limit: bounded(points, limit, DELTA),

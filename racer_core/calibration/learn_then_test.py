@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from racer_core.calibration.laws import beta_quantile, binomial_cdf_at
 from racer_core.errors import CalibrationError
 from racer_core.types import checked_alpha
+
+FIRST_SHARE: Final = 0.75
 
 
 def clopper_pearson_upper(errors: int, n: int, delta: float = 0.05) -> float:
@@ -72,17 +75,21 @@ class LambdaChoice:
 
 
 def learn_then_test(
-    grid: Sequence[GridPoint], answer_risk_max: float, delta: float = 0.05
+    grid: Sequence[GridPoint],
+    answer_risk_max: float,
+    delta: float = 0.05,
+    first_share: float = FIRST_SHARE,
 ) -> LambdaChoice:
     """Find the points whose answer risk is at most the target; any error has probability <= delta.
 
     Each point's null hypothesis is "its risk exceeds the target"; its p-value is
     P(Bin(answered, target) <= errors), exact given the number of answers. The fallback procedure
-    (Wiens 2003) tests the points in order: a point has its own delta / J, and inherits the level
-    of the point before it if that one passed. So it never passes fewer points than Bonferroni
-    (delta / J each), and in a run of good points each is tested at nearly all of delta, as in
-    fixed-sequence testing. Fixed-sequence testing alone would stop at its first failure, and a
-    strict first point that answers few queries fails for lack of rows.
+    (Wiens 2003) tests the points in order: a point has a share of delta, and inherits the level
+    of the point before it if that one passed. The first point has ``first_share`` of delta, as it
+    looked best before these rows were seen; the others share the rest equally. So in a run of good
+    points from the first on each is tested at most of delta, as in fixed-sequence testing.
+    Fixed-sequence testing alone would stop at its first failure, and a strict first point that
+    answers few queries fails for lack of rows.
 
     Why it is exact: every failure resets the inherited level. The first wrong pass therefore
     happens at a level made of the shares since the previous bad point; these shares sum to delta.
@@ -92,12 +99,15 @@ def learn_then_test(
             first, or best first by validation rows).
         answer_risk_max: In (0, 1).
         delta: Bound on P(a point passes that exceeds the target), under any dependence.
+        first_share: The first point's share of delta; a single point has all of it.
     """
     target, delta = checked_alpha(answer_risk_max, "answer_risk_max"), checked_alpha(delta, "delta")
     valid: list[GridPoint] = []
     level = 0.0
-    for point in grid:
-        level += delta / len(grid)
+    first_share = first_share if len(grid) > 1 else 1.0
+    for number, point in enumerate(grid):
+        share = first_share if number == 0 else (1.0 - first_share) / (len(grid) - 1)
+        level += delta * share
         if _p_value(point, target) <= level:
             valid.append(point)
         else:

@@ -141,18 +141,20 @@ def test_no_order_of_risks_passes_a_bad_point_too_often():
 
 
 def test_the_chance_that_a_limit_at_the_true_rate_is_certified_is_exact():
-    """Four thresholds with errors of their own, all at the limit: 1 - (1 - P(p <= delta / 4))^4.
+    """Four thresholds with errors of their own, all at the limit, of which none passed before.
 
-    Before the first pass each is tested at its own share of delta, whatever the order. 2,000 runs,
-    false alarm 1e-6; delta twice as large passes with probability below 1e-3.
+    The first is tested at 3/4 of delta, the others at 1/12 each. 2,000 runs, false alarm 1e-6;
+    delta twice as large passes with probability below 1e-3.
     """
     n, limit, delta, runs = 300, 0.3, 0.05, 2_000
     cdf = stats.binom.cdf(np.arange(n + 1), n, limit)
-    one = cdf[cdf <= delta / 4][-1]
+    first, other = (cdf[cdf <= delta * share][-1] for share in (3 / 4, 1 / 12))
     errors = np.random.default_rng(62).binomial(n, limit, (runs, 4)).tolist()
     grids = ([point(e, n, lambda_hat=float(i)) for i, e in enumerate(each)] for each in errors)
     certified = sum(bool(thresholds_that_pass(grid, 0.0, limit, delta)) for grid in grids)
-    assert_binomial(certified, runs, p=1.0 - (1.0 - one) ** 4, false_alarm=FALSE_ALARM)
+    assert_binomial(
+        certified, runs, p=1.0 - (1.0 - first) * (1.0 - other) ** 3, false_alarm=FALSE_ALARM
+    )
     assert thresholds_that_pass([point(0, n), point(0, n, lambda_hat=0.7)], 0.7, limit, delta)
     assert not thresholds_that_pass([point(0, n), point(n, n, lambda_hat=0.7)], 0.6, limit, delta)
 
@@ -169,13 +171,23 @@ def test_every_limit_from_the_smallest_feasible_one_on_passes(grid, limits):
 
 
 @given(grid=st.lists(counts, min_size=1, max_size=8), target=st.sampled_from([0.05, 0.3]))
-def test_never_passes_fewer_points_than_bonferroni(grid, target):
-    """Every point is tested at delta / J at least."""
+def test_never_passes_fewer_points_than_their_shares_alone(grid, target):
+    """Bonferroni with 3/4 of delta for the first point, and equal shares for the others."""
     points = [point(e, n, lambda_hat=float(i)) for i, (e, n) in enumerate(grid)]
     passed = learn_then_test(points, target, 0.05).valid
-    for each in points:
-        if clopper_pearson_upper(each.errors, each.answered, 0.05 / len(grid)) < target:
+    shares = [0.75, *[0.25 / (len(grid) - 1)] * (len(grid) - 1)] if len(grid) > 1 else [1.0]
+    for each, share in zip(points, shares, strict=True):
+        if clopper_pearson_upper(each.errors, each.answered, 0.05 * share) < target:
             assert each in passed
+
+
+def test_the_first_point_has_three_quarters_of_delta():
+    """A p-value of 0.033 passes in the first place, and not after a point that failed."""
+    weak, failing = point(46, 600), point(600, 600)
+    assert 0.025 < stats.binom.cdf(46, 600, 0.1) < 0.0375
+    assert weak in learn_then_test([weak, failing, failing], 0.1, 0.05).valid
+    assert weak not in learn_then_test([failing, weak, failing], 0.1, 0.05).valid
+    assert weak not in learn_then_test([weak, failing, failing], 0.1, 0.05, 1 / 3).valid
 
 
 def test_a_weak_first_point_does_not_end_the_search():
