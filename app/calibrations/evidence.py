@@ -111,18 +111,25 @@ def conditions_evidence(
     ``assumed`` rows came without digests and count as labelled with the configured parameters.
     ``parts`` are the populations beside the first, the largest 50 first.
     """
-    pool = populations[0].calibration.pool if populations else ()
-    shown = ("rows", "n", "feasible", "lambda_hat", "mean_size")
-    parts = sorted(populations, key=lambda part: -len(part.calibration.fingerprints))
     return {
         "assumed": rows.assumed,
         "digests": list(first),
-        "parts": [
-            {"later": part.later, "digests": dict(zip(pool, part.conditions or (), strict=True))}
-            | {name: value for name, value in evidence(part.calibration).items() if name in shown}
-            for part in parts[:MAX_GROUPS]
-        ],
+        "parts": parts_evidence(populations),
     }
+
+
+def parts_evidence(populations: Sequence[Population]) -> list[dict[str, Any]]:
+    """The evidence of populations beside the first, the largest 50 first."""
+    shown = ("rows", "n", "feasible", "lambda_hat", "mean_size")
+    parts = sorted(populations, key=lambda part: -len(part.calibration.fingerprints))
+    return [
+        {
+            "later": part.later,
+            "digests": dict(zip(part.calibration.pool, part.conditions or (), strict=True)),
+        }
+        | {name: value for name, value in evidence(part.calibration).items() if name in shown}
+        for part in parts[:MAX_GROUPS]
+    ]
 
 
 def curve(calibration: Calibration) -> list[dict[str, Any]]:

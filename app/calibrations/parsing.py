@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final
 
 from app.calibrations.column_files import ColumnWriter
+from app.routing.applications import prompt_digest
 from app.routing.conditions import ConditionReader
 from app.routing.query import MAX_DRAWN_BYTES, is_too_large_to_draw
 from app.wire.candidate_payload import BodySettings, request_fields
@@ -51,6 +52,7 @@ class ReadInstructions:
         candidates: How the candidates are served now.
         extra_fields: Fields of the deny list that are passed on to candidates.
         drawn: The applications whose rows are requests drawn from their traffic.
+        prompts: The digest of a system prompt and tools -> the application that lists it.
         training_chars: Characters of the longest text of the router's training; None: unknown.
     """
 
@@ -66,6 +68,7 @@ class ReadInstructions:
     extra_fields: tuple[str, ...]
     store_key: str = ""
     drawn: tuple[str, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     markers: Markers = MARKERS
     training_chars: int | None = None
 
@@ -171,6 +174,7 @@ class _RowConditions:
         self._reader = ConditionReader(instructions.candidates)
         self._extra_fields = instructions.extra_fields
         self._drawn = frozenset(instructions.drawn)
+        self._prompts = instructions.prompts
         self._pool = instructions.pool
         plain = self._reader.configured.of(self._pool)
         # The vector of digests in a row -> that of what the configuration sends for its request.
@@ -181,8 +185,9 @@ class _RowConditions:
         """The row, a whole request with digests.
 
         Raises:
-            InputError: Its request has fields that are not passed on to candidates, or its digests
-                are those of another request.
+            InputError: Its request has fields that are not passed on to candidates, or belongs to
+                an application that the row does not name, or its digests are those of another
+                request.
         """
         is_drawn = row.group in self._drawn
         if is_drawn and row.request is None:
@@ -201,6 +206,13 @@ class _RowConditions:
                 "cover no such request: leave the row out"
             )
         sent = self._reader.read(fields, path)
+        if row.group is None and self._prompts:
+            named = self._prompts.get(prompt_digest(fields, path) or "")
+            if named is not None:
+                raise InputError(
+                    f"its system prompt and tools are those of the application {named!r}: name the "
+                    f'application of the row, "application": "{named}" or another'
+                )
         if is_drawn and row.conditions not in ({}, sent.digests):
             raise InputError(
                 "it was labelled under another configuration of the candidates, or its request "

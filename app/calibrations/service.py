@@ -16,6 +16,14 @@ from typing import Any, Final, Protocol, Self
 
 from app.calibrations import activation_rule
 from app.calibrations.answer_risk import textual
+from app.calibrations.application_upload import (
+    check_application,
+    check_rows,
+    compared_evidence,
+    merged,
+    replaced_application,
+    with_promise,
+)
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import shift
 from app.calibrations.jobs import Job, JobQueue
@@ -154,10 +162,9 @@ class CalibrationService:
             Conflict: Another record is active than expected, or it was made for another artifact.
         """
         async with self._write_lock:
-            summary = await self._store.run(self._store.summary, calibration_id)
-            if summary.artifact == self._setup:  # else the store refuses it
-                active = self._active_record()
-                refusal = activation_rule.refusal(summary.evidence, active, confirm=confirm)
+            stored = await self._store.run(self._store.record, calibration_id)
+            if stored.artifact == self._setup:  # else the store refuses it
+                refusal = _refusal(stored, self._active_record(), confirm=confirm)
                 if refusal is not None:
                     raise ConfirmNeeded(f"{refusal}. {_HOW_TO_CONFIRM}")
             record = await self._store.run(
@@ -174,6 +181,9 @@ class CalibrationService:
     ) -> dict[str, Any]:
         key = await self._store.run(self._seen_rows.key)
         rows, options = await asyncio.to_thread(self._read, upload, given, progress, key)
+        if options.application is not None:
+            options = self._for_application(options, options.application)
+            check_rows(rows, options.application or "")
         served = None
         if options.reweight:
             is_traffic = (options.rows_kind or rows.guessed_kind) is RowsKind.TRAFFIC
@@ -195,13 +205,17 @@ class CalibrationService:
         activate = options.activate and not options.dry_run
         async with self._write_lock:
             before = self._active_record()
+            expected_active_id = options.expected_active_id
+            if options.application is not None:
+                record = merged(before, record, options.application)
+                # Another gateway may replace the rows of another application meanwhile.
+                expected_active_id = expected_active_id or ("" if before is None else before.id)
             if before is not None:
-                found = shift(before.id, before.evidence, record.evidence)
-                record = replace(record, evidence=record.evidence | {"shift": found})
+                record = _with_shift(record, before)
             refusal = None
             if options.activate:
-                refusal = activation_rule.refusal(
-                    record.evidence, before, confirm=options.confirm, max_shift=options.max_shift
+                refusal = _refusal(
+                    record, before, confirm=options.confirm, max_shift=options.max_shift
                 )
             if activate and refusal is not None:
                 await self._propose(record, refusal, progress)
@@ -213,7 +227,7 @@ class CalibrationService:
                     self._store.add,
                     record,
                     activate=activate,
-                    expected_active_id=options.expected_active_id,
+                    expected_active_id=expected_active_id,
                 )
                 if activate:
                     await self._calibration_sync.catch_up(record)
@@ -252,8 +266,23 @@ class CalibrationService:
             candidates=tuple(map(BodySettings.of, self._settings.candidates)),
             extra_fields=self._settings.limits.extra_fields,
             drawn=self._settings.drawn_applications,
+            prompts={
+                digest: name
+                for name, each in self._settings.applications.items()
+                for digest in each.prompts
+            },
         )
         return read_rows(upload, instructions, progress, add_fields), options
+
+    def _for_application(self, options: CalibrateOptions, name: str) -> CalibrateOptions:
+        """The options of an upload that replaces the rows of one application.
+
+        Raises:
+            NotFound, InputError: Its rows cannot be replaced, or not under these options.
+        """
+        active = self._active_record()
+        check_application(self._settings, name, active)
+        return options if active is None else with_promise(options, active.calibration.options)
 
     def _served(self, *, counts_repeats: bool) -> FloatArray:
         """Embeddings of the recorded queries that this artifact routed."""
@@ -293,6 +322,27 @@ class CalibrationService:
 
     def _show_refused(self, created_at: str) -> None:
         self._metrics.calibration_refused.set(datetime.fromisoformat(created_at).timestamp())
+
+
+def _with_shift(record: CalibrationRecord, active: CalibrationRecord) -> CalibrationRecord:
+    """The record, whose evidence says how far it is from the active one."""
+    found, compared = compared_evidence(record, active)
+    if compared is None:  # the application had no rows
+        return record
+    name = replaced_application(record.evidence)
+    of_application = {} if name is None else {"application": name}
+    changes = shift(active.id, compared.evidence, found) | of_application
+    return replace(record, evidence=record.evidence | {"shift": changes})
+
+
+def _refusal(
+    record: CalibrationRecord, active: CalibrationRecord | None, **terms: Any
+) -> ConfirmNeeded | None:
+    """Why the record may not become active; None if it may."""
+    if active is None:
+        return activation_rule.refusal(record.evidence, None, **terms)
+    found, compared = compared_evidence(record, active)
+    return activation_rule.refusal(found, compared, **terms)
 
 
 def setup_digest(artifact: str, candidates: Sequence[Candidate]) -> str:

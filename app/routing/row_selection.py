@@ -32,13 +32,21 @@ class _Index:
 
     Attributes:
         by_conditions: Later turns or not, and the digests of the calibration's candidates -> place.
+            Groups may have populations of their own under the same conditions.
+        of_group: The same and a group -> the place with its rows.
         by_group: A group -> the first place with its rows of first turns.
         drawn: Later turns or not, and an application -> the place of the rows drawn from it.
     """
 
     by_conditions: Mapping[tuple[bool, tuple[str, ...]], int]
+    of_group: Mapping[tuple[bool, tuple[str, ...], str | None], int]
     by_group: Mapping[str | None, int]
     drawn: Mapping[tuple[bool, str | None], int]
+
+    def alike(self, later: bool, digests: tuple[str, ...], group: str | None) -> int | None:
+        """The place of the rows of a turn and its conditions, those of the group if it has any."""
+        place = self.of_group.get((later, digests, group))
+        return self.by_conditions.get((later, digests)) if place is None else place
 
 
 class TurnKind(Enum):
@@ -105,12 +113,12 @@ class RowSelector:
             return self._drawn(record, query.later, index, group)
         digests = query.conditions.of(record.calibration.pool)
         turn = TurnKind.LATER if query.later else TurnKind.FIRST
-        population = index.by_conditions.get((query.later, digests))
+        population = index.alike(query.later, digests, group)
         if population is not None:
             return RowSelection(population=population, turn=turn)
         nearest = index.by_group.get(group, 0)
         usual = record.populations[nearest].conditions or ()
-        population = index.by_conditions.get((query.later, usual))
+        population = index.alike(query.later, usual, group)
         if population is None:
             population = nearest
             turn = TurnKind.UNCALIBRATED if query.later else turn
@@ -144,18 +152,20 @@ class RowSelector:
                 if not each.later
                 for group in each.calibration.group_names
             ]
-            # Unknown digests, (), equal those of no request.
-            places = {
-                (each.later, each.conditions or ()): place
-                for place, each in deciding
-                if each.drawn is None
-            }
+            places: dict[tuple[bool, tuple[str, ...]], int] = {}
+            of_group: dict[tuple[bool, tuple[str, ...], str | None], int] = {}
+            for place, each in deciding:
+                if each.drawn is None:
+                    # Unknown digests, (), equal those of no request.
+                    kind = each.later, each.conditions or ()
+                    places.setdefault(kind, place)
+                    of_group |= {(*kind, name): place for name in each.calibration.group_names}
             drawn: dict[tuple[bool, str | None], int] = {
                 (each.later, each.drawn): place
                 for place, each in deciding
                 if each.drawn is not None
             }
-            index = self._indexes[record.id] = _Index(places, dict(groups), drawn)
+            index = self._indexes[record.id] = _Index(places, of_group, dict(groups), drawn)
         return index
 
     def _decides(self, population: Population, record: CalibrationRecord) -> bool:

@@ -198,7 +198,8 @@ class RoutingService:
         )
         n, risk_band = 0, 0.0  # the whole pool is called
         answer_limit = None
-        reasons = [*record.void_reasons, *premises.reasons]
+        of_rows = record.populations[rows.population].void_reasons
+        reasons = [*record.void_reasons, *of_rows, *premises.reasons]
         if threshold is not None:
             calibration = threshold.calibration
             n = calibration.n

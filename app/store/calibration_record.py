@@ -47,9 +47,8 @@ class Population:
     """Labelled rows of one kind of request: only they set the threshold of such requests.
 
     Attributes:
-        calibration: The rows. Patterns, prices and the promise (risk target, alpha, delta, r and
-            score) are the same in all populations of a record; weights and what else its options
-            say of the rows are its own.
+        calibration: The rows. Patterns and the promise (risk target, alpha, delta, r and score) are
+            the same in all populations of a record; what else the options say of the rows is not.
         conditions: Digests of what the candidates were sent for the rows, but for the query, in the
             order of the calibration's pool; None: unknown, and no request is like them. Of drawn
             rows: digests of what the gateway added.
@@ -59,6 +58,7 @@ class Population:
             version that refused longer rows.
         drawn: The application whose traffic the rows were drawn from, as whole requests; None:
             requests must be sent like the rows.
+        void_reasons: Premises that never held for these rows, beside those of the record.
     """
 
     calibration: Calibration
@@ -67,6 +67,7 @@ class Population:
     text: RoutedText = "last_user"
     query_chars: int | None = None
     drawn: str | None = None
+    void_reasons: tuple[str, ...] = ()
 
     def is_too_long(self, text_chars: int, query_chars: int) -> bool:
         """Whether a text is not read as it would be of a row.
@@ -172,7 +173,8 @@ class CalibrationRecord:
 
         Else the arrivals that are drawn like the rows are the queries that are new.
         """
-        return self.evidence.get("sample", {}).get("kind") == RowsKind.TRAFFIC
+        found = [self.evidence, *self.evidence.get("uploads", {}).values()]
+        return all(each.get("sample", {}).get("kind") == RowsKind.TRAFFIC for each in found)
 
     @property
     def calibration(self) -> Calibration:
@@ -243,6 +245,7 @@ def _populations(
     for place, settings in enumerate(fields.get("populations") or _before_conditions(fields)):
         conditions = settings["conditions"] or fields.get(DIGESTS)
         groups = settings["groups"]
+        prices = settings.get("prices", fields["prices"])
         prefix = settings.get("prefix", f"{place}_")
         yield Population(
             calibration=first
@@ -253,12 +256,14 @@ def _populations(
                 groups=groups and tuple(groups),
                 answer_limit=None,
                 options=_options(settings.get("options", fields["options"])),
+                prices=prices and tuple(prices),
             ),
             conditions=conditions and tuple(conditions),
             later=settings["later"],
             text=settings["text"],
             query_chars=settings.get("query_chars"),
             drawn=settings.get("drawn"),
+            void_reasons=tuple(settings.get("void_reasons", ())),
         )
 
 
@@ -278,6 +283,8 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "drawn": population.drawn,
         "groups": population.calibration.groups,
         "options": _options_document(population.calibration.options),
+        "prices": population.calibration.prices,
+        "void_reasons": population.void_reasons,
     }
 
 

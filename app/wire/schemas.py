@@ -217,6 +217,12 @@ class CalibrateOptions(BaseModel):
         default=False,
         description="Use one random row per `cluster`: a bound for random clusters.",
     )
+    application: str | None = Field(
+        default=None,
+        max_length=128,
+        description="The application of all rows: they replace its rows in the active calibration,"
+        " and those of all others stay.",
+    )
     activate: bool = Field(default=True, description="False only stores the calibration.")
     expected_active_id: str | None = Field(default=None, description=EXPECTED)
     dry_run: bool = Field(
