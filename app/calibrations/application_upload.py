@@ -112,7 +112,7 @@ def compared_evidence(
 
 def replaced_application(found: Mapping[str, Any]) -> str | None:
     """The application that an upload replaced, by the evidence of its record; None: all rows."""
-    return found.get("application")
+    return found.get("replaced", {}).get("application")
 
 
 def merged(
@@ -141,7 +141,10 @@ def merged(
     for stale in ("shift", "refused", "later_turns"):
         found.pop(stale, None)
     found |= evidence(first.calibration) | {
-        "application": name,
+        "replaced": {
+            "application": name,
+            "calibration_id": None if active is None else active.id,
+        },
         "applications": application_evidence(populations, alphas),
         "conditions": found["conditions"] | {"parts": parts_evidence(populations[1:])},
         "uploads": {} if active is None else active.evidence.get("uploads", {}),

@@ -56,7 +56,7 @@ class MonitoredCalibration:
             rows = {} if population.later else _rows_by_application(population.calibration)
             for name in rows.keys() - found.keys():
                 calibration, alpha = population.calibration, record.alphas.get(name)
-                options = record.options(name, alpha and alpha.alpha)
+                options = record.options(name, alpha and alpha.alpha, place)
                 if len(rows) > 1:
                     calibration = calibration.take(rows[name])
                 if options != calibration.options:

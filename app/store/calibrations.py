@@ -127,6 +127,7 @@ class Store:
             session.flush()
             if activate:
                 _activate(session, record.id, record.artifact, expected_active_id)
+                _inherit_alarms(session, record)
 
     def activate(
         self, calibration_id: str, expected_active_id: str | None, artifact: str
@@ -146,6 +147,7 @@ class Store:
                     "upload its rows again to POST /calibrate"
                 )
             _activate(session, calibration_id, artifact, expected_active_id)
+            _inherit_alarms(session, record)
         return record
 
     def shared_state(self, artifact: str) -> SharedState:
@@ -276,6 +278,29 @@ def _activate(session: Session, calibration_id: str, artifact: str, expected: st
         session.flush()
     except IntegrityError as exc:  # another process activated the first one
         raise Conflict("another calibration was activated meanwhile; nothing was changed") from exc
+
+
+def _inherit_alarms(session: Session, record: CalibrationRecord) -> None:
+    """Continue the drift alarms of the applications whose rows the record took over.
+
+    Their rows are the same, so that an alarm or evidence of drift is not forgotten.
+    """
+    replaced = record.evidence.get("replaced", {})
+    before = select(WatchRow).where(
+        WatchRow.calibration_id == replaced.get("calibration_id"),
+        WatchRow.application != replaced.get("application"),
+    )
+    for watch in session.scalars(before):
+        taken_over = {
+            "calibration_id": record.id,
+            "application": watch.application,
+            "since": watch.since,
+            "state": watch.state,
+            "raised": watch.raised,
+        }
+        session.execute(
+            engine.insert_into(session, WatchRow).values(taken_over).on_conflict_do_nothing()
+        )
 
 
 def _find(session: Session, calibration_id: str, *, locks: bool = False) -> CalibrationRow:

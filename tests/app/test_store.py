@@ -16,6 +16,7 @@ import pytest
 from app.errors import Conflict, NotFound, SettingsError, StoreError
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord, Population
+from app.store.tables import WatchRow
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
@@ -503,3 +504,27 @@ def test_a_closed_store_has_no_threads(database: str) -> None:
     thread = asyncio.run(story())
     assert thread.name.startswith("racer-store")
     assert not thread.is_alive()
+
+
+def test_a_record_of_replaced_rows_takes_over_the_alarms_of_the_others(store: Store) -> None:
+    """Their rows are the same; the alarms of the replaced application begin again."""
+    first = record("first")
+    replaced = {"application": "bot", "calibration_id": "first"}
+    second = replace(record("second"), evidence={**first.evidence, "replaced": replaced})
+    store.add(first, activate=True)
+    with store.transaction() as session:
+        for name in ("bot", "search"):
+            watch = WatchRow(
+                calibration_id="first",
+                application=name,
+                since="then",
+                state="{}",
+                raised='["risk"]',
+            )
+            session.add(watch)
+    store.add(second, activate=False)
+    assert store.shared_state("a" * 64).alarms.keys() == {"bot", "search"}
+    store.activate("second", None, "a" * 64)
+    state = store.shared_state("a" * 64)
+    assert (state.active_id, {*state.alarms}) == ("second", {"search"})
+    assert (state.alarms["search"].since, state.alarms["search"].raised) == ("then", ("risk",))
