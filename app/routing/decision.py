@@ -37,11 +37,16 @@ class CertifiedDecision:
     record: CalibrationRecord | None  # None: no calibration is active
     population: int  # of the record: the place of the rows that set the threshold
     group: str | None  # of the request, whether or not it has its own threshold
-    application: Membership | None = None  # of the request; None: none is configured
+    member: Membership | None = None  # of its application; None: none is configured
     chosen: tuple[str, ...]  # the selected set, even where others are called instead
     chosen_by: ChosenBy
     repeated: bool = False  # the query was seen before, by this key or another, or is a row
     remarks: tuple[Remark, ...] = ()  # what its sender may know of the query
+
+    @property
+    def application(self) -> str | None:
+        """The application of the request; None: none is configured."""
+        return self.member and self.member.name
 
     @property
     def calibration_id(self) -> str | None:
@@ -91,4 +96,4 @@ class CertifiedDecision:
             "abstained": decision.abstained,
             "abstain_reason": decision.abstain_reason,
             "truncated": decision.truncated,
-        } | ({} if self.application is None else self.application.as_json())
+        } | ({} if self.member is None else self.member.as_json())

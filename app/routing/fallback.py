@@ -98,7 +98,7 @@ class FallbackRouting:
             group=self._grouping.of_request(
                 text, request.options.group, request.caller.group, request.application
             ),
-            application=request.application,
+            member=request.application,
             chosen=decision.selected,
             chosen_by=ChosenBy.FALLBACK,
         )

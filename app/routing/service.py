@@ -233,7 +233,7 @@ class RoutingService:
             record=record,
             population=rows.population,
             group=group,
-            application=application,
+            member=application,
             chosen=decision.selected,
             chosen_by=chosen_by,
         )
