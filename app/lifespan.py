@@ -17,6 +17,7 @@ from app.answering.answer_forms import AnswerReader, Embed
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
+from app.answering.shadow_calls import ShadowCalls
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.service import CalibrationService, setup_digest
 from app.monitoring.decision_statistics import DecisionStatistics
@@ -37,6 +38,7 @@ from app.routing.service import RoutingService
 from app.services import PARTS, Drain, RouterServices, Services, StoreServices
 from app.settings import Secrets, Settings
 from app.store import Store
+from app.store.encryption import Cipher
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer, open_tracer
@@ -117,12 +119,13 @@ async def open_services(
         stored = None
         if settings.artifact is not None:
             stored = await stack.enter_async_context(
-                _open_store(settings, secrets.store(settings), grouping, conditions, metrics)
+                _open_store(settings, secrets, grouping, conditions, metrics)
             )
             await stack.enter_async_context(QuotaLeases(stored.store, quotas.buckets()))
         mathematics = MathPool(DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
+        shadow_calls = ShadowCalls(settings, fleet, stored and stored.monitor)
         chat_services = _ChatServiceFactory(
             settings=settings,
             fleet=fleet,
@@ -130,6 +133,7 @@ async def open_services(
             conditions=conditions,
             mathematics=mathematics,
             monitor=stored and stored.monitor,
+            shadow_calls=shadow_calls,
             metrics=metrics,
             tracer=tracer,
         )
@@ -157,9 +161,17 @@ async def open_services(
             ),
             ui_assets=Assets(),
         )
+        # Closed before the router, whose encoder compares answers, the store and the candidates.
+        stack.push_async_callback(_finish_shadow_calls, shadow_calls, services)
         await stack.enter_async_context(LoopLag(metrics.loop_lag))
         _show_missing(services)
         yield services
+
+
+async def _finish_shadow_calls(shadow_calls: ShadowCalls, services: Services) -> None:
+    """Finish them in what is left of the time for draining."""
+    limits = services.settings.limits
+    await shadow_calls.close(services.drain.left_s(limits.drain_delay_s + limits.drain_s))
 
 
 def _show_missing(services: Services) -> None:
@@ -181,13 +193,14 @@ def _show_missing(services: Services) -> None:
 @asynccontextmanager
 async def _open_store(
     settings: Settings,
-    store_url: str,
+    secrets: Secrets,
     grouping: Grouping,
     conditions: ConditionReader,
     metrics: Metrics,
 ) -> AsyncGenerator[StoreServices]:
     async with AsyncExitStack() as stack:
-        store = stack.enter_context(await asyncio.to_thread(Store, store_url))
+        store = stack.enter_context(await asyncio.to_thread(Store, secrets.store(settings)))
+        key = secrets.samples_key
         active = ActiveCalibration(metrics)
         calibration_sync = CalibrationSync(
             store,
@@ -207,6 +220,10 @@ async def _open_store(
                 active=active,
                 metrics=metrics,
                 group_by=settings.group_by,
+                shadow_rates=settings.shadow_rates,
+                drawn=settings.drawn_applications,
+                pool=settings.pool,
+                cipher=None if key is None else Cipher(key.get_secret_value()),
             )
         )
         calibration_sync.subscribe(monitor.on_shared_state)
@@ -232,7 +249,7 @@ async def _open_router_services(
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-        stored.monitor.sample_by(trained.artifact.salt.encode())
+        stored.monitor.sample_by(trained.artifact.salt.encode(), setup)
         await stored.calibration_sync.follow(setup)
         async with CalibrationService(
             settings=settings,
@@ -264,6 +281,7 @@ class _ChatServiceFactory:
     conditions: ConditionReader
     mathematics: MathPool
     monitor: Monitor | None
+    shadow_calls: ShadowCalls
     metrics: Metrics
     tracer: Tracer | None
 
@@ -316,6 +334,7 @@ class _ChatServiceFactory:
             fleet=self.fleet,
             reader=reader,
             monitor=self.monitor,
+            shadow_calls=self.shadow_calls,
             stacked=stacked,
             metrics=self.metrics,
             tracer=self.tracer,

@@ -44,6 +44,13 @@ class Drain:
         else:
             self.given_up = True
 
+    def left_s(self, limit_s: float) -> float:
+        """What is left of a time limit that began with the draining; 0 once it was given up."""
+        if self.given_up:
+            return 0.0
+        begun_at = time.monotonic() if self._begun_at is None else self._begun_at
+        return max(0.0, begun_at + limit_s - time.monotonic())
+
     def is_over(self, delay_s: float) -> bool:
         """Whether the listeners may close: the delay has passed, or draining was given up."""
         return self._begun_at is not None and (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome
 from app.answering.request import RequestState
+from app.answering.shadow_calls import ShadowCall, ShadowCalls
 from app.answering.token_usage import answer_tokens, prompt_tokens
 from app.monitoring.decision_record import DecisionRecord, RequestEnd
 from app.monitoring.monitor import Monitor
@@ -28,8 +29,10 @@ class DecisionLog:
         tracer: Tracer | None,
         store_queries: bool,
         group_by: GroupBy,
+        shadow_calls: ShadowCalls,
     ) -> None:
         self._monitor = monitor
+        self._shadow_calls = shadow_calls
         self._metrics = metrics
         self._tracer = tracer
         self._store_queries = store_queries
@@ -38,7 +41,9 @@ class DecisionLog:
     def record(self, state: RequestState, results: FanOutResult, outcome: Outcome) -> Outcome:
         """Charge the tokens of an answered request and record its decision."""
         _charge(state, results, outcome)
-        return self.record_decision(outcome, state.request)
+        self.record_decision(outcome, state.request)
+        self.sample(state, results)
+        return outcome
 
     def record_unanswered(
         self, state: RequestState, results: FanOutResult, ended: RequestEnd
@@ -47,23 +52,44 @@ class DecisionLog:
         outcome = Outcome.of(state, results, ended=ended)
         _charge(state, results, outcome)
         self._store(outcome, state.request)
+        self.sample(state, results)
 
     def record_cancelled(self, state: RequestState, results: FanOutResult) -> None:
         """The same for a request whose client left: cancelled calls cost their prompts."""
         state.request.spend(len(results.cancelled) * prompt_tokens(state.request.fields))
         self.record_unanswered(state, results, RequestEnd.CANCELLED)
 
-    def record_abstained(
-        self, decision_id: str, routed: CertifiedDecision, request: RoutingRequest
-    ) -> None:
+    def record_abstained(self, state: RequestState) -> None:
         """Record a decision that is answered with an error because its set is empty."""
         outcome = Outcome(
-            decision_id=decision_id,
-            routed=routed,
-            certificate=routed.certificate,
+            decision_id=state.decision_id,
+            routed=state.routed,
+            certificate=state.routed.certificate,
+            shadow_rate=state.shadow_rate,
             ended=RequestEnd.FAILED,
         )
-        self._store(outcome, request)
+        self._store(outcome, state.request)
+        self.sample(state, FanOutResult())
+
+    def sample(self, state: RequestState, results: FanOutResult) -> None:
+        """Have the other candidates of a decision in the shadow sample called, in the background.
+
+        Args:
+            state: The request.
+            results: The answers that it has.
+        """
+        if state.shadow_rate is not None:
+            self._shadow_calls.add(
+                ShadowCall(
+                    decision_id=state.decision_id,
+                    request=state.request,
+                    pool=state.routed.certificate.pool,
+                    kind=state.vote.kind,
+                    reader=state.vote.reader,
+                    replies=dict(results.replies),
+                    failures=dict(results.failures),
+                )
+            )
 
     def record_decision(self, outcome: Outcome, request: RoutingRequest) -> Outcome:
         """Record a decision whose tokens are charged already, or that used none."""

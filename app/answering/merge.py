@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from app.answering.evaluator import Evaluator
@@ -13,7 +13,6 @@ from app.answering.outcome import Outcome
 from app.answering.request import RequestState
 from app.errors import NoAnswerError, UpstreamError
 from app.telemetry.tracing import Tracer
-from app.wire.format import AnswerKind
 
 REFUSAL: Final = (
     "No model of the pool is likely to answer this correctly, so none answers. "
@@ -34,7 +33,7 @@ class Merger:
         Raises:
             UpstreamError: No candidate of the set answered.
         """
-        if not state.selected:  # answers to a shadow sample count, but are not returned
+        if not state.selected:
             refusal = state.request.api_format.refusal(state.decision_id, REFUSAL)
             return Outcome.of(
                 state, results, answer=refusal, overhead_ms=_overhead_ms(state, results)
@@ -45,7 +44,7 @@ class Merger:
             return await self._elected(state, results)
 
     async def _elected(self, state: RequestState, results: FanOutResult) -> Outcome:
-        voters = _voters(state, results)
+        voters = _voters(results)
         medoids = await state.vote.cluster(results, voters)
         ratings = await self._evaluator.rate(
             state.request.query.text,
@@ -76,20 +75,9 @@ def _overhead_ms(state: RequestState, results: FanOutResult, rating_s: float = 0
     return (time.monotonic() - state.started - results.seconds - rating_s) * 1e3
 
 
-def _voters(state: RequestState, results: FanOutResult) -> list[str]:
-    """The candidates with the best kind of answer: a blank is no vote beside a text.
-
-    Candidates that only a shadow sample called vote only where the set has no answer.
-    """
-    if state.shadow_rate is not None:
-        voters = _best(results, [name for name in results.replies if name in state.selected])
-        if any(results.replies[name].kind >= AnswerKind.REFUSAL for name in voters):
-            return voters
-    return _best(results, results.replies)
-
-
-def _best(results: FanOutResult, names: Collection[str]) -> list[str]:
-    kinds = {name: results.replies[name].kind for name in names}
+def _voters(results: FanOutResult) -> list[str]:
+    """The candidates with the best kind of answer: a blank is no vote beside a text."""
+    kinds = {name: reply.kind for name, reply in results.replies.items()}
     best = max(kinds.values(), default=None)
     return [name for name, kind in kinds.items() if kind is best]
 

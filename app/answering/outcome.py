@@ -104,7 +104,6 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """The ``racer`` object."""
-        shows_answers = self.explain or self.shadow_rate is not None
         return (
             {
                 "decision_id": self.decision_id,
@@ -121,7 +120,7 @@ class Outcome:
             }
             | (
                 {"answers": {each.candidate: each.as_json() for each in self.answers}}
-                if shows_answers
+                if self.explain
                 else {}
             )
             | ({"shadow_rate": self.shadow_rate} if self.shadow_rate is not None else {})

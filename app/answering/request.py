@@ -34,7 +34,7 @@ class RequestState:
     vote: Vote
     started: float  # monotonic
     deadline: float  # monotonic
-    shadow_rate: float | None  # of the shadow sample: the whole pool is called
+    shadow_rate: float | None  # at which it was drawn for the shadow sample; None: it was not
     replacements: tuple[str, ...] | None = None  # of a set that failed: the surviving pool's set
 
     @property
@@ -44,16 +44,8 @@ class RequestState:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """The candidates to call: the set, or the whole pool for the shadow sample.
-
-        The sample includes empty sets: a query that was refused without need is a miss.
-        """
-        if self.replacements is not None:
-            return self.replacements
-        if self.shadow_rate is None:
-            return self.selected
-        pool = self.routed.certificate.pool
-        return (*self.selected, *(name for name in pool if name not in self.selected))
+        """The candidates to call: the set, or what replaces one that failed."""
+        return self.selected if self.replacements is None else self.replacements
 
     def led_by_the_best(self) -> Self:
         """The same, but only the best candidate of the set is called."""

@@ -61,36 +61,40 @@ class RequestRouter:
         deadline = self._deadline(request.options.timeout, started)
         routed = await self._decision(request, deadline)
         decision_id = request.api_format.id_prefix + self._ids.new_id()
+        shadow_rate = None
+        if self._monitor is not None:  # drawn before anything overrides, refuses or fails it
+            shadow_rate = self._monitor.shadow_sample.draw(decision_id, routed.application)
         kind = answer_forms.equality_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
-        try:
-            routed = self._overrides.applied(request, routed, kind)
-        except Abstained:
-            self._decision_log.record_abstained(decision_id, routed, request)
-            raise
-        self._decision_log.trace(decision_id, routed, routed.certificate)
-        shadow = self._monitor is not None and self._monitor.draw_shadow(
-            decision_id, routed.fingerprint, routed.certificate.reasons
-        )
-        return RequestState(
-            request=request,
-            decision_id=decision_id,
-            routed=routed,
-            vote=Vote(
-                rule=self._rule if routed.scored is not None else self._rule_without_scores,
-                kind=kind,
-                reader=self._reader,
-                stacked=self._stacked,
-                scores=routed.vote_scores,
-                members=routed.decision.selected,
+
+        def state(decision: CertifiedDecision) -> RequestState:
+            return RequestState(
+                request=request,
+                decision_id=decision_id,
+                routed=decision,
+                vote=Vote(
+                    rule=self._rule if decision.scored is not None else self._rule_without_scores,
+                    kind=kind,
+                    reader=self._reader,
+                    stacked=self._stacked,
+                    scores=decision.vote_scores,
+                    members=decision.decision.selected,
+                    deadline=deadline,
+                    waits_for_all=request.options.explain,
+                ),
+                started=started,
                 deadline=deadline,
-                waits_for_all=shadow or request.options.explain,
-            ),
-            started=started,
-            deadline=deadline,
-            shadow_rate=self._settings.watching.shadow_rate if shadow else None,
-        )
+                shadow_rate=shadow_rate,
+            )
+
+        try:
+            overridden = self._overrides.applied(request, routed, kind)
+        except Abstained:
+            self._decision_log.record_abstained(state(routed))
+            raise
+        self._decision_log.trace(decision_id, overridden, overridden.certificate)
+        return state(overridden)
 
     async def decide(self, request: RoutingRequest) -> Outcome:
         """The decision alone, as an outcome without answers."""

@@ -19,6 +19,7 @@ from app.answering.merge import Merger
 from app.answering.outcome import Outcome
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.request_router import RequestRouter
+from app.answering.shadow_calls import ShadowCalls
 from app.answering.streaming import OpenStream, Streaming, whole_stream
 from app.errors import UpstreamError
 from app.monitoring.decision_record import RequestEnd
@@ -45,6 +46,7 @@ class ChatService:
         monitor: Monitor | None,
         stacked: StackedVote | None,
         metrics: Metrics,
+        shadow_calls: ShadowCalls | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._evaluator = Evaluator(settings, fleet)
@@ -54,6 +56,7 @@ class ChatService:
             tracer=tracer,
             store_queries=settings.watching.store_queries,
             group_by=settings.group_by,
+            shadow_calls=shadow_calls or ShadowCalls(settings, fleet, monitor=None),
         )
         self._router = RequestRouter(
             settings=settings,
@@ -106,7 +109,7 @@ class ChatService:
         if not state.called:
             return whole_stream(state, await self._answer(state, FanOutResult()))
         results = FanOutResult()
-        if len(state.called) == 1 and state.shadow_rate is None:
+        if len(state.called) == 1:
             stream = await self._streaming.live(state, results)
             if stream is not None:
                 return stream

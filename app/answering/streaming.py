@@ -25,6 +25,7 @@ from racer_core.aggregation.reasoning import AnswerReader, ReasoningFilter
 from racer_core.types import Aggregate
 
 FIRST_EVENT_WAIT_S: Final = 0.2  # headers wait this long, so that early failures keep their status
+MAX_PIECES: Final = 20_000  # of a sampled stream; of a longer one the candidate is called again
 HELD_CHARS: Final = 256 * 2**10  # of a stream whose answer has not begun: bounds its memory
 
 OpenStream = tuple[BackgroundStream, dict[str, str]]  # events, and the headers of the response
@@ -91,6 +92,7 @@ class Streaming:
         writer = api_format.live(decision_id=state.decision_id, model=name)
         meter = TokenMeter(api_format, state.request.fields)
         beginning = _Beginning(api_format, self._reasoning)
+        pieces_of_sample = None if state.shadow_rate is None else list[dict[str, Any]]()
         has_begun = False
         try:
             with meter.charging(state.request.spend):
@@ -100,6 +102,8 @@ class Streaming:
                 ):
                     async for piece in closing:
                         meter.count(piece)
+                        if pieces_of_sample is not None and len(pieces_of_sample) < MAX_PIECES:
+                            pieces_of_sample.append(piece)
                         for each in beginning.released(piece):
                             for event in writer.feed(each):
                                 has_begun = True
@@ -123,6 +127,10 @@ class Streaming:
             self._decision_log.record_unanswered(state, left, RequestEnd.CANCELLED)
             raise
         self._decision_log.record_decision(outcome, state.request)
+        if pieces_of_sample is not None:
+            seconds = time.monotonic() - state.started
+            answered = beginning.answered(name, pieces_of_sample, seconds)
+            self._decision_log.sample(state, answered)
         for event in ending:
             yield event
 
@@ -200,6 +208,21 @@ class _Beginning:
             return AnswerKind.WITHHELD
         return self.kind
 
+    def answered(self, name: str, pieces: Sequence[dict[str, Any]], seconds: float) -> FanOutResult:
+        """The answer of a finished stream; none of one that is long, or not of texts alone."""
+        if (
+            len(pieces) >= MAX_PIECES
+            or self._has_other
+            or self.answer_kind is not AnswerKind.ANSWER
+        ):
+            return FanOutResult()
+        body = self._api_format.joined(pieces)
+        choices = [
+            each.without_reasoning(self._reasoning) for each in self._api_format.choices(body)
+        ]
+        reply = Reply.of(name, body, self._api_format, choices, seconds=seconds)
+        return FanOutResult(replies={name: reply})
+
     def reply(self, name: str, seconds: float) -> Reply:
         """The answer of a finished stream that never began."""
         body = self._api_format.joined(self.held)
@@ -223,4 +246,5 @@ def _live_outcome(
         answers=(reply,),
         merged=Aggregate(winner=name, text="", votes={}),
         overhead_ms=overhead_ms,
+        shadow_rate=state.shadow_rate,
     )

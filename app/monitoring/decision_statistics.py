@@ -158,32 +158,6 @@ class DecisionStatistics:
                 yield DecisionRecord.from_document(row.document, None)
             older = page.where(place < (rows[-1].created_at, rows[-1].id))
 
-    def judged_shadow_sample(
-        self, calibration_ids: Sequence[str]
-    ) -> list[tuple[DecisionRecord, dict[str, bool]]]:
-        """The judged shadow decisions of these calibrations with their verdicts, oldest first."""
-        wanted = DecisionRow.calibration_id.in_(calibration_ids), DecisionRow.judged
-        documents = (
-            select(DecisionRow.id, DecisionRow.document)
-            .where(*wanted)
-            .order_by(DecisionRow.created_at, DecisionRow.id)
-        )
-        by_decision = (
-            select(VerdictRow.decision_id, VerdictRow.candidate, VerdictRow.correct)
-            .join(DecisionRow, DecisionRow.id == VerdictRow.decision_id)
-            .where(*wanted)
-        )
-        verdicts: dict[str, dict[str, bool]] = {}
-        with self._store.transaction() as session:
-            rows = session.execute(documents).all()
-            for decision_id, candidate, correct in session.execute(by_decision):
-                verdicts.setdefault(decision_id, {})[candidate] = correct
-        return [
-            (DecisionRecord.from_document(document, None), verdicts[decision_id])
-            for decision_id, document in rows
-            if decision_id in verdicts  # otherwise deleted between the two statements
-        ]
-
 
 def _of(calibration_id: str, application: str) -> tuple[ColumnElement[bool], ...]:
     return DecisionRow.calibration_id == calibration_id, DecisionRow.application == application

@@ -170,7 +170,7 @@ def judged_query(
 
     Args:
         calibration: The calibration.
-        decision: A decision that has a loss for it, by ``eligibility.has_loss``.
+        decision: A decision that has a loss for it, by ``eligibility.population_with_loss``.
         correct: A verdict on every candidate of the calibration's pool.
     """
     options = calibration.options

@@ -30,9 +30,21 @@ def population_of(
 def population_with_loss(
     decision: DecisionRecord, monitored: MonitoredCalibration
 ) -> MonitoredPopulation | None:
-    """The rows whose risk it shows; None if verdicts on its answers give no loss.
+    """The rows whose risk it shows; None if verdicts on its answers give no loss that counts.
 
-    They do if the whole pool was to choose from, and would be called as for the rows.
+    A repeat counts only where the rows are a sample of traffic, which has repeats of its own.
+    """
+    if decision.repeated and not monitored.record.counts_repeats:
+        return None
+    return population_answered(decision, monitored)
+
+
+def population_answered(
+    decision: DecisionRecord, monitored: MonitoredCalibration
+) -> MonitoredPopulation | None:
+    """The rows like which it was answered; None if there are none.
+
+    The whole pool was to choose from, and would be called as for the rows.
     """
     population = population_of(decision, monitored)
     if population is None or not are_answered_like_rows(decision.reasons):
@@ -42,7 +54,7 @@ def population_with_loss(
 
 def is_ordinary(decision: DecisionRecord, monitored: MonitoredCalibration) -> bool:
     """Whether its application's own threshold chose its set, so that the set has its risk."""
-    population = population_with_loss(decision, monitored)
+    population = population_answered(decision, monitored)
     if population is None:
         return False
     options = population.calibration.options

@@ -37,6 +37,12 @@ class MonitoringMetrics:
             ("application", "stream"),
             registry=registry,
         )
+        self.samples = Counter(
+            "racer_shadow_samples",
+            "Decisions of the shadow sample, by whether every candidate was called",
+            ("outcome",),
+            registry=registry,
+        )
         self.risk = Gauge(
             "racer_realised_risk",
             "Mean loss of the judged shadow sample, and its 95 % interval",

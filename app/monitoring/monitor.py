@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import cache
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
-from app.errors import NotFound, StoreDamaged, StoreError
-from app.monitoring import drift_statistics, eligibility, risk_report, shadow_sample
+from app.errors import NoRouter, NotFound, StoreDamaged, StoreError
+from app.monitoring import drift_statistics, eligibility, risk_report, shadow_rows
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.decision_store import DecisionStore, StoredDecision
@@ -26,17 +26,22 @@ from app.monitoring.feedback import Feedback
 from app.monitoring.housekeeping import Housekeeping
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
+from app.monitoring.sample_store import Sample, SampleStore
 from app.monitoring.seen_queries import SeenQueries
-from app.monitoring.shadow_sample import ShadowSample
+from app.monitoring.shadow_sample import ShadowSample, conversation_id, thinned
 from app.monitoring.verification import Verification, calibration_of, verify
 from app.routing.active_calibration import ActiveCalibration
 from app.settings import GroupBy
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
+from app.store.encryption import Cipher
 from app.telemetry.metrics import Metrics
+from racer_core.calibration.shadow import is_sampled
 
 log = logging.getLogger(__name__)
+
+SAMPLING: Final = "sampling"  # in the place of a key, in verdicts on candidates without an answer
 
 
 class Monitor:
@@ -49,6 +54,10 @@ class Monitor:
         metrics: Where the metrics of monitoring are registered.
         key: Secret of the shadow sample, the same for all gateways; none before :meth:`sample_by`.
         group_by: The configured origin of a request's group.
+        shadow_rates: Sampling rates of applications with one of their own.
+        drawn: The applications whose rows are requests drawn from their traffic.
+        pool: The candidates that rows label, in order.
+        cipher: Encrypts the requests of the shadow sample; None: they are not stored.
         rng: Draws for the alarms; None takes fresh ones from the operating system.
     """
 
@@ -61,6 +70,10 @@ class Monitor:
         metrics: Metrics,
         key: bytes = b"",
         group_by: GroupBy,
+        shadow_rates: Mapping[str, float] | None = None,
+        drawn: Collection[str] = (),
+        pool: Sequence[str] = (),
+        cipher: Cipher | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
         self._settings = settings
@@ -73,7 +86,11 @@ class Monitor:
         self._statistics = DecisionStatistics(store)
         self._seen_queries = SeenQueries()
         self._sent_queries = SeenQueries()  # of each key, whichever calibration decides
-        self._shadow_sample = ShadowSample(settings.shadow_rate, key)
+        self.shadow_sample = ShadowSample(settings.shadow_rate, shadow_rates or {}, key)
+        self._drawn = drawn
+        self._pool = pool
+        self._setup: str | None = None
+        self._samples = SampleStore(store, cipher if settings.store_requests else None)
         self._dropped = 0
         self._decision_writer = DecisionWriter(self._write, self._count_dropped)
         self._drift = None
@@ -111,9 +128,15 @@ class Monitor:
         await self._stack.aclose()
         await self.flush_drift()
 
-    def sample_by(self, key: bytes) -> None:
-        """Draw the shadow sample with the key of an artifact that was loaded."""
-        self._shadow_sample.key = key
+    def sample_by(self, key: bytes, setup: str) -> None:
+        """Draw the shadow sample with the key of an artifact that was loaded.
+
+        Args:
+            key: The key.
+            setup: Digest of artifact and fleet, by which its calibrations are stored.
+        """
+        self.shadow_sample.key = key
+        self._setup = setup
 
     # The request path -----------------------------------------------------------------------
 
@@ -163,13 +186,35 @@ class Monitor:
         sent = fingerprint + (b"+" if later else b"-") + key.encode()
         return self._sent_queries.record(sent) if records else sent in self._sent_queries
 
-    def draw_shadow(self, decision_id: str, fingerprint: bytes, reasons: Collection[str]) -> bool:
-        """Draw whether a decision is in the shadow sample, so that the whole pool is called."""
-        return self._shadow_sample.draw(decision_id, fingerprint, reasons)
-
     def record(self, decision: DecisionRecord) -> None:
         """Record a decision, in the background."""
         self._decision_writer.add(decision)
+
+    # The shadow sample ------------------------------------------------------------------------
+
+    def conversation_id(
+        self, fields: Mapping[str, Any], path: str, *, caller: str, session: str | None
+    ) -> str | None:
+        """As :func:`app.monitoring.shadow_sample.conversation_id`, with the key of the sample."""
+        return conversation_id(self.shadow_sample.key, fields, path, caller=caller, session=session)
+
+    async def keep_sample(self, sample: Sample, wrong: Collection[str]) -> bool:
+        """Store a sample once its decision is stored; returns False where that is not kept.
+
+        Args:
+            sample: The sample.
+            wrong: The candidates that gave no answer to the request and would not give one, which
+                are wrong without a verdict.
+
+        Raises:
+            StoreError: The store cannot be used.
+        """
+        await self._decision_writer.written(sample.decision_id)
+        return await self._store.run(self._keep_sample, sample, wrong)
+
+    def count_sample(self, outcome: str) -> None:
+        """Count a sampled decision by what became of it."""
+        self._metrics.samples.labels(outcome).inc()
 
     # The endpoints ----------------------------------------------------------------------------
 
@@ -195,7 +240,7 @@ class Monitor:
             risk = await self._store.run(
                 risk_report.risk_as_json, self._statistics, monitored.record.id, population
             )
-            risk["shadow"]["rate"] = self._settings.shadow_rate
+            risk["shadow"]["rate"] = self.shadow_sample.rate_of(name or None)
             reports[name] = {"alarms": alarms.get(name), **risk}
         found = {"calibration_id": monitored.record.id}
         if monitored.record.is_by_application:
@@ -239,10 +284,25 @@ class Monitor:
         if self._drift is not None:
             self._drift.on_shared_state(state)
 
-    async def shadow_rows(self) -> bytes:
-        """The judged shadow decisions as labelled rows, JSON lines. Raises NotReady, StoreError."""
-        record = self._active.record()
-        return await self._store.run(self._shadow_rows, record)
+    async def shadow_rows(
+        self, *, application: str | None = None, since: str | None = None
+    ) -> tuple[bytes, int]:
+        """The decisions of the shadow sample as labelled rows, JSON lines, oldest first.
+
+        Args:
+            application: Only its requests; None: those of all.
+            since: Only decisions from then on: UTC, ISO 8601.
+
+        Returns:
+            The rows, and how many other turns of their conversations were left out.
+
+        Raises:
+            NotReady: No artifact is loaded.
+            StoreError: The store cannot be used, or the key does not decrypt the requests.
+        """
+        if self._setup is None:
+            raise NoRouter
+        return await self._store.run(self._shadow_rows, self._setup, application, since)
 
     # On threads ------------------------------------------------------------------------------
 
@@ -274,14 +334,18 @@ class Monitor:
         """Set the loss of a shadow decision, once every candidate has a verdict."""
         if not stored.complete or stored.judged:
             return
-        decision, monitored = stored.decision, self._active_populations()
-        population = eligibility.population_with_loss(decision, monitored)
-        judged = None
-        if population is not None:
-            judged = drift_statistics.judged_query(population.calibration, decision, stored.counted)
+        decision = stored.decision
+        monitored = self._monitored if self._active.ready else None
+        judged, once = None, False
+        if monitored is not None:
+            population = eligibility.population_with_loss(decision, monitored)
+            once = not monitored.record.counts_repeats
+            if population is not None:
+                judged = drift_statistics.judged_query(
+                    population.calibration, decision, stored.counted
+                )
         if self._drift is None:
             loss = None if judged is None else judged.loss
-            once = not monitored.record.counts_repeats
             self._decision_store.set_loss(decision, loss, once=once)
         else:
             self._drift.add_judged(decision, judged)
@@ -294,28 +358,57 @@ class Monitor:
             return verify(decision, active)
         return verify(decision, self._store.record(calibration_id))
 
-    def _shadow_rows(self, record: CalibrationRecord) -> bytes:
-        judged = self._statistics.judged_shadow_sample(self._store.ids(record.artifact))
+    def _keep_sample(self, sample: Sample, wrong: Collection[str]) -> bool:
+        if not self._samples.add(sample):
+            return False
+        if wrong:
+
+            def unjudged(stored: StoredDecision) -> dict[str, bool]:
+                return {name: False for name in wrong if name not in stored.verdicts}
+
+            stored, _ = self._decision_store.add_verdicts(
+                sample.decision_id, unjudged, key=SAMPLING, counts=True
+            )
+            self._set_loss(stored)
+        return True
+
+    def _shadow_rows(
+        self, setup: str, application: str | None, since: str | None
+    ) -> tuple[bytes, int]:
+        key = self.shadow_sample.key
+        found = [
+            each
+            for each in self._samples.rows(
+                self._store.ids(setup), application=application, since=since
+            )
+            if each.decision.calibration_id is not None or _is_drawn_by(key, each.decision)
+        ]
+        left_out = thinned(
+            [
+                (each.decision.decision_id, each.sample and each.sample.conversation)
+                for each in found
+            ],
+            key,
+        )
 
         @cache
         def conditions_of(calibration_id: str) -> tuple[str, ...] | None:
             try:
-                decided = (
-                    record if calibration_id == record.id else self._store.record(calibration_id)
-                )
+                first = self._store.record(calibration_id).populations[0]
             except StoreDamaged as exc:
                 log.warning("%s: its decisions are no shadow rows", exc)
                 return None
-            first = decided.populations[0]  # drawn rows have other digests than requests
-            return None if first.drawn else first.conditions
+            return None if first.drawn else first.conditions  # drawn rows have other digests
 
-        return shadow_sample.labelled_rows(
-            judged,
-            record.calibration.pool,
+        rows = shadow_rows.labelled_rows(
+            (each for each in found if each.decision.decision_id not in left_out),
+            self._pool,
             group_by=self._group_by,
+            drawn=self._drawn,
             conditions_of=conditions_of,
-            keeps_repeats=record.counts_repeats,
+            stores_requests=self._samples.stores_requests,
         )
+        return rows, len(left_out)
 
     def _on_activation(self, record: CalibrationRecord) -> None:
         monitored = self._monitored = MonitoredCalibration.of(record)
@@ -326,8 +419,6 @@ class Monitor:
                 for fingerprint in each.calibration.fingerprints
             ]
         )
-        rows = record.calibration.fingerprints
-        self._shadow_sample.restart(None if record.counts_repeats else rows)
         if self._drift is not None:
             self._drift.set_calibration(monitored)
         self._metrics.begin_risk(
@@ -361,3 +452,9 @@ class Monitor:
 def _seen_key(application: str, fingerprint: bytes) -> bytes:
     """A query: the same words to two applications are two. Fingerprints have one length."""
     return fingerprint + application.encode()
+
+
+def _is_drawn_by(key: bytes, decision: DecisionRecord) -> bool:
+    """Whether this key drew a decision, which then is of the artifact that is loaded."""
+    rate = decision.shadow_rate
+    return rate is not None and is_sampled(key, decision.decision_id.encode(), rate)

@@ -151,6 +151,8 @@ class SampleStore:
             StoredRequestsUnreadable: The key does not decrypt the requests.
         """
         wanted = _selected().where(DecisionRow.calibration_id.in_([*calibration_ids, UNCALIBRATED]))
+        if application is not None:
+            wanted = wanted.where(DecisionRow.application == application)
         if since is not None:
             wanted = wanted.where(DecisionRow.created_at >= since)
         found: list[SampledDecision] = []
@@ -159,7 +161,7 @@ class SampleStore:
             page = wanted if after is None else wanted.where(after)
             with self._store.transaction() as session:
                 read = session.execute(page.limit(PAGE)).all()
-                found += self._decoded(session, read, application)
+                found += self._decoded(session, read)
             if len(read) < PAGE:
                 return found
             last = read[-1][0]
@@ -224,14 +226,11 @@ class SampleStore:
         self,
         session: Session,
         rows: Sequence[Row[DecisionRow, SampleRow | None]],
-        application: str | None = None,
     ) -> list[SampledDecision]:
-        """The rows of one application, or all, with their verdicts."""
+        """The rows with their verdicts."""
         decisions = [
             (DecisionRecord.from_document(each.document, None), sample) for each, sample in rows
         ]
-        if application is not None:
-            decisions = [each for each in decisions if each[0].group == application]
         ids = [decision.decision_id for decision, _ in decisions]
         correct: dict[str, dict[str, bool]] = {}
         counted = select(VerdictRow).where(VerdictRow.decision_id.in_(ids), VerdictRow.counts)

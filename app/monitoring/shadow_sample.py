@@ -1,19 +1,21 @@
-"""Shadow sample: a random share of queries for which the whole pool is called, to be judged.
+"""Shadow sample: a random share of decisions that every candidate answers, to be judged.
 
-With a verdict on every candidate, the loss of a decision is known. The sample is drawn without a
-look at the query, so the mean loss of the sample estimates the realised risk.
+The draw looks at nothing but a secret key, the decision's id and the sampling rate, so the sample
+is drawn like the traffic: whatever a request is, and however it ends.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final, cast
 
-from app.monitoring.decision_record import DecisionRecord, are_answered_like_rows
-from app.monitoring.seen_queries import SeenQueries
-from app.settings import GroupBy
+from app.json_output import dump_json
 from racer_core.calibration.shadow import is_sampled
+from racer_core.errors import InputError
+from racer_core.records.request import TURN_FIELDS, conversation_of
+
+_DIGEST_BYTES: Final = 16
 
 
 class ShadowSample:
@@ -21,75 +23,82 @@ class ShadowSample:
 
     Args:
         rate: The sampling rate.
+        rates: The rates of applications with one of their own.
         key: Secret of the draws, the same for all gateways; empty: nothing is drawn yet.
     """
 
-    def __init__(self, rate: float, key: bytes) -> None:
-        self.rate = rate
+    def __init__(self, rate: float, rates: Mapping[str, float], key: bytes) -> None:
+        self._rate = rate
+        self._rates = rates
         self.key = key
-        self._drawn: SeenQueries | None = SeenQueries()
+        self.share = 1.0  # of the rates, that keeps the calls within their budget
+        self.is_on = rate > 0.0 or any(rates.values())
 
-    def restart(self, rows: Sequence[bytes] | None) -> None:
-        """Begin again for a calibration.
+    def rate_of(self, application: str | None) -> float:
+        """The rate in force for an application's requests."""
+        rate = self._rate if application is None else self._rates.get(application, self._rate)
+        return self.share * rate
 
-        Args:
-            rows: Fingerprints of its rows; None: it is a sample of traffic, so repeats are drawn
-                for, too.
-        """
-        self._drawn = None if rows is None else SeenQueries(rows)
-
-    def draw(self, decision_id: str, fingerprint: bytes, reasons: Collection[str]) -> bool:
-        """Draw for a decision; returns whether it is in the sample.
-
-        Unless the rows are a sample of traffic, a query is drawn for once: the first time that it
-        is to be answered as the rows were. A decision that calls no candidate, or whose loss would
-        not count, uses up no draw.
-        """
-        if self.rate == 0.0 or not self.key or not are_answered_like_rows(reasons):
-            return False
-        if self._drawn is not None and self._drawn.record(fingerprint):
-            return False
-        return is_sampled(self.key, decision_id.encode(), self.rate)
+    def draw(self, decision_id: str, application: str | None) -> float | None:
+        """The rate at which a decision was drawn; None where it is not in the sample."""
+        if not self.is_on or not self.key:
+            return None
+        rate = self.rate_of(application)
+        return rate if is_sampled(self.key, decision_id.encode(), rate) else None
 
 
-def labelled_rows(
-    judged: Iterable[tuple[DecisionRecord, Mapping[str, bool]]],
-    pool: Sequence[str],
-    *,
-    group_by: GroupBy,
-    conditions_of: Callable[[str], Sequence[str] | None],
-    keeps_repeats: bool,
-) -> bytes:
-    """Judged decisions as labelled rows, JSON lines.
+def conversation_id(
+    key: bytes, fields: Mapping[str, Any], path: str, *, caller: str, session: str | None
+) -> str | None:
+    """Keyed hash that the later turns of one conversation share; None for a first turn.
 
-    A decision of version 0.1 is no row: it does not say what was sent, nor what its group means.
+    Without a session of its own a conversation is known by its beginning, up to the first answer.
 
     Args:
-        judged: Shadow decisions with their verdicts.
-        pool: The pool that the decisions must have, in order.
-        group_by: The configured origin of groups; a group of another origin is another one.
-        conditions_of: The digests of the first population of a calibration, by its id: what is
-            answered like its rows was sent under these. None: unknown.
-        keeps_repeats: Write every decision. Otherwise the first on each query, since repeats of a
-            query are drawn for once at each gateway.
+        key: Secret of the hash.
+        fields: The fields of the body that candidates are sent.
+        path: The endpoint of candidates to which it goes.
+        caller: Name of the API key.
+        session: Id of the request's session.
     """
-    rows: dict[str, dict[str, Any]] = {}
-    for decision, correct in judged:
-        rate, calibration_id = decision.shadow_rate, decision.calibration_id
-        if calibration_id is None or decision.pool != pool or decision.group_by != group_by:
-            continue
-        if decision.answered_like_rows and decision.scores and rate:
-            conditions = conditions_of(calibration_id)
-            if conditions is None:
-                continue
-            row: dict[str, Any] = {} if decision.query is None else {"query": decision.query}
-            row |= {
-                "scores": dict(zip(pool, decision.scores, strict=True)),
-                "correct": {name: correct[name] for name in pool},
-                "group": decision.group,
-                "conditions": dict(zip(pool, conditions, strict=True)),
-                "weight": 1.0 / rate,
-                "decision_id": decision.decision_id,
-            }
-            rows.setdefault(decision.decision_id if keeps_repeats else decision.fingerprint, row)
-    return "".join(f"{json.dumps(row)}\n" for row in rows.values()).encode()
+    try:
+        if not conversation_of(fields, path).is_later:
+            return None
+    except InputError:  # it was served: another part of the body says what it asks
+        return None
+    beginning: list[Any] | str = session or _beginning(fields.get(TURN_FIELDS[path]))
+    return blake2b(
+        dump_json([caller, session is not None, beginning]),
+        key=blake2b(key, digest_size=32).digest(),
+        person=b"conversation",
+        digest_size=_DIGEST_BYTES,
+    ).hexdigest()
+
+
+def thinned(decisions: Sequence[tuple[str, str | None]], key: bytes) -> set[str]:
+    """Of the sampled turns of each conversation the ids of all but one, which is drawn uniformly.
+
+    Args:
+        decisions: Decision ids with their conversations; None for a first turn.
+        key: Secret of the draw, which is the same whenever the same turns are drawn from.
+    """
+    seed = blake2b(key, digest_size=32).digest()
+
+    def place(decision_id: str) -> bytes:
+        return blake2b(decision_id.encode(), key=seed, person=b"kept turn").digest()
+
+    turns: dict[str, list[str]] = {}
+    for decision_id, conversation in decisions:
+        if conversation is not None:
+            turns.setdefault(conversation, []).append(decision_id)
+    return {each for of_one in turns.values() for each in sorted(of_one, key=place)[1:]}
+
+
+def _beginning(turns: object) -> list[Any]:
+    """The turns up to the first answer."""
+    beginning: list[Any] = []
+    for turn in cast("list[object]", turns) if isinstance(turns, list) else []:
+        beginning.append(turn)
+        if isinstance(turn, dict) and cast("dict[str, object]", turn).get("role") == "assistant":
+            break
+    return beginning

@@ -47,6 +47,8 @@ class Application(Frozen):
     """Risk level of its requests; null: that of the calibration."""
     on_uncovered: Name | None = None
     """As `routing.on_uncovered`, for its requests; null: that."""
+    shadow_rate: Annotated[float, Field(ge=0, le=1)] | None = None
+    """As `watching.shadow_rate`, for its requests; null: that."""
     premise: Premise = "alike"
     """Its rows cover requests sent `alike`, or all, if they are `drawn` from its traffic."""
     checker: Checker | None = None

@@ -103,9 +103,9 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _shadow_samples_fit_the_fan_out(self) -> Self:
-        if self.watching.shadow_rate > 0.0 and len(self.pool) > self.limits.fan_out:
+        if (place := self._sampled_at()) and len(self.pool) > self.limits.fan_out:
             raise ValueError(
-                f"watching.shadow_rate: a sample calls all {len(self.pool)} candidates, and "
+                f"{place}: a sample calls all {len(self.pool)} candidates, and "
                 f"limits.fan_out allows {self.limits.fan_out}"
             )
         return self
@@ -138,11 +138,33 @@ class Settings(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _samples_have_a_router(self) -> Self:
+    def _samples_have_a_router_and_decisions(self) -> Self:
         """Refuse a sampling rate without an artifact: it would have no effect."""
-        if self.artifact is None and self.watching.shadow_rate > 0.0:
-            raise ValueError("watching.shadow_rate needs a router: set `artifact`")
+        place = self._sampled_at()
+        if self.artifact is None and place:
+            raise ValueError(f"{place} needs a router: set `artifact`")
+        if place and not self.watching.decisions:
+            raise ValueError(
+                f"{place} needs `watching.decisions: true`: only stored decisions can be judged"
+            )
         return self
+
+    def _sampled_at(self) -> str | None:
+        """The setting that turns the shadow sample on; None where none does."""
+        if self.watching.shadow_rate > 0.0:
+            return "watching.shadow_rate"
+        return next(
+            (f"applications.{n}.shadow_rate" for n, rate in self.shadow_rates.items() if rate), None
+        )
+
+    @property
+    def shadow_rates(self) -> dict[str, float]:
+        """The sampling rates of applications with one of their own."""
+        return {
+            name: each.shadow_rate
+            for name, each in self.applications.items()
+            if each.shadow_rate is not None
+        }
 
     @property
     def fallback(self) -> str:

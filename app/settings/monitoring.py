@@ -23,7 +23,11 @@ class MonitoringSettings(Frozen):
     feedback: Literal["admin", "all"] = "admin"
     """Keys whose feedback counts without review: `admin` or `all`."""
     shadow_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of decisions for which all candidates are called (shadow samples), for judging."""
+    """Share of decisions that are drawn for the shadow sample: all candidates answer them, in the
+    background, for judging."""
+    shadow_calls_per_day: Annotated[int, Field(gt=0)] | None = None
+    """Calls a day that shadow samples may be expected to add; null: any number. More traffic lowers
+    the sampling rates beforehand, by powers of two, and never stops the sampling."""
     store_requests: bool = False
     """Store the whole request and all answers of each shadow sample, encrypted with the key in
     `$RACER_SAMPLES_KEY`; false: nothing that contains their text."""
@@ -33,10 +37,6 @@ class MonitoringSettings(Frozen):
 
     @model_validator(mode="after")
     def _what_is_stored_needs_decisions(self) -> Self:
-        if self.shadow_rate > 0.0 and not self.decisions:
-            raise ValueError(
-                "shadow_rate needs `decisions: true`: only stored decisions can be judged"
-            )
         if self.store_requests and not self.decisions:
             raise ValueError(
                 "store_requests needs `decisions: true`: requests are stored with decisions"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from app.monitoring.drift_statistics import SET_SIZE, STREAMS, new_drift_state
-from app.monitoring.shadow_sample import ShadowSample
 from app.store.calibration_record import CalibrationRecord
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RowsKind
@@ -214,13 +213,3 @@ def test_drift_sees_repeats_of_traffic_and_each_question_once(noisy_artifact: Pa
     options = replace(calibration.options, one_per_cluster=True)
     state = new_drift_state(replace(calibration, options=options), 0.1, rng)
     assert set(state.streams) == {SET_SIZE}
-
-
-def test_the_shadow_sample_of_traffic_draws_for_repeats() -> None:
-    """A query that is asked again is drawn for again, as it is in the rows again."""
-    sample = ShadowSample(1.0, b"key")
-    sample.restart([b"row"])
-    assert [sample.draw(f"{i}", b"query", ()) for i in range(3)] == [True, False, False]
-    assert not sample.draw("row", b"row", ())
-    sample.restart(None)
-    assert all(sample.draw(f"{i}", query, ()) for i in range(3) for query in (b"query", b"row"))

@@ -23,6 +23,7 @@ from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.decision_store import DecisionStore
 from app.monitoring.decision_writer import DecisionWriter
+from app.monitoring.sample_store import SampleStore
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
 from tests.support.databases import Postgres
@@ -277,7 +278,7 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
     assert all(decision_store.get(each).counted == {"adder": True} for each in ids)
 
 
-def test_a_shadow_decision_deleted_meanwhile_gives_no_row(
+def test_a_shadow_decision_deleted_meanwhile_has_no_label(
     decision_store: DecisionStore, store: Store, database: str
 ) -> None:
     """Between the look at decisions and that at verdicts, by another gateway."""
@@ -285,7 +286,6 @@ def test_a_shadow_decision_deleted_meanwhile_gives_no_row(
     decision_store.add(made, [True] * 2)
     for each in made:
         decision_store.add_verdicts(each.decision_id, lambda _: dict.fromkeys(POOL, True), **DATA)
-        decision_store.set_loss(each, None)
     with Store(database) as another:
 
         def prune(statement: str) -> None:
@@ -293,8 +293,8 @@ def test_a_shadow_decision_deleted_meanwhile_gives_no_row(
                 assert DecisionStore(another).prune(30.0, 10) == 1
 
         with before_statements(database, prune):
-            found = DecisionStatistics(store).judged_shadow_sample([RECORD.id])
-    assert [each.decision_id for each, _ in found] == [made[1].decision_id]
+            found = SampleStore(store).rows([RECORD.id])
+    assert [bool(each.correct) for each in found] == [False, True]
 
 
 def test_the_newest_decisions_are_kept(decision_store: DecisionStore) -> None:
@@ -553,7 +553,7 @@ def test_settings_that_could_never_be_judged_stop_the_start(
     path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", watching=watching)
     code, _, stderr = racer("validate", "--config", path)
     assert code == 2
-    assert "shadow_rate needs `decisions: true`" in stderr
+    assert "watching.shadow_rate needs `watching.decisions: true`" in stderr
 
 
 def test_a_shadow_rate_without_calls_of_the_whole_pool_stops_the_start(

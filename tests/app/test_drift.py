@@ -29,7 +29,7 @@ from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
-from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget
+from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget, RowsKind
 from tests.support.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Gateway, Serve
 from tests.support.monitored import (
     POOL,
@@ -481,25 +481,29 @@ def test_answers_under_other_conditions_give_no_loss(store: Store) -> None:
         assert (report["shadow"]["judged"], report["shadow"]["counted"]) == (61, 1)
         assert report["feedback"]["identified"] == 1
         assert report["alarms"]["streams"]["largest_score"]["rounds"] == 61
-        rows = [json.loads(line) for line in (await monitor.shadow_rows()).splitlines()]
+        rows = [json.loads(line) for line in (await monitor.shadow_rows())[0].splitlines()]
         assert [row["decision_id"] for row in rows] == [usual.decision_id]
 
     monitored(store, story, shadow_rate=0.5)
 
 
-def test_a_query_is_drawn_when_it_is_first_to_be_answered_as_the_rows_were(
-    store: Store,
-) -> None:
-    """Being seen uses up no draw, nor do other conditions; being drawn does, and rows were."""
+@pytest.mark.parametrize("kind", [RowsKind.QUESTIONS, RowsKind.TRAFFIC])
+def test_a_repeat_counts_where_the_rows_have_repeats(store: Store, kind: RowsKind) -> None:
+    """It is drawn, judged and a row in any case; what it tells of the risk depends on the rows."""
+    record = replace(calibration_record(), evidence={"sample": {"kind": kind}})
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
-        assert not monitor.is_repeat(b"query", ())  # `POST /route`
-        assert not monitor.draw_shadow("other", b"query", ("conditions_differ",))
-        assert monitor.draw_shadow("first", b"query", ())
-        assert not monitor.draw_shadow("second", b"query", ())
-        assert not monitor.draw_shadow("row", world.record.calibration.fingerprints[0], ())
+        for repeated in (False, True):
+            note = decision_record(
+                world.record, [0.9, 0.5, 0.1], shadow_rate=0.5, repeated=repeated
+            )
+            monitor.record(note)
+            await monitor.feedback.add(note.decision_id, verdicts_on_all([True] * 3), ADMIN)
+        report = await monitor.drift_report()
+        assert report["shadow"]["judged"] == 2
+        assert report["shadow"]["counted"] == 1 + (kind is RowsKind.TRAFFIC)
 
-    monitored(store, story, shadow_rate=1.0)
+    monitored(store, story, record=record, shadow_rate=0.5)
 
 
 def test_verdicts_that_wait_move_no_stream(store: Store) -> None:
@@ -884,10 +888,9 @@ def test_drift_is_the_admins(gateway: Gateway, pool: FakePool) -> None:
 def test_drift_needs_a_calibration(serve: Serve) -> None:
     """503 that says what to do, before there is one."""
     gateway = serve(calibrated=False)
-    for path in ("/drift", "/shadow/rows"):
-        response = gateway.get(path, ADMIN_KEY)
-        assert response.status_code == 503
-        assert "POST /calibrate" in response.json()["error"]["message"]
+    response = gateway.get("/drift", ADMIN_KEY)
+    assert response.status_code == 503
+    assert "POST /calibrate" in response.json()["error"]["message"]
 
 
 # The draw of the shadow sample ----------------------------------------------------------------
@@ -899,9 +902,11 @@ def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         other = await world.monitor(seed=99, shadow_rate=0.2)
         ids = [f"chatcmpl-{number}" for number in range(5_000)]
-        drawn = [monitor.draw_shadow(each, each.encode(), ()) for each in ids]
-        assert drawn == [other.draw_shadow(each, each.encode(), ()) for each in ids]
-        assert 1_000 - 140 < sum(drawn) < 1_000 + 140  # 4.9 standard deviations
+        drawn = [monitor.shadow_sample.draw(each, None) for each in ids]
+        assert drawn == [other.shadow_sample.draw(each, None) for each in ids]
+        assert set(drawn) == {None, 0.2}
+        count = len(ids) - drawn.count(None)
+        assert 1_000 - 140 < count < 1_000 + 140  # 4.9 standard deviations
 
     monitored(store, story, shadow_rate=0.2)
 
@@ -911,6 +916,6 @@ def test_nothing_is_sampled_by_default(store: Store) -> None:
 
     async def story(monitor: Monitor, _: MonitoredStore) -> None:
         assert MonitoringSettings().shadow_rate == 0.0
-        assert not any(monitor.draw_shadow(f"{n}", b"%d" % n, ()) for n in range(1_000))
+        assert not any(monitor.shadow_sample.draw(f"{n}", None) for n in range(1_000))
 
     monitored(store, story)

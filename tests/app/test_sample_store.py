@@ -118,13 +118,21 @@ def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.Monke
     """Oldest first, also without a sample beside it, over several pages."""
     monkeypatch.setattr("app.monitoring.sample_store.PAGE", 2)
     times = [f"2026-01-01T00:00:0{second}.000000+00:00" for second in (3, 1, 2, 2, 4)]
-    decisions = [sampled(store, created_at=each, group="bot") for each in times]
-    sampled(store, group="agent")
-    elsewhere = sampled(store, calibration_id="cal-other", group="bot")
+    decisions = [
+        sampled(store, created_at=each, group="bot", group_by="application") for each in times
+    ]
+    sampled(store, group="agent", group_by="application")
+    elsewhere = sampled(store, calibration_id="cal-other", group="bot", group_by="application")
     unrouted = sampled(
-        store, calibration_id=None, created_at=times[0][:-7] + "1+00:00", group="bot"
+        store,
+        calibration_id=None,
+        created_at=times[0][:-7] + "1+00:00",
+        group="bot",
+        group_by="application",
     )
-    DecisionStore(store).add([decision_record(RECORD, [0.9, 0.5, 0.1], group="bot")], [True])
+    DecisionStore(store).add(
+        [decision_record(RECORD, [0.9, 0.5, 0.1], group="bot", group_by="application")], [True]
+    )
     samples = SampleStore(store)
     samples.add(sample_of(decisions[0], application="bot"))
     found = samples.rows([RECORD.id], application="bot")

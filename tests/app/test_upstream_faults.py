@@ -23,6 +23,7 @@ from tests.support.gateway import (
     user,
 )
 from tests.support.lazy import LazyModule
+from tests.support.samples import sampled
 from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool
 
 openai = LazyModule("openai")
@@ -289,11 +290,15 @@ def test_a_request_calls_each_candidate_as_often_as_the_attempts_allow(
     )
     for name in POOL:
         pool.fail(name, "500")
+    asked = 0
     for stream in (False, True):
         for racer in ({}, {"alpha": 0.001}, {"explain": True}, {"stream": "leader"}):
             for text in (ONE, TWO):
                 pool.requests.clear()
                 gateway.ask(text, racer, stream=stream)
+                asked += 1
+                if shadow_rate:
+                    sampled(gateway, asked)
                 calls = pool.calls()
                 assert calls
                 assert set(calls.values()) == {attempts}

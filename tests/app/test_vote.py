@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve
+from tests.support.samples import sampled
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -363,37 +364,38 @@ def test_the_certificate_stands_where_only_one_was_chosen_anyway(serve: Serve) -
 def test_a_shadow_decision_calls_the_whole_pool_and_only_its_set_votes(
     serve: Serve, pool: FakePool
 ) -> None:
-    """All answers are returned for judging; those outside the set neither win nor void."""
+    """Those outside the set neither win nor void, nor are they returned."""
     gateway = serve(watching={"shadow_rate": 1.0})
     pool.say("adder", "7", delay_s=0.3)
     pool.say("speller", "8")
     pool.fail("poet", FAILS_AT_ONCE)
     answer = gateway.chat(ONE)
-    assert pool.models_called() == sorted(POOL)
     assert answer["choices"][0]["message"]["content"] == "7"
     assert answer["racer"]["votes"] == {"7": 1}
-    assert answer["racer"]["answers"] == {"adder": "7", "speller": "8"}
+    assert "answers" not in answer["racer"]
+    assert [each["candidate"] for each in answer["racer"]["calls"]] == ["adder"]
+    sampled(gateway, 1)
+    assert pool.models_called() == sorted(POOL)
     assert answer["racer"]["shadow_rate"] == 1.0
     assert (answer["racer"]["selected"], reasons(answer)) == (["adder"], [])
     assert answer["racer"]["certificate"]["holds"] is True
 
 
-def test_in_a_shadow_decision_the_others_do_not_outvote_a_failure(
+def test_in_a_shadow_decision_the_others_do_not_make_good_for_a_failure(
     serve: Serve, pool: FakePool
 ) -> None:
-    """Whom only the sample called cannot make good for a failure in the set."""
-    gateway = serve(watching={"shadow_rate": 1.0})
+    """Its client gets the error that a client outside the sample gets."""
     pool.fail("adder", FAILS_AT_ONCE)
-    answer = gateway.chat(ONE)
-    assert answer["choices"][0]["message"]["content"] == "42"
-    assert reasons(answer) == ["candidate_failed:adder"]
+    errors = [serve(watching={"shadow_rate": rate}).ask(ONE) for rate in (1.0, 0.0)]
+    assert errors[0].status_code == errors[1].status_code == 400
+    assert errors[0].json() == errors[1].json()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_shadow_decision_that_abstains_calls_the_whole_pool_and_abstains(
     serve: Serve, pool: FakePool, stream: bool
 ) -> None:
-    """Whether to abstain was right is part of the risk; the answers return without a vote."""
+    """Whether to abstain was right is part of the risk; the client gets none of the answers."""
     gateway = serve(watching={"shadow_rate": 1.0})
     pool.say("adder", "7")
     pool.fail("poet", FAILS_AT_ONCE)
@@ -407,20 +409,9 @@ def test_a_shadow_decision_that_abstains_calls_the_whole_pool_and_abstains(
         body = response.json()
         racer, text = body["racer"], body["choices"][0]["message"]["content"]
         assert body["usage"]["total_tokens"] == sum(each["total_tokens"] for each in racer["usage"])
+    sampled(gateway, 1)
     assert pool.models_called() == sorted(POOL)
     assert "none answers" in text
     assert (racer["abstained"], racer["served_by"], racer["votes"]) == (True, None, {})
-    assert racer["answers"] == {"adder": "7", "speller": "42"}
+    assert racer["calls"] == []
     assert racer["certificate"]["holds"] is True
-
-
-@pytest.mark.parametrize("path", ["plain", "streaming"])
-def test_a_query_that_came_before_is_not_sampled(serve: Serve, pool: FakePool, path: str) -> None:
-    """A sample of repeats would be about the loudest client; and it would be paid for each time."""
-    gateway = serve(watching={"shadow_rate": 1.0})
-    gateway.route(ONE)  # calls no candidate, and uses up no draw
-    gateway.ask(ONE, stream=path == "streaming")
-    assert pool.models_called() == sorted(POOL)
-    pool.requests.clear()
-    gateway.ask(ONE, stream=path == "streaming")
-    assert pool.models_called() == ["adder"]

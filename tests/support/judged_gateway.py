@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ from tests.support.histories import (
 )
 from tests.support.judged_rows import JudgedDecision, Label, Upload, right_candidates
 from tests.support.recorded_gateway import RecordedGateway
+from tests.support.samples import sampled, samples, shadow_rows
 from tests.support.version_01 import write_as_version_01
 from tests.upstreams.scripted import Script
 
@@ -189,10 +189,11 @@ class JudgedGateway(RecordedGateway):
 
     def upload_sample(self) -> None:
         """Calibrate on the judged decisions, as the gateway exports them."""
-        lines = self.gateway.get("/shadow/rows", ADMIN_KEY).text.splitlines()
+        rows = [row for row in shadow_rows(self.gateway) if row["decision_id"] in self._decisions]
+        judged = [row for row in rows if "correct" in row]
         upload = Upload()
-        upload.add_sample([*map(json.loads, lines)], self._decisions, self.settings["group_by"])
-        self.counts["rows of samples"] += len(lines)
+        upload.add_sample(judged, self._decisions, self.settings["group_by"])
+        self.counts["rows of samples"] += len(judged)
         self._send(upload, alpha=0.1, activate=True)
 
     def calibrate_if_none(self) -> None:
@@ -249,7 +250,7 @@ class JudgedGateway(RecordedGateway):
         self.gateway.get("/drift", ADMIN_KEY)
         with (
             Store(self.gateway.settings.store) as store,
-            DriftStore(store).updating(self.active, "", new=_no_streams) as stored,
+            DriftStore(store).updating(self.active, new=_no_streams) as stored,
         ):
             streams = [*stored.state.streams.values()]
             streams[stream % len(streams)].wager.log_peak = 1e6
@@ -310,7 +311,10 @@ class JudgedGateway(RecordedGateway):
         while self.pool.running:
             time.sleep(0.001)
         before, alarmed = len(self.pool.requests), frozenset(self.alarmed)
+        over = sum(samples(self.gateway).values()) if self.settings["shadow_rate"] else 0
         response = self.gateway.post(path, key, json=body, headers=headers, **options)
+        if '"shadow_rate"' in response.text:  # its other candidates are called afterwards
+            sampled(self.gateway, over + 1)
         self._text = text
         return Exchange(
             request=request,

@@ -157,15 +157,18 @@ class MonitoredStore:
         self.active = ActiveCalibration(metrics)
         await self.active.swap(self.record)
         self.metrics = metrics
-        return Monitor(
+        monitor = Monitor(
             settings=MonitoringSettings(**settings),
             store=self.store,
             active=self.active,
             metrics=metrics,
             key=b"a key of the tests",
             group_by="request",
+            pool=POOL,
             rng=np.random.default_rng(seed),
         )
+        monitor.sample_by(b"a key of the tests", self.record.artifact)
+        return monitor
 
 
 def verdicts_on_all(labels: Sequence[bool]) -> Mapping[str, bool]:

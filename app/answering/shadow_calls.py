@@ -1,0 +1,260 @@
+"""Shadow calls: background calls that complete the answers to sampled decisions.
+
+A client waits for its own set alone. Afterwards the other candidates of the pool are called here,
+a few decisions at a time, and the answers are stored. What cannot be called stays a sampled
+decision without a label: the sample never depends on what could be answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from app.answering.answer_forms import AnswerReader
+from app.answering.request import InferenceRequest
+from app.concurrency.memory_budget import MemoryBudget
+from app.errors import Overloaded, StoreError, UpstreamError, UpstreamRejected
+from app.json_output import dump_json
+from app.monitoring.monitor import Monitor
+from app.monitoring.sample_store import Sample, SampledExchange
+from app.settings import Settings
+from app.upstream.fleet import Fleet
+from app.upstream.reply import Reply
+from app.wire.candidate_payload import candidate_payload
+from racer_core.aggregation.answers import Equality
+
+log = logging.getLogger(__name__)
+
+CONCURRENCY: Final = 4  # decisions whose candidates are called at the same time
+MAX_WAITING: Final = 1_000  # decisions
+MAX_WAITING_BYTES: Final = 64 * 2**20  # of their requests
+
+OnAnswers = Callable[[str, str | None, SampledExchange], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowCall:
+    """A sampled decision whose other candidates are to be called.
+
+    Attributes:
+        decision_id: The decision.
+        request: Its request.
+        pool: The candidates that the request could call.
+        kind: The equality of answers to it.
+        reader: Reads the normal forms of answers.
+        replies: The answers that it has.
+        failures: The candidates that failed; they are not called again.
+    """
+
+    decision_id: str
+    request: InferenceRequest
+    pool: Sequence[str]
+    kind: Equality
+    reader: AnswerReader
+    replies: dict[str, Reply] = field(default_factory=dict[str, Reply])
+    failures: dict[str, UpstreamError] = field(default_factory=dict[str, UpstreamError])
+
+
+class ShadowCalls:
+    """The queue of sampled decisions and the tasks that empty it.
+
+    Args:
+        settings: The candidates and the deadline.
+        fleet: Calls them.
+        monitor: Stores the samples; None: no store is open, and nothing is sampled.
+        on_answers: Called with every decision whose candidates have all answered, once it is
+            stored: its id, application, request and answers.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        monitor: Monitor | None,
+        *,
+        on_answers: OnAnswers | None = None,
+    ) -> None:
+        self._settings = settings
+        self._candidates = {candidate.name: candidate for candidate in settings.candidates}
+        self._fleet = fleet
+        self._monitor = monitor
+        self._on_answers = on_answers
+        self._waiting: asyncio.Queue[tuple[ShadowCall, int]] = asyncio.Queue(MAX_WAITING)
+        self._memory = MemoryBudget(MAX_WAITING_BYTES, Overloaded, "too many sampled requests wait")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+        self._has_store_fault = False
+
+    def add(self, call: ShadowCall) -> None:
+        """Have a decision's other candidates called. Never waits, never raises."""
+        if self._monitor is None:
+            return
+        size = len(dump_json(dict(call.request.fields)))
+        try:
+            self._memory.reserve(size)
+        except Overloaded:
+            self._monitor.count_sample("lost")
+            return
+        try:
+            self._waiting.put_nowait((call, size))
+        except asyncio.QueueFull:
+            self._memory.release(size)
+            self._monitor.count_sample("lost")
+            return
+        if len(self._tasks) < CONCURRENCY:
+            task = asyncio.create_task(self._work(), name="shadow calls")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self, limit_s: float) -> None:
+        """Finish the calls that wait within a time limit; then store what was answered.
+
+        Args:
+            limit_s: The time limit.
+        """
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=limit_s)
+        self._is_closing = True
+        while self._tasks:  # a cancelled task stores what it has, and takes no other decision
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+        while not self._waiting.empty():
+            call, size = self._waiting.get_nowait()
+            self._memory.release(size)
+            await self._store(call)
+
+    async def _work(self) -> None:
+        """Complete waiting decisions one by one, until none waits."""
+        while not self._waiting.empty() and not self._is_closing:
+            call, size = self._waiting.get_nowait()
+            try:
+                await self._complete(call)
+            finally:
+                self._memory.release(size)
+
+    async def _complete(self, call: ShadowCall) -> None:
+        missing = [
+            name for name in call.pool if name not in call.replies and name not in call.failures
+        ]
+        deadline = time.monotonic() + self._settings.limits.deadline_s
+        calls = asyncio.gather(*(self._call(call, name, deadline) for name in missing))
+        try:
+            await calls
+        except asyncio.CancelledError:
+            await self._store(call)
+            raise
+        await self._store(call)
+
+    async def _call(self, call: ShadowCall, name: str, deadline: float) -> None:
+        request = call.request
+        try:
+            reply = await self._fleet.ask(
+                name,
+                request.api_format,
+                candidate_payload(request.fields, self._candidates[name], request.api_format.path),
+                deadline=deadline,
+                caller=request.caller.name,
+            )
+            reply.check_not_empty()
+        except UpstreamError as exc:
+            call.failures[name] = exc
+        except Exception:  # our own fault, but no reason to fail the other calls
+            log.exception("a shadow call to %s failed unexpectedly", name)
+            call.failures[name] = UpstreamError(f"{name} could not be called")
+        else:
+            call.replies[name] = reply
+
+    async def _store(self, call: ShadowCall) -> None:
+        """Store the sample, and pass it on if every candidate has answered. Never raises."""
+        assert self._monitor is not None
+        try:
+            sample, wrong = await self._sample(call)
+            is_stored = await self._monitor.keep_sample(sample, wrong)
+            self._has_store_fault = False
+        except StoreError as exc:
+            self._monitor.count_sample("lost")
+            if not self._has_store_fault:
+                log.warning("samples are not stored, and stay without a label: %s", exc)
+            self._has_store_fault = True
+            return
+        except Exception:
+            log.exception("a sample is not stored")
+            self._monitor.count_sample("lost")
+            return
+        is_whole = sample.whole and is_stored
+        self._monitor.count_sample("whole" if is_whole else "incomplete")
+        if is_whole and self._on_answers is not None:
+            try:
+                await self._on_answers(call.decision_id, sample.application, self._exchange(call))
+            except Exception:
+                log.exception("a sample was stored, and not passed on")
+
+    async def _sample(self, call: ShadowCall) -> tuple[Sample, list[str]]:
+        """The sample, and the candidates that are wrong without a verdict."""
+        request, pool = call.request, call.pool
+        rejected = {
+            name for name, exc in call.failures.items() if isinstance(exc, UpstreamRejected)
+        }
+        unanswered = {name for name, reply in call.replies.items() if reply.answer is None}
+        allowed = request.caller.candidates
+        able = request.query.able(self._settings.candidates)
+        unable = [
+            name
+            for name in self._settings.pool
+            if name not in able and (allowed is None or name in allowed)
+        ]
+        path = request.api_format.path
+        sample = Sample(
+            decision_id=call.decision_id,
+            application=None if request.application is None else request.application.name,
+            later=request.query.later,
+            conversation=self._monitor
+            and self._monitor.conversation_id(
+                request.fields, path, caller=request.caller.name, session=request.session
+            ),
+            classes={**dict.fromkeys((*pool, *unable)), **await _classes(call)},
+            digests=request.query.conditions.digests,
+            whole=all(name in call.replies or name in rejected for name in pool),
+            exchange=self._exchange(call),
+        )
+        return sample, [name for name in pool if name in rejected or name in unanswered]
+
+    @staticmethod
+    def _exchange(call: ShadowCall) -> SampledExchange:
+        request = call.request
+        return SampledExchange(
+            request=dict(request.fields),
+            path=request.api_format.path,
+            answers={
+                name: call.replies[name].answer if name in call.replies else None
+                for name in call.pool
+            },
+            calls={name: reply.call_record for name, reply in call.replies.items()},
+        )
+
+
+async def _classes(call: ShadowCall) -> Mapping[str, int]:
+    """The class of each answer: the place of its normal form among the forms, in pool order."""
+    forms: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    for name in call.pool:
+        reply = call.replies.get(name)
+        if reply is None or reply.answer is None:
+            continue
+        form = await call.reader.form(call.kind, reply.choices)
+        if form is None and call.kind is Equality.SEMANTIC:
+            texts[name] = reply.text
+        elif form is not None:
+            forms[name] = form
+    if texts:
+        clusters, _ = await call.reader.semantic(texts, dict.fromkeys(texts, 0.0))
+        forms |= clusters
+    numbers: dict[Any, int] = {}
+    return {
+        name: numbers.setdefault(forms[name], len(numbers)) for name in call.pool if name in forms
+    }

@@ -1,0 +1,129 @@
+"""Shadow rows: the decisions of the shadow sample as labelled rows, for `POST /calibrate`.
+
+Every sampled decision is a row. One that nobody could label, or has not yet, says so: left out, the
+rows would be drawn by what candidates and judges could answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from app.monitoring.decision_record import are_like_rows
+from app.monitoring.sample_store import SampledDecision
+from app.routing.reasons import Reason
+from app.settings import GroupBy
+
+
+def labelled_rows(
+    sampled: Iterable[SampledDecision],
+    pool: Sequence[str],
+    *,
+    group_by: GroupBy,
+    drawn: Collection[str],
+    conditions_of: Callable[[str], Sequence[str] | None],
+    stores_requests: bool,
+) -> bytes:
+    """Sampled decisions as rows, JSON lines.
+
+    Left out are decisions of other populations, as the request, the key or the configuration made
+    them: of a part of the pool, under another `group_by`, of version 0.1; where no requests are
+    stored, those without a calibration, which have no scores, and, but for drawn rows, those of
+    queries unlike the rows.
+
+    Args:
+        sampled: The decisions, oldest first.
+        pool: The router's pool, in order.
+        group_by: The configured origin of groups; a group of another origin is another one.
+        drawn: The applications whose rows are requests drawn from their traffic.
+        conditions_of: The digests of the rows of a decision's calibration, by its id, for a
+            decision without a sample beside it; None: unknown.
+        stores_requests: Whether requests are stored.
+    """
+    rows = (
+        _row(each, pool, drawn, conditions_of, stores_requests=stores_requests)
+        for each in sampled
+        if each.decision.group_by == group_by
+    )
+    return "".join(f"{json.dumps(row)}\n" for row in rows if row is not None).encode()
+
+
+def _row(
+    sampled: SampledDecision,
+    pool: Sequence[str],
+    drawn: Collection[str],
+    conditions_of: Callable[[str], Sequence[str] | None],
+    *,
+    stores_requests: bool,
+) -> dict[str, Any] | None:
+    decision, sample = sampled.decision, sampled.sample
+    missing = [name for name in pool if name not in decision.pool]
+    is_down = any(each.startswith(Reason.CANDIDATE_DOWN) for each in decision.reasons)
+    unable = [name for name in missing if sample is not None and name in sample.classes]
+    if not set(decision.pool) <= set(pool) or not (is_down or len(unable) == len(missing)):
+        return None
+    if not decision.shadow_rate:
+        return None
+    exchange = None if sample is None else sample.exchange
+    is_drawn = decision.group_by == "application" and decision.group in drawn
+    conditions = _conditions(sampled, pool, conditions_of)
+    if exchange is None and not is_drawn and not (conditions and are_like_rows(decision.reasons)):
+        return None
+    row: dict[str, Any] = {}
+    is_scored = decision.scores is not None and len(decision.scores) == len(pool)
+    if exchange is not None:
+        row["request"] = exchange.request
+        row["answers"] = {name: exchange.answers.get(name) for name in pool}
+        row["calls"] = exchange.calls
+    elif decision.scores is not None and is_scored:
+        row |= {} if decision.query is None else {"query": decision.query}
+        row["scores"] = dict(zip(pool, decision.scores, strict=True))
+    elif decision.calibration_id is not None or stores_requests:
+        row["scores"] = dict.fromkeys(pool, 0.0)  # without a label they count for nothing
+    else:
+        return None
+    correct = {**sampled.correct, **dict.fromkeys(unable, False)}
+    if exchange is None and not is_scored:
+        correct = {}
+    if all(name in correct for name in pool):
+        row["correct"] = {name: correct[name] for name in pool}
+    else:
+        row["unlabelled"] = True
+    judged = _judged(sampled.judgements, [name for name in pool if name not in unable])
+    if judged is not None:
+        row["judged"] = {name: judged.get(name, False) for name in pool}
+    if exchange is None and sample is not None and sample.later:
+        row["later"] = True
+    if conditions is not None:
+        row["conditions"] = conditions
+    name = "application" if decision.group_by == "application" else "group"
+    return row | {
+        name: decision.group,
+        "weight": 1.0 / decision.shadow_rate,
+        "decision_id": decision.decision_id,
+    }
+
+
+def _judged(
+    judgements: Mapping[str, Mapping[str, bool]], names: Sequence[str]
+) -> Mapping[str, bool] | None:
+    """The verdicts of the first judge that judged all of these candidates."""
+    whole = (each for each in judgements.values() if all(name in each for name in names))
+    return next(whole, None)
+
+
+def _conditions(
+    sampled: SampledDecision,
+    pool: Sequence[str],
+    conditions_of: Callable[[str], Sequence[str] | None],
+) -> dict[str, str] | None:
+    """The digests of what its candidates were sent, or would have been."""
+    decision, sample = sampled.decision, sampled.sample
+    if sample is not None:
+        digests = {name: sample.digests[name] for name in pool if name in sample.digests}
+        return digests if len(digests) == len(pool) else None
+    if decision.calibration_id is None or not decision.answered_like_rows:
+        return None
+    vector = conditions_of(decision.calibration_id)
+    return None if vector is None else dict(zip(pool, vector, strict=True))

@@ -1,0 +1,268 @@
+"""The shadow sample of live traffic: a draw that looks at nothing, and calls in the background."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import StoreFull
+from app.monitoring.sample_store import SampleStore
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    TWO,
+    UNANSWERABLE,
+    Gateway,
+    Serve,
+    configure,
+    error_message,
+    labelled,
+    running,
+    user,
+)
+from tests.support.samples import KEY, sampled, shadow_rows
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
+
+from .test_leaving import CHAT, opened
+
+KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
+WATCHING = {"shadow_rate": 1.0, "store_requests": True, "feedback": "all"}
+
+
+@pytest.fixture
+def sampling(serve: Serve) -> Gateway:
+    """A gateway that draws every decision and stores requests."""
+    return serve(watching=WATCHING, environment=KEYED)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_waits_for_its_own_set_alone(
+    sampling: Gateway, pool: FakePool, stream: bool
+) -> None:
+    """The others answer afterwards; what the set answered is not called again."""
+    pool.say("adder", "seven")
+    pool.say("poet", "eight", delay_s=0.4)
+    started = time.monotonic()
+    answer = sampling.ask(ONE, stream=stream)
+    assert time.monotonic() - started < 0.3
+    data = [line for line in answer.text.split("data: ") if line.startswith("{")]
+    text = "".join(
+        choice.get("message", choice.get("delta")).get("content") or ""
+        for each in (data if stream else [answer.text])
+        for choice in json.loads(each)["choices"]
+    )
+    assert text == "seven"
+    assert '"shadow_rate":1.0' in answer.text.replace(" ", "")
+    assert '"answers"' not in answer.text
+    assert sampled(sampling, 1) == {"whole": 1}
+    assert pool.models_called() == sorted(POOL)
+    (row,) = shadow_rows(sampling)
+    assert row["answers"] == {"adder": "seven", "speller": "42", "poet": "eight"}
+    assert row["request"]["messages"] == user(ONE)
+    assert (row["weight"], row["unlabelled"]) == (1.0, True)
+    assert set(row["calls"]) == set(POOL)
+
+
+def test_every_request_is_drawn_for(sampling: Gateway, pool: FakePool) -> None:
+    """Repeats, rows, abstentions, unusual requests and later turns; a decision alone is not."""
+    calibrated = labelled(10_000, 1).rows[0].query
+    sampling.route(ONE)
+    later = [*user(ONE), {"role": "assistant", "content": "7"}, *user(TWO)]
+    sampling.chat(ONE)
+    sampling.chat(ONE)
+    sampling.chat(calibrated)
+    sampling.chat(ONE, temperature=1.5)
+    sampling.chat(ONE, tools=[{"type": "function", "function": {"name": "f"}}])
+    sampling.chat(UNANSWERABLE)
+    assert sampling.ask(UNANSWERABLE, {"on_abstain": "error"}).status_code == 422
+    body = {"model": "auto", "messages": later}
+    assert sampling.post("/v1/chat/completions", json=body).status_code == 200
+    assert sampled(sampling, 8) == {"whole": 8}
+    rows = shadow_rows(sampling)
+    assert [row["request"]["messages"][-1]["content"] for row in rows] == [
+        ONE, ONE, calibrated, ONE, ONE, UNANSWERABLE, UNANSWERABLE, TWO,
+    ]  # fmt: skip
+    assert all(set(row["answers"]) == set(POOL) for row in rows)
+    assert len(pool.requests) == 8 * len(POOL)
+
+
+def test_a_client_that_leaves_is_drawn_for(sampling: Gateway, pool: FakePool) -> None:
+    """Its answer is fetched again, for it was cut off."""
+    pool.say("adder", "seven", delay_s=30)
+    connection = opened(sampling, CHAT, {"model": "auto", "messages": user(ONE)})
+    assert until(lambda: pool.running == ["adder"], 10)
+    pool.say("adder", "seven")
+    connection.close()
+    assert sum(sampled(sampling, 1).values()) == 1
+    (row,) = shadow_rows(sampling)
+    assert set(row["answers"]) == set(POOL)
+
+
+@pytest.mark.parametrize(("fault", "found"), [("400", "correct"), ("500", "unlabelled")])
+def test_failures_are_rows_too(sampling: Gateway, pool: FakePool, fault: str, found: str) -> None:
+    """Who refuses the request is wrong; what was not answered for another reason is unknown."""
+    for name in POOL:
+        pool.fail(name, fault)
+    assert sampling.ask(ONE).status_code in (400, 502, 503)
+    sampled(sampling, 1)
+    (row,) = shadow_rows(sampling)
+    assert row[found] == (dict.fromkeys(POOL, False) if found == "correct" else True)
+
+
+def test_an_answer_without_a_text_is_wrong(sampling: Gateway, pool: FakePool) -> None:
+    """And the others wait for verdicts, with which the row is labelled."""
+    pool.say("poet", " ")
+    answer = sampling.chat(ONE)
+    sampled(sampling, 1)
+    verdicts = {"decision_id": answer["id"], "correct": {"adder": True, "speller": False}}
+    assert sampling.post("/feedback", ADMIN_KEY, json=verdicts).status_code == 200
+    (row,) = shadow_rows(sampling)
+    assert row["correct"] == {"adder": True, "speller": False, "poet": False}
+    assert sampling.get("/drift", ADMIN_KEY).json()["shadow"]["judged"] == 1
+
+
+def test_without_stored_requests_no_text_is_stored(serve: Serve, pool: FakePool) -> None:
+    """Scores and digests take its place in a row."""
+    gateway = serve(watching={"shadow_rate": 1.0})
+    pool.say("adder", "a secret answer")
+    gateway.chat("What is 4711 plus 4712?")
+    assert sampled(gateway, 1) == {"whole": 1}
+    (row,) = shadow_rows(gateway)
+    assert set(row) == {"scores", "unlabelled", "conditions", "group", "weight", "decision_id"}
+    stored = Path(gateway.settings.store.removeprefix("sqlite:///")).read_bytes()
+    assert b"4711" not in stored
+    assert b"secret answer" not in stored
+
+
+def test_what_is_stored_cannot_be_read_in_the_file(sampling: Gateway, pool: FakePool) -> None:
+    """Neither request nor answers."""
+    pool.say("adder", "a secret answer")
+    sampling.chat("What is 4711 plus 4712?")
+    sampled(sampling, 1)
+    stored = Path(sampling.settings.store.removeprefix("sqlite:///")).read_bytes()
+    assert b"4711" not in stored
+    assert b"secret answer" not in stored
+    assert shadow_rows(sampling)[0]["answers"]["adder"] == "a secret answer"
+
+
+def test_a_decision_that_cannot_be_completed_stays_a_row(
+    serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a full queue: nothing is called for it, and it is a row without a label."""
+    monkeypatch.setattr("app.answering.shadow_calls.MAX_WAITING_BYTES", 0)
+    gateway = serve(watching=WATCHING, environment=KEYED)
+    answer = gateway.chat(ONE)
+    assert answer["choices"][0]["message"]["content"] == "42"
+    assert sampled(gateway, 1) == {"lost": 1}
+    assert pool.models_called() == ["adder"]
+    gateway.get(f"/decisions/{answer['id']}")  # it is stored by then
+    (row,) = shadow_rows(gateway)
+    assert row["unlabelled"]
+
+
+def test_a_full_disk_is_one_warning_and_serving_goes_on(
+    sampling: Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The decisions are rows without a label, and later samples are stored again."""
+
+    def refuse(*_: object) -> bool:
+        raise StoreFull("the disk of the store is full; make room and try again")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(SampleStore, "add", refuse)
+        for _ in range(3):
+            sampling.chat(ONE)
+        assert sampled(sampling, 3) == {"lost": 3}
+    warnings = [each for each in caplog.records if "samples are not stored" in each.message]
+    assert len(warnings) == 1
+    assert "make room" in warnings[0].getMessage()
+    sampling.chat(ONE)
+    assert sampled(sampling, 4) == {"lost": 3, "whole": 1}
+    assert ["request" in row for row in shadow_rows(sampling)] == [False, False, False, True]
+
+
+def test_a_lost_key_is_one_error_and_serving_goes_on(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """Rows since the change of the key are read as ever; without requests all are."""
+    path = configure(tmp_path, artifact, pool.url, watching=WATCHING)
+    with running(path, KEYED) as gateway:
+        gateway.calibrate(60)
+        gateway.chat(ONE)
+        sampled(gateway, 1)
+    other = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY[::-1].replace("=", "") + "="}
+    with running(path, other) as gateway:
+        answer = gateway.chat(TWO)
+        assert answer["choices"][0]["message"]["content"] == "42"
+        sampled(gateway, 1)
+        message = error_message(gateway.get("/shadow/rows", ADMIN_KEY), 409)
+        assert "RACER_SAMPLES_KEY" in message
+        since = gateway.get(f"/decisions/{answer['id']}", ADMIN_KEY).json()["created_at"]
+        (row,) = shadow_rows(gateway, f"?since={since.replace('+', '%2B')}")
+        assert row["request"]["messages"] == user(TWO)
+    path = configure(tmp_path, artifact, pool.url, watching={"shadow_rate": 1.0})
+    with running(path, ENVIRONMENT) as gateway:
+        assert ["scores" in row for row in shadow_rows(gateway)] == [True, True]
+
+
+def test_a_stop_finishes_the_calls_or_stores_what_there_is(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """Within the time for draining: one candidate is slow, another hangs."""
+    for name, delay_s in (("poet", 0.3), ("speller", 30.0)):
+        pool.reset()
+        path = configure(
+            tmp_path / name, artifact, pool.url, watching=WATCHING, limits={"drain_s": 0.5}
+        )
+        pool.say(name, "late", delay_s=delay_s)
+        with running(path, KEYED) as gateway:
+            gateway.calibrate(60)
+            gateway.chat(ONE)
+        with running(path, KEYED) as gateway:
+            (row,) = shadow_rows(gateway)
+        assert row["answers"]["adder"] == "42"
+        assert row["answers"][name] == ("late" if delay_s < 1 else None)
+
+
+def test_a_gateway_without_a_calibration_samples(serve: Serve) -> None:
+    """Its fallback answers one candidate; the rows of a drawn application begin there."""
+    gateway = serve(
+        calibrated=False,
+        watching=WATCHING,
+        environment=KEYED,
+        applications={"bot": {"keys": ["data"], "premise": "drawn"}, "agent": {"shadow_rate": 0.0}},
+    )
+    gateway.chat(ONE)
+    assert sampled(gateway, 1) == {"whole": 1}
+    (row,) = shadow_rows(gateway, "?application=bot")
+    assert (row["application"], row["request"]["messages"]) == ("bot", user(ONE))
+    assert shadow_rows(gateway, "?application=agent") == []
+    message = error_message(gateway.get("/shadow/rows?application=no", ADMIN_KEY), 404)
+    assert "agent" in message
+    assert "ISO 8601" in error_message(gateway.get("/shadow/rows?since=now", ADMIN_KEY), 400)
+
+
+def test_of_the_turns_of_a_conversation_one_is_a_row(sampling: Gateway) -> None:
+    """The first turn stands for itself; the response says how many are left out."""
+    turns: list[Any] = []
+    for text in (ONE, TWO, ONE, TWO):
+        turns += user(text)
+        sampling.post("/v1/chat/completions", json={"model": "auto", "messages": turns})
+        turns.append({"role": "assistant", "content": "7"})
+    other = [*user("Another beginning"), {"role": "assistant", "content": "7"}, *user(TWO)]
+    sampling.post("/v1/chat/completions", json={"model": "auto", "messages": other})
+    sampled(sampling, 5)
+    response = sampling.get("/shadow/rows", ADMIN_KEY)
+    assert response.headers["x-racer-turns-left-out"] == "2"
+    rows = shadow_rows(sampling)
+    assert len(rows) == 3
+    assert len(rows[0]["request"]["messages"]) == 1
+    assert rows[1:] == shadow_rows(sampling)[1:]
