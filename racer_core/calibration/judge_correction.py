@@ -1,0 +1,288 @@
+"""Judge correction: thresholds from a judge model's verdicts, corrected by a few people's labels.
+
+A judge gave verdicts on all rows, and people labelled m of them, drawn at random. With
+g(lambda) = 1{the row counts} (1{it is missed at lambda} - alpha) by people's labels, h(lambda) the
+same by the judge's verdicts,
+
+    R(lambda) = E[g(lambda)] <= 0   is   P(missed | it counts) <= alpha,
+
+and R does not grow with lambda. Each row with people's labels has a block of k further rows with
+verdicts alone. Row i turns the capital W, 1 at the start, into
+
+    W (1 - c (g_i - w h_i + b)) prod_j (1 - c/k (w h_ij - b))
+
+with a bet c, a weight w in [0, 1] of the judge and an estimate b of w E[h] that depend on earlier
+rows alone. lambda passes if its capital ever reaches 1 / delta. lambda_hat is the smallest level
+that passes together with all larger levels.
+
+**Theorem.** If rows are independent and drawn as queries are, m is fixed beforehand, the labelled
+rows are drawn without a look at the rows, and people's labels are right, then P(R(lambda_hat) > 0)
+<= delta, whatever the judge is.
+
+Proof. Given the past, the factor of row i has the mean (1 - c u) (1 - c v / k)^k with
+u = E[g] - w E[h] + b and v = w E[h] - b, at most exp(-c (u + v)) = exp(-c R(lambda)). So W is a
+nonnegative supermartingale where R(lambda) >= 0, and such a lambda passes with probability at most
+delta (Ville). If R(lambda_hat) > 0, the largest level with R > 0 passed; it is fixed, for levels
+are those of rows that are not tested. (Of few rows all critical scores are levels. Tests change at
+no other lambda, so that in effect every real number is tested, and the same follows in the limit.)
+
+w minimises the variance of the earlier rows, so that a bad judge gets the weight 0 and a good one
+nearly 1: the choice between people's labels alone and corrected ones is made for every row by those
+before it. The bet is that with which Brownian motion without drift reaches 1 / delta within the
+remaining rows with the largest probability, which is then delta W. So the test loses little to one
+that is exact at m: with w = 0 it comes to the exact binomial rule. Any other bet is valid, too.
+
+Rows without verdict and label count as missed at every level under both. They are placed at random
+among all rows: the part with people's labels is the first m rows of a random order of all, in which
+rows without a verdict keep their places.
+
+References: Einbinder, Ringel & Romano 2024 (semi-supervised risk control); Angelopoulos, Bates,
+Fannjiang, Jordan & Zrnic 2023 (prediction-powered inference); Bates, Angelopoulos, Lei, Malik &
+Jordan 2021 (monotone risks); Waudby-Smith & Ramdas 2024 (betting); Foellmer & Leukert 1999
+(quantile hedging).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.types import BoolArray, FloatArray
+
+Rows = NDArray[np.intp]
+
+MAX_LEVELS: Final = 1_000  # levels from rows that are not tested
+_MANY_ROWS: Final = 2_000  # with more rows that only the judge saw, some of them set the levels
+_AT_ONCE: Final = 4_096  # tests, of a level and an alpha each
+_PRIOR_ROWS: Final = 20  # what the first variances and covariances are worth
+_PRIOR_WEIGHT: Final = 0.7  # of the judge, before the first row
+_OVERSHOOT: Final = 1.05  # aim of the bets, in units of 1 / delta
+_STAKE: Final = 0.95  # largest share of the capital that one row can lose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """What rows lose at every level.
+
+    Attributes:
+        critical: The smallest level at which a row is not missed, shape (n,); +inf: none.
+        counted: Whether the row counts for the risk, shape (n,).
+    """
+
+    critical: FloatArray
+    counted: BoolArray
+
+    def take(self, rows: Rows) -> Losses:
+        """The losses of some rows."""
+        return Losses(critical=self.critical[rows], counted=self.counted[rows])
+
+    def missed(self, levels: FloatArray) -> FloatArray:
+        """1 for a row that counts and is missed, shape (n, levels)."""
+        return ((self.critical[:, None] > levels) & self.counted[:, None]).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Places of the rows, in random order.
+
+    Attributes:
+        labelled: Of the part with people's labels, shape (m,); some may be without label and
+            verdict.
+        judged: Of the part with verdicts alone.
+    """
+
+    labelled: Rows
+    judged: Rows
+
+    @classmethod
+    def of(cls, fingerprints: Sequence[bytes], labelled: BoolArray, judged: BoolArray) -> Self:
+        """Divide rows in an order that is random, and the same for any order of the file.
+
+        Args:
+            fingerprints: Keyed hashes of the rows, whose digest is the seed.
+            labelled: Rows that people labelled, shape (n,).
+            judged: Rows with a judge's verdicts, shape (n,): at least those that people labelled.
+        """
+        ordered = sorted(range(len(fingerprints)), key=fingerprints.__getitem__)
+        digest = hashlib.sha256(b"".join(fingerprints[i] for i in ordered)).digest()
+        rng = np.random.default_rng(int.from_bytes(digest))
+        order = np.array(ordered, dtype=np.intp)[rng.permutation(len(ordered))]
+        without = ~judged[order]
+        others = order[~without]
+        by_people = labelled[others]
+        order[~without] = np.concatenate([others[by_people], others[~by_people]])
+        m = int(by_people.sum())
+        return cls(labelled=order[:m], judged=order[m:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corrected:
+    """The thresholds of several alphas.
+
+    Attributes:
+        thresholds: lambda_hat, shape (alphas,); +inf where no level passes.
+        weights: The judge's mean weight w there, shape (alphas,); 0: people's labels alone decide.
+    """
+
+    thresholds: FloatArray
+    weights: FloatArray
+
+
+def corrected_thresholds(
+    people: Losses, judge: Losses, parts: Parts, alphas: FloatArray, delta: float
+) -> Corrected:
+    """lambda_hat of each alpha. Each is valid on its own, not all of them together.
+
+    A larger alpha never has the larger threshold: where it would, both get the larger one.
+
+    Args:
+        people: The losses of all rows by people's labels; read for the labelled part alone.
+        judge: Those by the judge's verdicts.
+        parts: The two parts of the rows.
+        alphas: Risk levels, ascending, shape (alphas,).
+        delta: Probability with which the risk of a threshold may exceed its alpha.
+    """
+    tested, levels = _tested_and_levels(people, judge, parts)
+    tests = _Tests(
+        people=people.take(parts.labelled),
+        judge=judge.take(parts.labelled),
+        others=judge.take(tested),
+        delta=delta,
+    )
+    found, weights = np.full(len(alphas), np.inf), np.zeros(len(alphas))
+    step = max(1, _AT_ONCE // 256)
+    for first in range(0, len(alphas), step):
+        chunk = slice(first, first + step)
+        found[chunk], weights[chunk] = tests.smallest_passing(levels, alphas[chunk])
+    return Corrected(thresholds=np.maximum.accumulate(found[::-1])[::-1], weights=weights)
+
+
+def _tested_and_levels(people: Losses, judge: Losses, parts: Parts) -> tuple[Rows, FloatArray]:
+    """The rows with verdicts alone that are tested, whole blocks, and the levels, descending."""
+    count, m = len(parts.judged), max(len(parts.labelled), 1)
+    aside = min(MAX_LEVELS, count // 5) if count >= _MANY_ROWS else 0
+    tested = parts.judged[: (count - aside) // m * m]
+    if aside:
+        scores = judge.critical[parts.judged[len(tested) :]]
+    else:
+        scores = np.concatenate([people.critical[parts.labelled], judge.critical])
+    return tested, np.unique(scores[np.isfinite(scores)])[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tests:
+    """Tests of "R(lambda) > 0"; ``others`` are whole blocks, one for each row of ``people``."""
+
+    people: Losses
+    judge: Losses
+    others: Losses
+    delta: float
+
+    def smallest_passing(
+        self, levels: FloatArray, alphas: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """For each alpha the last of the descending levels before the first that fails."""
+        found, weights = np.full(len(alphas), np.inf), np.zeros(len(alphas))
+        going = np.ones(len(alphas), bool)
+        width = max(1, _AT_ONCE // len(alphas))
+        for first in range(0, len(levels), width):
+            chunk = levels[first : first + width]
+            passed, weight = self._test(chunk, alphas[going])
+            run = np.where(passed.all(axis=1), len(chunk), passed.argmin(axis=1))
+            some = np.flatnonzero(going)[run > 0]
+            last = run[run > 0] - 1
+            found[some], weights[some] = chunk[last], weight[run > 0, last]
+            going[np.flatnonzero(going)[run < len(chunk)]] = False
+            if not going.any():
+                break
+        return found, weights
+
+    def _test(self, levels: FloatArray, alphas: FloatArray) -> tuple[BoolArray, FloatArray]:
+        """Whether each level passes, and the judge's mean weight, both (alphas, levels)."""
+        m, a = len(self.people.critical), alphas[:, None]
+        k = len(self.others.critical) // m
+        by_people, by_judge = self.people.missed(levels), self.judge.missed(levels)
+        others = self.others.missed(levels).reshape(m, k, len(levels)).sum(axis=1)
+        counted = self.others.counted.reshape(m, k).sum(axis=1)
+        capital = np.ones((len(alphas), len(levels)))
+        passed = np.zeros(capital.shape, bool)
+        past = _Past(alphas, capital.shape, k)
+        weight_sum = np.zeros(capital.shape)
+        for i in range(m):
+            w = past.weight()
+            b = w * past.judge_mean()
+            g = by_people[i] - a * self.people.counted[i]
+            h = by_judge[i] - a * self.judge.counted[i]
+            largest = (1.0 - a) + w * a + b
+            if k:
+                largest = np.maximum(largest, (w * (1.0 - a) - b) / k)
+            deviation = np.sqrt((m - i) * past.variance())
+            hedge = _hedge(capital * (self.delta / _OVERSHOOT))
+            bet = np.minimum(hedge / deviation, _STAKE / largest)
+            bet[passed] = 0.0
+            growth = np.log1p(-bet * (g - w * h + b))
+            if k:
+                part = bet / k
+                growth += others[i] * np.log1p(-part * (w * (1.0 - a) - b))
+                growth += (counted[i] - others[i]) * np.log1p(part * (w * a + b))
+                growth += (k - counted[i]) * np.log1p(part * b)
+            capital *= np.exp(growth)
+            passed |= capital >= 1.0 / self.delta
+            mean = (others[i] - a * counted[i]) / k if k else 0.0
+            past.add(g, h, mean, g - w * h + w * mean)
+            weight_sum += w
+        return passed, weight_sum / max(m, 1)
+
+
+class _Past:
+    """Moments of the earlier rows, from which weights and bets follow."""
+
+    def __init__(self, alphas: FloatArray, shape: tuple[int, ...], k: int) -> None:
+        self._prior = _PRIOR_ROWS * (alphas * (1.0 - alphas))[:, None]
+        self._k = k
+        self._rows = 0
+        # Sums of g, h, g h, h h, the means of the blocks, and squares of the corrected losses.
+        self._g, self._h, self._gh, self._hh, self._means, self._squares = np.zeros((6, *shape))
+
+    def weight(self) -> FloatArray:
+        """W that minimises the variance of g - w h + w (mean of k of h)."""
+        if not self._k:
+            return np.zeros(self._g.shape)
+        n = max(self._rows, 1)
+        covariance = self._gh - self._g * self._h / n + _PRIOR_WEIGHT * self._prior
+        variance = self._hh - self._h * self._h / n + self._prior
+        return np.clip(covariance / (variance * (1.0 + 1.0 / self._k)), 0.0, 1.0)
+
+    def judge_mean(self) -> FloatArray:
+        """An estimate of E[h]."""
+        return self._means / max(self._rows, 1)
+
+    def variance(self) -> FloatArray:
+        """An estimate of the variance of a row's corrected loss, where its mean is 0."""
+        return (self._squares + self._prior / 2.0) / (self._rows + _PRIOR_ROWS)
+
+    def add(self, g: FloatArray, h: FloatArray, mean: FloatArray | float, loss: FloatArray) -> None:
+        """Add a row."""
+        self._rows += 1
+        self._g += g
+        self._h += h
+        self._gh += g * h
+        self._hh += h * h
+        self._means += mean
+        self._squares += loss * loss
+
+
+_QUANTILES: Final = np.linspace(-8.0, 8.0, 1_601)
+_LEVELS: Final = np.array([math.erfc(-u / math.sqrt(2.0)) / 2.0 for u in _QUANTILES])
+_HEDGES: Final = np.exp(-_QUANTILES * _QUANTILES / 2.0) / math.sqrt(2.0 * math.pi) / _LEVELS
+
+
+def _hedge(chance: FloatArray) -> FloatArray:
+    """phi(u) / Phi(u) at Phi(u) = ``chance``: the relative change of Phi(u) with u."""
+    return np.asarray(np.interp(chance, _LEVELS, _HEDGES, right=0.0), dtype=np.float64)
