@@ -161,6 +161,7 @@ class Racer(TrainedRouter):
             quality=rows.quality(self.pool),
             weights=rows.weights,
             unlabelled=np.array([row.unlabelled for row in rows.rows], bool),
+            judged=rows.verdicts(self.pool),
         )
 
     def route_batch(

@@ -57,6 +57,8 @@ class LabelledColumns:
             row has one.
         weights: Weight of each row, shape (n,); None if all are 1.
         unlabelled: Whether a row has no label, shape (n,); None: all have one.
+        judged: A judge's verdicts, shape (n, K): 1 right, 0 wrong, -1 for rows without; None: no
+            row has any.
     """
 
     queries: Sequence[str]
@@ -67,6 +69,7 @@ class LabelledColumns:
     quality: FloatArray | None = None
     weights: FloatArray | None = None
     unlabelled: BoolArray | None = None
+    judged: NDArray[np.int8] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class TrainedRouter:
             quality=quality,
             weights=rows.weights,
             unlabelled=rows.unlabelled,
+            judged=rows.judged,
         )
 
     def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:
@@ -194,9 +198,11 @@ def refuse_uncounted(calibration: Calibration) -> None:
     if calibration.options.risk_target == RiskTarget.QUALITY:
         if not calibration.loss_curve(calibration.options.score).scores.size:
             raise CalibrationError("no row has a quality above 0: nothing to calibrate on")
+    elif calibration.judged is not None:
+        refuse_uncorrectable(calibration)
     elif calibration.n == 0:
         raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")
-    if calibration.unlabelled is not None and calibration.unlabelled.all():
+    if calibration.unlabelled_rows == len(calibration.fingerprints):
         raise CalibrationError(
             f"none of the {calibration.n} rows has a label: label some of them first (racer label)"
         )
@@ -205,6 +211,28 @@ def refuse_uncounted(calibration: Calibration) -> None:
         raise CalibrationError(
             f"the weights leave {calibration.effective_n:.1f} effective rows, and alpha "
             f"{calibration.options.alpha:g} needs {fewest:.0f}: add rows or choose a larger alpha"
+        )
+
+
+def refuse_uncorrectable(calibration: Calibration) -> None:
+    """Refuse verdicts that labels cannot correct.
+
+    Raises:
+        CalibrationError: People labelled no row that counts, or the judge errs more often than one
+            that never reads the answers.
+    """
+    if calibration.n == 0:
+        raise CalibrationError(
+            "a judge's verdicts are corrected by people's labels, and no judged row has any that "
+            'count: let people label a few hundred random rows ("correct" beside "judged")'
+        )
+    errors = calibration.judge_errors()
+    gain = None if errors is None else errors.informedness
+    if gain is not None and gain < 0.0:
+        raise CalibrationError(
+            f'the judge is below chance: its share of "right" is {-gain:.2f} larger for answers '
+            "that people call wrong than for right ones. Check that its verdicts belong to these "
+            "rows and candidates"
         )
 
 

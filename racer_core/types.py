@@ -160,6 +160,7 @@ class LabelledRow:
     weight: float = 1.0  # density of served queries over that of rows, up to a constant
     unlabelled: bool = False  # it is unknown which candidates are right; `correct` is empty
     decision_id: str | None = None  # the decision of a gateway whose sample it belongs to
+    judged: frozenset[str] | None = None  # right by a judge model; None: it gave no verdicts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +217,20 @@ class LabelledRows:
         names = self.pool if pool is None else pool
         labels = [[name in row.correct for name in names] for row in self.rows]
         return np.array(labels, dtype=bool).reshape(len(labels), len(names))
+
+    def verdicts(self, pool: Sequence[str]) -> NDArray[np.int8] | None:
+        """A judge's verdicts in the order of ``pool``, (n, K): 1, 0, or -1 for a row without.
+
+        None: no row has any.
+        """
+        if all(row.judged is None for row in self.rows):
+            return None
+        none = [-1] * len(pool)
+        verdicts = [
+            none if row.judged is None else [name in row.judged for name in pool]
+            for row in self.rows
+        ]
+        return np.array(verdicts, dtype=np.int8)
 
     def quality(self, pool: Sequence[str]) -> FloatArray | None:
         """Qualities in the order of ``pool``, shape (n, K), NaN for a row without; None: no row."""

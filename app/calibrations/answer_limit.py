@@ -157,6 +157,11 @@ def _check_rows(
             "without an evaluator",
             param="answer_risk_max",
         )
+    if calibration.judged is not None:
+        raise InputError(
+            "answer_risk_max is tested on people's labels: leave the judge's verdicts out",
+            param="answer_risk_max",
+        )
     if not calibration.has_order_statistic:
         raise InputError(
             "answer_risk_max needs rows without weights and another risk target than quality",

@@ -87,6 +87,9 @@ class ColumnWriter:
         self._later = bytearray()
         self._unlabelled = bytearray()
         self._sampled = bytearray()
+        self._judged = array("b")
+        self._is_judged = False
+        self._unjudged: int | None = None
         self._condition_ids = array("l")
         self._conditions: dict[tuple[str, ...], int] = {}
 
@@ -123,9 +126,24 @@ class ColumnWriter:
         self._later.append(bool(row.earlier))
         self._unlabelled.append(row.unlabelled)
         self._sampled.append(row.decision_id is not None)
+        self._add_verdicts(row)
         vectors = self._conditions
         vector = tuple(row.conditions[name] for name in self._pool) if row.conditions else ()
         self._condition_ids.append(vectors.setdefault(vector, len(vectors)) if vector else -1)
+
+    def _add_verdicts(self, row: LabelledRow) -> None:
+        if row.judged is None:
+            self._judged.extend(self._unanswered)
+            if not row.unlabelled and self._unjudged is None:
+                self._unjudged = len(self._answered)
+        else:
+            self._judged.extend(name in row.judged for name in self._pool)
+            self._is_judged = True
+
+    @property
+    def labelled_without_verdicts(self) -> int | None:
+        """The number of the first row with a label and no verdicts of a judge that gave others."""
+        return self._unjudged if self._is_judged else None
 
     def _answer_classes(self, row: LabelledRow, equality: Equality) -> list[int]:
         if not row.answers:
@@ -170,6 +188,9 @@ class ColumnWriter:
             later=np.frombuffer(self._later, np.bool_),
             unlabelled=np.frombuffer(self._unlabelled, np.bool_),
             sampled=np.frombuffer(self._sampled, np.bool_),
+            judged=self._table(np.frombuffer(self._judged, np.int8))[
+                : None if self._is_judged else 0
+            ],
             conditions=np.array([*self._conditions], dtype=np.str_),
             condition_ids=np.asarray(self._condition_ids, np.int64),
         )
@@ -197,6 +218,7 @@ def load(
     with np.load(arrays, allow_pickle=False) as saved:
         group_names = Texts(saved["group_texts"].tobytes(), saved["group_ends"])
         classes, quality, weights = saved["classes"], saved["quality"], saved["weights"]
+        judged = saved["judged"]
         fingerprints = _digests(saved["fingerprints"])
         return RowColumns(
             pool=pool,
@@ -216,6 +238,7 @@ def load(
             later=saved["later"],
             unlabelled=saved["unlabelled"],
             sampled=saved["sampled"],
+            judged=judged if judged.size else None,
             conditions=tuple(tuple(map(str, vector)) for vector in saved["conditions"]),
             condition_ids=saved["condition_ids"],
             duplicates=duplicates,

@@ -99,6 +99,8 @@ class RowColumns:
         quality: Quality of each candidate's answer, shape (n, K), NaN for a row without; None if no
             row has one.
         weights: Weight of each row, shape (n,); None if all are 1.
+        judged: A judge's verdicts, shape (n, K): 1 right, 0 wrong, -1 for a row without; None if no
+            row has any.
         unlabelled: Whether a row has no label, shape (n,).
         sampled: Whether a row is of a gateway's random sample, shape (n,).
     """
@@ -126,11 +128,12 @@ class RowColumns:
     sampled: BoolArray
     quality: FloatArray | None = None
     weights: FloatArray | None = None
+    judged: NDArray[np.int8] | None = None
 
     def __post_init__(self) -> None:
         """Refuse columns that do not belong together."""
         shape = (len(self.queries), len(self.pool))
-        tables = (self.labels, self.scores, self.quality, self.classes)
+        tables = (self.labels, self.scores, self.quality, self.classes, self.judged)
         if any(table is not None and table.shape != shape for table in tables):
             raise ValueError(f"the columns are not all of shape {shape}")
         grouped = len(self.queries if self.groups is None else self.groups)
@@ -190,6 +193,7 @@ class RowColumns:
             scores=self.scores[rows],
             quality=None if self.quality is None else self.quality[rows],
             weights=None if self.weights is None else self.weights[rows],
+            judged=None if self.judged is None else self.judged[rows],
             groups=None if self.groups is None else tuple(self.groups[i] for i in chosen),
             clusters=self.clusters[rows],
             classes=None if self.classes is None else self.classes[rows],

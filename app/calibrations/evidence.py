@@ -44,6 +44,7 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
             "alpha_basis": certificate.alpha_basis,
             "risk_band": certificate.risk_band,
             "weights": _weights(calibration),
+            "judge": _judge(calibration),
         }
         | realised_risk(calibration, options.alpha)
         | _sets(calibration, lambda_hat)
@@ -89,6 +90,26 @@ def _weights(calibration: Calibration) -> dict[str, Any] | None:
         "kind": options.weights,
         "max_weight": options.max_weight,
         "effective_n": calibration.effective_n,
+    }
+
+
+def _judge(calibration: Calibration) -> dict[str, Any] | None:
+    """The judge's verdicts and their errors; None: no row has verdicts.
+
+    ``weight`` is the mean weight of the verdicts at the threshold: 0 if people's labels alone set
+    it. ``error`` is the share of wrong verdicts, of each candidate.
+    """
+    if calibration.judged is None:
+        return None
+    options, errors = calibration.options, calibration.judge_errors()
+    corrected = calibration.corrected(options.score)
+    return {
+        "rows": int((calibration.judged[:, 0] >= 0).sum()),
+        "human_rows": 0 if errors is None else errors.rows,
+        "weight": float(corrected.weights[corrected.place(options.alpha)]),
+        "error": None
+        if errors is None
+        else dict(zip(calibration.pool, errors.by_candidate.tolist(), strict=True)),
     }
 
 

@@ -141,6 +141,14 @@ def parse(
             if number % _CLOCK_EVERY == 0 and time.monotonic() - reported_at > _REPORT_EVERY_S:
                 reported_at = time.monotonic()
                 progress(file.tell(), size)
+        if (unjudged := writer.labelled_without_verdicts) is not None:
+            raise RowsError(
+                instructions.source,
+                [
+                    f'row {unjudged}: "correct" stands without "judged", and other rows have '
+                    "verdicts: the judge's errors are known only if it judges every labelled row"
+                ],
+            )
     except RowsError:
         raise
     except InputError as exc:

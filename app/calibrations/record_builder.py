@@ -107,6 +107,7 @@ def build(
         quality=None if rows.quality is None else rows.quality[:, order],
         weights=rows.weights,
         unlabelled=rows.unlabelled,
+        judged=None if rows.judged is None else rows.judged[:, order],
     )
     return BuiltCalibration(
         calibration=trained.calibrate_columns(columns, options, scorer=score, prices=prices),

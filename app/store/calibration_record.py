@@ -26,7 +26,7 @@ DIGESTS: Final = "conditions"
 _BY_APPLICATION: Final = "application"  # ``Settings.grouping`` begins with it
 
 # Arrays that some calibrations lack.
-_OPTIONAL: Final = ("neighbours", "projections", "quality", "weights", "unlabelled")
+_OPTIONAL: Final = ("neighbours", "projections", "quality", "weights", "unlabelled", "judged")
 
 
 @dataclass(frozen=True, slots=True)

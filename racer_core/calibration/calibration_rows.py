@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.augmentation import checked_scores
@@ -55,6 +56,9 @@ class CalibrationRows:
         unlabelled: Rows of which it is unknown which candidates are right, shape (n,); None: all
             rows are labelled. They count for every risk, as a miss at every threshold, so that the
             bound holds for whatever reason labels are missing; their ``labels`` are False.
+        judged: A judge model's verdicts, shape (n, K): 1 right, 0 wrong, -1 in all columns of a row
+            without; None: no row has any. Every labelled row has verdicts. Unlabelled rows with
+            verdicts are no misses: thresholds are those of ``judge_correction``.
     """
 
     pool: tuple[str, ...]
@@ -71,6 +75,7 @@ class CalibrationRows:
     weights: FloatArray | None = None
     answer_limit: AnswerLimit | None = None
     unlabelled: BoolArray | None = None
+    judged: NDArray[np.int8] | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and values once, so that no NaN reaches a sort."""
@@ -96,6 +101,7 @@ class CalibrationRows:
             raise CalibrationError(f"{len(self.groups)} groups for {rows} rows")
         self._check_quality(shape)
         self._check_unlabelled(rows)
+        self._check_judged(shape)
         if self.weights is not None:
             self._check_weights(self.weights)
         elif self.options.max_weight is not None:
@@ -124,6 +130,44 @@ class CalibrationRows:
         if not self.unlabelled.any():
             object.__setattr__(self, "unlabelled", None)
 
+    def _check_judged(self, shape: tuple[int, int]) -> None:
+        if self.judged is not None and not (self.judged >= 0).any():
+            object.__setattr__(self, "judged", None)
+        is_judged = self.judged is not None
+        if is_judged != self.options.has_judged_rows:
+            options = replace(self.options, has_judged_rows=is_judged)
+            object.__setattr__(self, "options", options)
+        if self.judged is None:
+            return
+        if self.judged.shape != shape:
+            raise CalibrationError(f"verdicts {self.judged.shape} must be {shape}")
+        if self.options.delta is None:
+            raise CalibrationError(
+                "rows with a judge's verdicts need delta, the probability with which their "
+                "threshold may exceed alpha: set delta, for example to 0.05"
+            )
+        if self.options.risk_target == RiskTarget.QUALITY:
+            raise CalibrationError("a judge's verdicts are right or wrong: choose another target")
+        if self.options.one_per_cluster:
+            raise CalibrationError("a judge's verdicts are corrected for single rows, not clusters")
+        if (without := ~self._without_labels & ~self._has_verdicts).any():
+            raise CalibrationError(
+                f"row {int(without.argmax()) + 1} has a label and no verdicts of the judge: "
+                "the judge's errors are known only if it judges every labelled row"
+            )
+
+    @property
+    def _without_labels(self) -> BoolArray:
+        """Rows that people did not label, shape (n,)."""
+        return np.zeros(len(self.labels), bool) if self.unlabelled is None else self.unlabelled
+
+    @property
+    def _has_verdicts(self) -> BoolArray:
+        """Rows with a judge's verdicts, shape (n,)."""
+        if self.judged is None:
+            return np.zeros(len(self.labels), bool)
+        return np.asarray(self.judged[:, 0] >= 0, dtype=bool)
+
     def _check_weights(self, weights: FloatArray) -> None:
         """Refuse invalid weights; equal weights, as of one sampling rate, are no weights."""
         if weights.shape != (len(self.fingerprints),):
@@ -133,6 +177,10 @@ class CalibrationRows:
         if self.options.max_weight is None and (weights == weights[:1]).all():
             object.__setattr__(self, "weights", None)
             return
+        if self.judged is not None:
+            raise CalibrationError(
+                "rows with a judge's verdicts cannot have weights: leave one out"
+            )
         if self.options.delta is not None:
             raise CalibrationError("delta needs rows of equal weight: leave it out, or the weights")
         largest, bound = float(weights.max(initial=0.0)), self.options.max_weight
@@ -157,7 +205,7 @@ class CalibrationRows:
     def n(self) -> int:
         """Number of rows that count: all of them, or the answerable ones for ``answerable``.
 
-        Unlabelled rows count, too.
+        Unlabelled rows count, too. Of rows with a judge's verdicts, people's labels are counted.
 
         0 is possible for a sub-pool that no row covers: no threshold is then finite, and all of its
         candidates are called.
@@ -176,12 +224,14 @@ class CalibrationRows:
 
     @property
     def unlabelled_rows(self) -> int:
-        """Number of rows without a label."""
-        return 0 if self.unlabelled is None else int(self.unlabelled.sum())
+        """Number of rows without a label, and without a judge's verdicts."""
+        return int((self._without_labels & ~self._has_verdicts).sum())
 
     @cached_property
     def _counted(self) -> BoolArray:
         counted = self.rules.counted(self.labels)
+        if self.judged is not None:
+            return counted & ~self._without_labels
         return counted if self.unlabelled is None else counted | self.unlabelled
 
     @cached_property
@@ -210,6 +260,7 @@ class CalibrationRows:
             patterns=None if self.patterns is None else self.patterns.restrict(columns),
             prices=None if self.prices is None else tuple(self.prices[i] for i in columns),
             quality=None if self.quality is None else self.quality[:, columns],
+            judged=None if self.judged is None else self.judged[:, columns],
         )
 
     def group(self, name: str | None) -> Self:
@@ -238,4 +289,5 @@ class CalibrationRows:
             quality=None if self.quality is None else self.quality[rows],
             weights=None if self.weights is None else self.weights[rows],
             unlabelled=None if self.unlabelled is None else self.unlabelled[rows],
+            judged=None if self.judged is None else self.judged[rows],
         )

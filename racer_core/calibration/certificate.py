@@ -60,6 +60,8 @@ class Certificate:
         pool: The candidates among which the set was chosen.
         weights: ``known`` or ``estimated`` weights of the rows, which stand for another population;
             None: the rows have none.
+        labels: ``judge_corrected``: a judge model's verdicts, corrected by people's labels; None:
+            the rows' labels are taken as they are.
         trivial: The whole pool is called, because no finite threshold is valid.
         lambda_hat: The threshold, in units of the nonconformity score.
         n: The rows that set the threshold; 0 if there was none.
@@ -84,6 +86,7 @@ class Certificate:
     group: str | None
     pool: tuple[str, ...]
     weights: str | None
+    labels: str | None
     trivial: bool
     lambda_hat: float
     score: str
@@ -143,6 +146,7 @@ class Certificate:
             group=group,
             pool=pool,
             weights=options.weights,
+            labels=options.labels,
             trivial=decision.trivial,
             lambda_hat=decision.lambda_hat,
             score=decision.score.value,
@@ -194,6 +198,7 @@ class Certificate:
                 "risk_band": self.risk_band,
                 "risk_band_delta": None if self.risk_band is None else BAND_DELTA,
                 "weights": self.weights,
+                "labels": self.labels,
                 "answer_risk_max": None if limit is None else limit.answer_risk_max,
                 "answer_risk_delta": None if limit is None else limit.delta,
                 "trivial": self.trivial,

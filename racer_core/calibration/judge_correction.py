@@ -126,12 +126,57 @@ class Corrected:
     """The thresholds of several alphas.
 
     Attributes:
+        alphas: Ascending, shape (alphas,).
         thresholds: lambda_hat, shape (alphas,); +inf where no level passes.
         weights: The judge's mean weight w there, shape (alphas,); 0: people's labels alone decide.
     """
 
+    alphas: FloatArray
     thresholds: FloatArray
     weights: FloatArray
+
+    def place(self, alpha: float) -> int:
+        """The place of the largest alpha that is at most this one; -1: there is none."""
+        return int(np.searchsorted(self.alphas, alpha, side="right")) - 1
+
+    def threshold(self, alpha: float) -> float:
+        """The threshold of any alpha, rounded down to one of ``alphas``: a look-up."""
+        place = self.place(alpha)
+        return float(self.thresholds[place]) if place >= 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeErrors:
+    """A judge's errors on answers that people labelled.
+
+    Attributes:
+        rows: Rows with both.
+        by_candidate: Share of wrong verdicts on each candidate's answers, shape (K,).
+        informedness: P(says right | right) - P(says right | wrong), over all answers: 0 at chance,
+            1 without errors. None: people call all answers right, or all wrong.
+    """
+
+    rows: int
+    by_candidate: FloatArray
+    informedness: float | None
+
+    @classmethod
+    def of(cls, labels: BoolArray, verdicts: BoolArray) -> Self:
+        """The errors of at least one row; arguments of shape (n, K)."""
+        informedness = None
+        if labels.any() and not labels.all():
+            informedness = float(verdicts[labels].mean() - verdicts[~labels].mean())
+        return cls(
+            rows=len(labels),
+            by_candidate=(labels != verdicts).mean(axis=0),
+            informedness=informedness,
+        )
+
+
+def alpha_grid(alpha: float) -> FloatArray:
+    """The alphas whose thresholds are computed: steps of 0.001 to 0.1, of 0.01 to 0.5, and one."""
+    steps = [*(i / 1_000 for i in range(1, 100)), *(i / 100 for i in range(10, 51)), alpha]
+    return np.unique(np.array(steps))
 
 
 def corrected_thresholds(
@@ -148,6 +193,9 @@ def corrected_thresholds(
         alphas: Risk levels, ascending, shape (alphas,).
         delta: Probability with which the risk of a threshold may exceed its alpha.
     """
+    if not len(parts.labelled):
+        nothing = np.zeros(len(alphas))
+        return Corrected(alphas=alphas, thresholds=nothing + np.inf, weights=nothing)
     tested, levels = _tested_and_levels(people, judge, parts)
     tests = _Tests(
         people=people.take(parts.labelled),
@@ -160,12 +208,13 @@ def corrected_thresholds(
     for first in range(0, len(alphas), step):
         chunk = slice(first, first + step)
         found[chunk], weights[chunk] = tests.smallest_passing(levels, alphas[chunk])
-    return Corrected(thresholds=np.maximum.accumulate(found[::-1])[::-1], weights=weights)
+    found = np.maximum.accumulate(found[::-1])[::-1]
+    return Corrected(alphas=alphas, thresholds=found, weights=weights)
 
 
 def _tested_and_levels(people: Losses, judge: Losses, parts: Parts) -> tuple[Rows, FloatArray]:
     """The rows with verdicts alone that are tested, whole blocks, and the levels, descending."""
-    count, m = len(parts.judged), max(len(parts.labelled), 1)
+    count, m = len(parts.judged), len(parts.labelled)
     aside = min(MAX_LEVELS, count // 5) if count >= _MANY_ROWS else 0
     tested = parts.judged[: (count - aside) // m * m]
     if aside:
@@ -237,7 +286,7 @@ class _Tests:
             mean = (others[i] - a * counted[i]) / k if k else 0.0
             past.add(g, h, mean, g - w * h + w * mean)
             weight_sum += w
-        return passed, weight_sum / max(m, 1)
+        return passed, weight_sum / m
 
 
 class _Past:
@@ -248,10 +297,11 @@ class _Past:
         self._k = k
         self._rows = 0
         # Sums of g, h, g h, h h, the means of the blocks, and squares of the corrected losses.
-        self._g, self._h, self._gh, self._hh, self._means, self._squares = np.zeros((6, *shape))
+        sums: list[FloatArray] = [np.zeros(shape) for _ in range(6)]
+        self._g, self._h, self._gh, self._hh, self._means, self._squares = sums
 
     def weight(self) -> FloatArray:
-        """W that minimises the variance of g - w h + w (mean of k of h)."""
+        """The w that minimises the variance of g - w h + w (mean of k of h)."""
         if not self._k:
             return np.zeros(self._g.shape)
         n = max(self._rows, 1)
@@ -285,4 +335,5 @@ _HEDGES: Final = np.exp(-_QUANTILES * _QUANTILES / 2.0) / math.sqrt(2.0 * math.p
 
 def _hedge(chance: FloatArray) -> FloatArray:
     """phi(u) / Phi(u) at Phi(u) = ``chance``: the relative change of Phi(u) with u."""
-    return np.asarray(np.interp(chance, _LEVELS, _HEDGES, right=0.0), dtype=np.float64)
+    hedges: FloatArray = np.interp(chance, _LEVELS, _HEDGES, right=0.0)
+    return hedges

@@ -29,6 +29,8 @@ class CalibrationOptions:
     # The rows are a list of questions and share clusters: they are not independent.
     has_dependent_rows: bool = False
     has_estimated_weights: bool = False  # a model's weights: the bound is approximate
+    # Thresholds follow from a judge's verdicts, corrected by people's labels. The rows set it.
+    has_judged_rows: bool = False
 
     @property
     def weights(self) -> Literal["known", "estimated"] | None:
@@ -36,6 +38,11 @@ class CalibrationOptions:
         if self.max_weight is None:
             return None
         return "estimated" if self.has_estimated_weights else "known"
+
+    @property
+    def labels(self) -> Literal["judge_corrected"] | None:
+        """Where the labels of a calibration's rows come from; None: they are given."""
+        return "judge_corrected" if self.has_judged_rows else None
 
     def __post_init__(self) -> None:
         """Refuse invalid options; turn the names of enum members into members."""

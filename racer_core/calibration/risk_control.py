@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from racer_core.calibration.calibration_rows import CalibrationRows
+from racer_core.calibration.judge_correction import (
+    Corrected,
+    JudgeErrors,
+    Losses,
+    Parts,
+    alpha_grid,
+    corrected_thresholds,
+)
 from racer_core.calibration.loss_curve import (
     SCALE,
     IntArray,
@@ -35,15 +43,15 @@ class RiskControl(CalibrationRows):
         """Check the rows, and that their score can be computed."""
         super().__post_init__()
         if self.options.score not in self._scorer.offered:
-            raise CalibrationError(
-                f"score {self.options.score.value!r} is not offered here; "
-                f"choose one of {[score.value for score in self._scorer.offered]}"
-            )
+            raise _not_offered(self.options.score, self._scorer.offered)
 
     @property
     def offered(self) -> tuple[Score, ...]:
-        """The scores for which this calibration has thresholds."""
-        return self._scorer.offered
+        """The scores for which this calibration has thresholds.
+
+        Judged rows have those of their own score alone: computing others would take seconds.
+        """
+        return self._scorer.offered if self.judged is None else (self.options.score,)
 
     @cached_property
     def _scorer(self) -> NonconformityScorer:
@@ -59,9 +67,11 @@ class RiskControl(CalibrationRows):
     def has_order_statistic(self) -> bool:
         """Whether the threshold is an order statistic of critical scores, and its risk a Beta law.
 
-        Otherwise losses are graded or rows weighted, and a :class:`LossCurve` has the threshold.
+        Otherwise losses are graded or rows weighted, and a :class:`LossCurve` has the threshold; or
+        a judge's verdicts are corrected, by ``judge_correction``.
         """
-        return self.weights is None and self.options.risk_target in BINARY_TARGETS
+        is_plain = self.weights is None and self.judged is None
+        return is_plain and self.options.risk_target in BINARY_TARGETS
 
     def misses(self, alpha: float | None = None, delta: float | None = None) -> int:
         """Calibration rows that lambda_hat leaves uncovered; -1 when alpha is infeasible.
@@ -72,8 +82,11 @@ class RiskControl(CalibrationRows):
         return allowed_misses(self.n, alpha, delta if delta is not None else self.options.delta)
 
     def is_enough(self, alpha: float) -> bool:
-        """Whether the rows that count are enough for alpha, if none of them abstained."""
-        if self.has_order_statistic:
+        """Whether the rows that count are enough for alpha, if none of them abstained.
+
+        Of judged rows those that people labelled have to be enough.
+        """
+        if self.has_order_statistic or self.judged is not None:
             return self.misses(alpha) >= 0
         return self.loss_curve(self.options.score).allowed(alpha, self.options.delta) >= 0
 
@@ -86,9 +99,15 @@ class RiskControl(CalibrationRows):
         """The threshold for any alpha: a look-up in the sorted critical scores. Eq. (6).
 
         Arguments that are None are those of ``options``. +inf calls the whole pool. With a limit on
-        wrong answers it is the next larger threshold that keeps the limit, if there is one.
+        wrong answers it is the next larger threshold that keeps the limit, if there is one. For
+        judged rows alpha is rounded down, see ``alpha_grid``, and delta is that of ``options``.
         """
         score = score or self.options.score
+        if self.judged is not None:
+            if delta not in (None, self.options.delta):
+                raise CalibrationError("judged rows have thresholds for their own delta alone")
+            corrected = self.corrected(score)
+            return corrected.threshold(self.options.alpha if alpha is None else alpha)
         if self.has_order_statistic:
             threshold = threshold_from_sorted(self._critical(score), self.misses(alpha, delta))
             limit = self.answer_limit
@@ -102,7 +121,10 @@ class RiskControl(CalibrationRows):
     def sort_scores(self) -> None:
         """Sort the critical scores of every offered score; ``lambda_hat`` is then a look-up."""
         for score in self.offered:
-            self._critical(score) if self.has_order_statistic else self.loss_curve(score)
+            if self.judged is not None:
+                self.corrected(score)
+            else:
+                self._critical(score) if self.has_order_statistic else self.loss_curve(score)
 
     @property
     def row_critical_scores(self) -> FloatArray:
@@ -128,12 +150,57 @@ class RiskControl(CalibrationRows):
 
         It is +inf for rows that abstain or are unlabelled.
         """
-        critical = np.empty(len(self.scores))
-        for part, fit in self._nonconformity(score):
-            critical[part] = self.rules.critical_scores(fit, self.scores[part], self.labels[part])
+        critical = self._critical_of(self.labels, score)
         if self.unlabelled is not None:
             critical[self.unlabelled] = np.inf
         return critical
+
+    def _critical_of(self, labels: BoolArray, score: Score) -> FloatArray:
+        """s_i of all rows by these labels (n, K); +inf for rows that abstain."""
+        critical = np.empty(len(self.scores))
+        for part, fit in self._nonconformity(score):
+            critical[part] = self.rules.critical_scores(fit, self.scores[part], labels[part])
+        return critical
+
+    @cached_property
+    def _corrected(self) -> dict[Score, Corrected]:
+        """Cache of corrected thresholds by kind of score."""
+        return {}
+
+    def corrected(self, score: Score) -> Corrected:
+        """The thresholds of judged rows, by people's labels and a judge's verdicts.
+
+        Raises:
+            CalibrationError: The score is not that of ``options``.
+        """
+        assert self.judged is not None
+        assert self.options.delta is not None
+        if score not in self.offered:
+            raise _not_offered(score, self.offered)
+        if score not in self._corrected:
+            verdicts = self.judged > 0
+            self._corrected[score] = corrected_thresholds(
+                self._losses(self.labels, score),
+                self._losses(verdicts, score),
+                Parts.of(self.fingerprints, ~self._without_labels, self._has_verdicts),
+                alpha_grid(self.options.alpha),
+                self.options.delta,
+            )
+        return self._corrected[score]
+
+    def judge_errors(self) -> JudgeErrors | None:
+        """The judge's errors on the rows that people labelled; None: there are no such rows."""
+        both = self._has_verdicts & ~self._without_labels
+        if self.judged is None or not both.any():
+            return None
+        return JudgeErrors.of(self.labels[both], self.judged[both] > 0)
+
+    def _losses(self, labels: BoolArray, score: Score) -> Losses:
+        """Losses by these labels; a row without verdicts counts, and is missed at every level."""
+        without = ~self._has_verdicts
+        critical = self._critical_of(labels, score)
+        critical[without] = np.inf
+        return Losses(critical=critical, counted=self.rules.counted(labels) | without)
 
     def _nonconformity(self, score: Score) -> Iterator[tuple[slice, FloatArray]]:
         """S of the rows, in slices."""
@@ -240,3 +307,10 @@ class RiskControl(CalibrationRows):
             right=recorded & called & right,
             may_be_empty=score == Score.PROB or self.options.risk_target == RiskTarget.PAPER,
         )
+
+
+def _not_offered(score: Score, offered: Iterable[Score]) -> CalibrationError:
+    return CalibrationError(
+        f"score {score.value!r} is not offered here; "
+        f"choose one of {[each.value for each in offered]}"
+    )

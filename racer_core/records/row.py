@@ -17,6 +17,8 @@ writes them. ``application``, or ``group``, names the population to which the ro
 ``[]`` means that no candidate is right. Null or absent is rejected: reading "unknown" as "wrong" is
 not conservative. A row of a random sample without a label says ``"unlabelled": true`` instead,
 which counts as a miss in calibration, and ``decision_id`` names the decision that was sampled.
+``judged`` maps every candidate to the verdict of a judge model, also beside ``correct``; a row with
+verdicts alone is no miss, for `racer calibrate` corrects the verdicts by the rows with both.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def row_pool(row: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The pool that the row itself names; None when it names none."""
     if "candidates" in row:
         return checked_pool(_names(row["candidates"], "candidates"))
-    for field in ("correct", "quality", "answers", "scores"):
+    for field in ("correct", "quality", "answers", "scores", "judged"):
         if isinstance(row.get(field), dict):
             return checked_pool(tuple(cast("dict[str, Any]", row[field])))
     return None
@@ -97,7 +99,8 @@ def parse_row(
         raise InputError(f"its candidates are not the pool {shown(pool)}")
     scores = _scores(fields, pool)
     quality = _quality(fields, pool)
-    unlabelled = _is_unlabelled(fields, is_allowed=takes_unlabelled)
+    judged = _judged(fields.get("judged"), pool)
+    unlabelled = _is_unlabelled(fields, judged is not None, is_allowed=takes_unlabelled)
     asked = RowQuery("") if scores else row_query(fields, text)
     return LabelledRow(
         query=asked.query[:max_query_chars],
@@ -117,6 +120,7 @@ def parse_row(
         weight=_weight(fields.get("weight")),
         unlabelled=unlabelled,
         decision_id=optional_text(fields, "decision_id") or None,
+        judged=judged,
     )
 
 
@@ -166,13 +170,16 @@ def _refuse_turns(field: str, earlier: tuple[Turn, ...], text: RoutedText | None
         )
 
 
-def _is_unlabelled(row: Mapping[str, Any], *, is_allowed: bool) -> bool:
+def _is_unlabelled(row: Mapping[str, Any], is_judged: bool, *, is_allowed: bool) -> bool:
+    """Whether people gave no label; a row with a judge's verdicts need not say so."""
     value = row.get("unlabelled")
+    has_label = any(row.get(name) is not None for name in ("correct", "quality"))
     if value is None or value is False:
-        return False
-    if value is not True:
+        if has_label or not is_judged:
+            return False
+    elif value is not True:
         raise InputError('"unlabelled" must be true or false')
-    if any(row.get(name) is not None for name in ("correct", "quality")):
+    elif has_label:
         raise InputError('"unlabelled" stands instead of "correct" and "quality"')
     if not is_allowed:
         raise InputError(
@@ -212,6 +219,15 @@ def _correct(
     if len(set(names)) != len(names):
         raise InputError('"correct" names a candidate twice')
     return frozenset(names)
+
+
+def _judged(value: object, pool: tuple[str, ...]) -> frozenset[str] | None:
+    if value is None:
+        return None
+    verdicts = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if set(verdicts) != set(pool) or any(not isinstance(each, bool) for each in verdicts.values()):
+        raise InputError('"judged" must be an object: each candidate of the pool to true or false')
+    return frozenset(name for name in pool if verdicts[name])
 
 
 def _answers(value: object, pool: tuple[str, ...]) -> dict[str, str | None]:

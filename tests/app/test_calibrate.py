@@ -325,6 +325,7 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
         "alpha_basis": "fixed",
         "risk_band": None,
         "weights": None,
+        "judge": None,
         "missed": rows_missed - 1,
         "tied": 1,
         "risk_q05": pytest.approx(stats.beta.ppf(0.05, *law)),
@@ -375,7 +376,7 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
     assert certificate["guarantee"] == {
         "risk_target": "paper", "alpha": 0.2, "delta": 0.1, "r": 1, "unit": "request",
         "group": None,
-        "pool": list(POOL), "conditional": "pac", "weights": None, "trivial": False,
+        "pool": list(POOL), "conditional": "pac", "weights": None, "labels": None, "trivial": False,
         "alpha_basis": "fixed", "risk_band": None, "risk_band_delta": None,
         "answer_risk_max": None, "answer_risk_delta": None, "premise": "alike",
     }  # fmt: skip

@@ -81,7 +81,7 @@ def same(one: CalibrationRecord, other: CalibrationRecord) -> None:
         assert getattr(one.calibration, field) == getattr(other.calibration, field)
     assert one.calibration.scores.tobytes() == other.calibration.scores.tobytes()
     assert one.calibration.labels.tobytes() == other.calibration.labels.tobytes()
-    for field in ("neighbours", "projections", "quality", "weights"):
+    for field in ("neighbours", "projections", "quality", "weights", "unlabelled", "judged"):
         same_array(getattr(one.calibration, field), getattr(other.calibration, field))
     same_patterns(one.calibration.patterns, other.calibration.patterns)
 
@@ -129,6 +129,10 @@ PARTS: dict[str, dict[str, Any]] = {
         "quality": np.random.default_rng(8).integers(0, 10**6, (40, 3)) / 10**6,
         "weights": np.linspace(0.1, 3.0, 40),
     },
+    "verdicts": {
+        "unlabelled": np.zeros(40, bool),
+        "judged": np.random.default_rng(7).integers(0, 2, (40, 3)).astype(np.int8),
+    },
 }
 
 
@@ -138,7 +142,8 @@ def test_the_inputs_of_cover_scores_are_stored_exactly(
 ) -> None:
     """Neighbours, patterns, prices and groups: every score offered has the same thresholds."""
     bound = 3.0 if "weights" in PARTS[parts] else None
-    stored = record("cal-1", parts=PARTS[parts], max_weight=bound)
+    delta = 0.2 if "judged" in PARTS[parts] else None
+    stored = record("cal-1", parts=PARTS[parts], max_weight=bound, delta=delta)
     store.add(stored, activate=True)
     with Store(database) as another:
         found = active(another)

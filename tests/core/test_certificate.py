@@ -41,6 +41,7 @@ def test_a_decision_at_the_calibrations_own_terms_holds_without_a_reason():
             "answer_risk_max": None,
             "answer_risk_delta": None,
             "weights": None,
+            "labels": None,
             "trivial": False,
         },
         "lambda_hat": rows.lambda_hat(0.1, Score.PROB),

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
 
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
@@ -168,6 +169,7 @@ def calibration_of(
     prices: tuple[float, ...] | None = None,
     groups: tuple[str | None, ...] | None = None,
     unlabelled: BoolArray | None = None,
+    judged: NDArray[np.int8] | None = None,
     **options: Any,
 ) -> Calibration:
     """A calibration of a pool m0, m1, ... on rows with a fingerprint each."""
@@ -182,4 +184,5 @@ def calibration_of(
         prices=prices,
         groups=groups,
         unlabelled=unlabelled,
+        judged=judged,
     )

@@ -95,6 +95,7 @@ def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
             "answer_risk_delta": None,
             "premise": "alike",
             "weights": None,
+            "labels": None,
             "trivial": False,
         },
         "lambda_hat": 0.0,

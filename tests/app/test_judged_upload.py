@@ -1,0 +1,109 @@
+"""Uploads with a judge's verdicts on all rows and people's labels on some."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.gateway import (
+    ADMIN_KEY,
+    POOL,
+    TWO,
+    Gateway,
+    Serve,
+    as_json,
+    error_message,
+    noisy,
+)
+
+ALPHA, DELTA, PEOPLE = 0.2, 0.1, 120
+
+
+def judged(count: int = 500, people: int = PEOPLE, wrong: float = 0.05) -> list[dict[str, Any]]:
+    """Noisy rows with verdicts, a share of them wrong; the first ones keep their labels."""
+    rng = np.random.default_rng(3)
+    rows: list[dict[str, Any]] = []
+    for place, row in enumerate(as_json(noisy(30_000, count))):
+        wrongly = rng.random(len(POOL)) < wrong
+        verdicts = {
+            name: bool(row["correct"][name] ^ flip)
+            for name, flip in zip(POOL, wrongly, strict=True)
+        }
+        labels = {"correct": row["correct"]} if place < people else {}
+        rows.append({"query": row["query"], "judged": verdicts, **labels})
+    return rows
+
+
+def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> Any:
+    """POST /calibrate."""
+    body = {"rows": rows, "alpha": ALPHA, "delta": DELTA, "confirm": True, **options}
+    return gateway.post("/calibrate", ADMIN_KEY, json=body)
+
+
+def test_verdicts_are_corrected_by_labels(serve: Serve, noisy_artifact: Path) -> None:
+    """The threshold is that of the stored record, also after a restart; the certificate says how.
+
+    A request's own alpha and a smaller pool have thresholds, too.
+    """
+    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    response = upload(gateway, judged())
+    assert response.status_code == 200, response.text
+    evidence = response.json()["evidence"]
+    judge = evidence["judge"]
+    assert (judge["rows"], judge["human_rows"]) == (500, PEOPLE)
+    assert 0.0 < judge["weight"] <= 1.0
+    assert judge["error"] == pytest.approx(dict.fromkeys(POOL, 0.05), abs=0.06)
+    assert (evidence["feasible"], evidence["unlabelled"], evidence["risk_q95"]) == (True, 0, None)
+    certificate = gateway.decided(TWO)["certificate"]
+    assert certificate["holds"] is True
+    assert certificate["lambda_hat"] == evidence["lambda_hat"]
+    guarantee = certificate["guarantee"]
+    assert (guarantee["labels"], guarantee["delta"]) == ("judge_corrected", DELTA)
+    other = gateway.decided(TWO, alpha=0.3)["certificate"]
+    assert other["guarantee"]["alpha_basis"] == "assumed"
+    assert other["lambda_hat"] <= evidence["lambda_hat"]
+
+
+def test_rows_without_verdict_and_label_count_as_missed(serve: Serve, noisy_artifact: Path) -> None:
+    """The evidence says how many, and the threshold is larger."""
+    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    full = upload(gateway, judged(), dry_run=True).json()["evidence"]
+    rows = judged()
+    for row in rows[300:325]:
+        del row["judged"]
+        row["unlabelled"] = True
+    evidence = upload(gateway, rows, dry_run=True).json()["evidence"]
+    assert (evidence["unlabelled"], evidence["judge"]["rows"]) == (25, 475)
+    assert evidence["lambda_hat"] is None or evidence["lambda_hat"] > full["lambda_hat"]
+
+
+def test_bad_verdicts_are_refused_with_one_clear_error_each(
+    serve: Serve, noisy_artifact: Path
+) -> None:
+    """Nothing is stored of any of them."""
+    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    unjudged = judged()
+    del unjudged[6]["judged"]
+    weighted = [{**row, "weight": 1.0 + place} for place, row in enumerate(judged())]
+    swapped = [
+        {**row, "judged": {name: not each for name, each in row["judged"].items()}}
+        for row in judged()
+    ]
+    other = [{**row, "judged": {"nobody": True}} for row in judged(10)]
+    for rows, options, message in (
+        (judged(), {"delta": None}, "need delta"),
+        (judged(people=0), {}, "corrected by people's labels"),
+        (unjudged, {}, 'row 7: "correct" stands without "judged"'),
+        (weighted, {"max_weight": 1e6}, "cannot have weights"),
+        (swapped, {}, "below chance"),
+        (other, {}, "each candidate of the pool"),
+        (judged(), {"risk_target": "quality"}, "quality"),
+        (judged(), {"answer_risk_max": 0.3}, "answer_risk_max"),
+    ):
+        response = upload(gateway, rows, **options)
+        assert message in error_message(response, response.status_code)
+        assert response.status_code in (400, 422)
+    assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
