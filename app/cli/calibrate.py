@@ -1,10 +1,13 @@
-"""``racer calibrate``: uploads labelled rows to a running gateway."""
+"""``racer calibrate``: uploads labelled rows, or a gateway's own sample, to a running gateway."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import click
@@ -25,13 +28,44 @@ from app.cli.console import (
     progress_bars,
 )
 from app.tools.gateway_client import GatewayClient, Progress
-from racer_core.types import RiskTarget, Score
+from racer_core.types import RiskTarget, RowsKind, Score
+
+
+def start_of(since: str) -> str:
+    """A time in ISO 8601, from one or from a number of days such as ``30d``. UTC by default."""
+    if since.endswith("d") and since[:-1].isdecimal():
+        return (datetime.now(UTC) - timedelta(days=int(since[:-1]))).isoformat()
+    time = datetime.fromisoformat(since)
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
+
+
+def _start(_context: click.Context, _parameter: click.Parameter, since: str | None) -> str | None:
+    try:
+        return None if since is None else start_of(since)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{since!r} is neither a time in ISO 8601 nor a number of days such as `30d`."
+        ) from None
 
 
 @click.command()
-@click.argument("rows", type=FILE)
+@click.argument("rows", type=FILE, required=False)
 @URL
 @ADMIN_KEY
+@click.option(
+    "--from-shadow",
+    is_flag=True,
+    help="Take the gateway's own sample of its traffic (`watching.shadow_rate`) instead of a file.",
+)
+@click.option(
+    "--application",
+    help="Replace the rows of this application alone; those of all others stay.",
+)
+@click.option(
+    "--since",
+    callback=_start,
+    help="Only sampled requests from then on: a time in ISO 8601, or days back such as `30d`.",
+)
 @click.option("--alpha", type=float, help="Risk level; default: the configuration's.")
 @click.option("--delta", type=float, help="P(risk <= alpha) >= 1 - delta instead of the mean.")
 @click.option(
@@ -100,9 +134,12 @@ from racer_core.types import RiskTarget, Score
 )
 @JSON
 def calibrate(
-    rows: Path,
+    rows: Path | None,
     url: str,
     key: str | None,
+    from_shadow: bool,
+    application: str | None,
+    since: str | None,
     alpha: float | None,
     delta: float | None,
     score: str | None,
@@ -123,7 +160,12 @@ def calibrate(
     as_json: bool,
 ) -> None:
     """Calibrate a running gateway with labelled ROWS; Ctrl-C cancels without a change."""
+    if (rows is None) != from_shadow:
+        raise click.UsageError("give ROWS or --from-shadow")
+    if since is not None and not from_shadow:
+        raise click.UsageError("--since needs --from-shadow")
     options = {
+        "application": application,
         "alpha": alpha,
         "delta": delta,
         "score": score,
@@ -133,7 +175,7 @@ def calibrate(
         "reweight": reweight or None,
         "answer_risk_max": answer_risk_max,
         "smoothing": smoothing,
-        "rows_kind": kind,
+        "rows_kind": kind or (RowsKind.TRAFFIC.value if from_shadow else None),
         "one_per_cluster": one_per_cluster or None,
         "expected_active_id": expected_active_id,
         "allow_overlap": allow_overlap,
@@ -143,7 +185,13 @@ def calibrate(
         "confirm": force or None,
     }
     quiet = as_json or not err.is_terminal  # progress bars are for terminals
-    with progress_bars(quiet) as show, GatewayClient(url, key) as client:
+    with ExitStack() as stack:
+        show = stack.enter_context(progress_bars(quiet))
+        client = stack.enter_context(GatewayClient(url, key))
+        if rows is None:
+            folder = stack.enter_context(TemporaryDirectory())
+            rows = Path(folder, "shadow.jsonl")
+            client.save_shadow_rows(rows, application, since)
         show("uploading", 0, 1)
         result = client.calibrate(rows, options, partial(_show_phase, show))
     if as_json:

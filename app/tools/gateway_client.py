@@ -63,6 +63,28 @@ class GatewayClient:
             raise RacerError(f"{path}: cannot be read ({reason})") from exc
         return self._job_result(answer["job"], progress) if "job" in answer else answer
 
+    def save_shadow_rows(self, path: Path, application: str | None, since: str | None) -> None:
+        """GET /shadow/rows into a file.
+
+        Args:
+            path: The file.
+            application: Only rows of this application; None: those of all.
+            since: Only decisions from this time on, in ISO 8601; None: all that are stored.
+
+        Raises:
+            InputError: There are no rows.
+        """
+        names = {"application": application, "since": since}
+        query = {name: value for name, value in names.items() if value is not None}
+        rows = self._send("GET", "/shadow/rows", params=query).content
+        if not rows.strip():
+            shown = "".join(f", {name} {value}" for name, value in query.items())
+            raise InputError(
+                f"the gateway at {self._url} has no sampled rows{shown}: set "
+                "`watching.shadow_rate` above 0 and wait for requests and their labels"
+            )
+        path.write_bytes(rows)
+
     def _job_result(self, job: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
         """Follow a job's events to its end and return its result."""
         place = f"/calibrations/jobs/{job['id']}"
@@ -94,6 +116,14 @@ class GatewayClient:
 
     def _request(self, method: str, path: str, **request: Any) -> dict[str, Any]:
         try:
+            body: dict[str, Any] = self._send(method, path, **request).json()
+        except ValueError as exc:
+            raise self._is_no_gateway() from exc
+        return body
+
+    def _send(self, method: str, path: str, **request: Any) -> httpx2.Response:
+        """A successful response. Raises GatewayUnreachable, GatewayRefused."""
+        try:
             response = self._client.request(method, path, **request)
         except httpx2.TimeoutException as exc:
             raise GatewayUnreachable(f"the gateway at {self._url} did not answer in time") from exc
@@ -101,19 +131,19 @@ class GatewayClient:
             raise GatewayUnreachable(
                 f"no gateway answers at {self._url}: start one with `racer serve` or `racer demo`"
             ) from exc
+        if response.status_code in (200, 202):
+            return response
         try:
-            body: dict[str, Any] = response.json()
-            if response.status_code in (200, 202):
-                return body
-            error = body["error"]
+            error = response.json()["error"]
             message, kind = error["message"], error["type"]
         except (ValueError, KeyError, TypeError) as exc:
-            raise GatewayUnreachable(
-                f"the server at {self._url} is not a RACER gateway: check --url"
-            ) from exc
+            raise self._is_no_gateway() from exc
         if kind == "upstream_error":
             raise GatewayUnreachable(f"{message} ({response.status_code})")
         raise GatewayRefused(f"{message} ({response.status_code})")
+
+    def _is_no_gateway(self) -> GatewayUnreachable:
+        return GatewayUnreachable(f"the server at {self._url} is not a RACER gateway: check --url")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-# Arguments of a small run, and a key of the results.
+# Arguments of a small run, and a key of the results; FOLDER is a folder of the run.
 SMALL = {
     "state.py": (["--seconds", "0.3", "--rows", "2000"], "stores"),
     "calibration_speed.py": (["--rows", "20000"], "manifest"),
@@ -21,6 +21,9 @@ SMALL = {
     "batching.py": (["--tiny", "--rounds", "1", "--seconds", "1"], "manifest"),
     "overload.py": (["--seconds", "1"], "steps"),
     "soak.py": (["--minutes", "0.1"], "samples"),
+    "score_choice.py": (["--divisions", "1"], "power"),
+    "router_dc_deviations.py": (["--steps", "2", "--seeds", "1"], "results"),
+    "evaluator_votes.py": (["FOLDER"], "questions"),
     "encoder.py": (["--threads", "1", "--tokens", "16", "--seconds", "5"], "runs"),
 }
 
@@ -29,7 +32,8 @@ SMALL = {
 @pytest.mark.parametrize("script", SMALL)
 def test_a_small_run_writes_its_results(script: str, tmp_path: Path) -> None:
     """The exit status is 0, or 1 where a goal was missed: so small a run decides no goal."""
-    arguments, key = SMALL[script]
+    given, key = SMALL[script]
+    arguments = [each.replace("FOLDER", str(tmp_path / "made")) for each in given]
     out = tmp_path / "results.json"
     command = [sys.executable, f"benchmarks/{script}", *arguments, "--json", str(out)]
     done = subprocess.run(

@@ -516,3 +516,29 @@ def test_links_lead_somewhere():
     """Red when a file that the README leads to has moved."""
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
         assert (FOLDER / Path(link)).exists(), link
+
+
+def test_a_job_recalibrates_from_live_traffic():
+    """Red when its command is not one of ours, or it does not reach the gateway with its key."""
+    template = named("CronJob", "recalibration")["spec"]["jobTemplate"]["spec"]["template"]
+    pod, labels = template["spec"], template["metadata"]["labels"]
+    [container] = pod["containers"]
+    name, *words = container["args"]
+    given = main.cli.commands[name].make_context(name, words, parent=group()).params
+    assert given["from_shadow"]
+    url = urlsplit(given["url"])
+    [port] = named("Service", url.hostname)["spec"]["ports"]
+    assert url.port == port["port"] == PORT
+    assert container["image"] == GATEWAY["image"]
+    assert variables(container) == {ADMIN: variables(GATEWAY)[ADMIN]}
+    assert pod["securityContext"] == PODS["gateway"]["securityContext"]
+    assert container["securityContext"] == GATEWAY["securityContext"]
+    assert pod["automountServiceAccountToken"] is False
+    out = named("NetworkPolicy", "recalibration")["spec"]
+    into = named("NetworkPolicy", "gateway-from-recalibration")["spec"]
+    assert out["podSelector"]["matchLabels"] == labels
+    [[to], [source]] = out["egress"][0]["to"], into["ingress"][0]["from"]
+    assert selected(to["podSelector"]["matchLabels"]) == {"gateway"}
+    assert selected(into["podSelector"]["matchLabels"]) == {"gateway"}
+    assert source["podSelector"]["matchLabels"] == labels
+    assert policy_ports([*out["egress"], *into["ingress"]]) == [("TCP", PORT)] * 2

@@ -250,7 +250,7 @@ class JudgedGateway(RecordedGateway):
         self.gateway.get("/drift", ADMIN_KEY)
         with (
             Store(self.gateway.settings.store) as store,
-            DriftStore(store).updating(self.active, new=_no_streams) as stored,
+            DriftStore(store).updating(self.active, "", new=_no_streams) as stored,
         ):
             streams = [*stored.state.streams.values()]
             streams[stream % len(streams)].wager.log_peak = 1e6

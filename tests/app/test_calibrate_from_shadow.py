@@ -1,0 +1,82 @@
+"""``racer calibrate --from-shadow``: recalibration from the sample of live traffic."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+
+import pytest
+
+from app.cli.calibrate import start_of
+from app.store import now
+from tests.app.conftest import Command
+from tests.support.gateway import ADMIN_KEY, Gateway, Serve, labelled
+
+
+def ask_and_label(gateway: Gateway, start: int, count: int) -> None:
+    """Requests of which each gets a verdict on every candidate."""
+    rows = labelled(start, count)
+    for row in rows.rows:
+        answer = gateway.chat(row.query)
+        verdicts = {name: name in row.correct for name in rows.pool}
+        body = {"decision_id": answer["id"], "correct": verdicts}
+        assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+
+
+def test_the_sample_of_live_traffic_calibrates(serve: Serve, racer: Command) -> None:
+    """The rows go the way of an upload: weights, evidence and the activation rule are its own."""
+    gateway = serve(watching={"shadow_rate": 1.0})
+    before = gateway.ready()["calibration"]
+    ask_and_label(gateway, 20_000, 40)
+    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY)
+    code, out, err = racer("calibrate", *at, "--force", "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    evidence = result["evidence"]
+    assert (evidence["rows"], evidence["unlabelled"], evidence["weights"]) == (40, 0, None)
+    assert (evidence["sample"]["kind"], evidence["sample"]["guessed"]) == ("traffic", False)
+    assert evidence["shift"]["active_id"] == before
+    assert gateway.ready()["calibration"] == result["id"] != before
+
+
+def test_what_fails_the_checks_is_not_activated(serve: Serve, racer: Command) -> None:
+    """Exit code 1, as of an upload by hand; the active calibration stays."""
+    gateway = serve(watching={"shadow_rate": 1.0})
+    before = gateway.ready()["calibration"]
+    ask_and_label(gateway, 20_000, 5)
+    code, _, err = racer("calibrate", "--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY)
+    assert (code, "no finite threshold keeps alpha" in err) == (1, True)
+    assert gateway.ready()["calibration"] == before
+
+
+def test_an_empty_sample_says_what_is_missing(serve: Serve, racer: Command) -> None:
+    """Nothing is uploaded."""
+    gateway = serve()
+    before = gateway.ready()["calibration"]
+    code, _, err = racer("calibrate", "--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY)
+    assert (code, "has no sampled rows" in err, "watching.shadow_rate" in err) == (1, True, True)
+    assert gateway.ready()["calibration"] == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "give ROWS or --from-shadow"),
+        (("rows.jsonl", "--from-shadow"), "give ROWS or --from-shadow"),
+        (("rows.jsonl", "--since", "3d"), "--since needs --from-shadow"),
+        (("--from-shadow", "--since", "soon"), "'soon' is neither a time in ISO 8601"),
+    ],
+)
+def test_rows_come_from_one_place(racer: Command, arguments: tuple[str, ...], problem: str) -> None:
+    """A file or the gateway; the error names the option."""
+    code, _, err = racer("calibrate", *arguments)
+    assert code == 2
+    assert problem in err
+
+
+def test_a_time_is_given_as_such_or_in_days() -> None:
+    """A job that runs every night names a window."""
+    assert start_of("2026-01-31T12:00:00+00:00") == "2026-01-31T12:00:00+00:00"
+    start = datetime.fromisoformat(start_of("30d"))
+    age = datetime.fromisoformat(now()) - start
+    assert timedelta(days=30) <= age < timedelta(days=30, minutes=1)
