@@ -300,7 +300,9 @@ class _ChatServiceFactory:
             scoring=scoring,
             active=active,
             grouping=self.grouping,
-            rows=RowSelector(self.settings.routing.text, self.conditions.added),
+            rows=RowSelector(
+                self.settings.routing.text, self.conditions.added, self.settings.own_texts
+            ),
             candidates=self._candidates(),
             fallback=self._fallback(trained.fingerprint),
             metrics=self.metrics,

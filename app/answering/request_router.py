@@ -38,7 +38,6 @@ class RequestRouter:
         decision_log: DecisionLog,
     ) -> None:
         self._settings = settings
-        self._reads_conversations = settings.routing.text == "conversation"
         self._routing = routing
         self._monitor = monitor
         self._reader = reader
@@ -141,7 +140,8 @@ class RequestRouter:
         query, fingerprint = request.query, routed.fingerprint
         later = query.later
         is_of_a_part = query.is_cut or query.conditions.is_other_kind
-        if self._monitor is None or is_of_a_part or (later and not self._reads_conversations):
+        reads = self._settings.text_of(routed.application) if later else "conversation"
+        if self._monitor is None or is_of_a_part or reads != "conversation":
             return ()
         remarks, record = (), routed.record
         if record is not None and record.has_query(fingerprint, routed.population, later=later):

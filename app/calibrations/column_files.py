@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from array import array
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import BinaryIO, Final
 
@@ -39,6 +40,7 @@ class ColumnWriter:
         salt: Salt of the fingerprints.
         store_key: Key of the queries' hashes.
         text: What the router reads of a conversation.
+        own_texts: What it reads in applications that have a text of their own.
         query_chars: How many characters of a text the router reads.
         training_chars: Characters of the longest text of training; None: unknown.
     """
@@ -53,6 +55,7 @@ class ColumnWriter:
         salt: str,
         store_key: str,
         text: RoutedText,
+        own_texts: Mapping[str, RoutedText],
         query_chars: int,
         training_chars: int | None,
     ) -> None:
@@ -62,6 +65,7 @@ class ColumnWriter:
         self._salt = salt
         self._store_key = store_key.encode()
         self._text: RoutedText = text
+        self._own_texts = own_texts
         self._prints = bytearray()
         self._overlap_prints = bytearray()
         self._identities = bytearray()
@@ -95,16 +99,21 @@ class ColumnWriter:
 
     def add(self, row: LabelledRow) -> None:
         """Add a row."""
-        text = row_text(row, self._text)
+        read = self._own_texts.get(row.group or "", self._text)
+        text = row_text(row, read)
         query = text[: self._query_chars]
         self._end += self._texts.write(query.encode())
         self._ends.append(self._end)
         # A row that brings scores has no query, but needs a fingerprint for its smoothing noise.
         name = query or f"\0row {len(self._answered)}"
-        read = fingerprint(self._salt, name)
-        self._prints += read
-        cut = name if self._training_chars is None else text[: self._training_chars] or name
-        self._overlap_prints += read if cut == name else fingerprint(self._salt, cut)
+        found = fingerprint(self._salt, name)
+        self._prints += found
+        cut = name
+        if read == "with_system":  # the texts of training have no system prompts
+            cut = row_text(row, "last_user")[: self._training_chars or self._query_chars] or name
+        elif self._training_chars is not None:
+            cut = text[: self._training_chars] or name
+        self._overlap_prints += found if cut == name else fingerprint(self._salt, cut)
         identity = row_identity(row.query, row.earlier, row.request, plain=True) or name
         self._identities += blake2b(identity.encode(), digest_size=PRINT_BYTES).digest()
         asked = row_identity(row.query, row.earlier, None, plain=True)

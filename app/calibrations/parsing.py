@@ -48,6 +48,7 @@ class ReadInstructions:
         salt: Salt of the queries' fingerprints.
         store_key: Key of the hashes by which shown rows are recognised.
         text: What the router reads of a conversation.
+        own_texts: What it reads in applications that have a text of their own.
         markers: Around reasoning in recorded answers.
         candidates: How the candidates are served now.
         extra_fields: Fields of the deny list that are passed on to candidates.
@@ -67,6 +68,7 @@ class ReadInstructions:
     candidates: tuple[BodySettings, ...]
     extra_fields: tuple[str, ...]
     store_key: str = ""
+    own_texts: Mapping[str, RoutedText] = field(default_factory=dict[str, RoutedText])
     drawn: tuple[str, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     markers: Markers = MARKERS
@@ -132,6 +134,7 @@ def parse(
             salt=instructions.salt,
             store_key=instructions.store_key,
             text=instructions.text,
+            own_texts=instructions.own_texts,
             query_chars=instructions.query_chars,
             training_chars=instructions.training_chars,
         )

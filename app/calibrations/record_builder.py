@@ -242,7 +242,7 @@ class RecordBuilder:
                 calibration=each.calibration,
                 conditions=kind.conditions,
                 later=kind.is_later,
-                text=self._settings.routing.text,
+                text=self._settings.text_of(kind.drawn),
                 query_chars=query_chars,
                 drawn=kind.drawn,
             )

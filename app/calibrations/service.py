@@ -263,6 +263,7 @@ class CalibrationService:
             store_key=key.hex(),
             training_chars=self._training_chars,
             text=self._settings.routing.text,
+            own_texts=self._settings.own_texts,
             candidates=tuple(map(BodySettings.of, self._settings.candidates)),
             extra_fields=self._settings.limits.extra_fields,
             drawn=self._settings.drawn_applications,

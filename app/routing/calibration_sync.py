@@ -201,7 +201,7 @@ class CalibrationSync:
                 record.grouped_by or "a setting that it does not name",
                 self._grouping,
             )
-        texts = {each.text for each in record.populations if each.later}
+        texts = {each.text for each in record.populations if each.later and each.drawn is None}
         if texts - {self._text}:
             log.warning(
                 "calibration %s read later turns by routing.text %s, which is %s now: they are "

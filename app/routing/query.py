@@ -73,7 +73,8 @@ def of_body(
         InputError: No turn to route on, or one without text.
     """
     conversation = conversation_of(fields, path)
-    text = conversation.text(settings.routing.text)
+    own = None if application is None else application.terms.text
+    text = conversation.text(own or settings.routing.text)
     return Query(
         text=text[: settings.limits.query_chars],
         conditions=conditions,

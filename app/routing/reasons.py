@@ -63,7 +63,8 @@ class Reason(StrEnum):
     """
 
     GROUPING_CHANGED = "grouping_changed"
-    """Since the calibration, `routing.group_by` changed, or what belongs to `applications`.
+    """Since the calibration, `routing.group_by` changed, or what belongs to `applications`, or one
+    of their `text`.
 
     Set it back, or upload the rows again.
     """

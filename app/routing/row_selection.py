@@ -86,10 +86,17 @@ class RowSelector:
     Args:
         text: What the router reads of a conversation.
         added: Digests of what the gateway adds to the requests of each candidate.
+        own_texts: What it reads in applications that have a text of their own.
     """
 
-    def __init__(self, text: RoutedText, added: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        text: RoutedText,
+        added: Mapping[str, str] | None = None,
+        own_texts: Mapping[str, RoutedText] | None = None,
+    ) -> None:
         self._text = text
+        self._own_texts = own_texts or {}
         self._added = added or {}
         self._indexes: LRUCache[str, _Index] = LRUCache(_MAX_RECORDS)
 
@@ -169,6 +176,10 @@ class RowSelector:
         return index
 
     def _decides(self, population: Population, record: CalibrationRecord) -> bool:
-        """Whether there are enough rows, read by the current ``routing.text``."""
-        was_read_so = not population.later or population.text == self._text
+        """Whether there are enough rows, read by the current ``routing.text``.
+
+        A change of an application's own text is one of ``Settings.grouping``.
+        """
+        text = self._own_texts.get(population.drawn or "", self._text)
+        was_read_so = not population.later or population.text == text
         return was_read_so and population.is_enough(record.alphas)

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from app.settings.base import Frozen
 from app.settings.candidates import Name, Url
 from app.settings.routing import Alpha
+from racer_core.records.conversation import RoutedText
 
 Premise = Literal["alike", "drawn"]
 DEFAULT: Final = "default"  # the application of requests and rows that belong to no other
@@ -49,6 +50,9 @@ class Application(Frozen):
     """As `routing.on_uncovered`, for its requests; null: that."""
     shadow_rate: Annotated[float, Field(ge=0, le=1)] | None = None
     """As `watching.shadow_rate`, for its requests; null: that."""
+    text: RoutedText | None = None
+    """What the router reads of its requests and rows: as `routing.text`, or `with_system`, system
+    prompts and the last user turn; null: that of `routing.text`."""
     premise: Premise = "alike"
     """Its rows cover requests sent `alike`, or all, if they are `drawn` from its traffic."""
     checker: Checker | None = None
@@ -56,9 +60,14 @@ class Application(Frozen):
 
 
 def membership_digest(applications: Mapping[str, Application]) -> str:
-    """A text that changes with the requests that belong to each application, and its premise."""
+    """A text that changes with the requests of each application, its premise and its own text."""
     members = {
-        name: [sorted(each.keys), sorted(each.prompts), each.premise]
+        name: [
+            sorted(each.keys),
+            sorted(each.prompts),
+            each.premise,
+            *([each.text] * bool(each.text)),
+        ]
         for name, each in sorted(applications.items())
     }
     return blake2b(json.dumps(members).encode(), digest_size=8).hexdigest()

@@ -10,13 +10,14 @@ from pydantic import AfterValidator, Field, model_validator
 
 from app.settings.access import ENVIRONMENT_KEYS, Access
 from app.settings.aggregation import Aggregation
-from app.settings.applications import Application, membership_digest, problems
+from app.settings.applications import DEFAULT, Application, membership_digest, problems
 from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.telemetry import TelemetrySettings
+from racer_core.records.conversation import RoutedText
 from racer_core.types import Score
 
 GroupBy = Literal["request", "key", "language", "application"]
@@ -184,6 +185,16 @@ class Settings(Frozen):
         """
         members = f" {membership_digest(self.applications)}" if self.applications else ""
         return self.group_by + members
+
+    def text_of(self, application: str | None) -> RoutedText:
+        """What the router reads of an application's requests and rows."""
+        own = self.applications.get(application or DEFAULT)
+        return self.routing.text if own is None or own.text is None else own.text
+
+    @property
+    def own_texts(self) -> dict[str, RoutedText]:
+        """What the router reads of the applications that have a text of their own."""
+        return {name: each.text for name, each in self.applications.items() if each.text}
 
     @property
     def drawn_applications(self) -> tuple[str, ...]:

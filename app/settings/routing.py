@@ -8,7 +8,6 @@ from pydantic import Field
 
 from app.settings.base import Frozen
 from app.settings.candidates import Name
-from racer_core.records.conversation import RoutedText
 from racer_core.types import RiskTarget, Score
 
 WHOLE_POOL = "whole_pool"  # of `routing.fallback` and `routing.on_uncovered`: all candidates
@@ -38,7 +37,7 @@ class Routing(Frozen):
     """When no candidate is likely right: `refuse`, `strongest` (void) or `error` (422)."""
     on_infeasible: Literal["trivial", "reject"] = "trivial"
     """With too few rows for alpha: `trivial` calls all candidates, `reject` is an error."""
-    text: RoutedText = "last_user"
+    text: Literal["last_user", "conversation"] = "last_user"
     """What the router reads: `last_user`, the last user turn, or the whole `conversation`."""
     group_by: Literal["request", "key", "language"] = "request"
     """What determines the group, hence the threshold: `request`, `key` or `language`."""

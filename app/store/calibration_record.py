@@ -53,7 +53,7 @@ class Population:
             order of the calibration's pool; None: unknown, and no request is like them. Of drawn
             rows: digests of what the gateway added.
         later: They are turns after the first of a conversation.
-        text: What the router read of later turns.
+        text: What the router read of later turns, but of applications with a text of their own.
         query_chars: How many characters of a row's text the router read; None: not recorded, by a
             version that refused longer rows.
         drawn: The application whose traffic the rows were drawn from, as whole requests; None:

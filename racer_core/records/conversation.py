@@ -13,7 +13,8 @@ from typing import Literal, cast
 from racer_core.errors import InputError
 from racer_core.types import Turn
 
-RoutedText = Literal["last_user", "conversation"]  # the last user turn, or all turns
+# The last user turn; all turns of user and assistant; system prompts and the last user turn.
+RoutedText = Literal["last_user", "conversation", "with_system"]
 
 
 def parse_messages(messages: object) -> tuple[tuple[Turn, ...], str]:

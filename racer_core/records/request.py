@@ -110,8 +110,9 @@ class Conversation:
     def text(self, read: RoutedText) -> str:
         """The text that the router reads.
 
-        System prompts and tool results are noise of the client's harness; they are not routed on,
-        except the last system prompt of a conversation that consists of system prompts alone.
+        System prompts and tool results are noise of the client's harness; they are not routed on
+        unless ``with_system`` says so, except the last system prompt of a conversation that
+        consists of system prompts alone.
 
         Raises:
             InputError: There is no turn to route on, or no text in it.
@@ -120,6 +121,9 @@ class Conversation:
         text = asked.text
         if read == "conversation" and asked.role == "user":
             text = joined(turn.text for turn in self.turns if turn.role in _SPOKEN)
+        if read == "with_system" and asked.role == "user" and text.strip():
+            prompts = (turn.text for turn in self.turns if turn.role in _SYSTEM)
+            text = joined((*prompts, text))
         if text.strip():
             return text
         if asked.is_text:

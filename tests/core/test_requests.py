@@ -8,7 +8,7 @@ import pytest
 from racer_core.errors import RowsError
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import parse_rows
-from racer_core.records.request import GATEWAY_FIELDS
+from racer_core.records.request import GATEWAY_FIELDS, request_conversation
 from racer_core.records.units import rows_units
 from racer_core.types import RowsKind, Turn
 
@@ -70,6 +70,26 @@ def test_a_question_is_a_whole_request(tmp_path):
     assert (one.query, one.reference) == ("And 3 + 3?", "6")
     assert one.earlier == (Turn("user", "2 + 2?"), Turn("assistant", "4"))
     assert one.request == {"messages": turns}
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        ("last_user", "And 3?"),
+        ("conversation", "2 + 2?\n\n4\n\nAnd 3?"),
+        ("with_system", "Be brief.\n\nIn German.\n\nAnd 3?"),
+    ],
+)
+def test_the_routers_text_of_a_conversation(read, text):
+    """System prompts are read where that is configured, from every field that holds one."""
+    turns = [user("2 + 2?"), {"role": "assistant", "content": "4"}, user("And 3?")]
+    german = {"role": "developer", "content": "In German."}
+    chat = {"messages": [SYSTEM, german, *turns]}
+    responses = {"instructions": "Be brief.", "input": [german, *turns]}
+    assert request_conversation(chat).text(read) == text
+    assert request_conversation(responses).text(read) == text
+    alone = {"messages": [SYSTEM]}
+    assert request_conversation(alone).text(read) == "Be brief."
 
 
 def test_calls_of_tools_make_a_later_turn(tmp_path):
