@@ -16,6 +16,7 @@ from app.routing.query import MAX_DRAWN_BYTES, is_too_large_to_draw
 from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import MARKERS, Markers
+from racer_core.calibration.shadow import is_sampled
 from racer_core.errors import InputError, RowsError
 from racer_core.records.checks import CheckedRows, RowLimits
 from racer_core.records.conversation import RoutedText
@@ -28,6 +29,7 @@ MAX_ROWS: Final = 2_000_000
 MAX_LINE_BYTES: Final = 2**20
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk
 _REPORT_EVERY_S: Final = 0.2
+_ROUNDING: Final = 1e-12
 _CLOCK_EVERY: Final = 64  # rows between two looks at the clock
 
 Fields = Callable[[dict[str, Any]], None]
@@ -187,10 +189,25 @@ class _RowConditions:
         self._drawn = frozenset(instructions.drawn)
         self._prompts = instructions.prompts
         self._pool = instructions.pool
+        self._key = instructions.salt.encode()
         plain = self._reader.configured.of(self._pool)
         # The vector of digests in a row -> that of what the configuration sends for its request.
         self._sent_now = {plain: plain}
         self.rows = 0
+
+    def _check_draw(self, row: LabelledRow) -> None:
+        """Raises InputError if a sampled row was not drawn at the rate that its weight states."""
+        if row.decision_id is None:
+            return
+        rate = 1.0 / row.weight
+        # Of a rate's inverse the last bits may be lost.
+        is_rate = rate <= 1.0 + _ROUNDING
+        decision = row.decision_id.encode()
+        if not (is_rate and is_sampled(self._key, decision, min(1.0, rate * (1.0 + _ROUNDING)))):
+            raise InputError(
+                f"the decision {row.decision_id[:64]} was not drawn at the rate {rate:.4g} that "
+                "its weight states: use the rows of `GET /shadow/rows` of this artifact unchanged"
+            )
 
     def complete(self, row: LabelledRow) -> LabelledRow:
         """The row, a whole request with digests.
@@ -200,6 +217,7 @@ class _RowConditions:
                 an application that the row does not name, or its digests are those of another
                 request.
         """
+        self._check_draw(row)
         is_drawn = row.group in self._drawn
         if is_drawn and row.request is None:
             raise InputError(

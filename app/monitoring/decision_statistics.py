@@ -6,11 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import ColumnElement, func, select, tuple_
+from sqlalchemy import ColumnElement, func, literal, select, tuple_
 
 from app.monitoring.decision_record import DecisionRecord
 from app.store import Store
@@ -108,6 +109,26 @@ class DecisionStatistics:
             for each, (names, null) in sets.items()
         ]
         return without, with_verdicts
+
+    def daily_requests(self, now: datetime, *, by_application: bool) -> dict[str, int]:
+        """How many requests a day has now: those of the past day, or 24 times the past hour's.
+
+        Args:
+            now: The present time.
+            by_application: For each application; else under an empty name for all.
+        """
+        application = DecisionRow.application if by_application else literal("")
+
+        def count(since: timedelta) -> Mapping[str, int]:
+            since_then = DecisionRow.created_at >= (now - since).isoformat(timespec="microseconds")
+            statement = select(application, func.count()).where(since_then)
+            if by_application:
+                statement = statement.group_by(application)
+            return {name: number for name, number in session.execute(statement)}
+
+        with self._store.transaction() as session:
+            day, hour = count(timedelta(days=1)), count(timedelta(hours=1))
+        return {name: max(number, 24 * hour.get(name, 0)) for name, number in day.items()}
 
     def losses(self, calibration_id: str, application: str = "") -> list[float]:
         """The losses of an application's shadow decisions that count."""

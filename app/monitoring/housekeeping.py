@@ -15,6 +15,7 @@ from app.settings.monitoring import MonitoringSettings
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 60.0
+BUDGET_ROUNDS: Final = 5  # counting the requests of a day reads more than the other work
 
 
 class Housekeeping:
@@ -25,6 +26,7 @@ class Housekeeping:
         decision_store: What is pruned.
         flush_drift: Adds pending values to the drift state; blocks.
         show_risk: Shows the realised risk; blocks.
+        fit_budget: Fits the sampling rates to the traffic; blocks.
     """
 
     def __init__(
@@ -34,11 +36,14 @@ class Housekeeping:
         decision_store: DecisionStore,
         flush_drift: Callable[[], None],
         show_risk: Callable[[], None],
+        fit_budget: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._decision_store = decision_store
         self._flush_drift = flush_drift
         self._show_risk = show_risk
+        self._fit_budget = fit_budget
+        self._rounds = 0
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -59,6 +64,9 @@ class Housekeeping:
                     await self._closing.wait()
 
     def _run_once(self) -> None:
+        self._rounds += 1
+        if self._rounds % BUDGET_ROUNDS == 0:
+            self._fit_budget()
         self._flush_drift()
         try:
             self._show_risk()

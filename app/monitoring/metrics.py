@@ -43,6 +43,12 @@ class MonitoringMetrics:
             ("outcome",),
             registry=registry,
         )
+        self.sampling_share = Gauge(
+            "racer_shadow_rate_share",
+            "Share of the configured sampling rates that keeps the budget of calls",
+            registry=registry,
+        )
+        self.sampling_share.set(1.0)
         self.risk = Gauge(
             "racer_realised_risk",
             "Mean loss of the judged shadow sample, and its 95 % interval",

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final, Self
 
@@ -106,6 +107,7 @@ class Monitor:
             settings=settings,
             decision_store=self._decision_store,
             flush_drift=self._flush_drift,
+            fit_budget=self._fit_budget,
             show_risk=self._show_risk,
         )
         self.feedback = Feedback(
@@ -118,6 +120,7 @@ class Monitor:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        await self._store.run(self._fit_budget)
         await self._active.add_follower(self._on_activation)
         await self._stack.enter_async_context(self._decision_writer)
         await self._stack.enter_async_context(self._housekeeping)
@@ -440,6 +443,21 @@ class Monitor:
         for name in monitored.by_application:
             losses = self._statistics.losses(monitored.record.id, name)
             self._metrics.show_risk(name, risk_report.estimate(losses))
+
+    def _fit_budget(self) -> None:
+        """Lower the sampling rates where the traffic would exceed the budget of calls."""
+        budget, sample = self._settings.shadow_calls_per_day, self.shadow_sample
+        if budget is None or not sample.is_on:
+            return
+        try:
+            requests = self._statistics.daily_requests(
+                datetime.now(UTC), by_application=sample.has_rates
+            )
+        except StoreError as exc:
+            log.warning("the sampling rates stay as they are: %s", exc)
+        else:
+            share = sample.fit_budget(requests, calls=len(self._pool) - 1, budget=budget)
+            self._metrics.sampling_share.set(share)
 
     def _flush_drift(self) -> None:
         try:

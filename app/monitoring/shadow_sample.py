@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from math import ceil, log2
 from typing import Any, Final, cast
 
 from app.json_output import dump_json
@@ -31,13 +32,33 @@ class ShadowSample:
         self._rate = rate
         self._rates = rates
         self.key = key
-        self.share = 1.0  # of the rates, that keeps the calls within their budget
+        self._share = 1.0  # of the rates, that keeps the calls within their budget
+        self.has_rates = bool(rates)
         self.is_on = rate > 0.0 or any(rates.values())
 
     def rate_of(self, application: str | None) -> float:
         """The rate in force for an application's requests."""
         rate = self._rate if application is None else self._rates.get(application, self._rate)
-        return self.share * rate
+        return self._share * rate
+
+    def fit_budget(self, requests: Mapping[str, int], *, calls: int, budget: int) -> float:
+        """Lower all rates by the power of two that keeps the expected calls within a budget.
+
+        The rates depend on the past number of requests alone, so every request is drawn at a known
+        rate whatever it is.
+
+        Args:
+            requests: Expected requests of each application.
+            calls: Calls that a sampled request may add.
+            budget: The expected calls of all requests together.
+
+        Returns:
+            The share of the configured rates that is in force.
+        """
+        rates = {name: self._rates.get(name, self._rate) for name in requests}
+        expected = calls * sum(rates[name] * count for name, count in requests.items())
+        self._share = min(1.0, 2.0 ** -ceil(log2(expected / budget))) if expected else 1.0
+        return self._share
 
     def draw(self, decision_id: str, application: str | None) -> float | None:
         """The rate at which a decision was drawn; None where it is not in the sample."""

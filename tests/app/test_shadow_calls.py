@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.answering.shadow_calls import ShadowCalls
 from app.errors import StoreFull
-from app.monitoring.sample_store import SampleStore
+from app.monitoring.sample_store import SampledExchange, SampleStore
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -27,7 +29,7 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.samples import KEY, sampled, shadow_rows
+from tests.support.samples import KEY, sampled, samples, shadow_rows
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -266,3 +268,56 @@ def test_of_the_turns_of_a_conversation_one_is_a_row(sampling: Gateway) -> None:
     assert len(rows) == 3
     assert len(rows[0]["request"]["messages"]) == 1
     assert rows[1:] == shadow_rows(sampling)[1:]
+
+
+def test_whole_answers_are_passed_on(
+    serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once they are stored: decision, application, request and answers; a fault harms nothing."""
+    passed: list[tuple[str, str | None, SampledExchange]] = []
+
+    async def on_answers(decision: str, application: str | None, found: SampledExchange) -> None:
+        passed.append((decision, application, found))
+        raise RuntimeError("a checker's own fault")
+
+    monkeypatch.setattr("app.lifespan.ShadowCalls", partial(ShadowCalls, on_answers=on_answers))
+    gateway = serve(watching={"shadow_rate": 1.0})
+    pool.fail("poet", "500")
+    gateway.chat(TWO)
+    sampled(gateway, 1)
+    pool.say("poet", "43")
+    answer = gateway.chat(ONE)
+    sampled(gateway, 2)
+    assert until(lambda: bool(passed))
+    ((decision, application, exchange),) = passed
+    assert (decision, application) == (answer["id"], None)
+    assert exchange.request["messages"] == user(ONE)
+    assert exchange.answers == {"adder": "42", "speller": "42", "poet": "43"}
+    assert samples(gateway) == {"incomplete": 1, "whole": 1}
+
+
+def test_a_row_drawn_at_another_rate_than_its_weight_says_is_refused(
+    sampling: Gateway, pool: FakePool
+) -> None:
+    """With its line, and nothing is stored; unchanged the rows calibrate."""
+    pool.say("poet", " ")
+    for number in range(12):
+        answer = sampling.chat(f"What is {number} plus 50?")
+        verdicts = {"decision_id": answer["id"], "correct": {"adder": True, "speller": False}}
+        sampling.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
+    sampled(sampling, 12)
+    rows = shadow_rows(sampling)
+    path, headers = "/calibrate?dry_run=true&confirm=true", {"content-type": "application/x-ndjson"}
+
+    def upload() -> Any:
+        data = "".join(json.dumps(row) + "\n" for row in rows)
+        return sampling.post(path, ADMIN_KEY, content=data.encode(), headers=headers)
+
+    taken = upload()
+    assert taken.status_code == 200, taken.text
+    assert taken.json()["evidence"]["rows"] == 12
+    rows[2]["weight"] = 1e12
+    message = error_message(upload(), 422)
+    assert f"line 3: the decision {rows[2]['decision_id']} was not drawn at the rate" in message
+    rows[2]["weight"] = 0.5
+    assert "line 3" in error_message(upload(), 422)

@@ -1,0 +1,91 @@
+"""The budget of the shadow sample: rates are lowered beforehand, and sampling never stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decision_statistics import DecisionStatistics
+from app.monitoring.decision_store import DecisionStore
+from app.monitoring.monitor import Monitor
+from app.monitoring.shadow_sample import ShadowSample
+from app.store import Store
+from tests.support.monitored import MonitoredStore, calibration_record, decision_record
+
+from .test_drift import monitored
+
+RECORD = calibration_record()
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    """An empty store of either kind."""
+    with Store(database) as opened:
+        yield opened
+
+
+def decisions(count: int, *, hours: float, group: str | None = None) -> list[DecisionRecord]:
+    """Decisions that were made so long ago."""
+    at = (NOW - timedelta(hours=hours)).isoformat(timespec="microseconds")
+    by = "request" if group is None else "application"
+    return [
+        decision_record(RECORD, [0.9, 0.5, 0.1], created_at=at, group=group, group_by=by)
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("requests", "budget", "share"),
+    [(0, 1, 1.0), (1_000, 2_000, 1.0), (1_001, 2_000, 0.5), (1_000, 500, 0.25), (10**9, 1, 2**-31)],
+)
+def test_the_rate_is_halved_until_the_expected_calls_fit(
+    requests: int, budget: int, share: float
+) -> None:
+    """Two more calls for each sampled request, at a rate of 1; and it grows again."""
+    sample = ShadowSample(1.0, {}, b"key")
+    assert sample.fit_budget({"": requests}, calls=2, budget=budget) == share
+    assert sample.rate_of(None) == share > 0.0
+    assert sample.fit_budget({"": 1}, calls=2, budget=budget + 2) == 1.0
+
+
+def test_the_rates_of_all_applications_are_lowered_alike() -> None:
+    """By the sum of their expected calls; a decision carries the rate in force."""
+    sample = ShadowSample(0.5, {"bot": 1.0, "off": 0.0}, b"key")
+    requests = {"bot": 100, "agent": 100, "off": 10_000}
+    assert sample.fit_budget(requests, calls=2, budget=150) == 0.5
+    assert [sample.rate_of(name) for name in ("bot", "agent", "off", None)] == [0.5, 0.25, 0, 0.25]
+    drawn = [sample.draw(f"{number}", "bot") for number in range(200)]
+    assert set(drawn) == {None, 0.5}
+    assert {sample.draw(f"{number}", "off") for number in range(200)} == {None}
+
+
+def test_requests_are_those_of_the_day_or_of_a_busy_hour(store: Store) -> None:
+    """Of all gateways of the store, by application."""
+    made = [
+        *decisions(50, hours=2, group="bot"),
+        *decisions(50, hours=30, group="bot"),
+        *decisions(10, hours=2, group="agent"),
+        *decisions(3, hours=0.5, group="agent"),
+    ]
+    DecisionStore(store).add(made, [False] * len(made))
+    count = DecisionStatistics(store).daily_requests
+    assert count(NOW, by_application=True) == {"bot": 50, "agent": 72}
+    assert count(NOW, by_application=False) == {"": 72}
+
+
+def test_a_gateway_begins_within_its_budget(store: Store) -> None:
+    """A restart forgets nothing; the metric says what is in force."""
+    made = decisions(100, hours=2)
+    DecisionStore(store).add(made, [False] * len(made))
+
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        assert monitor.shadow_sample.rate_of(None) == 0.25
+        assert (await monitor.drift_report())["shadow"]["rate"] == 0.25
+        metric = world.metrics.registry.get_sample_value("racer_shadow_rate_share")
+        assert metric == 0.25
+
+    monitored(store, story, shadow_rate=1.0, shadow_calls_per_day=50)
