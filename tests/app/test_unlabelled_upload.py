@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from app.settings import key_format
+from racer_core.calibration.shadow import is_sampled
+from racer_core.racer import Racer
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -109,9 +112,15 @@ def test_rows_of_a_gateways_sample_bring_the_bound_of_their_weights(
 ) -> None:
     """The gateway chose the rates, so the lowest of them bounds the weights of its requests."""
     gateway = serve(calibrated=False, artifact=noisy_artifact)
+    key = Racer.load(noisy_artifact).artifact.salt.encode()
+    ids = (f"dec-{number}" for number in count())
     drawn = [
-        row | {"weight": 50 + 50 * (place % 2), "decision_id": f"dec-{place}"}
+        row | {"weight": weight, "decision_id": decision_id}
         for place, row in enumerate(ROWS)
+        for weight in [50 + 50 * (place % 2)]
+        for decision_id in [
+            next(each for each in ids if is_sampled(key, each.encode(), 1 / weight))
+        ]
     ]
     weights = upload(gateway, drawn)["evidence"]["weights"]
     assert (weights["kind"], weights["max_weight"]) == ("known", 100)
