@@ -6,7 +6,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +16,31 @@ from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
 from racer_core.records.request import row_identity, with_request_cell
-from racer_core.records.row import optional_text, reference_text, row_group, row_query
-from racer_core.types import Turn
+from racer_core.records.row import (
+    optional_text,
+    reference_text,
+    row_group,
+    row_query,
+    row_weight,
+)
+from racer_core.types import CallRecord, Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAnswer:
+    """A candidate's answer that a row carries.
+
+    Attributes:
+        text: The answer; None: it could not be read.
+        condition: Digest of what the candidate was sent for it, but for the query.
+        call: The call that gave it; empty: not recorded.
+        is_correct: The row's label of it; None: unknown.
+    """
+
+    text: str | None
+    condition: str
+    call: CallRecord
+    is_correct: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +57,9 @@ class Question:
     # The whole request of which `query` and `earlier` are parts; None: it is turns of plain text.
     request: Mapping[str, Any] | None = None
     copy: int = 0  # how many earlier questions of the file are the same
+    weight: float = 1.0
+    # Candidate -> an answer to it that was recorded earlier.
+    recorded: Mapping[str, RecordedAnswer] = field(default_factory=dict[str, RecordedAnswer])
 
     @property
     def identity(self) -> str:
@@ -153,4 +179,32 @@ def _question(place: Place, value: object, text: RoutedText) -> Question:
         task=optional_text(row, "task"),
         group=row_group(row),
         cluster=optional_text(row, "cluster") or None,
+        weight=row_weight(row),
+        recorded=_recorded(row),
     )
+
+
+def _recorded(row: Mapping[str, Any]) -> dict[str, RecordedAnswer]:
+    """The answers of a labelled row that say what their candidate was sent."""
+    fields = {
+        name: cast("dict[str, Any]", row[name]) if isinstance(row.get(name), dict) else {}
+        for name in ("answers", "conditions", "calls", "correct")
+    }
+    labels = fields["correct"]
+    if isinstance(row.get("correct"), list):
+        right = cast("list[object]", row["correct"])
+        labels = {name: name in right for name in fields["answers"]}
+    found: dict[str, RecordedAnswer] = {}
+    for name, text in fields["answers"].items():
+        condition, call, label = (
+            fields["conditions"].get(name), fields["calls"].get(name), labels.get(name)
+        )  # fmt: skip
+        is_read = isinstance(text, str) or (text is None and isinstance(call, dict))
+        if is_read and isinstance(condition, str):
+            found[name] = RecordedAnswer(
+                text=text,
+                condition=condition,
+                call=cast("CallRecord", call) if isinstance(call, dict) else {},
+                is_correct=label if isinstance(label, bool) else None,
+            )
+    return found

@@ -117,7 +117,7 @@ def parse_row(
         confidences=_confidences(fields.get("confidences"), pool),
         calls=_calls(fields.get("calls"), pool),
         quality=quality,
-        weight=_weight(fields.get("weight")),
+        weight=row_weight(fields),
         unlabelled=unlabelled,
         decision_id=optional_text(fields, "decision_id") or None,
         judged=judged,
@@ -323,7 +323,9 @@ def _quality(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...]
     return tuple(round(grade, 6) for grade in _shares(row["quality"], "quality", pool))
 
 
-def _weight(value: object) -> float:
+def row_weight(row: Mapping[str, Any]) -> float:
+    """The weight of a row, 1 by default."""
+    value = row.get("weight")
     if value is None:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float):

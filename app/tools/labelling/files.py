@@ -176,6 +176,7 @@ class LabelFiles:
                 task=question.task,
                 group=question.group,
                 cluster=question.cluster,
+                weight=question.weight,
                 conditions=self._digests(question),
                 confidences=confidences,
             )

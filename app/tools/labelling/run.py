@@ -19,6 +19,7 @@ from typing import Any
 from app.errors import LabellingIncomplete
 from app.routing.conditions import ConditionReader
 from app.settings import Candidate, Secrets, Settings
+from app.tools.labelling.answer_store import Answer
 from app.tools.labelling.confidences import (
     ConfidenceRecorder,
     RatingCounts,
@@ -51,6 +52,7 @@ class LabellingReport:
     questions: int
     labelled: int  # questions that have a row now
     calls: int  # to candidates, in this run
+    reused: int  # answers that the questions brought, in this run
     interrupted: bool
     rows: RowsSummary  # of the questions that have a row
     ratings: RatingCounts | None = None  # of this run; None if no evaluator was asked
@@ -66,6 +68,7 @@ class LabellingReport:
             "questions": self.questions,
             "labelled": self.labelled,
             "calls": self.calls,
+            **({"reused": self.reused} if self.reused else {}),
             **rated,
             **self.rows.as_json(),
         }
@@ -131,6 +134,7 @@ def run(
         evaluators=plan.identities(settings),
     ) as files:
         labelling = _LabellingRun(questions, files, plan, progress)
+        labelling.reuse_recorded(_digests(settings), settings.pool, trusts_labels=checker.paid)
         if announce is not None:
             announce(labelling.forecast(settings.pool))
         if remote is None:
@@ -146,6 +150,7 @@ def run(
         questions=len(questions),
         labelled=len(questions) - labelling.unlabelled,
         calls=labelling.counts.calls,
+        reused=labelling.reused,
         interrupted=labelling.interrupted,
         rows=summary,
         ratings=labelling.counts.ratings if plan.models else None,
@@ -194,7 +199,43 @@ class _LabellingRun:
         self.counts = CallCounts()
         self.unlabelled = len(self._pending)
         self.interrupted = False
+        self.reused = 0
         show("labelling", self._done, self._total)
+
+    def reuse_recorded(
+        self,
+        digests: Callable[[Question], Mapping[str, str]],
+        pool: Sequence[str],
+        *,
+        trusts_labels: bool,
+    ) -> None:
+        """Take the answers of candidates that would be sent what they were sent for them.
+
+        Args:
+            digests: What each candidate would be sent for a question, but for its query.
+            pool: The candidates.
+            trusts_labels: The labels of such answers stand, since grading again would cost calls.
+        """
+        for question in self._pending:
+            stored = self._files.answers(question)
+            now: Mapping[str, str] = digests(question) if question.recorded else {}
+            reused = {
+                name: each
+                for name in pool
+                if name not in stored
+                and (each := question.recorded.get(name)) is not None
+                and each.condition == now[name]
+            }
+            verdicts: dict[str, set[bool | None]] = {}
+            for name, each in reused.items():
+                answer = Answer(text=each.text, call=each.call)
+                self._files.add_answer(question, name, answer)
+                verdicts.setdefault(answer.verdict_key, set()).add(each.is_correct)
+            self.reused += len(reused)
+            for key, found in verdicts.items() if trusts_labels else ():
+                # Equal answers have one verdict; different labels of them are graded again.
+                if len(found) == 1 and (verdict := found.pop()) is not None:
+                    self._files.add_verdict(question, key, verdict)
 
     def forecast(self, pool: Sequence[str]) -> CallForecast:
         """The most calls that are left: those without a stored answer or rating."""
