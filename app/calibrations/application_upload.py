@@ -138,6 +138,8 @@ def merged(
     found = dict(upload.evidence)
     if active is not None and any(first is each for each in before):
         found = dict(active.evidence)
+    elif active is not None and before:  # the kind of rows without an upload of their own
+        found["sample"] = active.evidence.get("sample", {})
     for stale in ("shift", "refused", "later_turns"):
         found.pop(stale, None)
     found |= evidence(first.calibration) | {

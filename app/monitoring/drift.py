@@ -188,11 +188,10 @@ class DriftMonitor:
             current = self._current
             if current is None:
                 return
-            counts_repeats = current.monitored.record.counts_repeats
             new: dict[str, list[DecisionRecord]] = {}
             for each in decisions:
                 population = eligibility.population_of(each, current.monitored)
-                if population is not None and (counts_repeats or not each.repeated):
+                if population is not None and (population.counts_repeats or not each.repeated):
                     new.setdefault(population.application, []).append(each)
             for application, queries in new.items():
                 self._wait(current, current.monitored.by_application[application], queries)
@@ -213,13 +212,18 @@ class DriftMonitor:
             waiting += values[: MAX_PENDING - len(waiting)]
 
     def add_judged(
-        self, decision: DecisionRecord, judged: drift_statistics.JudgedQuery | None
+        self,
+        decision: DecisionRecord,
+        judged: drift_statistics.JudgedQuery | None,
+        *,
+        once: bool,
     ) -> None:
         """Mark a shadow decision as judged, and feed it to the judged streams, once.
 
         Args:
             decision: The decision.
             judged: Its loss and critical score; None if it does not count.
+            once: A query has one loss, however often it is judged.
 
         Raises:
             StoreError: Nothing is changed.
@@ -230,7 +234,6 @@ class DriftMonitor:
                 self._decision_store.set_loss(decision, None)
                 return
             with self._updating(current, decision.application) as stored:
-                once = not current.monitored.record.counts_repeats
                 if self._decision_store.set_loss_in(
                     stored.session, decision, judged.loss, once=once
                 ):
@@ -295,7 +298,7 @@ class DriftMonitor:
             population.calibration,
             self._false_alarm,
             self._rng,
-            counts_repeats=drift.monitored.record.counts_repeats,
+            counts_repeats=population.counts_repeats,
         )
 
     def _learn(self, calibration_id: str, application: str, stored: StoredDriftState) -> None:

@@ -34,9 +34,10 @@ def population_with_loss(
 
     A repeat counts only where the rows are a sample of traffic, which has repeats of its own.
     """
-    if decision.repeated and not monitored.record.counts_repeats:
+    population = population_answered(decision, monitored)
+    if population is None or (decision.repeated and not population.counts_repeats):
         return None
-    return population_answered(decision, monitored)
+    return population
 
 
 def population_answered(

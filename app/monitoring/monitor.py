@@ -339,19 +339,16 @@ class Monitor:
             return
         decision = stored.decision
         monitored = self._monitored if self._active.ready else None
+        population = monitored and eligibility.population_with_loss(decision, monitored)
         judged, once = None, False
-        if monitored is not None:
-            population = eligibility.population_with_loss(decision, monitored)
-            once = not monitored.record.counts_repeats
-            if population is not None:
-                judged = drift_statistics.judged_query(
-                    population.calibration, decision, stored.counted
-                )
+        if population is not None:
+            judged = drift_statistics.judged_query(population.calibration, decision, stored.counted)
+            once = not population.counts_repeats
         if self._drift is None:
             loss = None if judged is None else judged.loss
             self._decision_store.set_loss(decision, loss, once=once)
         else:
-            self._drift.add_judged(decision, judged)
+            self._drift.add_judged(decision, judged, once=once)
 
     def _verify(self, decision_id: str) -> Verification:
         decision = self._decision_store.get(decision_id).decision

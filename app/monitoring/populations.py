@@ -24,11 +24,13 @@ class MonitoredPopulation:
         application: Its name; ``NO_APPLICATION`` where the calibration has none.
         place: The place of the population that has the rows, in the record.
         calibration: The rows, with the application's alpha.
+        counts_repeats: The rows are a sample of traffic, with its own repeats: repeats count.
     """
 
     application: str
     place: int
     calibration: Calibration
+    counts_repeats: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,10 @@ class MonitoredCalibration:
         """Find the monitored populations of a record. Blocks."""
         if not record.is_by_application:
             whole = MonitoredPopulation(
-                application=NO_APPLICATION, place=0, calibration=record.calibration
+                application=NO_APPLICATION,
+                place=0,
+                calibration=record.calibration,
+                counts_repeats=record.counts_repeats,
             )
             return cls(record=record, by_application={NO_APPLICATION: whole})
         found: dict[str, MonitoredPopulation] = {}
@@ -62,7 +67,10 @@ class MonitoredCalibration:
                 if options != calibration.options:
                     calibration = replace(calibration, options=options)
                 found[name] = MonitoredPopulation(
-                    application=name, place=place, calibration=calibration
+                    application=name,
+                    place=place,
+                    calibration=calibration,
+                    counts_repeats=record.counts_repeats_of(name),
                 )
         return cls(record=record, by_application=dict(sorted(found.items())))
 

@@ -176,6 +176,15 @@ class CalibrationRecord:
         found = [self.evidence, *self.evidence.get("uploads", {}).values()]
         return all(each.get("sample", {}).get("kind") == RowsKind.TRAFFIC for each in found)
 
+    def counts_repeats_of(self, application: str) -> bool:
+        """As ``counts_repeats``, of the rows of an application, which an upload may have replaced.
+
+        Args:
+            application: The application; empty where the record has none.
+        """
+        upload = self.evidence.get("uploads", {}).get(application, self.evidence)
+        return upload.get("sample", {}).get("kind") == RowsKind.TRAFFIC
+
     @property
     def calibration(self) -> Calibration:
         """The rows of the first population."""

@@ -10,6 +10,7 @@ import pytest
 
 from app.routing.applications import prompt_digest
 from app.settings import key_format
+from app.store import Store
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -115,6 +116,23 @@ def test_the_rows_of_one_application_are_replaced(calibrated: Gateway, name: str
     assert own["source"]["bytes"] > 0
     assert own["lambda_hat"] == after[name]["lambda_hat"]
     assert evidence["shift"]["application"] == name
+
+
+@pytest.mark.parametrize("count", [40, 250], ids=["fewest", "most"])
+def test_each_application_keeps_the_kind_of_its_rows(
+    serve: Serve, noisy_artifact: Path, count: int
+) -> None:
+    """Traffic of one beside a list of questions of the others, whichever has the most rows."""
+    gateway = serve(calibrated=False, artifact=noisy_artifact, **CONFIGURED)
+    upload(gateway, FULL, alpha=0.2, rows_kind="questions")
+    rows = drawn(50_000, count)
+    evidence = upload(gateway, rows, application="bot", rows_kind="traffic")["evidence"]
+    with Store(gateway.settings.store) as store:
+        record = store.record(gateway.ready()["calibration"])
+    assert not record.counts_repeats
+    kinds = {name: record.counts_repeats_of(name) for name in ("bot", "search", "default")}
+    assert kinds == {"bot": True, "search": False, "default": False}
+    assert evidence["sample"]["kind"] == "questions"
 
 
 def test_an_application_may_be_the_first_to_be_calibrated(

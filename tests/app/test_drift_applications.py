@@ -271,6 +271,39 @@ def test_only_first_turns_of_the_applications_rows_count(store: Store) -> None:
     run(world, story)
 
 
+def test_repeats_count_for_applications_whose_rows_are_traffic(store: Store) -> None:
+    """Rows of one upload are a list of questions; those that replaced the bot's are its traffic."""
+    rng = np.random.default_rng(8)
+    sample = {
+        "questions": {"sample": {"kind": "questions"}},
+        "bot": {"sample": {"kind": "traffic"}},
+    }
+    evidence = sample["questions"] | {"uploads": {"bot": sample["bot"]}}
+    world = MonitoredStore(store, replace(application_record(), evidence=evidence))
+
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
+        for name in ("desk", "bot"):
+            made = queries(world, name, rng, 30)
+            await feed(monitor, [replace(each, repeated=True) for each in made])
+        applications = (await monitor.drift_report())["applications"]
+        rounds = {
+            name: each["alarms"]["streams"]["set_size"]["rounds"]
+            for name, each in applications.items()
+        }
+        assert rounds == {"desk": 0, "search": 0, "bot": 30}
+        for name in ("desk", "bot"):
+            (made,) = queries(world, name, rng, 1)
+            made = replace(made, repeated=True, shadow_rate=0.5)
+            monitor.record(made)
+            verdicts = verdicts_on_all([True, True, True])
+            await monitor.feedback.add(made.decision_id, verdicts, ADMIN)
+        applications = (await monitor.drift_report())["applications"]
+        counted = {name: each["shadow"]["counted"] for name, each in applications.items()}
+        assert counted == {"desk": 0, "search": 0, "bot": 1}
+
+    run(world, story, shadow_rate=0.5)
+
+
 def test_the_same_words_to_two_applications_are_two_queries(store: Store) -> None:
     """A repeat is one of the same application, and rows are those of its own."""
     world = MonitoredStore(store, application_record())
