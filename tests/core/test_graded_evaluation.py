@@ -6,6 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from racer_core.calibration.null_threshold import choose_null_threshold
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import AssertionRefuted, InputError, RowsError
@@ -120,6 +121,35 @@ def test_every_split_is_measured_as_the_definitions_say(table, evaluation):
     assert 0 < infeasible < protocol.splits * 2 * len(SCORES) * len(ALPHAS)
 
 
+def test_rows_that_abstain_fall_short_by_their_whole_best():
+    """As a calibration serves them: tau by validation rows, a threshold by calibration rows."""
+    shares = Shares(calibration=0.4, validation=0.4)
+    rows = {ONE: graded(synthetic_rows(300, seed=31), 1)}
+    table = scored(rows, splits=1, shares=shares, false_abstain_budget=0.3, seed=5)
+    table = replace(table, patterns=table.patterns[:1])
+    evaluation = evaluate(table, encoder="char-ngrams", router="knn")
+    rng = np.random.default_rng(5)
+    ((_, part),) = split_benchmarks(
+        table.benchmarks, table.rows.split_units, table.protocol, rng
+    ).items()
+    held_out, test = table.rows.at(part.validation), table.rows.at(part.test)
+    tau = choose_null_threshold(held_out.scores, held_out.labels, 0.3)
+    options = CalibrationOptions(risk_target="quality", null_threshold=tau)
+    calibration = table.rows.at(part.calibration).calibration(options, table.patterns[0])
+    abstained = 0
+    for setting, runs in evaluation.cells.items():
+        lambda_hat = calibration.lambda_hat(setting.alpha, setting.score)
+        sets = calibration.sets(
+            test.scores, test.fingerprints, lambda_hat, setting.score, test.neighbours
+        )
+        called = np.where(sets.selected, test.quality, 0.0).max(axis=1)
+        expected = (test.quality.max(axis=1) - called).mean()
+        assert runs[SHORTFALL] == [pytest.approx(expected)], setting
+        assert runs["size"] == [pytest.approx(sets.selected.sum(axis=1).mean())], setting
+        abstained += sets.null_abstained.sum()
+    assert abstained > 0
+
+
 def test_grades_of_0_and_1_are_right_and_wrong(files):
     """The shortfall is then the share of rows that are answerable and missed."""
     binary = {
@@ -173,7 +203,7 @@ def test_valid_sets_are_refuted_as_seldom_as_stated(evaluation):
             BOUND.check(drawn())
         except AssertionRefuted:
             refuted += 1
-    assert refuted <= 27
+    assert 1 <= refuted <= 27  # none: a limit that is too loose, by luck once in 20,000
     assert FALSE_ALARM == 0.01
 
 
