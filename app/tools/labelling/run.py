@@ -9,9 +9,8 @@ conservative. Answers are stored, so that the next run repeats no call.
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from app.tools.labelling.remote_labelling import (
 from app.tools.labelling.replay import replayed
 from app.tools.labelling.request_grading import RequestGrader
 from app.tools.labelling.summary import RowsSummary, summarise
+from app.tools.labelling.workers import Workers
 from racer_core.errors import InputError, RowsError
 from racer_core.records.questions import Question
 
@@ -198,9 +198,14 @@ class _LabellingRun:
         self._show = show
         self.counts = CallCounts()
         self.unlabelled = len(self._pending)
-        self.interrupted = False
+        self._workers = Workers()
         self.reused = 0
         show("labelling", self._done, self._total)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was stopped by Ctrl-C."""
+        return self._workers.interrupted
 
     def reuse_recorded(
         self,
@@ -272,10 +277,7 @@ class _LabellingRun:
             labeller = Labeller(settings, secrets, grader, recorder)
             await stack.enter_async_context(labeller)
             count = min(concurrency, len(self._pending))
-            workers = [asyncio.create_task(work(labeller)) for _ in range(count)]
-            if workers:
-                with self._interruptible(workers):
-                    await _all_or_first_error(workers)
+            await self._workers.run(work(labeller) for _ in range(count))
             self.counts.add(labeller.take())
 
     def label_remotely(self, remote: RemoteLabeller, conditions: dict[str, Any]) -> None:
@@ -288,7 +290,7 @@ class _LabellingRun:
             ):
                 self._store(result)
         except KeyboardInterrupt:
-            self.interrupted = True
+            self._workers.interrupted = True
 
     def _pending_question(self, question: Question) -> PendingQuestion:
         answers = dict(self._files.answers(question))
@@ -325,36 +327,6 @@ class _LabellingRun:
             self.unlabelled -= 1
         self._done += 1
         self._show("labelling", self._done, self._total)
-
-    @contextmanager
-    def _interruptible(self, workers: Sequence[asyncio.Task[None]]) -> Generator[None]:
-        """The first Ctrl-C lets every worker finish its question, the second ends them."""
-
-        def interrupt() -> None:
-            if self.interrupted:
-                for worker in workers:
-                    worker.cancel()
-            self.interrupted = True
-
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-
-
-async def _all_or_first_error(workers: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all; an error (a full disk) ends the others and is raised."""
-    try:
-        await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        results = await asyncio.gather(*workers, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
 
 
 def _digests(settings: Settings) -> Callable[[Question], Mapping[str, str]]:
