@@ -12,6 +12,7 @@ from typing import Final
 
 _POOL_BYTES: Final = 4000  # one system call draws the random bytes of many ids
 _BYTES: Final = 10
+RANDOM_CHARS: Final = 2 * _BYTES  # at the end of an id
 
 
 class IdGenerator:

@@ -20,6 +20,7 @@ from app.answering.service import ChatService
 from app.answering.shadow_calls import ShadowCalls
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.service import CalibrationService, setup_digest
+from app.monitoring.checker import Checkers
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
@@ -125,7 +126,15 @@ async def open_services(
         mathematics = MathPool(DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
-        shadow_calls = ShadowCalls(settings, fleet, stored and stored.monitor)
+        checkers = None
+        if stored is not None:
+            checkers = await stack.enter_async_context(stored.monitor.checkers(settings, secrets))
+        shadow_calls = ShadowCalls(
+            settings,
+            fleet,
+            stored and stored.monitor,
+            on_answers=checkers and checkers.submit,
+        )
         chat_services = _ChatServiceFactory(
             settings=settings,
             fleet=fleet,
@@ -162,16 +171,21 @@ async def open_services(
             ui_assets=Assets(),
         )
         # Closed before the router, whose encoder compares answers, the store and the candidates.
-        stack.push_async_callback(_finish_shadow_calls, shadow_calls, services)
+        stack.push_async_callback(_finish_samples, shadow_calls, checkers, services)
         await stack.enter_async_context(LoopLag(metrics.loop_lag))
         _show_missing(services)
         yield services
 
 
-async def _finish_shadow_calls(shadow_calls: ShadowCalls, services: Services) -> None:
-    """Finish them in what is left of the time for draining."""
+async def _finish_samples(
+    shadow_calls: ShadowCalls, checkers: Checkers | None, services: Services
+) -> None:
+    """Finish calls and checks of the shadow sample in what is left of the time for draining."""
     limits = services.settings.limits
-    await shadow_calls.close(services.drain.left_s(limits.drain_delay_s + limits.drain_s))
+    limit_s = limits.drain_delay_s + limits.drain_s
+    await shadow_calls.close(services.drain.left_s(limit_s))
+    if checkers is not None:
+        await checkers.finish(services.drain.left_s(limit_s))
 
 
 def _show_missing(services: Services) -> None:

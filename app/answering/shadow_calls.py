@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ CONCURRENCY: Final = 4  # decisions whose candidates are called at the same time
 MAX_WAITING: Final = 1_000  # decisions
 MAX_WAITING_BYTES: Final = 64 * 2**20  # of their requests
 
-OnAnswers = Callable[[str, str | None, SampledExchange], Awaitable[None]]
+OnAnswers = Callable[[str, str | None, SampledExchange], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,10 +189,7 @@ class ShadowCalls:
         is_whole = sample.whole and is_stored
         self._monitor.count_sample("whole" if is_whole else "incomplete")
         if is_whole and self._on_answers is not None:
-            try:
-                await self._on_answers(call.decision_id, sample.application, self._exchange(call))
-            except Exception:
-                log.exception("a sample was stored, and not passed on")
+            self._on_answers(call.decision_id, sample.application, self._exchange(call))
 
     async def _sample(self, call: ShadowCall) -> tuple[Sample, list[str]]:
         """The sample, and the candidates that are wrong without a verdict."""

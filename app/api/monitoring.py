@@ -4,20 +4,52 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any, Final
 
 from fastapi import Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.caller import caller_of
-from app.api.openapi import KEYED, content, errors
+from app.api.feedback import MAX_BYTES, DecisionId
+from app.api.openapi import BODY, KEYED, content, errors
 from app.errors import NotFound
 from app.monitoring.feedback import verdicts_as_json
-from app.route_table import Routes
+from app.route_table import JsonBody, Routes
 from app.services import Services
 from app.settings import DEFAULT
 from app.wire import bodies
 from racer_core.errors import InputError
 
 routes = Routes("watching")
+
+MAX_WAITING: Final = 1_000  # samples in one answer
+
+
+class JudgementRequest(BaseModel):
+    """A judge model's verdicts on the answers to one decision."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    decision_id: DecisionId = Field(description="From `GET /shadow/waiting`.")
+    judge: str = Field(min_length=1, max_length=256, description="Name of the judge model.")
+    correct: dict[str, bool] = Field(
+        min_length=1, description="For each candidate, whether its answer was right."
+    )
+
+
+JUDGEMENT_BODY: Final = JsonBody(JudgementRequest, max_bytes=MAX_BYTES)
+
+
+def _query(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    """An optional query parameter in the OpenAPI document."""
+    place = {"name": name, "in": "query", "required": False}
+    return {**place, "schema": schema, "description": description}
+
+
+_APPLICATION: Final = _query("application", {"type": "string"}, "Only its requests.")
+_SINCE: Final = _query(
+    "since", {"type": "string", "format": "date-time"}, "Only decisions from then on."
+)
 
 
 @routes.add(
@@ -92,22 +124,7 @@ async def reset(request: Request, services: Services) -> Response:
     response_class=Response,
     responses=errors(*KEYED, 404) | content("application/x-ndjson"),
     openapi_extra={
-        "parameters": [
-            {
-                "name": "application",
-                "in": "query",
-                "required": False,
-                "schema": {"type": "string"},
-                "description": "Only the requests of this application.",
-            },
-            {
-                "name": "since",
-                "in": "query",
-                "required": False,
-                "schema": {"type": "string", "format": "date-time"},
-                "description": "Only decisions from then on.",
-            },
-        ]
+        "parameters": [_APPLICATION, _SINCE],
     },
 )
 async def shadow_rows(request: Request, services: Services) -> Response:
@@ -116,19 +133,84 @@ async def shadow_rows(request: Request, services: Services) -> Response:
     A row has the whole request where requests are stored, else router scores. Of the turns of one
     conversation one is drawn; `x-racer-turns-left-out` counts the others.
     """
-    application = request.query_params.get("application")
-    names = [*services.settings.applications, DEFAULT] if services.settings.applications else []
-    if application is not None and application not in names:
-        raise NotFound(
-            f"no application {application[:128]!r}; the applications are {names}",
-            code="application_not_found",
-            param="application",
-        )
     rows, left_out = await services.monitor.shadow_rows(
-        application=application, since=_since(request.query_params.get("since"))
+        application=_application(request, services),
+        since=_since(request.query_params.get("since")),
     )
     headers = {"x-racer-turns-left-out": str(left_out)}
     return Response(rows, media_type="application/x-ndjson", headers=headers)
+
+
+@routes.add(
+    "GET",
+    "/shadow/waiting",
+    role="admin",
+    summary="Sampled requests whose answers wait for a label",
+    responses=errors(*KEYED, 404, 409),
+    openapi_extra={
+        "parameters": [
+            _APPLICATION,
+            _SINCE,
+            _query("judge", {"type": "string"}, "Those that wait for this judge model's verdicts."),
+            _query(
+                "limit",
+                {"type": "integer", "minimum": 1, "maximum": MAX_WAITING, "default": 100},
+                "The largest number of them.",
+            ),
+        ]
+    },
+)
+async def waiting(request: Request, services: Services) -> Response:
+    """With requests and answers, where requests are stored; `waiting` counts all of them.
+
+    For verdicts that count (`POST /feedback`), in random order: those that are labelled first are a
+    random part. For a judge, oldest first. `classes` has one number for equal answers; a candidate
+    without an answer is wrong and needs no verdict.
+    """
+    query = request.query_params
+    found = await services.monitor.labels.waiting(
+        application=_application(request, services),
+        judge=query.get("judge"),
+        since=_since(query.get("since")),
+        limit=_limit(query.get("limit", "100")),
+    )
+    return bodies.json_response(found)
+
+
+@routes.add(
+    "POST",
+    "/shadow/judgements",
+    role="admin",
+    body=JUDGEMENT_BODY,
+    summary="Store a judge model's verdicts on a sampled request",
+    responses=errors(*KEYED, *BODY, 404, 507),
+)
+async def add_judgements(request: Request, services: Services) -> Response:
+    """On all candidates of the decision. They count for no risk; the first of a judge stay."""
+    body, _ = await JUDGEMENT_BODY.read(request, services.settings.limits)
+    new = await services.monitor.labels.add_judgements(body.decision_id, body.judge, body.correct)
+    return bodies.json_response({"decision_id": body.decision_id, "judge": body.judge, "new": new})
+
+
+def _application(request: Request, services: Services) -> str | None:
+    """The application that a request names. Raises NotFound."""
+    name = request.query_params.get("application")
+    names = [*services.settings.applications, DEFAULT] if services.settings.applications else []
+    if name is not None and name not in names:
+        raise NotFound(
+            f"no application {name[:128]!r}; the applications are {names}",
+            code="application_not_found",
+            param="application",
+        )
+    return name
+
+
+def _limit(value: str) -> int:
+    """A number of samples. Raises InputError."""
+    is_number = value.isascii() and value.isdigit() and len(value) <= len(str(MAX_WAITING))
+    if not is_number or not 1 <= int(value) <= MAX_WAITING:
+        raise InputError(f"limit must be a whole number from 1 to {MAX_WAITING}", param="limit")
+    return int(value)
 
 
 def _since(value: str | None) -> str | None:

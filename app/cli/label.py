@@ -9,15 +9,17 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import FILE, JSON, err, out, print_json, progress_bars
+from app.cli.console import ADMIN_KEY, FILE, JSON, URL, err, out, print_json, progress_bars
+from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.vote import Weight
 
 if TYPE_CHECKING:
+    from app.tools.labelling.grading import GradingOptions
     from app.tools.labelling.run import CallForecast
 
 
 @click.command()
-@click.argument("questions", type=FILE)
+@click.argument("questions", type=FILE, required=False)
 @click.option(
     "--config", type=FILE, required=True, help="The YAML configuration with the candidates."
 )
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     "--out",
     "rows",
     type=FILE,
-    required=True,
     help="File for the rows (.jsonl); an existing one is appended to.",
 )
 @click.option(
@@ -63,11 +64,19 @@ if TYPE_CHECKING:
     help="Questions processed at the same time.",
 )
 @click.option("--ray", metavar="ADDRESS", help="Run on all nodes of this Ray cluster.")
+@click.option(
+    "--from-shadow",
+    is_flag=True,
+    help="Judge the stored answers of live traffic at a gateway instead; needs `--grade judge`.",
+)
+@click.option("--application", help="With `--from-shadow`: only this application's requests.")
+@URL
+@ADMIN_KEY
 @JSON
 def label(
-    questions: Path,
+    questions: Path | None,
     config: Path,
-    rows: Path,
+    rows: Path | None,
     kind: str,
     judge: str | None,
     judge_model: str | None,
@@ -76,21 +85,40 @@ def label(
     confidences: tuple[str, ...],
     concurrency: int,
     ray: str | None,
+    from_shadow: bool,
+    application: str | None,
+    url: str,
+    key: str | None,
     as_json: bool,
 ) -> None:
     """Send QUESTIONS (query and reference) to every candidate, grade the answers, write rows.
 
     After an interruption the same command resumes and repeats no finished call. With an evaluator,
-    rows of an earlier run are rated, too.
+    rows of an earlier run are rated, too. With `--from-shadow` a judge's verdicts on sampled
+    requests go to the gateway; `racer calibrate` corrects them by people's labels.
     """
+    from app.tools.labelling.grading import GradingOptions
+
+    grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
+    if from_shadow:
+        if questions or rows or evaluators or confidences or ray:
+            raise click.UsageError(
+                "--from-shadow reads requests and answers from the gateway: leave out QUESTIONS, "
+                "--out, --evaluator, --confidence and --ray"
+            )
+        _judge_samples(config, grading, application, concurrency, url, key, as_json=as_json)
+        return
+    if questions is None or rows is None:
+        missing = "argument QUESTIONS" if questions is None else "option --out"
+        raise click.UsageError(f"Missing {missing}; only --from-shadow works without")
+    if application is not None:
+        raise click.UsageError("--application needs --from-shadow")
     from app.tools.labelling import run
     from app.tools.labelling.confidences import KINDS, RatingOptions
-    from app.tools.labelling.grading import GradingOptions
     from racer_core.records.questions import read_questions
 
     configured, secrets = settings.load(config)
     questions_read = read_questions(questions, configured.routing.text)
-    grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
     rating = None
     if evaluators or confidences:
         kinds = tuple(Weight(each) for each in dict.fromkeys(confidences)) or KINDS
@@ -136,6 +164,44 @@ def label(
         return
     out.print(tables.fields({name: shown[name] for name in shown if name not in ("kinds", "cut")}))
     out.print(tables.labelled_kinds(result.rows))
+
+
+def _judge_samples(
+    config: Path,
+    grading: GradingOptions,
+    application: str | None,
+    concurrency: int,
+    url: str,
+    key: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Judge the samples of a gateway, and print how many."""
+    from app.tools.labelling.shadow_judging import judge_samples
+
+    if grading.kind != "judge":
+        raise click.UsageError(
+            f"--grade {grading.kind} compares with references, which live requests lack: use "
+            "--grade judge, an application's `checker`, or feedback"
+        )
+    configured, secrets = settings.load(config)
+    with GatewayClient(url, key) as gateway, progress_bars(as_json) as progress:
+        report = judge_samples(
+            gateway,
+            grading,
+            settings=configured,
+            secrets=secrets,
+            application=application,
+            concurrency=concurrency,
+            progress=progress,
+        )
+    if report.interrupted:
+        err.print("racer: stopped; run the same command again to resume", soft_wrap=True)
+        raise KeyboardInterrupt
+    if as_json:
+        print_json(report.as_json())
+    else:
+        out.print(tables.fields(report.as_json()))
 
 
 def _announce(forecast: CallForecast) -> None:

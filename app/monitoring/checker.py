@@ -8,7 +8,6 @@ its queue is bounded, and a sample without usable verdicts stays without a label
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
@@ -38,7 +37,6 @@ CONCURRENCY: Final = 4  # checks of one application at the same time
 MAX_WAITING: Final = 1_000  # samples of one application
 MAX_WAITING_BYTES: Final = 64 * 2**20  # of all applications
 WARN_EVERY_S: Final = 300.0
-CLOSE_S: Final = 5.0  # for checks that are under way or wait when the gateway stops
 _LOST: Final = "the sample stays without a label"
 
 Record = Callable[[str, Mapping[str, bool]], Awaitable[None]]
@@ -53,7 +51,6 @@ class Checkers:
         record: Stores the verdicts on a decision's answers. Raises RacerError.
         checks: Counts samples by application and outcome.
         pause_s: Pause before the second attempt.
-        close_s: Limit of the wait for unfinished checks at the end.
         clock: A monotonic clock, in seconds.
     """
 
@@ -65,7 +62,6 @@ class Checkers:
         record: Record,
         checks: Counter,
         pause_s: float = PAUSE_S,
-        close_s: float = CLOSE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -73,7 +69,6 @@ class Checkers:
         self._record = record
         self._checks = checks
         self._pause_s = pause_s
-        self._close_s = close_s
         self._clock = clock
         self._buffered = MemoryBudget(MAX_WAITING_BYTES, Overloaded, "too many samples wait")
         self._queues: dict[str, _CheckQueue] = {}
@@ -102,14 +97,22 @@ class Checkers:
                     clock=self._clock,
                 )
                 self._queues[name] = queue
-                stack.push_async_callback(queue.close, self._close_s)
+                stack.push_async_callback(queue.close)
                 queue.start()
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Finish the checks that wait, within the limit of time; others are lost."""
+        """End at once: checks that are not finished are lost."""
         await self._stack.aclose()
+
+    async def finish(self, limit_s: float) -> None:
+        """Wait until no check is unfinished, at most ``limit_s``."""
+        waits = [asyncio.create_task(each.finish()) for each in self._queues.values()]
+        if waits:
+            _, unfinished = await asyncio.wait(waits, timeout=limit_s)
+            for task in unfinished:
+                task.cancel()
 
     def submit(
         self,
@@ -184,11 +187,12 @@ class _CheckQueue:
             name = f"checker {number} of {self._application}"
             self._tasks.append(asyncio.create_task(self._work(), name=name))
 
-    async def close(self, limit_s: float) -> None:
-        """Wait for unfinished checks, and end the tasks."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._waiting.join()
+    async def finish(self) -> None:
+        """Wait until no check is unfinished."""
+        await self._waiting.join()
+
+    async def close(self) -> None:
+        """End the tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

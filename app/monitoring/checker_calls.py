@@ -186,9 +186,10 @@ class FunctionChecker:
             async with asyncio.timeout(limit_s):
                 return await asyncio.shield(exchange)
         except (TimeoutError, asyncio.CancelledError) as exc:
-            process.kill()  # the thread then gets no reply and closes the process
+            process.kill()  # the thread then gets no reply
             with suppress(asyncio.CancelledError):
                 await asyncio.shield(exchange)
+            process.close()
             if isinstance(exc, asyncio.CancelledError):
                 raise
             raise UpstreamTimeout(f"{self.name} did not answer within {limit_s:g} s") from exc

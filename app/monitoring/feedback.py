@@ -15,6 +15,7 @@ from app.errors import Conflict, NotFound
 from app.monitoring.decision_store import DecisionStore, StoredDecision, unknown_decision
 from app.monitoring.decision_writer import DecisionWriter
 from app.monitoring.metrics import MonitoringMetrics
+from app.settings.access import CHECKER
 from racer_core.errors import InputError
 
 PAUSES_S: Final = (0.2, 0.3, 0.5)  # a second in all; a decision waits half a second to be written
@@ -99,9 +100,33 @@ class Feedback:
         def new_verdicts(stored: StoredDecision) -> dict[str, bool]:
             return _new_verdicts(stored, correct, caller, counts=counts)
 
+        return await self._add(decision_id, new_verdicts, key=caller.name, counts=counts)
+
+    async def add_checked(self, decision_id: str, correct: Mapping[str, bool]) -> None:
+        """Take the verdicts of an application's checker. They count; those that count already stay.
+
+        Raises:
+            NotFound: The decision is not stored.
+            StoreError: The store cannot be used.
+        """
+        await self._decision_writer.written(decision_id)
+
+        def new_verdicts(stored: StoredDecision) -> dict[str, bool]:
+            return {name: right for name, right in correct.items() if name not in stored.counted}
+
+        await self._add(decision_id, new_verdicts, key=CHECKER, counts=True)
+
+    async def _add(
+        self,
+        decision_id: str,
+        new_verdicts: Callable[[StoredDecision], Mapping[str, bool]],
+        *,
+        key: str,
+        counts: bool,
+    ) -> FeedbackResult:
         def write() -> tuple[StoredDecision, int]:
             stored, new = self._decision_store.add_verdicts(
-                decision_id, new_verdicts, key=caller.name, counts=counts
+                decision_id, new_verdicts, key=key, counts=counts
             )
             self._on_verdicts(stored)
             return stored, new

@@ -49,6 +49,12 @@ class MonitoringMetrics:
             registry=registry,
         )
         self.sampling_share.set(1.0)
+        self.checks = Counter(
+            "racer_checks",
+            "Sampled requests that an application's checker was to label, by what became of it",
+            ("application", "outcome"),
+            registry=registry,
+        )
         self.risk = Gauge(
             "racer_realised_risk",
             "Mean loss of the judged shadow sample, and its 95 % interval",

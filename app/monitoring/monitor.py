@@ -17,6 +17,7 @@ import numpy as np
 
 from app.errors import NoRouter, NotFound, StoreDamaged, StoreError
 from app.monitoring import drift_statistics, eligibility, risk_report, shadow_rows
+from app.monitoring.checker import Checkers
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.decision_store import DecisionStore, StoredDecision
@@ -27,12 +28,13 @@ from app.monitoring.feedback import Feedback
 from app.monitoring.housekeeping import Housekeeping
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
+from app.monitoring.sample_labels import SampleLabels
 from app.monitoring.sample_store import Sample, SampleStore
 from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.shadow_sample import ShadowSample, conversation_id, thinned
 from app.monitoring.verification import Verification, calibration_of, verify
 from app.routing.active_calibration import ActiveCalibration
-from app.settings import GroupBy
+from app.settings import GroupBy, Secrets, Settings
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
@@ -117,6 +119,7 @@ class Monitor:
             on_verdicts=self._set_loss,
             metrics=self._metrics,
         )
+        self.labels = SampleLabels(self._samples, self._decision_writer)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -140,6 +143,12 @@ class Monitor:
         """
         self.shadow_sample.key = key
         self._setup = setup
+
+    def checkers(self, settings: Settings, secrets: Secrets) -> Checkers:
+        """The applications' checkers, still closed, whose verdicts are stored here."""
+        return Checkers(
+            settings, secrets, record=self.feedback.add_checked, checks=self._metrics.checks
+        )
 
     # The request path -----------------------------------------------------------------------
 

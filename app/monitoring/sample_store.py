@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from sqlalchemy import ColumnElement, Row, Select, and_, exists, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from app.ids import RANDOM_CHARS
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_store import UNCALIBRATED, unknown_decision
@@ -171,16 +172,24 @@ class SampleStore:
             )
 
     def waiting(
-        self, application: str | None = None, limit: int = 100, *, judge: str | None = None
+        self,
+        application: str | None = None,
+        limit: int = 100,
+        *,
+        judge: str | None = None,
+        since: str | None = None,
     ) -> tuple[list[SampledDecision], int]:
-        """The oldest samples with stored answers that wait for a label, and how many wait in all.
+        """Samples with stored answers that wait for a label, and how many wait in all.
 
-        A sample without the answers of all candidates waits for none.
+        For verdicts that count they come in random order, so that those that people label first are
+        a random part; for a judge, oldest first. A sample without the answers of all candidates
+        waits for none.
 
         Args:
             application: Only its requests; None: those of all.
             limit: The largest number of samples to return.
             judge: They wait for this judge model's verdicts; None: for verdicts that count.
+            since: Returns only decisions from then on: UTC, ISO 8601. The others are counted, too.
 
         Raises:
             StoredRequestsUnreadable: The key does not decrypt the requests.
@@ -196,6 +205,10 @@ class SampleStore:
         with self._store.transaction() as session:
             waits = wanted.with_only_columns(func.count(), maintain_column_froms=True)
             count = session.scalar(waits.order_by(None)) or 0
+            if judge is None:
+                wanted = wanted.order_by(None).order_by(_random_part(DecisionRow.id))
+            if since is not None:
+                wanted = wanted.where(DecisionRow.created_at >= since)
             return self._decoded(session, session.execute(wanted.limit(limit)).all()), count
 
     def add_judgements(self, decision_id: str, correct: Mapping[str, bool], *, judge: str) -> int:
@@ -289,6 +302,11 @@ class SampleStore:
             whole=row.whole,
             exchange=exchange,
         )
+
+
+def _random_part(decision_id: InstrumentedAttribute[str]) -> ColumnElement[str]:
+    """The end of an id, which does not depend on its time."""
+    return func.substr(decision_id, func.length(decision_id) - RANDOM_CHARS + 1)
 
 
 def _selected() -> Select[DecisionRow, SampleRow | None]:

@@ -150,6 +150,18 @@ class Settings(Frozen):
             )
         return self
 
+    @model_validator(mode="after")
+    def _checkers_have_samples(self) -> Self:
+        """Refuse a checker whose application is not sampled: it would have no effect."""
+        rates = dict.fromkeys(self.applications, self.watching.shadow_rate) | self.shadow_rates
+        for name, each in self.applications.items():
+            if each.checker is not None and not rates[name]:
+                raise ValueError(
+                    f"applications.{name}.checker: it labels sampled requests, and none are "
+                    f"sampled: set `applications.{name}.shadow_rate`"
+                )
+        return self
+
     def _sampled_at(self) -> str | None:
         """The setting that turns the shadow sample on; None where none does."""
         if self.watching.shadow_rate > 0.0:

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, cast
@@ -84,6 +84,19 @@ class GatewayClient:
                 "`watching.shadow_rate` above 0 and wait for requests and their labels"
             )
         path.write_bytes(rows)
+
+    def waiting_samples(
+        self, *, judge: str, application: str | None, since: str | None, limit: int
+    ) -> dict[str, Any]:
+        """GET /shadow/waiting: samples that wait for the verdicts of a judge, oldest first."""
+        options = {"judge": judge, "application": application, "since": since, "limit": limit}
+        query = {name: str(value) for name, value in options.items() if value is not None}
+        return self._request("GET", "/shadow/waiting", params=query)
+
+    def add_judgements(self, decision_id: str, judge: str, correct: Mapping[str, bool]) -> None:
+        """POST /shadow/judgements: a judge's verdicts on all answers to a sample."""
+        body = {"decision_id": decision_id, "judge": judge, "correct": dict(correct)}
+        self._request("POST", "/shadow/judgements", json=body)
 
     def _job_result(self, job: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
         """Follow a job's events to its end and return its result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -97,7 +98,6 @@ async def opened(
     *,
     secrets: Secrets | None = None,
     fault: Exception | None = None,
-    close_s: float = 5.0,
 ) -> AsyncGenerator[Scene]:
     """Checkers whose verdicts are kept, or cannot be stored."""
     recorded: dict[str, Mapping[str, bool]] = {}
@@ -115,7 +115,6 @@ async def opened(
         record=record,
         checks=checks,
         pause_s=0.001,
-        close_s=close_s,
         clock=lambda: clock[0],
     )
     async with checkers:
@@ -281,7 +280,7 @@ def test_a_checker_that_hangs_times_out_once_and_warns_once(
     async def scene() -> None:
         async with (
             served(hang) as server,
-            opened(configured(url=server.url, timeout_s=0.05), close_s=0) as made,
+            opened(configured(url=server.url, timeout_s=0.05)) as made,
         ):
             for number in range(5):
                 made.submit(f"d{number}")
@@ -297,6 +296,29 @@ def test_a_checker_that_hangs_times_out_once_and_warns_once(
     assert len(caplog.messages) == 2
     assert "did not answer in time" in caplog.messages[0]
     assert caplog.messages[1].endswith("since the last warning: 5")
+
+
+def test_an_answer_that_trickles_times_out() -> None:
+    """The limit is that of the whole check, not of its next byte."""
+
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "application/json"})
+        await answer.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(50):
+                await answer.write(b" ")
+                await asyncio.sleep(0.01)
+        return answer
+
+    async def scene() -> None:
+        async with (
+            served(trickle) as server,
+            opened(configured(url=server.url, timeout_s=0.1)) as made,
+        ):
+            made.submit()
+            assert await made.ended() == {"upstream_timeout": 1}
+
+    asyncio.run(scene())
 
 
 def test_a_checker_that_fails_is_asked_three_times_at_most() -> None:
@@ -357,7 +379,7 @@ def test_the_queue_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.MonkeyP
     async def scene() -> None:
         async with (
             served(hang) as server,
-            opened(configured(url=server.url, timeout_s=60), close_s=0) as made,
+            opened(configured(url=server.url, timeout_s=60)) as made,
         ):
             for number in range(10):
                 made.submit(f"d{number}")
@@ -369,15 +391,20 @@ def test_the_queue_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.MonkeyP
     asyncio.run(scene())
 
 
-def test_closing_finishes_what_waits() -> None:
-    """Within its limit of time."""
+def test_finishing_waits_for_what_is_under_way_within_its_limit() -> None:
+    """A checker that hangs holds it no longer."""
 
     async def scene() -> None:
         async with served(says({"correct": RIGHT})) as server:
             async with opened(configured(url=server.url)) as made:
                 for number in range(9):
                     made.submit(f"d{number}")
-            assert made.outcomes() == {"ok": 9}
+                await made.checkers.finish(20)
+                assert made.outcomes() == {"ok": 9}
+                server.answers = [hang]
+                made.submit("d9")
+                await made.checkers.finish(0.01)
+            assert made.outcomes() == {"ok": 9, "stopped": 1}
 
     asyncio.run(scene())
 
@@ -461,7 +488,7 @@ def test_a_stopping_gateway_does_not_wait_for_a_function_that_hangs() -> None:
     """Its process is killed."""
 
     async def scene() -> float:
-        async with opened(configured(function=function("says"), timeout_s=60), close_s=0) as made:
+        async with opened(configured(function=function("says"), timeout_s=60)) as made:
             made.submit(content="hang")
             await asyncio.sleep(QUIET_S)
             started = time.monotonic()
@@ -469,6 +496,14 @@ def test_a_stopping_gateway_does_not_wait_for_a_function_that_hangs() -> None:
         return time.monotonic() - started
 
     assert asyncio.run(scene()) < 5
+
+
+def test_a_checker_needs_samples() -> None:
+    """Without a rate it would never be called."""
+    values = configured(url="http://host/check").model_dump(exclude_unset=True)
+    values["watching"]["shadow_rate"] = 0.0
+    with pytest.raises(ValueError, match=r"applications\.support\.checker: .* none are sampled"):
+        Settings.model_validate(values)
 
 
 @pytest.mark.parametrize(

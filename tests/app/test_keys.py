@@ -48,6 +48,8 @@ ADMIN = {
     ("POST", "/drift/reset"),
     ("POST", "/feedback/accept"),
     ("GET", "/shadow/rows"),
+    ("GET", "/shadow/waiting"),
+    ("POST", "/shadow/judgements"),
 }
 WRONG_KEYS = [
     "Bearer wrong-key-of-the-tests",

@@ -52,6 +52,11 @@ ASKS: dict[str, tuple[str, Any]] = {
     "decision": ("/decisions/chatcmpl-1", None),
     "drift": ("/drift", None),
     "shadow": ("/shadow/rows", None),
+    "waiting": ("/shadow/waiting", None),
+    "judgements": (
+        "/shadow/judgements",
+        {"decision_id": "chatcmpl-1", "judge": "j", "correct": {"adder": True}},
+    ),
 }
 
 EVALUATED = {

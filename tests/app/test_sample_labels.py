@@ -1,0 +1,306 @@
+"""Labels of live traffic: a checker, a judge at the command line, and what waits for a label."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from app.monitoring.decision_store import DecisionStore
+from app.monitoring.decision_writer import DecisionWriter
+from app.monitoring.feedback import Feedback
+from app.monitoring.metrics import MonitoringMetrics
+from app.store import Store
+from tests.support.gateway import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    TWO,
+    Command,
+    Gateway,
+    Serve,
+    configure,
+    error_message,
+)
+from tests.support.monitored import calibration_record, decision_record
+from tests.support.samples import KEY, sampled, shadow_rows
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
+
+KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
+WATCHING = {"shadow_rate": 1.0, "store_requests": True}
+SUPPORT = {"support": {"keys": ["data"]}}
+
+
+@pytest.fixture
+def sampling(serve: Serve, pool: FakePool) -> Gateway:
+    """A gateway that samples everything; the poet answers otherwise, the speller as the adder."""
+    pool.say("poet", "a rose")
+    return serve(watching=WATCHING, environment=KEYED)
+
+
+def waiting(gateway: Gateway, query: str = "") -> dict[str, Any]:
+    """What waits for a label."""
+    response = gateway.get(f"/shadow/waiting{query}", ADMIN_KEY)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def judge(gateway: Gateway, name: str, **fields: Any) -> Any:
+    """POST /shadow/judgements."""
+    body = {"decision_id": name, "judge": "j", "correct": dict.fromkeys(POOL, True)}
+    return gateway.post("/shadow/judgements", ADMIN_KEY, json=body | fields)
+
+
+# What waits ---------------------------------------------------------------------------------------
+
+
+def test_a_sample_waits_until_every_candidate_has_a_verdict(sampling: Gateway) -> None:
+    """It is shown with request and answers; equal answers have one class."""
+    answer = sampling.chat(ONE)
+    sampled(sampling, 1)
+    (sample,) = waiting(sampling)["data"]
+    assert sample["decision_id"] == answer["id"]
+    assert sample["request"]["messages"] == [{"role": "user", "content": ONE}]
+    assert sample["answers"] == {"adder": "42", "speller": "42", "poet": "a rose"}
+    assert sample["classes"]["adder"] == sample["classes"]["speller"] != sample["classes"]["poet"]
+    body = {"decision_id": answer["id"], "correct": {"adder": True, "speller": True}}
+    assert sampling.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    assert waiting(sampling)["data"][0]["correct"] == body["correct"]
+    body["correct"] = {"poet": False}
+    assert sampling.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    assert waiting(sampling) == {"object": "list", "waiting": 0, "data": []}
+
+
+def test_samples_come_in_random_order_to_people_and_oldest_first_to_judges(
+    sampling: Gateway,
+) -> None:
+    """`limit` bounds the samples that are shown; all are counted."""
+    ids = [sampling.chat(f"{ONE} {number}")["id"] for number in range(6)]
+    sampled(sampling, 6)
+    shown = [each["decision_id"] for each in waiting(sampling)["data"]]
+    assert shown == sorted(ids, key=lambda name: name[-20:])
+    judged = waiting(sampling, "?judge=j&limit=4")
+    assert [each["decision_id"] for each in judged["data"]] == ids[:4]
+    assert judged["waiting"] == 6
+    since = judged["data"][3]["created_at"].replace("+", "%2B")
+    later = waiting(sampling, f"?judge=j&since={since}")
+    assert [each["decision_id"] for each in later["data"]] == ids[3:]
+    assert later["waiting"] == 6
+
+
+def test_only_admins_see_what_waits_and_only_where_requests_are_stored(
+    sampling: Gateway, gateway: Gateway
+) -> None:
+    """An error says what to set."""
+    assert sampling.get("/shadow/waiting", DATA_KEY).status_code == 403
+    message = error_message(gateway.get("/shadow/waiting", ADMIN_KEY), 409)
+    assert "set `watching.store_requests` and $RACER_SAMPLES_KEY" in message
+    assert gateway.post("/shadow/judgements", DATA_KEY, json={}).status_code == 403
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "many", "-1", "1e2"])
+def test_a_wrong_limit_is_refused(gateway: Gateway, limit: str) -> None:
+    """With the allowed numbers."""
+    response = gateway.get(f"/shadow/waiting?limit={limit}", ADMIN_KEY)
+    assert "from 1 to 1000" in error_message(response, 400)
+
+
+# Judgements ---------------------------------------------------------------------------------------
+
+
+def test_a_judges_verdicts_are_no_labels(sampling: Gateway) -> None:
+    """They stand in the rows as `judged`; the sample waits for people, and not for this judge."""
+    answer = sampling.chat(ONE)
+    sampled(sampling, 1)
+    assert judge(sampling, answer["id"]).json()["new"] == 3
+    assert judge(sampling, answer["id"], correct=dict.fromkeys(POOL, False)).json()["new"] == 0
+    assert (waiting(sampling)["waiting"], waiting(sampling, "?judge=j")["waiting"]) == (1, 0)
+    assert waiting(sampling, "?judge=other")["waiting"] == 1
+    (row,) = shadow_rows(sampling)
+    assert (row["unlabelled"], row["judged"]) == (True, dict.fromkeys(POOL, True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"correct": {"adder": True, "oracle": True}}, 400, "'oracle' is not in the decision's"),
+        ({"correct": {"adder": True}}, 400, "no verdict on 'speller'"),
+        ({"decision_id": "none"}, 404, "no decision 'none'"),
+        ({"correct": {}}, 422, "correct"),
+        ({"correct": {"adder": 1}}, 422, "correct.adder"),
+        ({"judge": ""}, 422, "judge"),
+    ],
+)
+def test_judgements_are_about_the_answers_of_one_sample(
+    sampling: Gateway, fields: dict[str, Any], status: int, words: str
+) -> None:
+    """Labels for other candidates are one clear error, and nothing is stored."""
+    answer = sampling.chat(ONE)
+    sampled(sampling, 1)
+    assert words in error_message(judge(sampling, answer["id"], **fields), status)
+    assert waiting(sampling, "?judge=j")["waiting"] == 1
+
+
+# racer label --from-shadow ------------------------------------------------------------------------
+
+Label = Callable[..., tuple[int, Any, str]]
+
+
+@pytest.fixture
+def label(racer: Command, tmp_path: Path, pool: FakePool, sampling: Gateway) -> Label:
+    """``racer label --from-shadow`` with a judge at a URL."""
+    config = configure(tmp_path, tmp_path / "none", pool.url)
+
+    def run(**options: Any) -> tuple[int, Any, str]:
+        given = {
+            "config": config, "url": sampling.url, "key": ADMIN_KEY, "grade": "judge",
+            "judge": pool.url, "judge-model": "the-judge",
+        } | options  # fmt: skip
+        words = [word for name, each in given.items() if each for word in (f"--{name}", str(each))]
+        code, printed, stderr = racer("label", "--from-shadow", "--json", *words)
+        return code, json.loads(printed or "{}"), stderr
+
+    return run
+
+
+def judged(pool: FakePool) -> list[str]:
+    """What the judge was shown."""
+    return [
+        body["messages"][0]["content"] for body in pool.requests if body["model"] == "the-judge"
+    ]
+
+
+def verdict(body: dict[str, Any]) -> str:
+    """The judge's: a rose is right."""
+    return "1" if 'answer: "a rose"' in body["messages"][0]["content"] else "0"
+
+
+def test_a_judge_labels_what_waits_once(label: Label, sampling: Gateway, pool: FakePool) -> None:
+    """Equal answers are judged once; a second run has nothing to do."""
+    for number in range(3):
+        sampling.chat(f"{TWO} {number}")
+    sampled(sampling, 3)
+    pool.say("the-judge", "0")
+    code, printed, stderr = label()
+    assert code == 0, stderr
+    assert printed == {"judge": "the-judge", "waiting": 3, "judged": 3}
+    assert len(judged(pool)) == 6
+    assert TWO in judged(pool)[0]
+    assert [row["judged"] for row in shadow_rows(sampling)] == [dict.fromkeys(POOL, False)] * 3
+    assert label()[1] == {"judge": "the-judge", "waiting": 0, "judged": 0}
+    assert len(judged(pool)) == 6
+
+
+def test_an_unreadable_verdict_leaves_the_sample_for_the_next_run(
+    label: Label, sampling: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are judged, page by page; the command says how to go on."""
+    monkeypatch.setattr("app.tools.labelling.shadow_judging.PAGE", 2)
+    for number in range(5):
+        sampling.chat(f"{TWO} {number}")
+    sampled(sampling, 5)
+    with FakePool(
+        answer=lambda body: "maybe" if f"{TWO} 1" in str(body["messages"]) else "1"
+    ) as one:
+        code, _, stderr = label(judge=one.url)
+    assert code == 1
+    assert "1 of 5 samples are not judged (unreadable_verdict: 2)" in stderr
+    pool.say("the-judge", "1")
+    assert label()[1] == {"judge": "the-judge", "waiting": 1, "judged": 1}
+
+
+def test_a_judge_that_keeps_failing_is_given_up(
+    label: Label, sampling: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a few samples in a row."""
+    monkeypatch.setattr("app.tools.labelling.shadow_judging.MAX_FAILURES_IN_A_ROW", 2)
+    for number in range(6):
+        sampling.chat(f"{TWO} {number}")
+    sampled(sampling, 6)
+    pool.fail("the-judge", "400")
+    code, _, stderr = label(concurrency=1)
+    assert (code, len(judged(pool))) == (1, 4)
+    assert "6 of 6 samples are not judged (upstream_rejected: 4)" in stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"grade": "exact", "judge": None, "judge-model": None}, "which live requests lack"),
+        ({"out": "rows.jsonl"}, "leave out QUESTIONS, --out"),
+        ({"evaluator": "adder"}, "leave out QUESTIONS, --out"),
+    ],
+)
+def test_wrong_usage_says_what_to_leave_out(
+    label: Label, options: dict[str, Any], words: str
+) -> None:
+    """Before a call is made."""
+    code, _, stderr = label(**options)
+    assert code == 2
+    assert words in " ".join(stderr.split())
+
+
+def test_a_gateway_without_stored_requests_is_one_sentence(label: Label, gateway: Gateway) -> None:
+    """The gateway's own."""
+    code, _, stderr = label(url=gateway.url)
+    assert (code, "requests are not stored" in stderr) == (1, True)
+
+
+# A checker ----------------------------------------------------------------------------------------
+
+
+def test_a_checkers_verdicts_count(serve: Serve, pool: FakePool) -> None:
+    """Also where no request is stored."""
+    checker = {"function": "tests.support.checkers:right"}
+    gateway = serve(
+        watching={"shadow_rate": 1.0},
+        applications={"support": {**SUPPORT["support"], "checker": checker}},
+    )
+    pool.say("poet", "a rose")
+    answer = gateway.chat(ONE)
+    assert until(lambda: len(feedback_of(gateway, answer["id"])["correct"]) == 3, 10)
+    feedback = feedback_of(gateway, answer["id"])
+    assert feedback["correct"] == {"adder": True, "speller": True, "poet": False}
+    assert {each["key"] for each in feedback["verdicts"].values()} == {"checker"}
+    assert feedback["waiting"] == []
+    text = gateway.get("/metrics", ADMIN_KEY).text
+    assert 'racer_checks_total{application="support",outcome="ok"} 1.0' in text
+
+
+def test_a_checker_changes_no_verdict_that_counts(store: Store) -> None:
+    """A person's verdict stays; one that waits for an admin gives way."""
+    decision = decision_record(calibration_record(), [0.9, 0.5, 0.1], shadow_rate=1.0)
+    decisions = DecisionStore(store)
+    decisions.add([decision], [True])
+    for name, counts in (("adder", True), ("poet", False)):
+        decisions.add_verdicts(
+            decision.decision_id,
+            lambda _, name=name: {name: True},
+            key="person",
+            counts=counts,
+        )
+    feedback = Feedback(
+        decision_store=decisions,
+        decision_writer=DecisionWriter(lambda _: None, lambda _: None),
+        counting="admin",
+        on_verdicts=lambda _: None,
+        metrics=MonitoringMetrics(CollectorRegistry()),
+    )
+    asyncio.run(feedback.add_checked(decision.decision_id, dict.fromkeys(POOL, False)))
+    stored = decisions.get(decision.decision_id)
+    assert stored.counted == {"adder": True, "speller": False, "poet": False}
+    assert stored.verdicts["adder"].key == "person"
+    assert stored.verdicts["poet"].key == "checker"
+
+
+def feedback_of(gateway: Gateway, decision_id: str) -> Any:
+    """The verdicts on a decision's answers."""
+    return gateway.get(f"/decisions/{decision_id}", ADMIN_KEY).json()["feedback"]
