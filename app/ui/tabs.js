@@ -2,7 +2,7 @@
 
 import { byId } from "./dom.js";
 
-const NAMES = ["try", "calibrate", "watch"];
+const NAMES = ["try", "calibrate", "label", "watch"];
 
 /** Wire the tabs; `shown(name)` is told of each that comes to the front. */
 export function startTabs(shown) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,7 @@ def served(
     *,
     keys: bool = True,
     calibrated: bool = True,
+    environment: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Generator[Fleet]:
     """A gateway in front of these candidates."""
@@ -109,8 +110,8 @@ def served(
         candidates=candidates,
         **changes,
     )
-    environment = {"RACER_ADMIN_KEY": ADMIN_KEY} | ({"RACER_DATA_KEY": DATA_KEY} if keys else {})
-    with running(path, environment) as gateway:
+    secrets = {"RACER_ADMIN_KEY": ADMIN_KEY} | ({"RACER_DATA_KEY": DATA_KEY} if keys else {})
+    with running(path, secrets | dict(environment or {})) as gateway:
         if calibrated:
             gateway.calibrate(rows=rows(names, 10_000, 800))
         yield Fleet(gateway, pool, names, DATA_KEY if keys else "", ADMIN_KEY)

@@ -43,7 +43,7 @@ def judge(fleet: Fleet, decision: str, *, right: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [*SIZES.values(), (640, 450)], ids=[*SIZES, "zoomed"])
-@pytest.mark.parametrize("part", ["try", "calibrate", "watch"])
+@pytest.mark.parametrize("part", ["try", "calibrate", "label", "watch"])
 def test_an_address_leads_to_a_heading_that_is_seen(
     fleet: Fleet, opened: Open, size: tuple[int, int], part: str
 ) -> None:

@@ -1,0 +1,132 @@
+"""Label: what waits for a verdict is shown as text, and one click says whether it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import user
+from tests.support.samples import KEY, sampled
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
+
+from .conftest import NARROW, WIDE, Open, Tab
+from .fleet import FEW, SUM, Fleet, served
+from .test_looks import PICTURES, overflow, serious
+
+MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
+SYSTEM = {"role": "system", "content": "Answer in one word."}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture
+def sampling(tmp_path: Path, candidates: FakePool, router: Path) -> Iterator[Fleet]:
+    """A fleet that samples everything and stores requests; one candidate answers otherwise."""
+    candidates.reset()
+    candidates.say(FEW[0], MARKUP)
+    watching = {"shadow_rate": 1.0, "store_requests": True}
+    with served(
+        tmp_path,
+        FEW,
+        candidates,
+        artifact=router,
+        watching=watching,
+        environment={"RACER_SAMPLES_KEY": KEY},
+    ) as fleet:
+        yield fleet
+
+
+def asked(fleet: Fleet, *messages: Any, **fields: Any) -> str:
+    """The id of a decision whose candidates have all answered."""
+    body = {"model": "auto", "messages": list(messages), **fields}
+    before = sum(_ended(fleet))
+    answer = fleet.gateway.post("/v1/chat/completions", json=body).json()
+    assert until(lambda: sum(_ended(fleet)) == before + 1, 10)
+    return answer["id"]
+
+
+def _ended(fleet: Fleet) -> list[int]:
+    return list(sampled(fleet.gateway, 0).values())
+
+
+def verdicts(fleet: Fleet, decision: str) -> dict[str, bool]:
+    """The verdicts of a decision."""
+    found = fleet.gateway.get(f"/decisions/{decision}", fleet.admin_key).json()
+    return found["feedback"]["correct"]
+
+
+def at_label(opened: Open, fleet: Fleet, **options: Any) -> Tab:
+    """The tab, with keys given, and a request."""
+    tab = opened(fleet, "#label", **options)
+    tab.give_keys()
+    tab.page.wait_for_selector("#label .answer")
+    return tab
+
+
+def test_one_click_labels_equal_answers(sampling: Fleet, opened: Open) -> None:
+    """The next request follows; after the last one the page says so."""
+    first = asked(sampling, *user(SUM))
+    tab = at_label(opened, sampling)
+    assert "1 request waits for a label" in tab.page.inner_text("#label")
+    assert SUM in tab.page.inner_text("#label .turns")
+    assert tab.page.locator("#label .answer").count() == 2
+    assert MARKUP in tab.page.inner_text("#label")
+    assert tab.page.locator("#label .answer img").count() == 0
+    second = asked(sampling, *user(f"{SUM} Again?"))
+    other = tab.page.locator("#label .answer", has_text=FEW[0])
+    other.get_by_role("button", name="wrong").click()
+    other.get_by_text("wrong", exact=True).wait_for()
+    assert verdicts(sampling, first) == {FEW[0]: False}
+    tab.page.locator("#label .answer", has_text="42").get_by_role("button", name="right").click()
+    tab.page.wait_for_selector("#label .notice.good")
+    assert verdicts(sampling, first) == {name: name != FEW[0] for name in FEW}
+    tab.page.click("#tab-try")
+    tab.page.click("#tab-label")
+    tab.page.wait_for_selector("#label >> text=Again?")
+    for number in (1, 2):
+        tab.page.get_by_role("button", name=f"Answer {number} is right").click()
+    tab.page.wait_for_selector("#label .notice.good")
+    assert verdicts(sampling, second) == dict.fromkeys(FEW, True)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_whole_requests_are_shown_and_accessible(
+    sampling: Fleet, opened: Open, size: tuple[int, int]
+) -> None:
+    """System prompt, tools and turns; a picture is kept."""
+    later = [*user("And 3 plus 4?"), {"role": "assistant", "content": "7"}, *user("Sure?")]
+    asked(sampling, SYSTEM, *later, tools=[TOOL])
+    tab = at_label(opened, sampling, size=size)
+    shown = tab.page.inner_text("#label .turns")
+    for text in ("system", SYSTEM["content"], "And 3 plus 4?", "assistant", "Sure?", "1 tool"):
+        assert text in shown
+    PICTURES.mkdir(exist_ok=True)
+    tab.page.screenshot(path=PICTURES / f"label-{size[0]}.png", full_page=True)
+    assert serious(tab) == []
+    assert overflow(tab) <= 0
+
+
+def test_a_verdict_of_another_admin_is_said_and_left(sampling: Fleet, opened: Open) -> None:
+    """The page goes on to the next answer."""
+    decision = asked(sampling, *user(SUM))
+    tab = at_label(opened, sampling)
+    tab.refused = {409}
+    body = {"decision_id": decision, "correct": dict.fromkeys(FEW, True)}
+    assert sampling.gateway.post("/feedback", sampling.admin_key, json=body).status_code == 200
+    tab.page.get_by_role("button", name="Answer 1 is wrong").click()
+    tab.page.wait_for_selector("#label [role=alert] >> text=another verdict")
+    tab.page.get_by_role("button", name="Answer 2 is right").click()
+    tab.page.wait_for_selector("#label .notice.good")
+    assert verdicts(sampling, decision) == dict.fromkeys(FEW, True)
+
+
+def test_the_tab_says_what_it_needs(fleet: Fleet, opened: Open) -> None:
+    """The admin key, then stored requests."""
+    tab = opened(fleet, "#label")
+    tab.refused = {409}
+    tab.page.wait_for_selector("#label >> text=shown to admins only")
+    tab.give_keys()
+    tab.page.wait_for_selector("#label >> text=store_requests")
