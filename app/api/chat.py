@@ -7,13 +7,13 @@ from typing import Final
 from fastapi import Request, Response
 
 from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors
-from app.api.request_limits import check_fields
 from app.api.respond import ParsedRequest, respond
 from app.route_table import JsonBody, Routes
 from app.routing import query
 from app.services import Services
 from app.wire.candidate_payload import request_fields
 from app.wire.chat import Chat
+from app.wire.request_limits import check_fields
 from app.wire.schemas import ChatRequest, RacerOptions
 
 routes = Routes("openai")

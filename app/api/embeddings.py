@@ -9,13 +9,13 @@ from fastapi import Request, Response
 from app.api.caller import caller_of
 from app.api.models import unknown_model
 from app.api.openapi import BODY, CALLS, KEYED, errors
-from app.api.request_limits import check_fields
 from app.api.respond import check_allowed, unless_disconnected
 from app.errors import NotFound
 from app.route_table import JsonBody, Routes
 from app.services import Services
 from app.settings import AUTO
 from app.wire import bodies, candidate_payload
+from app.wire.request_limits import check_fields
 from app.wire.schemas import EmbeddingsRequest
 
 routes = Routes("openai")

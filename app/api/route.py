@@ -13,7 +13,6 @@ from fastapi import Response
 from app.answering.request import InferenceRequest
 from app.api.caller import caller_of
 from app.api.openapi import BODY, CALLS, KEYED, errors
-from app.api.request_limits import check_fields
 from app.api.respond import application_of, note_answer, note_prompt, unless_disconnected
 from app.route_table import JsonBody, Routes
 from app.routing import query
@@ -21,6 +20,7 @@ from app.routing.request import RoutingRequest
 from app.services import Services
 from app.wire import bodies, candidate_payload
 from app.wire.chat import Chat
+from app.wire.request_limits import check_fields
 from app.wire.schemas import DecisionOptions, LevelsRequest, RouteRequest
 from racer_core.errors import InputError
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from app.tools.labelling.graders import MathGrader
 from app.tools.labelling.judge import MAX_QUOTED_CHARS, judge_prompt
@@ -599,9 +600,25 @@ def test_rows_of_other_conditions_are_not_mixed(
     for options in ({"config": other}, {"grade": "exact"}):
         code, _, stderr = label(questions, **options)
         assert code == 1
-        assert "begun with other candidates, parameters or grading" in stderr
+        assert "begun with other candidates, parameters, reasoning markers or grading" in stderr
     code, _, stderr = label(save(tmp_path / "r.jsonl", [QUESTIONS[0] | {"reference": "9"}]))
     assert (code, "with another reference" in stderr) == (1, True)
+    assert pool.requests == []
+
+
+def test_rows_of_other_reasoning_markers_are_not_mixed(
+    label: Label, config: Path, pool: FakePool, tmp_path: Path
+) -> None:
+    """What is no part of an answer decides whether it is right."""
+    questions = save(tmp_path / "q.jsonl")
+    label(questions)
+    pool.requests.clear()
+    marked = yaml.safe_load(config.read_text("utf-8"))
+    marked["aggregation"] = {"reasoning_markers": [["<reasoning>", "</reasoning>"]]}
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(marked), encoding="utf-8")
+    code, _, stderr = label(questions, config=other)
+    assert (code, "parameters, reasoning markers or grading" in stderr) == (1, True)
     assert pool.requests == []
 
 

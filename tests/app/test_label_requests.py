@@ -179,6 +179,9 @@ def test_an_interrupted_request_is_not_sent_again(
         ({"messages": [user("a?")], "api_base": "http://x"}, "is not passed on to candidates"),
         ({"input": "a?", "previous_response_id": "resp_1"}, "needs stored conversations"),
         ({"messages": [SYSTEM | {"role": "tool"}]}, "no user message"),
+        (chat(user("a?"), max_tokens=131_073), "over the limit of 131,072"),
+        (chat(user("a?"), n=0), "n must be a number of at least 1"),
+        (chat(user("a?"), tools=[TOOL] * 129), "over the limit of 128"),
     ],
 )
 def test_requests_that_are_not_served_are_refused_before_a_call(

@@ -342,8 +342,8 @@ class LabelFiles:
         if lines and conditions != self._conditions:
             if self._answers or self._references:
                 raise InputError(
-                    f"{self.out} was begun with other candidates, parameters or grading: go on "
-                    "with those, or write to a new file"
+                    f"{self.out} was begun with other candidates, parameters, reasoning markers "
+                    "or grading: go on with those, or write to a new file"
                 )
             self._journal.truncate(0)
             self._evaluators.clear()

@@ -11,6 +11,7 @@ from app.wire.candidate_payload import request_fields
 from app.wire.chat import Chat
 from app.wire.completions import Completions
 from app.wire.format import ApiFormat
+from app.wire.request_limits import check_fields
 from app.wire.responses import Responses
 from racer_core.records.questions import Question
 from racer_core.records.request import conversation_of, request_path
@@ -42,6 +43,7 @@ def replayed(question: Question, settings: Settings) -> ReplayedRequest:
         return ReplayedRequest(api_format=Chat(), fields=fields)
     path = request_path(request)
     fields = request_fields(request, path, allowed=settings.limits.extra_fields)
+    check_fields(fields, settings.limits)
     n = fields.get("n")
     choices = n if isinstance(n, int) and n > 0 else 1
     formats: Mapping[str, ApiFormat] = {

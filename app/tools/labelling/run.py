@@ -170,6 +170,7 @@ def conditions_of(
     """The conditions under which rows are comparable."""
     return {
         "candidates": [_identity(candidate) for candidate in settings.candidates],
+        "reasoning_markers": settings.aggregation.reasoning_markers,
         "grade": grading.kind,
         "judge": _identity(judge) if judge else None,
     }
