@@ -18,6 +18,7 @@ from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InputError
 
+_MAX_EARLIER: Final = 100  # calibrations whose decisions show the risk of the same rows
 _PROMISE: Final = ("alpha", "delta", "score", "risk_target", "r")
 
 
@@ -146,6 +147,7 @@ def merged(
         "replaced": {
             "application": name,
             "calibration_id": None if active is None else active.id,
+            "earlier": {} if active is None else _with_the_same_rows(active, before),
         },
         "applications": application_evidence(populations, alphas),
         "conditions": found["conditions"] | {"parts": parts_evidence(populations[1:])},
@@ -155,6 +157,14 @@ def merged(
     return replace(
         upload, populations=tuple(populations), evidence=found, void_reasons=(), alphas=alphas
     )
+
+
+def _with_the_same_rows(
+    active: CalibrationRecord, populations: Sequence[Population]
+) -> dict[str, list[str]]:
+    """The latest calibrations with the rows of each application that is not replaced."""
+    names = {name for each in populations for name in each.calibration.group_names if name}
+    return {name: [*active.ids_of(name)][-_MAX_EARLIER:] for name in sorted(names)}
 
 
 def _without(record: CalibrationRecord, name: str) -> list[Population]:

@@ -59,9 +59,9 @@ class DecisionStatistics:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def counts(self, calibration_id: str, application: str = "") -> DecisionCounts:
-        """How many decisions a calibration made for an application."""
-        of_it = _of(calibration_id, application)
+    def counts(self, calibration_ids: Sequence[str], application: str = "") -> DecisionCounts:
+        """How many decisions these calibrations made for an application."""
+        of_it = _of(calibration_ids, application)
         with self._store.transaction() as session:
 
             def count(*conditions: Any) -> int:
@@ -74,15 +74,15 @@ class DecisionStatistics:
             )
 
     def sets(
-        self, calibration_id: str, application: str = ""
+        self, calibration_ids: Sequence[str], application: str = ""
     ) -> tuple[list[SetCount], list[SetVerdicts]]:
         """The sets of ordinary decisions, without and with verdicts that count."""
-        ordinary = (*_of(calibration_id, application), DecisionRow.ordinary)
+        ordinary = (*_of(calibration_ids, application), DecisionRow.ordinary)
         chosen = DecisionRow.selected, DecisionRow.null_selected
         by_set = select(*chosen, func.count()).where(*ordinary).group_by(*chosen)
         # The expression keeps the index of decisions out of the plan: going from the few verdicts
         # to their decisions is faster.
-        of_it = DecisionRow.calibration_id.concat("") == calibration_id
+        of_it = DecisionRow.calibration_id.concat("").in_(calibration_ids)
         judged = (
             select(DecisionRow.id, *chosen, VerdictRow.candidate, VerdictRow.correct)
             .join(VerdictRow, VerdictRow.decision_id == DecisionRow.id)
@@ -130,9 +130,9 @@ class DecisionStatistics:
             day, hour = count(timedelta(days=1)), count(timedelta(hours=1))
         return {name: max(number, 24 * hour.get(name, 0)) for name, number in day.items()}
 
-    def losses(self, calibration_id: str, application: str = "") -> list[float]:
+    def losses(self, calibration_ids: Sequence[str], application: str = "") -> list[float]:
         """The losses of an application's shadow decisions that count."""
-        of_it = _of(calibration_id, application)
+        of_it = _of(calibration_ids, application)
         with self._store.transaction() as session:
             found = session.scalars(
                 select(DecisionRow.loss).where(*of_it, DecisionRow.loss.is_not(None))
@@ -180,5 +180,5 @@ class DecisionStatistics:
             older = page.where(place < (rows[-1].created_at, rows[-1].id))
 
 
-def _of(calibration_id: str, application: str) -> tuple[ColumnElement[bool], ...]:
-    return DecisionRow.calibration_id == calibration_id, DecisionRow.application == application
+def _of(calibration_ids: Sequence[str], application: str) -> tuple[ColumnElement[bool], ...]:
+    return DecisionRow.calibration_id.in_(calibration_ids), DecisionRow.application == application

@@ -249,9 +249,7 @@ class Monitor:
         alarms = {} if self._drift is None else await self._store.run(self._drift.as_json)
         reports: dict[str, dict[str, Any]] = {}
         for name, population in monitored.by_application.items():
-            risk = await self._store.run(
-                risk_report.risk_as_json, self._statistics, monitored.record.id, population
-            )
+            risk = await self._store.run(risk_report.risk_as_json, self._statistics, population)
             risk["shadow"]["rate"] = self.shadow_sample.rate_of(name or None)
             reports[name] = {"alarms": alarms.get(name), **risk}
         found = {"calibration_id": monitored.record.id}
@@ -446,8 +444,8 @@ class Monitor:
         monitored = self._monitored
         if monitored is None:
             return
-        for name in monitored.by_application:
-            losses = self._statistics.losses(monitored.record.id, name)
+        for name, population in monitored.by_application.items():
+            losses = self._statistics.losses(*population.decisions)
             self._metrics.show_risk(name, risk_report.estimate(losses))
 
     def _fit_budget(self) -> None:

@@ -24,13 +24,20 @@ class MonitoredPopulation:
         application: Its name; ``NO_APPLICATION`` where the calibration has none.
         place: The place of the population that has the rows, in the record.
         calibration: The rows, with the application's alpha.
+        calibration_ids: The calibrations with these rows: their decisions show the same risk.
         counts_repeats: The rows are a sample of traffic, with its own repeats: repeats count.
     """
 
     application: str
     place: int
     calibration: Calibration
+    calibration_ids: tuple[str, ...]
     counts_repeats: bool
+
+    @property
+    def decisions(self) -> tuple[tuple[str, ...], str]:
+        """Where its decisions are in the store: their calibrations and application."""
+        return self.calibration_ids, self.application
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,7 @@ class MonitoredCalibration:
                 application=NO_APPLICATION,
                 place=0,
                 calibration=record.calibration,
+                calibration_ids=(record.id,),
                 counts_repeats=record.counts_repeats,
             )
             return cls(record=record, by_application={NO_APPLICATION: whole})
@@ -70,6 +78,7 @@ class MonitoredCalibration:
                     application=name,
                     place=place,
                     calibration=calibration,
+                    calibration_ids=record.ids_of(name),
                     counts_repeats=record.counts_repeats_of(name),
                 )
         return cls(record=record, by_application=dict(sorted(found.items())))

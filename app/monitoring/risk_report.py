@@ -69,15 +69,13 @@ def bound(population: MonitoredPopulation) -> float:
     return math.nan if risk is None else risk.upper()
 
 
-def risk_as_json(
-    statistics: DecisionStatistics, calibration_id: str, population: MonitoredPopulation
-) -> dict[str, Any]:
+def risk_as_json(statistics: DecisionStatistics, population: MonitoredPopulation) -> dict[str, Any]:
     """Both estimates with their counts; blocks, and raises :class:`StoreError`."""
-    key, calibration = (calibration_id, population.application), population.calibration
-    without, with_verdicts = statistics.sets(*key)
+    of_it, calibration = population.decisions, population.calibration
+    without, with_verdicts = statistics.sets(*of_it)
     bounds = feedback_range(calibration, without, with_verdicts)
-    shadow = estimate(statistics.losses(*key))
-    counts = statistics.counts(*key)
+    shadow = estimate(statistics.losses(*of_it))
+    counts = statistics.counts(*of_it)
     options = calibration.options
     return {
         "risk_target": options.risk_target,

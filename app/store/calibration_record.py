@@ -185,6 +185,14 @@ class CalibrationRecord:
         upload = self.evidence.get("uploads", {}).get(application, self.evidence)
         return upload.get("sample", {}).get("kind") == RowsKind.TRAFFIC
 
+    def ids_of(self, application: str) -> tuple[str, ...]:
+        """The calibrations with the same rows of an application, oldest first, this one last.
+
+        Args:
+            application: The application; empty where the record has none.
+        """
+        return (*self.evidence.get("replaced", {}).get("earlier", {}).get(application, ()), self.id)
+
     @property
     def calibration(self) -> Calibration:
         """The rows of the first population."""

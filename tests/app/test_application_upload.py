@@ -116,6 +116,12 @@ def test_the_rows_of_one_application_are_replaced(calibrated: Gateway, name: str
     assert own["source"]["bytes"] > 0
     assert own["lambda_hat"] == after[name]["lambda_hat"]
     assert evidence["shift"]["application"] == name
+    first, second = evidence["replaced"]["calibration_id"], result["id"]
+    assert evidence["replaced"]["earlier"] == {each: [first] for each in others}
+    third = upload(calibrated, as_json(noisy(60_000, 90)), application="default")["evidence"]
+    assert third["replaced"]["earlier"] == {name: [second]} | {
+        each: [first, second] for each in others - {"default"}
+    }
 
 
 @pytest.mark.parametrize("count", [40, 250], ids=["fewest", "most"])

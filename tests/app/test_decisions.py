@@ -319,8 +319,8 @@ def test_decisions_are_counted_by_calibration(decision_store: DecisionStore, sto
     )
     decision_store.add([note(calibration_id="another")], [True])
     statistics = DecisionStatistics(store)
-    assert statistics.counts(RECORD.id).decisions == 5
-    without, with_verdicts = statistics.sets(RECORD.id)
+    assert statistics.counts([RECORD.id]).decisions == 5
+    without, with_verdicts = statistics.sets([RECORD.id])
     assert sum(each.count for each in without) == 5
     assert with_verdicts == []
 

@@ -376,6 +376,37 @@ def test_each_application_has_its_realised_risk(store: Store) -> None:
     run(world, after, shadow_rate=0.5, false_alarm=RARE)
 
 
+def test_the_risk_goes_on_where_another_applications_rows_are_replaced(store: Store) -> None:
+    """The rows and the threshold are the same, and so is the risk that was judged before."""
+    rng = np.random.default_rng(10)
+    first = application_record()
+    world = MonitoredStore(store, first)
+
+    async def judge(monitor: Monitor, record: CalibrationRecord, name: str) -> None:
+        scores = draw_scores(rng, 10, harder=HARDER[name])
+        for made in application_queries(record, name, scores, shadow_rate=0.5):
+            monitor.record(made)
+            await monitor.feedback.add(made.decision_id, verdicts_on_all([True, True, True]), ADMIN)
+
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
+        second = replace(
+            application_record(),
+            evidence={"replaced": {"application": "bot", "earlier": {"desk": [first.id]}}},
+        )
+        store.add(second, activate=False)
+        for record in (first, second):
+            await world.active.swap(record)
+            for name in ("desk", "bot"):
+                await judge(monitor, record, name)
+        found = (await monitor.drift_report())["applications"]
+        counted = {name: each["shadow"]["counted"] for name, each in found.items()}
+        assert counted == {"desk": 20, "search": 0, "bot": 10}
+        assert found["desk"]["decisions"]["at_own_alpha_and_pool"] == 20
+        assert found["desk"]["feedback"]["identified"] == 20
+
+    run(world, story, shadow_rate=0.5)
+
+
 def test_a_query_has_one_loss_in_each_application(database: str) -> None:
     """Gateways that share a store count a query once for an application, not once for all."""
     record = application_record()
