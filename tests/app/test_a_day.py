@@ -16,6 +16,7 @@ import pytest
 from app.settings import key_format
 from app.store import now
 from tests.app.conftest import Command
+from tests.support.day import EVENING, MORNING, UNCHECKED
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -57,14 +58,6 @@ def requests(start: int, count: int, kinds: tuple[str, ...]) -> list[dict[str, A
     ]
 
 
-def is_right(name: str, query: str, evening: bool) -> bool:
-    """The truth: in the evening the poet alone knows how numbers are spelt."""
-    if evening:
-        return name == "poet"
-    kind = next(each for each in KINDS if query.startswith(each.partition("{")[0]))
-    return name in SKILLS[kind]
-
-
 @pytest.fixture
 def bot(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[Gateway]:
     """A gateway with one application of drawn rows, none of which exist yet."""
@@ -73,12 +66,17 @@ def bot(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[Gateway]:
         tmp_path,
         artifact,
         pool.url,
-        applications={"bot": {"keys": ["bot"], "premise": "drawn", "alpha": ALPHA}},
-        access={"keys": [{"name": "bot", "hash": hashed}]},
-        watching={
-            "shadow_rate": 1.0, "store_requests": True, "feedback": "all", "false_alarm": 0.01
+        applications={
+            "bot": {
+                "keys": ["bot"],
+                "premise": "drawn",
+                "alpha": ALPHA,
+                "checker": {"function": "tests.support.day:check"},
+            }
         },
-    )  # fmt: skip
+        access={"keys": [{"name": "bot", "hash": hashed}]},
+        watching={"shadow_rate": 1.0, "store_requests": True, "false_alarm": 0.01},
+    )
     with running(path, {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}) as gateway:
         yield gateway
 
@@ -93,16 +91,9 @@ def answered(gateway: Gateway, bodies: list[dict[str, Any]], key: str = BOT_KEY)
     return found
 
 
-def label(gateway: Gateway, *, evening: bool, leave: int = 0) -> None:
-    """Verdicts on the rows that wait for a label, but for the last ``leave``."""
-    waiting = [row for row in shadow_rows(gateway) if row.get("unlabelled")]
-    for row in waiting[: len(waiting) - leave]:
-        query = row["request"]["messages"][-1]["content"]
-        body = {
-            "decision_id": row["decision_id"],
-            "correct": {name: is_right(name, query, evening) for name in POOL},
-        }
-        assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+def unlabelled(gateway: Gateway) -> int:
+    """How many rows have no label."""
+    return sum(row.get("unlabelled", False) for row in shadow_rows(gateway, "?application=bot"))
 
 
 def test_a_day(bot: Gateway, racer: Command) -> None:
@@ -113,24 +104,22 @@ def test_a_day(bot: Gateway, racer: Command) -> None:
         return racer("calibrate", "--from-shadow", "--application", "bot", *at, *options)
 
     # 1. Morning: the fallback answers, and nothing is promised.
-    first, *_ = answered(bot, requests(20_000, 60, KINDS))
+    first, *_ = answered(bot, requests(MORNING, 60, KINDS))
     assert first["certificate"]["reasons"] == ["not_calibrated"]
     assert [each["part"] for each in bot.ready()["missing"]] == ["calibration"]
 
-    # 2. Every request was drawn, whole; nobody has labelled any, so none can calibrate.
+    # 2. Every request was drawn, whole, and checked but for three, which count as misses.
     assert sampled(bot, 60) == {"whole": 60}
     rows = shadow_rows(bot, "?application=bot")
     assert len(rows) == 60
-    assert all(row["unlabelled"] and set(row["answers"]) == set(POOL) for row in rows)
-    code, _, err = recalibrate()
-    assert (code, "none of the 60 rows has a label" in err) == (1, True)
+    assert all(set(row["answers"]) == set(POOL) for row in rows)
+    assert until(lambda: unlabelled(bot) == UNCHECKED, 20)
 
-    # 3. Labels come, but for three, which count as misses.
-    label(bot, evening=False, leave=3)
+    # 3. They calibrate the bot.
     code, out, err = recalibrate()
     assert code == 0, err
     evidence = json.loads(out)["evidence"]["uploads"]["bot"]
-    assert (evidence["rows"], evidence["unlabelled"], evidence["alpha"]) == (60, 3, ALPHA)
+    assert (evidence["rows"], evidence["unlabelled"], evidence["alpha"]) == (60, UNCHECKED, ALPHA)
 
     # 4. Noon: certificates hold for every request of the bot, and for no other application's.
     noon = answered(bot, requests(30_000, 9, KINDS))
@@ -143,7 +132,7 @@ def test_a_day(bot: Gateway, racer: Command) -> None:
 
     # 5. The traffic changes, and the bot's alarm voids its certificates.
     evening_at = now()
-    evening = answered(bot, requests(40_000, 70, (CHANGED,)))
+    evening = answered(bot, requests(EVENING, 70, (CHANGED,)))
     assert sum("poet" not in each["selected"] for each in evening) > 35
 
     def is_alarmed() -> bool:
@@ -155,9 +144,9 @@ def test_a_day(bot: Gateway, racer: Command) -> None:
     assert not stale["certificate"]["holds"]
     assert any(each.startswith("stale:") for each in stale["certificate"]["reasons"])
 
-    # 6. Rows of the evening are labelled. Their sets are larger, which an operator confirms.
+    # 6. Rows of the evening are checked. Their sets are larger, which an operator confirms.
     assert sampled(bot, 141) == {"whole": 141}
-    label(bot, evening=True)
+    assert until(lambda: unlabelled(bot) == UNCHECKED, 20)
     before = bot.ready()["calibration"]
     code, _, err = recalibrate("--since", evening_at)
     assert (code, "a change of the mean set size by more than 25%" in err) == (1, True)
