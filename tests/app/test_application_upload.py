@@ -277,3 +277,37 @@ def test_rows_without_a_name_that_belong_to_an_application_are_refused(
     assert "row 8: its system prompt and tools are those of the application 'agent'" in message
     rows[7] |= {"application": "agent"}
     upload(gateway, rows)
+
+
+def bases(gateway: Gateway) -> dict[str, str]:
+    """How the alpha of each application was chosen."""
+    found = certificates(gateway)
+    return {name: each["guarantee"]["alpha_basis"] for name, each in found.items()}
+
+
+@pytest.mark.parametrize("count", [80, 300], ids=["few", "most"])
+def test_an_alpha_is_picked_for_the_rows_that_were_seen_alone(
+    tmp_path: Path, noisy_artifact: Path, pool: FakePool, count: int
+) -> None:
+    """Whichever part of the record has the most rows, and after a restart."""
+    rows = named("search", 60_000, count)
+    path = configure(tmp_path, noisy_artifact, pool.url, **CONFIGURED)
+    expected = {"bot": "fixed", "search": "band", "default": "fixed"}
+    with running(path, ENVIRONMENT) as gateway:
+        upload(gateway, rows, dry_run=True)  # at the configured alpha of 0.1
+        upload(gateway, FULL, alpha=0.2)
+        assert bases(gateway) == dict.fromkeys(expected, "fixed")
+        upload(gateway, rows, application="search")
+        assert bases(gateway) == expected
+    with running(path, ENVIRONMENT) as gateway:
+        assert bases(gateway) == expected
+
+
+def test_rows_that_were_not_seen_change_no_other_basis(serve: Serve, noisy_artifact: Path) -> None:
+    """The alpha of the others was picked, and stays so, also beside more rows of one."""
+    gateway = serve(calibrated=False, artifact=noisy_artifact, **CONFIGURED)
+    upload(gateway, FULL, dry_run=True)
+    upload(gateway, FULL, alpha=0.2)
+    assert bases(gateway) == {"bot": "fixed", "search": "band", "default": "band"}
+    upload(gateway, named("search", 60_000, 300), application="search")
+    assert bases(gateway) == {"bot": "fixed", "search": "fixed", "default": "band"}
