@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final
 from app.calibrations.column_files import ColumnWriter
 from app.routing.applications import prompt_digest
 from app.routing.conditions import ConditionReader
-from app.routing.query import MAX_DRAWN_BYTES, is_too_large_to_draw
+from app.routing.query import MAX_DRAWN_BYTES, MAX_ROW_BYTES, is_too_large_to_draw
 from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import MARKERS, Markers
@@ -26,7 +26,7 @@ from racer_core.records.request import request_path
 from racer_core.types import LabelledRow, RowsKind
 
 MAX_ROWS: Final = 2_000_000
-MAX_LINE_BYTES: Final = 2**20
+MAX_LINE_BYTES: Final = MAX_ROW_BYTES
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk
 _REPORT_EVERY_S: Final = 0.2
 _ROUNDING: Final = 1e-12

@@ -6,12 +6,13 @@ rows would be drawn by what candidates and judges could answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from app.json_output import dump_json
 from app.monitoring.decision_record import are_like_rows
 from app.monitoring.sample_store import SampledDecision
+from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
 from app.routing.reasons import Reason
 from app.settings import GroupBy
 
@@ -30,7 +31,8 @@ def labelled_rows(
     Left out are decisions of other populations, as the request, the key or the configuration made
     them: of a part of the pool, under another `group_by`, of version 0.1; where no requests are
     stored, those without a calibration, which have no scores, and, but for drawn rows, those of
-    queries unlike the rows.
+    queries unlike the rows. No request is a row that is larger than rows may be; answers that are
+    too long for a row are left out of it.
 
     Args:
         sampled: The decisions, oldest first.
@@ -46,7 +48,17 @@ def labelled_rows(
         for each in sampled
         if each.decision.group_by == group_by
     )
-    return "".join(f"{json.dumps(row)}\n" for row in rows if row is not None).encode()
+    lines = (_line(row) for row in rows if row is not None)
+    return b"".join(line for line in lines if line is not None)
+
+
+def _line(row: Mapping[str, Any]) -> bytes | None:
+    """A row as an upload takes it; without its answers where they are too long, None if it is."""
+    for left_out in ((), ("answers", "calls")):
+        line = dump_json({name: row[name] for name in row if name not in left_out}) + b"\n"
+        if len(line) <= MAX_ROW_BYTES:
+            return line
+    return None
 
 
 def _row(
@@ -68,6 +80,11 @@ def _row(
     exchange = None if sample is None else sample.exchange
     is_drawn = decision.group_by == "application" and decision.group in drawn
     conditions = _conditions(sampled, pool, conditions_of)
+    is_too_large = Reason.REQUEST_TOO_LARGE in decision.reasons or (
+        exchange is not None and is_too_large_to_draw(exchange.request)
+    )
+    if is_drawn and is_too_large:
+        return None
     if exchange is None and not is_drawn and not (conditions and are_like_rows(decision.reasons)):
         return None
     row: dict[str, Any] = {}

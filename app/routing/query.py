@@ -10,12 +10,14 @@ from app.json_output import dump_json
 from app.routing.applications import Membership
 from app.routing.conditions import Conditions
 from app.settings import Candidate, Settings
-from racer_core.records.request import RequestTurn, conversation_of
+from racer_core.records.request import GATEWAY_FIELDS, RequestTurn, conversation_of
 
 Need = Literal["tools", "vision", "json_schema"]
 
-# Bytes of a request as JSON, so that it fits into a row of 1 MiB beside labels and digests.
-MAX_DRAWN_BYTES: Final = 2**20 - 2**17
+MAX_ROW_BYTES: Final = 2**20
+# Bytes of a request as JSON, so that it fits into a row beside labels and digests.
+MAX_DRAWN_BYTES: Final = MAX_ROW_BYTES - 2**17
+_UNMEASURED: Final = GATEWAY_FIELDS | {"store"}
 
 _GUIDED = ("guided_", "structured_outputs")  # vLLM's own spellings of structured outputs
 # A tuple, not a set: a client's `type` may be a list, which has no hash.
@@ -94,9 +96,10 @@ def is_too_large_to_draw(fields: Mapping[str, Any]) -> bool:
     """Whether no row can hold a request, so that rows drawn at random do not stand for it.
 
     Args:
-        fields: The fields that candidates are sent.
+        fields: The body, or its fields that candidates are sent.
     """
-    return len(dump_json(fields)) > MAX_DRAWN_BYTES
+    sent = {name: value for name, value in fields.items() if name not in _UNMEASURED}
+    return len(dump_json(sent)) > MAX_DRAWN_BYTES
 
 
 def _needs(turns: Sequence[RequestTurn], fields: Mapping[str, Any]) -> frozenset[Need]:

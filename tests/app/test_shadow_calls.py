@@ -14,6 +14,7 @@ import pytest
 from app.answering.shadow_calls import ShadowCalls
 from app.errors import StoreFull
 from app.monitoring.sample_store import SampledExchange, SampleStore
+from app.settings import key_format
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -94,6 +95,30 @@ def test_every_request_is_drawn_for(sampling: Gateway, pool: FakePool) -> None:
     ]  # fmt: skip
     assert all(set(row["answers"]) == set(POOL) for row in rows)
     assert len(pool.requests) == 8 * len(POOL)
+
+
+def test_a_row_is_no_larger_than_an_upload_takes(serve: Serve, pool: FakePool) -> None:
+    """Long answers are left out of it; a request that no row can hold is covered by none."""
+    secret = key_format.new_key()
+    written = key_format.format_hash(secret, key_format.new_salt())
+    gateway = serve(
+        calibrated=False,
+        access={"keys": [{"name": "bot", "hash": written}]},
+        applications={"bot": {"keys": ["bot"], "premise": "drawn"}},
+        watching=WATCHING,
+        environment=KEYED,
+    )
+    pool.say("poet", "long " * 100_000)
+    texts = ["é" * 350_000, "é" * 460_000, "x" * 700_000]  # the second has more than 896 KiB
+    for text in texts:
+        body = {"model": "auto", "messages": user(text)}
+        assert gateway.post("/v1/chat/completions", secret, json=body).status_code == 200
+    assert sampled(gateway, 3) == {"whole": 3}
+    lines = gateway.get("/shadow/rows", ADMIN_KEY).content.splitlines()
+    assert all(len(line) < 2**20 for line in lines)
+    rows = [json.loads(line) for line in lines]
+    found = [(row["request"]["messages"], "answers" in row) for row in rows]
+    assert found == [(user(texts[0]), False), (user(texts[2]), False)]
 
 
 def test_a_client_that_leaves_is_drawn_for(sampling: Gateway, pool: FakePool) -> None:
