@@ -16,6 +16,7 @@ from app.monitoring.decision_writer import DecisionWriter
 from app.monitoring.feedback import Feedback
 from app.monitoring.metrics import MonitoringMetrics
 from app.store import Store
+from app.tools.gateway_client import GatewayClient
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -197,6 +198,40 @@ def test_a_judge_labels_what_waits_once(label: Label, sampling: Gateway, pool: F
     assert [row["judged"] for row in shadow_rows(sampling)] == [dict.fromkeys(POOL, False)] * 3
     assert label()[1] == {"judge": "the-judge", "waiting": 0, "judged": 0}
     assert len(judged(pool)) == 6
+
+
+def test_a_candidate_that_refuses_the_request_needs_no_verdict(
+    label: Label, sampling: Gateway, pool: FakePool
+) -> None:
+    """It is wrong, whether it is in the set or not; the judge reads the other answers."""
+    pool.fail("adder", "400")
+    pool.fail("poet", "400")
+    sampling.chat(TWO)
+    sampled(sampling, 1)
+    pool.say("the-judge", "1")
+    code, printed, stderr = label()
+    assert (code, stderr) == (0, "")
+    assert printed["judged"] == 1
+    (row,) = shadow_rows(sampling)
+    assert row["judged"] == {"adder": False, "speller": True, "poet": False}
+
+
+def test_a_sample_that_is_gone_does_not_end_the_run(
+    label: Label, sampling: Gateway, monkeypatch: pytest.MonkeyPatch, pool: FakePool
+) -> None:
+    """Retention may delete a decision while the judge reads it."""
+    ids = [sampling.chat(f"{TWO} {number}")["id"] for number in range(3)]
+    sampled(sampling, 3)
+    pool.say("the-judge", "1")
+    add = GatewayClient.add_judgements
+
+    def gone(client: GatewayClient, name: str, *rest: Any) -> None:
+        add(client, "gone" if name == ids[0] else name, *rest)
+
+    monkeypatch.setattr(GatewayClient, "add_judgements", gone)
+    code, _, stderr = label()
+    assert (code, waiting(sampling, "?judge=the-judge")["waiting"]) == (1, 1)
+    assert "1 of 3 samples are not judged (refused_by_gateway: 1)" in stderr
 
 
 def test_an_unreadable_verdict_leaves_the_sample_for_the_next_run(

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.errors import LabellingIncomplete
+from app.errors import GatewayRefused, LabellingIncomplete
 from app.settings import Secrets, Settings
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.answer_store import Answer
@@ -22,6 +22,7 @@ from racer_core.records.questions import Question
 from racer_core.records.row import row_query
 
 PAGE: Final = 50  # samples in one answer of the gateway; each may be large
+REFUSED: Final = "refused_by_gateway"  # a kind of failure
 MAX_FAILURES_IN_A_ROW: Final = 20  # samples that the judge left without verdicts; then it is over
 
 
@@ -193,17 +194,27 @@ class _JudgingRun:
         return self.interrupted or self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW
 
     async def _label(self, sample: _Sample) -> None:
-        correct = await self._verdicts(sample)
-        if correct is None:
+        if await self._judge_and_send(sample):
+            self.judged += 1
+            self._failures_in_a_row = 0
+        else:
             self.failed += 1
             self._failures_in_a_row += 1
-        else:
+        self._show("judging", self.judged + self.failed, self._waiting.count)
+
+    async def _judge_and_send(self, sample: _Sample) -> bool:
+        """Whether the gateway has the verdicts now."""
+        correct = await self._verdicts(sample)
+        if correct is None:
+            return False
+        try:
             await asyncio.to_thread(
                 self._gateway.add_judgements, sample.decision_id, self._judge, correct
             )
-            self.judged += 1
-            self._failures_in_a_row = 0
-        self._show("judging", self.judged + self.failed, self._waiting.count)
+        except GatewayRefused:  # its retention deleted the decision meanwhile
+            self._grader.failures[REFUSED] += 1
+            return False
+        return True
 
     async def _verdicts(self, sample: _Sample) -> dict[str, bool] | None:
         """A verdict on every candidate; None if one is missing. Equal answers are judged once."""
