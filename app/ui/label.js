@@ -25,8 +25,11 @@ export function startLabel() {
       return;
     }
     try {
-      ({ data: samples, waiting } = await getJson(`shadow/waiting?limit=${PAGE}`, "admin"));
-      next();
+      const found = await getJson(`shadow/waiting?limit=${PAGE}`, "admin");
+      waiting = found.waiting;
+      samples = found.data.filter((sample) => distinctAnswers(sample).some(({ judged }) => !judged));
+      if (samples.length > 0) next();
+      else fill(body, notice("good", "No sampled request waits for a label."));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       const advice = adviceFor(error);
@@ -37,9 +40,8 @@ export function startLabel() {
   /** Show the next sample; read more if none is left of those that were read. */
   function next() {
     const sample = samples.shift();
-    if (sample !== undefined) fill(body, sampleView(sample, waiting, done));
-    else if (waiting > 0) load();
-    else fill(body, notice("good", "No sampled request waits for a label."));
+    if (sample === undefined) load();
+    else fill(body, sampleView(sample, waiting, done));
   }
 
   /** A sample has all its verdicts. */
