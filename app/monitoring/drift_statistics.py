@@ -81,9 +81,11 @@ def new_drift_state(
     compared = (LARGEST_SCORE, MEAN_SCORE) if is_like_requests else ()
     by_embedding = (EMBEDDING,) if is_like_requests and projections is not None else ()
     shares = _even_shares([*compared, SET_SIZE, *by_embedding])
-    risk = calibration.realised_risk(alpha) if is_like_requests else None
+    risk = largest_risk(calibration) if is_like_requests else None
     if risk is not None:
-        both = shares | _even_shares(JUDGED)
+        # A judge's verdicts give no critical scores to compare with.
+        judged = (RISK,) if calibration.options.has_judged_rows else JUDGED
+        both = shares | _even_shares(judged)
         shares = {name: share / 2.0 for name, share in both.items()}
     levels = split_false_alarm(false_alarm, shares)
     start = {
@@ -100,13 +102,27 @@ def new_drift_state(
         streams[EMBEDDING] = ProjectionMartingale(
             rows.projections, level=levels[EMBEDDING], rng=rng
         )
-    if RISK in levels:
+    if CRITICAL_SCORE in levels:
         critical = _comparable(rows.row_critical_scores)
         streams[CRITICAL_SCORE] = UpwardMartingale(
             critical, tail=alpha, level=levels[CRITICAL_SCORE], rng=rng
         )
-        streams[RISK] = RiskEProcess.for_calibration(risk, level=levels[RISK])
+    if risk is not None:
+        streams[RISK] = RiskEProcess(risk, level=levels[RISK])
     return DriftState(delta=false_alarm, streams=streams)
+
+
+def largest_risk(calibration: Calibration) -> float | None:
+    """The realised risk above which the threshold of the calibration's own alpha breaks its bound.
+
+    The 95 % point of the realised risk. Of rows with a judge's verdicts it is alpha, which the
+    threshold keeps with probability 1 - delta. None without a finite threshold, or without a law.
+    """
+    options = calibration.options
+    if options.has_judged_rows and math.isfinite(calibration.lambda_hat()):
+        return options.alpha
+    risk = calibration.realised_risk(options.alpha)
+    return None if risk is None else risk.upper()
 
 
 def _even_shares(names: Sequence[str]) -> dict[str, float]:

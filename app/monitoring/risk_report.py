@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from app.monitoring import drift_statistics
 from app.monitoring.decision_statistics import DecisionStatistics, SetCount, SetVerdicts
 from app.monitoring.populations import MonitoredPopulation
 from racer_core.calibration.calibration import Calibration
@@ -63,10 +64,9 @@ def estimate(losses: Sequence[float]) -> RiskEstimate:
 
 
 def bound(population: MonitoredPopulation) -> float:
-    """What 95 % of such calibrations keep at the application's alpha; NaN without a threshold."""
-    calibration = population.calibration
-    risk = calibration.realised_risk(calibration.options.alpha)
-    return math.nan if risk is None else risk.upper()
+    """What its realised risk should not exceed, by ``largest_risk``; NaN where that is none."""
+    largest = drift_statistics.largest_risk(population.calibration)
+    return math.nan if largest is None else largest
 
 
 def risk_as_json(statistics: DecisionStatistics, population: MonitoredPopulation) -> dict[str, Any]:

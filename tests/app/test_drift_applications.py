@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.access.api_keys import Caller
-from app.monitoring import risk_report
+from app.monitoring import drift_statistics, risk_report
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.drift_statistics import JUDGED, STREAMS, UNLABELLED
 from app.monitoring.monitor import Monitor
@@ -26,6 +27,7 @@ from app.settings import key_format
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
+from racer_core.calibration.risk_e_process import RiskEProcess
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, TWO, Serve, as_json, error_message, noisy
 from tests.support.monitored import (
     HARDER,
@@ -446,6 +448,38 @@ def test_every_application_has_its_largest_population(store: Store) -> None:
     assert MonitoredCalibration.of(store.record(record.id)).by_application.keys() == ROWS.keys()
     (whole,) = MonitoredCalibration.of(grouped_by_request(record)).by_application.values()
     assert whole.calibration is record.calibration
+
+
+def test_rows_with_a_judges_verdicts_are_tested_against_alpha() -> None:
+    """Their threshold keeps alpha with probability 1 - delta; critical scores are unknown.
+
+    Losses above alpha raise the alarm: 100 misses, whose probability below alpha is 0.2^100.
+    """
+    rng = np.random.default_rng(9)
+    record = calibration_record(rows=600)
+    rows = record.calibration
+    is_judged = rng.random(600) < 0.5
+    wrong = rng.random(rows.labels.shape) < 0.1
+    rows = replace(
+        rows,
+        labels=rows.labels & ~is_judged[:, None],
+        unlabelled=is_judged,
+        judged=(rows.labels ^ wrong).astype(np.int8),
+        options=replace(rows.options, alpha=0.2, delta=0.05),
+    )
+    record = replace(record, populations=(replace(record.populations[0], calibration=rows),))
+    assert math.isfinite(rows.lambda_hat())
+    (population,) = MonitoredCalibration.of(record).by_application.values()
+    assert risk_report.bound(population) == 0.2
+    state = drift_statistics.new_drift_state(population.calibration, 0.01, rng)
+    assert {*state.streams} == {*UNLABELLED, "risk"}
+    assert sum(each.false_alarm for each in state.streams.values()) == pytest.approx(0.01)
+    risk = state.streams["risk"]
+    assert isinstance(risk, RiskEProcess)
+    assert risk.rho == 0.2
+    for _ in range(100):
+        risk.update(1.0)
+    assert state.raised == ("risk",)
 
 
 def grouped_by_request(record: CalibrationRecord) -> CalibrationRecord:
