@@ -344,7 +344,7 @@ def test_an_alpha_that_was_set_after_the_rows_were_shown_has_the_band(
     """In a dry run, or by the calibration itself: it may have been picked by looking."""
     applications: dict[str, Any] = {"bot": {"keys": ["bot"], "alpha": 0.4}}
 
-    def basis(alpha: float, *, uploads: bool) -> str:
+    def basis(alpha: float | None, *, uploads: bool) -> str:
         applications["bot"]["alpha"] = alpha
         changes = {"access": ACCESS, "applications": applications}
         with running(configure(tmp_path, artifact, pool.url, **changes), ENVIRONMENT) as gateway:
@@ -355,6 +355,7 @@ def test_an_alpha_that_was_set_after_the_rows_were_shown_has_the_band(
     rows = [row | {"application": "bot"} for row in as_json(noisy(20_000, 60))]
     assert basis(0.4, uploads=True) == "fixed"
     assert basis(0.3, uploads=False) == "band"
+    assert basis(None, uploads=False) == "band"  # the calibration's: chosen by removing its own
     assert basis(0.3, uploads=True) == "band"
     assert basis(0.4, uploads=True) == "fixed"
 

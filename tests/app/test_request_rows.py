@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.routing.conditions import ConditionReader
 from app.store import Store
+from app.store.calibration_record import Population
 from app.store.calibrations import record_digest
 from app.store.tables import CalibrationRow
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -397,3 +401,35 @@ def test_a_query_is_too_long_where_the_router_read_rows_otherwise(
         row.digest = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
     assert reasons_of(path, long(ONE)) == ["query_too_long"]
     assert reasons_of(path, long(ONE)[:1_000]) == []
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "now", "longest"),
+    [
+        (1_000, 1_000, None),
+        (1_000, 2_000, 1_000),
+        (2_000, 1_000, 1_000),
+        (None, 1_000, 1_000),
+        (None, 8_192, 8_192),  # versions without it refused rows that were longer than that
+        (None, 20_000, 8_192),
+    ],
+)
+def test_the_longest_text_that_is_read_as_of_a_row(
+    of_rows: int | None, now: int, longest: int | None
+) -> None:
+    """Under one limit all are; else those below both; None: what was refused then."""
+    scores = np.full((1, 1), 0.5)
+    rows = Population(
+        calibration=Calibration(
+            pool=("a",),
+            fingerprints=(b"0",),
+            scores=scores,
+            labels=scores > 0,
+            options=CalibrationOptions(),
+        ),
+        query_chars=of_rows,
+    )
+    assert not rows.is_too_long(longest or 100_000, now)
+    assert rows.is_too_long(100_001 if longest is None else longest + 1, now) == (
+        longest is not None
+    )
