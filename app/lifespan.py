@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,12 @@ from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.answering.shadow_calls import ShadowCalls
 from app.artifact_watch import ArtifactWatch
+from app.calibrations.sampled_scores import SampledScores
 from app.calibrations.service import CalibrationService, setup_digest
 from app.monitoring.checker import Checkers
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
+from app.monitoring.sample_store import SampleStore
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
 from app.routing.artifact import open_racer
@@ -177,6 +179,17 @@ async def open_services(
         yield services
 
 
+def _sampled_scores(
+    store: Store, decision_ids: Sequence[str], setup: str
+) -> dict[str, SampledScores]:
+    return {
+        decision.decision_id: SampledScores(
+            scores=decision.scores, later=later, application=decision.application
+        )
+        for decision, later in SampleStore(store).decisions(decision_ids, store.ids(setup))
+    }
+
+
 async def _finish_samples(
     shadow_calls: ShadowCalls, checkers: Checkers | None, services: Services
 ) -> None:
@@ -277,6 +290,7 @@ async def _open_router_services(
             metrics=chat_services.metrics,
             conditions=conditions,
             projections=DecisionStatistics(stored.store).projections,
+            sampled_scores=partial(_sampled_scores, stored.store),
         ) as calibrations:
             yield RouterServices(
                 digest=trained.artifact.digest,

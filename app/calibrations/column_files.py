@@ -91,6 +91,7 @@ class ColumnWriter:
         self._later = bytearray()
         self._unlabelled = bytearray()
         self._sampled = bytearray()
+        self._decision_ids: list[bytes] = []
         self._judged = array("b")
         self._is_judged = False
         self._unjudged: int | None = None
@@ -135,6 +136,8 @@ class ColumnWriter:
         self._later.append(bool(row.earlier))
         self._unlabelled.append(row.unlabelled)
         self._sampled.append(row.decision_id is not None)
+        is_scored = row.scores is not None and row.decision_id is not None
+        self._decision_ids.append((row.decision_id or "").encode() if is_scored else b"")
         self._add_verdicts(row)
         vectors = self._conditions
         vector = tuple(row.conditions[name] for name in self._pool) if row.conditions else ()
@@ -197,6 +200,9 @@ class ColumnWriter:
             later=np.frombuffer(self._later, np.bool_),
             unlabelled=np.frombuffer(self._unlabelled, np.bool_),
             sampled=np.frombuffer(self._sampled, np.bool_),
+            decision_ids=np.array(
+                self._decision_ids if any(self._decision_ids) else [], dtype=np.bytes_
+            ),
             judged=self._table(np.frombuffer(self._judged, np.int8))[
                 : None if self._is_judged else 0
             ],
@@ -247,6 +253,7 @@ def load(
             later=saved["later"],
             unlabelled=saved["unlabelled"],
             sampled=saved["sampled"],
+            decision_ids=saved["decision_ids"] if len(saved["decision_ids"]) else None,
             judged=judged if judged.size else None,
             conditions=tuple(tuple(map(str, vector)) for vector in saved["conditions"]),
             condition_ids=saved["condition_ids"],

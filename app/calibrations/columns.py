@@ -103,6 +103,9 @@ class RowColumns:
             row has any.
         unlabelled: Whether a row has no label, shape (n,).
         sampled: Whether a row is of a gateway's random sample, shape (n,).
+        decision_ids: The sampled decision of each row that brings scores, else empty, shape (n,);
+            None: no row has one.
+        verified: Whether a row's scores are those that the gateway stored, shape (n,); None: none.
     """
 
     pool: tuple[str, ...]
@@ -126,6 +129,8 @@ class RowColumns:
     guessed_kind: RowsKind
     unlabelled: BoolArray
     sampled: BoolArray
+    decision_ids: NDArray[np.bytes_] | None = None
+    verified: BoolArray | None = None
     quality: FloatArray | None = None
     weights: FloatArray | None = None
     judged: NDArray[np.int8] | None = None
@@ -202,4 +207,6 @@ class RowColumns:
             condition_ids=self.condition_ids[rows],
             unlabelled=self.unlabelled[rows],
             sampled=self.sampled[rows],
+            decision_ids=None if self.decision_ids is None else self.decision_ids[rows],
+            verified=None if self.verified is None else self.verified[rows],
         )

@@ -219,7 +219,8 @@ class _RowConditions:
         """
         self._check_draw(row)
         is_drawn = row.group in self._drawn
-        if is_drawn and row.request is None:
+        is_sampled_score = row.scores is not None and row.decision_id is not None
+        if is_drawn and row.request is None and not is_sampled_score:
             raise InputError(
                 f"rows of the application {row.group!r} are drawn from its traffic: they must be "
                 'whole requests ("request")'

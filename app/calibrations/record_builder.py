@@ -45,7 +45,7 @@ from racer_core.trained_router import (
     refuse_uncounted,
     with_dependence,
 )
-from racer_core.types import FloatArray, RowsKind
+from racer_core.types import BoolArray, FloatArray, RowsKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def build(
     )
     return BuiltCalibration(
         calibration=trained.calibrate_columns(columns, options, scorer=score, prices=prices),
-        own_scores=not bool(np.isnan(rows.scores[:, 0]).all()),
+        own_scores=bool(np.any(_unverified_scores(rows))),
         training_copies=copies[0] if copies else None,
     )
 
@@ -402,6 +402,12 @@ def _with_sampling_rates(guarantee: CalibrationOptions, rows: RowColumns) -> Cal
         return guarantee
     largest = float(weights.max())
     return guarantee if weights.min() == largest else replace(guarantee, max_weight=largest)
+
+
+def _unverified_scores(rows: RowColumns) -> BoolArray:
+    """Whether a row brings scores that are not known to be the router's, shape (n,)."""
+    has_scores = ~np.isnan(rows.scores[:, 0])
+    return has_scores if rows.verified is None else has_scores & ~rows.verified
 
 
 def _is_of_same_kind(other: _RowKind | Population, first: _RowKind) -> bool:

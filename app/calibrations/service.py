@@ -31,6 +31,7 @@ from app.calibrations.parsing import ReadInstructions
 from app.calibrations.progress import Progress
 from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.row_reader import read_rows
+from app.calibrations.sampled_scores import StoredScores, compared
 from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
 from app.calibrations.upload import Upload
 from app.errors import ConfirmNeeded, LimitNotKept
@@ -80,6 +81,7 @@ class CalibrationService:
         metrics: Shows when an activation was refused.
         conditions: Finds what candidates are sent, but for the query.
         projections: Embeddings of recorded queries.
+        sampled_scores: Scores of sampled decisions.
     """
 
     def __init__(
@@ -96,11 +98,13 @@ class CalibrationService:
         metrics: Metrics,
         conditions: ConditionReader,
         projections: ServedQueries,
+        sampled_scores: StoredScores,
     ) -> None:
         self._settings = settings
         self._salt = trained.artifact.salt
         self._training_chars = trained.artifact.longest_text
         self._projections = projections
+        self._sampled_scores = sampled_scores
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
@@ -181,6 +185,13 @@ class CalibrationService:
     ) -> dict[str, Any]:
         key = await self._store.run(self._seen_rows.key)
         rows, options = await asyncio.to_thread(self._read, upload, given, progress, key)
+        rows = await self._store.run(
+            compared,
+            rows,
+            self._sampled_scores,
+            setup=self._setup,
+            drawn=self._settings.drawn_applications,
+        )
         if options.application is not None:
             options = self._for_application(options, options.application)
             check_rows(rows, options.application or "")

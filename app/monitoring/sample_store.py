@@ -7,7 +7,7 @@ of a sample contains no text of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -18,12 +18,15 @@ from app.ids import RANDOM_CHARS
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_store import UNCALIBRATED, unknown_decision
+from app.routing.reasons import Reason
 from app.store import Store, now
 from app.store.encryption import Cipher
 from app.store.engine import insert_into
 from app.store.tables import DecisionRow, JudgementRow, SampleRow, VerdictRow
+from racer_core.calibration.certificate import base_reason
 from racer_core.types import CallRecord
 
+_LATER: Final = frozenset({Reason.LATER_TURN, Reason.MULTI_TURN})
 PAGE: Final = 500  # decisions that one statement reads
 
 
@@ -170,6 +173,27 @@ class SampleStore:
                 DecisionRow.created_at > last.created_at,
                 and_(DecisionRow.created_at == last.created_at, DecisionRow.id > last.id),
             )
+
+    def decisions(
+        self, decision_ids: Sequence[str], calibration_ids: Sequence[str]
+    ) -> Iterator[tuple[DecisionRecord, bool]]:
+        """Sampled decisions of some calibrations, or of none, and which are later turns.
+
+        One transaction for each page.
+        """
+        of_them = DecisionRow.calibration_id.in_([*calibration_ids, UNCALIBRATED])
+        for start in range(0, len(decision_ids), PAGE):
+            page = DecisionRow.id.in_(decision_ids[start : start + PAGE])
+            with self._store.transaction() as session:
+                rows = session.execute(_selected().where(page, of_them)).all()
+                found = [
+                    (each.document, None if sample is None else sample.later)
+                    for each, sample in rows
+                ]
+            for document, later in found:
+                decision = DecisionRecord.from_document(document, None)
+                reasons = {base_reason(each) for each in decision.reasons}
+                yield decision, not _LATER.isdisjoint(reasons) if later is None else later
 
     def waiting(
         self,

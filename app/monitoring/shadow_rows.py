@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from app.json_output import dump_json
-from app.monitoring.decision_record import are_like_rows
+from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.sample_store import SampledDecision
 from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
 from app.routing.reasons import Reason
 from app.settings import GroupBy
+from racer_core.calibration.certificate import base_reason
 
 
 def labelled_rows(
@@ -85,7 +86,7 @@ def _row(
     )
     if is_drawn and is_too_large:
         return None
-    if exchange is None and not is_drawn and not (conditions and are_like_rows(decision.reasons)):
+    if exchange is None and not is_drawn and not (conditions and _is_like_rows(decision)):
         return None
     row: dict[str, Any] = {}
     is_scored = decision.scores is not None and len(decision.scores) == len(pool)
@@ -120,6 +121,13 @@ def _row(
         "weight": 1.0 / decision.shadow_rate,
         "decision_id": decision.decision_id,
     }
+
+
+def _is_like_rows(decision: DecisionRecord) -> bool:
+    """Whether it is of a kind that was labelled, be it of an application without rows."""
+    return are_like_rows(
+        [each for each in decision.reasons if base_reason(each) != Reason.GROUP_UNCALIBRATED]
+    )
 
 
 def _judged(

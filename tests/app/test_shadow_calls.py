@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.answering.shadow_calls import ShadowCalls
 from app.errors import StoreFull
 from app.monitoring.sample_store import SampledExchange, SampleStore
 from app.settings import key_format
@@ -24,6 +22,7 @@ from tests.support.gateway import (
     UNANSWERABLE,
     Gateway,
     Serve,
+    as_json,
     configure,
     error_message,
     labelled,
@@ -298,14 +297,13 @@ def test_of_the_turns_of_a_conversation_one_is_a_row(sampling: Gateway) -> None:
 def test_whole_answers_are_passed_on(
     serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once they are stored: decision, application, request and answers; a fault harms nothing."""
+    """Once they are stored: decision, application, request and answers."""
     passed: list[tuple[str, str | None, SampledExchange]] = []
 
-    async def on_answers(decision: str, application: str | None, found: SampledExchange) -> None:
+    def submit(_: object, decision: str, application: str | None, found: SampledExchange) -> None:
         passed.append((decision, application, found))
-        raise RuntimeError("a checker's own fault")
 
-    monkeypatch.setattr("app.lifespan.ShadowCalls", partial(ShadowCalls, on_answers=on_answers))
+    monkeypatch.setattr("app.monitoring.checker.Checkers.submit", submit)
     gateway = serve(watching={"shadow_rate": 1.0})
     pool.fail("poet", "500")
     gateway.chat(TWO)
@@ -346,3 +344,45 @@ def test_a_row_drawn_at_another_rate_than_its_weight_says_is_refused(
     assert f"line 3: the decision {rows[2]['decision_id']} was not drawn at the rate" in message
     rows[2]["weight"] = 0.5
     assert "line 3" in error_message(upload(), 422)
+
+
+def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> Any:
+    """POST /calibrate as `racer calibrate --from-shadow` does."""
+    body = {"rows": rows, "confirm": True, "rows_kind": "traffic"}
+    return gateway.post("/calibrate", ADMIN_KEY, json=body)
+
+
+@pytest.mark.parametrize("premise", ["alike", "drawn"])
+def test_rows_without_text_are_compared_with_what_is_stored(serve: Serve, premise: str) -> None:
+    """Equal scores are the router's own; others void, or are refused where nothing else is known.
+
+    Later turns of a drawn application are a population of their own.
+    """
+    applications = {"bot": {"keys": ["data"], "premise": premise}}
+    gateway = serve(calibrated=False, watching={"shadow_rate": 1.0}, applications=applications)
+    usual = [row | {"application": "default"} for row in as_json(labelled(20_000, 60))]
+    assert upload(gateway, usual).status_code == 200
+    asked = labelled(30_000, 30)
+    for row in asked.rows:
+        answer = gateway.chat(row.query)
+        correct = {name: name in row.correct for name in POOL}
+        verdicts = {"decision_id": answer["id"], "correct": correct}
+        gateway.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
+    turns = [*user(ONE), {"role": "assistant", "content": "7"}, *user(TWO)]
+    gateway.post("/v1/chat/completions", json={"model": "auto", "messages": turns})
+    sampled(gateway, 31)
+    rows = shadow_rows(gateway, "?application=bot")
+    assert len(rows) == 30 + (premise == "drawn")
+    assert not any("request" in row or "query" in row for row in rows)
+    made = upload(gateway, [*usual, *rows])
+    assert made.status_code == 200, made.text
+    reasons = gateway.route(ONE)["certificate"]["reasons"]
+    assert "row_scores_unverified" not in reasons
+    first = rows[0]["scores"]
+    rows[0]["scores"] = {name: 1.0 - score for name, score in first.items()}
+    other = upload(gateway, [*usual, *rows])
+    if premise == "drawn":
+        assert rows[0]["decision_id"] in error_message(other, 400)
+    else:
+        assert other.status_code == 200
+        assert "row_scores_unverified" in gateway.route(ONE)["certificate"]["reasons"]
