@@ -306,8 +306,8 @@ def test_a_checkers_verdicts_count(serve: Serve, pool: FakePool) -> None:
     assert feedback["correct"] == {"adder": True, "speller": True, "poet": False}
     assert {each["key"] for each in feedback["verdicts"].values()} == {"checker"}
     assert feedback["waiting"] == []
-    text = gateway.get("/metrics", ADMIN_KEY).text
-    assert 'racer_checks_total{application="support",outcome="ok"} 1.0' in text
+    counted = 'racer_checks_total{application="support",outcome="ok"} 1.0'
+    assert until(lambda: counted in gateway.get("/metrics", ADMIN_KEY).text, 10)
 
 
 def test_a_checker_changes_no_verdict_that_counts(store: Store) -> None:
