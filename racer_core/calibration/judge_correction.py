@@ -28,9 +28,10 @@ no other lambda, so that in effect every real number is tested, and the same fol
 
 w minimises the variance of the earlier rows, so that a bad judge gets the weight 0 and a good one
 nearly 1: the choice between people's labels alone and corrected ones is made for every row by those
-before it. The bet is that with which Brownian motion without drift reaches 1 / delta within the
-remaining rows with the largest probability, which is then delta W. So the test loses little to one
-that is exact at m: with w = 0 it comes to the exact binomial rule. Any other bet is valid, too.
+before it. The bet imitates a test that is exact after all m rows: such a test passes with
+probability delta W from here on, and loses the share f(x) / F(x) = ``_hedge`` of that with the next
+event, if losses come from Poisson events with the variance and third moment of earlier rows. So
+with w = 0 sets are nearly those of the exact binomial rule. Any other bet is valid, too.
 
 Rows without verdict and label count as missed at every level under both. They are placed at random
 among all rows: the part with people's labels is the first m rows of a random order of all, in which
@@ -53,6 +54,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from racer_core.calibration.laws import log_factorials
 from racer_core.types import BoolArray, FloatArray
 
 Rows = NDArray[np.intp]
@@ -61,8 +63,9 @@ MAX_LEVELS: Final = 1_000  # levels from rows that are not tested
 _MANY_ROWS: Final = 2_000  # with more rows that only the judge saw, some of them set the levels
 _AT_ONCE: Final = 4_096  # tests, of a level and an alpha each
 _PRIOR_ROWS: Final = 20  # what the first variances and covariances are worth
-_PRIOR_WEIGHT: Final = 0.7  # of the judge, before the first row
+_PRIOR_WEIGHT: Final = 0.5  # of the judge, before the first row
 _OVERSHOOT: Final = 1.05  # aim of the bets, in units of 1 / delta
+_LEAST_JUMP: Final = 0.1
 _STAKE: Final = 0.95  # largest share of the capital that one row can lose
 
 
@@ -271,9 +274,10 @@ class _Tests:
             largest = (1.0 - a) + w * a + b
             if k:
                 largest = np.maximum(largest, (w * (1.0 - a) - b) / k)
-            deviation = np.sqrt((m - i) * past.variance())
-            hedge = _hedge(capital * (self.delta / _OVERSHOOT))
-            bet = np.minimum(hedge / deviation, _STAKE / largest)
+            variance, jump = past.shape()
+            events = (m - i) * variance / (jump * jump)
+            hedge = _hedge(capital * (self.delta / _OVERSHOOT), events) / jump
+            bet = np.minimum(hedge, _STAKE / largest)
             bet[passed] = 0.0
             growth = np.log1p(-bet * (g - w * h + b))
             if k:
@@ -296,9 +300,9 @@ class _Past:
         self._prior = _PRIOR_ROWS * (alphas * (1.0 - alphas))[:, None]
         self._k = k
         self._rows = 0
-        # Sums of g, h, g h, h h, the means of the blocks, and squares of the corrected losses.
-        sums: list[FloatArray] = [np.zeros(shape) for _ in range(6)]
-        self._g, self._h, self._gh, self._hh, self._means, self._squares = sums
+        # Sums of g, h, g h, h h, the means of the blocks, and powers of the corrected losses.
+        sums: list[FloatArray] = [np.zeros(shape) for _ in range(7)]
+        self._g, self._h, self._gh, self._hh, self._means, self._squares, self._cubes = sums
 
     def weight(self) -> FloatArray:
         """The w that minimises the variance of g - w h + w (mean of k of h)."""
@@ -313,9 +317,14 @@ class _Past:
         """An estimate of E[h]."""
         return self._means / max(self._rows, 1)
 
-    def variance(self) -> FloatArray:
-        """An estimate of the variance of a row's corrected loss, where its mean is 0."""
-        return (self._squares + self._prior / 2.0) / (self._rows + _PRIOR_ROWS)
+    def shape(self) -> tuple[FloatArray, FloatArray]:
+        """The variance of a row's corrected loss, where its mean is 0, and its typical jump.
+
+        Poisson events that raise the loss by that jump have its variance and third moment.
+        """
+        squares = self._squares + self._prior / 2.0
+        jump = (self._cubes + self._prior / 2.0) / squares
+        return squares / (self._rows + _PRIOR_ROWS), np.maximum(jump, _LEAST_JUMP)
 
     def add(self, g: FloatArray, h: FloatArray, mean: FloatArray | float, loss: FloatArray) -> None:
         """Add a row."""
@@ -326,14 +335,37 @@ class _Past:
         self._hh += h * h
         self._means += mean
         self._squares += loss * loss
+        self._cubes += loss * loss * loss
 
 
-_QUANTILES: Final = np.linspace(-8.0, 8.0, 1_601)
-_LEVELS: Final = np.array([math.erfc(-u / math.sqrt(2.0)) / 2.0 for u in _QUANTILES])
-_HEDGES: Final = np.exp(-_QUANTILES * _QUANTILES / 2.0) / math.sqrt(2.0 * math.pi) / _LEVELS
+# f(x) / F(x) of Poisson variables by their mean and by log F(x), for ``_hedge``.
+_MEANS: Final = np.geomspace(0.05, 2_000.0, 64)
+_LOG_CHANCES: Final = np.linspace(-12.0, 0.0, 241)
 
 
-def _hedge(chance: FloatArray) -> FloatArray:
-    """phi(u) / Phi(u) at Phi(u) = ``chance``: the relative change of Phi(u) with u."""
-    hedges: FloatArray = np.interp(chance, _LEVELS, _HEDGES, right=0.0)
-    return hedges
+def _reversed_hazards(mean: float) -> FloatArray:
+    """F / F at each of ``_LOG_CHANCES``; between whole numbers it is interpolated."""
+    counts = np.arange(math.ceil(mean + 12.0 * math.sqrt(mean) + 40.0))
+    log_pmf = counts * math.log(mean) - mean - log_factorials(len(counts) - 1)
+    log_cdf = np.logaddexp.accumulate(log_pmf)
+    hazards: FloatArray = np.interp(_LOG_CHANCES, log_cdf, np.exp(log_pmf - log_cdf))
+    return hazards
+
+
+_HAZARDS: Final = np.array([_reversed_hazards(mean) for mean in _MEANS])
+
+
+def _hedge(chance: FloatArray, events: FloatArray) -> FloatArray:
+    """f(x) / F(x) at F(x) = ``chance``, of a Poisson variable with the mean ``events``.
+
+    A test that is exact at m loses this share of its chance to pass when an event occurs.
+    """
+    row = np.log(events / _MEANS[0]) / math.log(_MEANS[1] / _MEANS[0])
+    column = (np.log(chance) - _LOG_CHANCES[0]) / (_LOG_CHANCES[1] - _LOG_CHANCES[0])
+    row = np.clip(row, 0.0, len(_MEANS) - 1.001)
+    column = np.clip(column, 0.0, len(_LOG_CHANCES) - 1.001)
+    i, j = row.astype(np.intp), column.astype(np.intp)
+    y, x = row - i, column - j
+    above = (1.0 - x) * _HAZARDS[i, j] + x * _HAZARDS[i, j + 1]
+    below = (1.0 - x) * _HAZARDS[i + 1, j] + x * _HAZARDS[i + 1, j + 1]
+    return np.where(chance >= 1.0, 0.0, (1.0 - y) * above + y * below)

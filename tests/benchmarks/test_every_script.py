@@ -16,6 +16,7 @@ SMALL = {
     "state.py": (["--seconds", "0.3", "--rows", "2000"], "stores"),
     "calibration_speed.py": (["--rows", "20000"], "manifest"),
     "answer_limits.py": (["--rows", "300", "--draws", "2"], "results"),
+    "judge_correction.py": (["--rows", "400", "--people", "60", "--draws", "2"], "results"),
     "oracles.py": (["--largest", "12", "--rows", "100"], "compared"),
     "uncached.py": (["--tiny", "--rounds", "1", "--queries", "3"], "manifest"),
     "batching.py": (["--tiny", "--rounds", "1", "--seconds", "1"], "manifest"),

@@ -24,19 +24,16 @@ stats = LazyModule("scipy.stats")
 FALSE_ALARM = 1e-6
 WORLD = population(20_000)
 DRAWS, ROWS, LABELLED, ALPHA, DELTA = 500, 400, 60, 0.08, 0.2
-JUDGES = ("symmetric 0", "lenient 0.15", "symmetric 0.1", "symmetric 0.3", "lenient 0.3",
+JUDGES = ("lenient 0.15", "symmetric 0", "symmetric 0.1", "symmetric 0.3", "lenient 0.3",
           "strict 0.2", "hard 0.2", "partial 0.1")  # fmt: skip
 
 
-def broken(kind: str, seed: int, threshold: Callable[[Draw], float]) -> int:
+def broken(kind: str, seed: int, threshold: Callable[[Draw], float], draws: int = DRAWS) -> int:
     """How many of the draws have a threshold whose true risk exceeds alpha."""
     rng = np.random.default_rng(seed)
     wrong = errors(kind, WORLD)
-    risks = WORLD.losses
-    ordered = np.sort(risks.critical[risks.counted])
-    limit = len(ordered) * (1.0 - ALPHA)
-    found = [threshold(Draw.of(WORLD, wrong, ROWS, LABELLED, rng)) for _ in range(DRAWS)]
-    return sum(int(np.searchsorted(ordered, each, side="right")) < limit for each in found)
+    found = [threshold(Draw.of(WORLD, wrong, ROWS, LABELLED, rng)) for _ in range(draws)]
+    return sum(WORLD.risk(each) > ALPHA for each in found)
 
 
 def corrected(draw: Draw) -> float:
@@ -56,7 +53,7 @@ def binomial(rows: Losses) -> float:
 
 
 @pytest.mark.parametrize(
-    "kind", [*JUDGES[:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in JUDGES[2:])]
+    "kind", [JUDGES[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in JUDGES[1:])]
 )
 def test_the_risk_exceeds_alpha_in_at_most_delta_of_500_draws(kind: str):
     """Whatever the judge gets wrong. 100 are expected at most; measured are 14 and 65."""
@@ -69,10 +66,10 @@ def test_a_judge_taken_at_its_word_breaks_the_bound():
 
 
 def test_a_good_judge_makes_sets_smaller_than_labels_alone():
-    """Mean sizes of 20 draws at alpha 0.1, delta 0.05. Measured: 1.52 and 1.66."""
+    """Mean sizes of 10 draws at alpha 0.1, delta 0.05."""
     rng = np.random.default_rng(2)
-    wrong = errors("symmetric 0.02", WORLD)
-    draws = [Draw.of(WORLD, wrong, 3_000, 300, rng) for _ in range(20)]
+    wrong = errors("symmetric 0", WORLD)
+    draws = [Draw.of(WORLD, wrong, 3_000, 300, rng) for _ in range(10)]
     ours = np.mean([WORLD.size(float(each.thresholds([0.1], 0.05)[0])) for each in draws])
     alone = np.mean([WORLD.size(labels_alone(each, 0.1, 0.05)) for each in draws])
     assert ours < alone - 0.05
@@ -88,11 +85,11 @@ def labels_alone(draw: Draw, alpha: float, delta: float) -> float:
 def test_a_useless_judge_costs_little():
     """Verdicts at random: the judge gets nearly no weight, and sets are nearly the binomial rule's.
 
-    Mean sizes of 20 draws; the bets and the first weights lose 2 %.
+    Mean sizes of 10 draws; the bets and the first weights lose 2 %.
     """
     rng = np.random.default_rng(3)
     wrong = np.full(WORLD.labels.shape, 0.5), np.full(WORLD.labels.shape, 0.5)
-    draws = [Draw.of(WORLD, wrong, 3_000, 300, rng) for _ in range(20)]
+    draws = [Draw.of(WORLD, wrong, 3_000, 300, rng) for _ in range(10)]
     found = [
         corrected_thresholds(d.people, d.judge, d.parts(), np.array([0.1]), 0.05) for d in draws
     ]
@@ -135,25 +132,27 @@ def test_rows_without_verdict_or_label_are_missed_at_every_level():
     def dropped(draw: Draw) -> float:
         return thresholds(draw, drop=True)
 
-    assert_at_most(broken("symmetric 0.05", 4, worst), DRAWS, DELTA, FALSE_ALARM)
-    assert broken("symmetric 0.05", 4, dropped) > stats.binom.isf(FALSE_ALARM, DRAWS, DELTA)
+    draws = 100
+    assert_at_most(broken("symmetric 0.05", 4, worst, draws), draws, DELTA, FALSE_ALARM)
+    lost = broken("symmetric 0.05", 4, dropped, draws)
+    assert lost > stats.binom.isf(FALSE_ALARM, draws, DELTA)
 
 
 def test_a_larger_alpha_never_has_the_larger_threshold():
     """Also where its own test fails first."""
     rng = np.random.default_rng(5)
-    alphas = [i / 50 for i in range(1, 40)]
-    for _ in range(5):
+    alphas = [i / 25 for i in range(1, 20)]
+    for _ in range(2):
         draw = Draw.of(WORLD, errors("symmetric 0.1", WORLD), 500, 100, rng)
         found = draw.thresholds(alphas, 0.1)
         assert (np.diff(np.where(np.isinf(found), 2.0, found)) <= 0.0).all()
-        assert found[0] == math.inf  # 100 rows are too few for 0.02
+        assert found[0] < math.inf
 
 
 def test_one_alpha_or_many_at_once_give_the_same():
     """Up to the maximum over larger alphas."""
     draw = Draw.of(WORLD, errors("hard 0.1", WORLD), 800, 150, np.random.default_rng(6))
-    alphas = [i / 100 for i in range(5, 45)]
+    alphas = [i / 50 for i in range(4, 20)]
     alone = [float(draw.thresholds([alpha], 0.1)[0]) for alpha in alphas]
     expected = np.maximum.accumulate(np.array(alone)[::-1])[::-1]
     np.testing.assert_array_equal(draw.thresholds(alphas, 0.1), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ POOL = ("a", "b", "c")
 DELTA = 0.1
 
 
+@lru_cache
 def judged_rows(
-    count: int = 900, people: int = 200, wrong: float = 0.05, seed: int = 0, **options: Any
+    count: int = 500, people: int = 120, wrong: float = 0.05, seed: int = 0, **options: Any
 ) -> Calibration:
     """Rows of three candidates, the first ``people`` of them labelled, all of them judged."""
     rng = np.random.default_rng(seed)
@@ -58,7 +60,7 @@ def test_thresholds_are_those_of_the_corrected_losses():
         return Losses(critical=critical, counted=any_column(labels))
 
     everything = np.ones(len(rows.scores), bool)
-    parts = Parts.of(rows.fingerprints, np.arange(len(everything)) < 200, everything)
+    parts = Parts.of(rows.fingerprints, np.arange(len(everything)) < 120, everything)
     expected = corrected_thresholds(
         losses(rows.labels), losses(verdicts_of(rows) > 0), parts, alpha_grid(0.1), DELTA
     )
@@ -80,20 +82,20 @@ def test_every_target_of_losses_0_and_1_has_thresholds(target: RiskTarget):
     """With `paper` all rows count."""
     rows = judged_rows(risk_target=target, alpha=0.3)
     assert rows.lambda_hat() < math.inf
-    assert rows.n == (200 if target is RiskTarget.PAPER else int(rows.labels.any(axis=1).sum()))
+    assert rows.n == (120 if target is RiskTarget.PAPER else int(rows.labels.any(axis=1).sum()))
 
 
 def test_smaller_pools_and_groups_have_corrected_thresholds():
     """Columns and rows of the verdicts are taken with the others."""
     rows = judged_rows()
     assert rows.restrict(("m2", "m0")).lambda_hat() < math.inf
-    assert rows.take(list(range(100, 800))).lambda_hat() < math.inf
-    assert rows.take(list(range(300, 800))).lambda_hat() == math.inf  # people labelled none
+    assert rows.take(list(range(20, 400))).lambda_hat() < math.inf
+    assert rows.take(list(range(200, 400))).lambda_hat() == math.inf  # people labelled none
 
 
 def test_labels_beside_few_judged_rows_are_enough():
     """Without rows that only the judge saw, labels decide alone."""
-    rows = judged_rows(count=200, people=200)
+    rows = judged_rows(count=120, people=120)
     assert rows.unlabelled is None
     assert rows.corrected(Score.GAP).weights.max() == 0.0
     assert rows.lambda_hat() < math.inf
@@ -103,9 +105,9 @@ def test_rows_without_verdicts_and_labels_count_as_missed():
     """A tenth of the rows has neither: no alpha of 0.1 can be kept, and the reason is theirs."""
     rows = judged_rows()
     judged = verdicts_of(rows)
-    judged[800:] = -1
+    judged[440:] = -1
     found = replace(rows, judged=judged)
-    assert found.unlabelled_rows == 100
+    assert found.unlabelled_rows == 60
     assert found.lambda_hat() == math.inf
     assert str(found.trivial_reason(0.1)) == "unlabelled_exceeds_alpha_whole_pool"
     assert rows.lambda_hat(0.2) < found.lambda_hat(0.2) < math.inf
@@ -140,7 +142,7 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
 def test_weights_and_unjudged_labels_are_refused():
     """Weights of one rate are none."""
     rows = judged_rows(delta=0.2)
-    weights = np.ones(900)
+    weights = np.ones(500)
     assert replace(rows, weights=weights * 3.0).lambda_hat() == rows.lambda_hat()
     weights[0] = 2.0
     with pytest.raises(CalibrationError, match="cannot have weights"):
@@ -174,9 +176,9 @@ def test_verdicts_without_labels_are_refused():
 
 def test_the_evidence_has_the_judges_errors():
     """By candidate."""
-    errors = judged_rows(wrong=0.2, people=900).judge_errors()
+    errors = judged_rows(wrong=0.2, people=500).judge_errors()
     assert errors is not None
-    assert errors.rows == 900
+    assert errors.rows == 500
     np.testing.assert_allclose(errors.by_candidate, 0.2, atol=0.07)
 
 

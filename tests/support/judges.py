@@ -7,6 +7,7 @@ population.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -36,14 +37,23 @@ class Population:
         """The rows' losses by people's labels."""
         return losses(self.nonconformity, self.labels)
 
+    @cached_property
+    def _critical(self) -> FloatArray:
+        found = self.losses
+        return np.sort(found.critical[found.counted])
+
+    @cached_property
+    def _scores(self) -> FloatArray:
+        return np.sort(self.nonconformity, axis=None)
+
     def risk(self, threshold: float) -> float:
         """P(missed | some candidate is right)."""
-        found = self.losses
-        return float((found.critical[found.counted] > threshold).mean())
+        covered = int(np.searchsorted(self._critical, threshold, side="right"))
+        return 1.0 - covered / len(self._critical)
 
     def size(self, threshold: float) -> float:
         """Mean number of candidates called."""
-        return float((self.nonconformity <= threshold).sum(axis=1).mean())
+        return int(np.searchsorted(self._scores, threshold, side="right")) / len(self.labels)
 
 
 def losses(nonconformity: FloatArray, labels: BoolArray) -> Losses:
@@ -53,10 +63,7 @@ def losses(nonconformity: FloatArray, labels: BoolArray) -> Losses:
 
 
 def population(count: int, seed: int = 0) -> Population:
-    """Candidates of different strength, each better at some topic; some queries beat them all.
-
-    Nonconformity is the weight that the router's independent guesses cover before a candidate.
-    """
+    """Candidates of different strength, each better at some topic; some queries beat them all."""
     rng = np.random.default_rng(seed)
     difficulty, topic = rng.normal(0.0, 1.6, count), rng.integers(0, 4, count)
     strength = np.array([1.2, 0.8, 0.6, 0.3, 0.0])
@@ -66,12 +73,17 @@ def population(count: int, seed: int = 0) -> Population:
     seen = 0.7 * difficulty * rng.uniform(0.6, 1.2, count)
     noise = rng.normal(0.0, 0.5, (count, CANDIDATES))
     scores = _logistic(strength - seen[:, None] + 0.8 * special[topic] + noise)
-    order = np.argsort(-scores, axis=1)
+    return Population(difficulty, covered(scores), rng.random(chance.shape) < chance)
+
+
+def covered(scores: FloatArray) -> FloatArray:
+    """Nonconformity: the chance that a candidate rated higher is right, were they independent."""
+    order = np.argsort(-scores, axis=1, kind="stable")
     failing = np.cumprod(1.0 - np.take_along_axis(scores, order, axis=1), axis=1)
-    covered = np.concatenate([np.zeros((count, 1)), 1.0 - failing[:, :-1]], axis=1)
+    before = np.concatenate([np.zeros((len(scores), 1)), 1.0 - failing[:, :-1]], axis=1)
     nonconformity = np.empty_like(scores)
-    np.put_along_axis(nonconformity, order, covered, axis=1)
-    return Population(difficulty, nonconformity, rng.random(chance.shape) < chance)
+    np.put_along_axis(nonconformity, order, before, axis=1)
+    return nonconformity
 
 
 def _logistic(x: FloatArray) -> FloatArray:
