@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.app.conftest import Command
 from tests.support.gateway import (
     ADMIN_KEY,
+    ENVIRONMENT,
     POOL,
     TWO,
     Gateway,
     Serve,
     as_json,
     error_message,
+    labelled,
     noisy,
 )
+from tests.support.samples import KEY, shadow_rows
+from tests.support.waiting import until
 
 ALPHA, DELTA, PEOPLE = 0.2, 0.1, 120
 
@@ -78,6 +84,32 @@ def test_rows_without_verdict_and_label_count_as_missed(serve: Serve, noisy_arti
     evidence = upload(gateway, rows, dry_run=True).json()["evidence"]
     assert (evidence["unlabelled"], evidence["judge"]["rows"]) == (25, 475)
     assert evidence["lambda_hat"] is None or evidence["lambda_hat"] > full["lambda_hat"]
+
+
+def test_samples_that_a_judge_and_people_read_calibrate(serve: Serve, racer: Command) -> None:
+    """From traffic over verdicts and some labels to a corrected threshold, by `--from-shadow`."""
+    watching = {"shadow_rate": 1.0, "store_requests": True}
+    gateway = serve(watching=watching, environment={**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY})
+    rows, decisions = labelled(20_000, 60), list[str]()
+    for row in rows.rows:
+        decisions.append(gateway.chat(row.query)["id"])
+    until(lambda: len(shadow_rows(gateway)) == len(decisions))
+    for place, (row, decision) in enumerate(zip(rows.rows, decisions, strict=True)):
+        correct = {name: name in row.correct for name in rows.pool}
+        verdict = {"decision_id": decision, "correct": correct}
+        judgement = verdict | {"judge": "j"}
+        assert gateway.post("/shadow/judgements", ADMIN_KEY, json=judgement).status_code == 200
+        if place % 2:
+            assert gateway.post("/feedback", ADMIN_KEY, json=verdict).status_code == 200
+    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
+    code, out, err = racer("calibrate", *at, "--alpha", "0.4", "--delta", "0.2")
+    assert code == 0, err
+    evidence = json.loads(out)["evidence"]
+    assert (evidence["judge"]["rows"], evidence["judge"]["human_rows"]) == (60, 30)
+    assert (evidence["unlabelled"], evidence["feasible"]) == (0, True)
+    assert set(evidence["judge"]["error"].values()) == {0.0}
+    code, _, err = racer("calibrate", *at, "--alpha", "0.4")
+    assert (code, "need delta" in err) == (1, True)
 
 
 def test_bad_verdicts_are_refused_with_one_clear_error_each(
