@@ -23,7 +23,7 @@ from answer_limits import recorded
 from numpy.typing import NDArray
 from verdict import table
 
-from racer_core.calibration.judge_correction import Losses, corrected_thresholds
+from racer_core.calibration.judge_correction import Losses
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from tests.support.judges import Draw, Population, covered, errors, population
 
@@ -44,9 +44,7 @@ def compared(world: Population, kind: str, rows: int, people: int, draws: int, s
     weights: list[NDArray[np.float64]] = []
     for _ in range(draws):
         draw = Draw.of(world, wrong, rows, people, rng)
-        corrected = corrected_thresholds(
-            draw.people, draw.judge, draw.parts(), np.array(ALPHAS), DELTA
-        )
+        corrected = draw.corrected(ALPHAS, DELTA)
         weights.append(corrected.weights)
         labelled = draw.people.take(np.arange(people))
         for rule, thresholds in {

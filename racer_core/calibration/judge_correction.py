@@ -59,8 +59,9 @@ from racer_core.types import BoolArray, FloatArray
 
 Rows = NDArray[np.intp]
 
-MAX_LEVELS: Final = 1_000  # levels from rows that are not tested
+LEVELS: Final = 500  # from rows that are not tested
 _MANY_ROWS: Final = 2_000  # with more rows that only the judge saw, some of them set the levels
+_LEVEL_ROWS: Final = 200
 _AT_ONCE: Final = 4_096  # tests, of a level and an alpha each
 _PRIOR_ROWS: Final = 20  # what the first variances and covariances are worth
 _PRIOR_WEIGHT: Final = 0.5  # of the judge, before the first row
@@ -183,7 +184,13 @@ def alpha_grid(alpha: float) -> FloatArray:
 
 
 def corrected_thresholds(
-    people: Losses, judge: Losses, parts: Parts, alphas: FloatArray, delta: float
+    people: Losses,
+    judge: Losses,
+    parts: Parts,
+    alphas: FloatArray,
+    delta: float,
+    *,
+    nonconformity: FloatArray,
 ) -> Corrected:
     """lambda_hat of each alpha. Each is valid on its own, not all of them together.
 
@@ -195,11 +202,12 @@ def corrected_thresholds(
         parts: The two parts of the rows.
         alphas: Risk levels, ascending, shape (alphas,).
         delta: Probability with which the risk of a threshold may exceed its alpha.
+        nonconformity: The scores of all rows, shape (n, K): levels where rows are many.
     """
     if not len(parts.labelled):
         nothing = np.zeros(len(alphas))
         return Corrected(alphas=alphas, thresholds=nothing + np.inf, weights=nothing)
-    tested, levels = _tested_and_levels(people, judge, parts)
+    tested, levels = _tested_and_levels(people, judge, parts, nonconformity)
     tests = _Tests(
         people=people.take(parts.labelled),
         judge=judge.take(parts.labelled),
@@ -215,13 +223,21 @@ def corrected_thresholds(
     return Corrected(alphas=alphas, thresholds=found, weights=weights)
 
 
-def _tested_and_levels(people: Losses, judge: Losses, parts: Parts) -> tuple[Rows, FloatArray]:
-    """The rows with verdicts alone that are tested, whole blocks, and the levels, descending."""
+def _tested_and_levels(
+    people: Losses, judge: Losses, parts: Parts, nonconformity: FloatArray
+) -> tuple[Rows, FloatArray]:
+    """The rows with verdicts alone that are tested, whole blocks, and the levels, descending.
+
+    Levels of many rows are evenly spaced order statistics of the scores of some that are not
+    tested: from one to the next the mean set grows by the same share of the pool. Critical scores
+    would not do, for those of a lenient judge leave gaps where people's are.
+    """
     count, m = len(parts.judged), len(parts.labelled)
-    aside = min(MAX_LEVELS, count // 5) if count >= _MANY_ROWS else 0
+    aside = _LEVEL_ROWS if count >= _MANY_ROWS else 0
     tested = parts.judged[: (count - aside) // m * m]
     if aside:
-        scores = judge.critical[parts.judged[len(tested) :]]
+        scores = np.sort(nonconformity[parts.judged[-aside:]], axis=None)
+        scores = scores[np.linspace(0, scores.size - 1, LEVELS).astype(np.intp)]
     else:
         scores = np.concatenate([people.critical[parts.labelled], judge.critical])
     return tested, np.unique(scores[np.isfinite(scores)])[::-1]

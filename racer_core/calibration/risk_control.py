@@ -179,12 +179,14 @@ class RiskControl(CalibrationRows):
             raise _not_offered(score, self.offered)
         if score not in self._corrected:
             verdicts = self.judged > 0
+            fits = [fit[:, : len(self.pool)] for _, fit in self._nonconformity(score)]
             self._corrected[score] = corrected_thresholds(
                 self._losses(self.labels, score),
                 self._losses(verdicts, score),
                 Parts.of(self.fingerprints, ~self._without_labels, self._has_verdicts),
                 alpha_grid(self.options.alpha),
                 self.options.delta,
+                nonconformity=np.concatenate(fits),
             )
         return self._corrected[score]
 

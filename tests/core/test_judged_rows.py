@@ -62,7 +62,12 @@ def test_thresholds_are_those_of_the_corrected_losses():
     everything = np.ones(len(rows.scores), bool)
     parts = Parts.of(rows.fingerprints, np.arange(len(everything)) < 120, everything)
     expected = corrected_thresholds(
-        losses(rows.labels), losses(verdicts_of(rows) > 0), parts, alpha_grid(0.1), DELTA
+        losses(rows.labels),
+        losses(verdicts_of(rows) > 0),
+        parts,
+        alpha_grid(0.1),
+        DELTA,
+        nonconformity=gap,
     )
     assert rows.lambda_hat() == pytest.approx(expected.threshold(0.1), abs=1e-9)
     assert rows.lambda_hat() < math.inf

@@ -6,13 +6,14 @@ population.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from racer_core.calibration.judge_correction import Losses, Parts, corrected_thresholds
+from racer_core.calibration.judge_correction import Corrected, Losses, Parts, corrected_thresholds
 from racer_core.types import BoolArray, FloatArray, any_column
 
 CANDIDATES: Final = 5
@@ -129,6 +130,7 @@ class Draw:
     people: Losses
     judge: Losses
     m: int
+    nonconformity: FloatArray
 
     @classmethod
     def of(
@@ -138,13 +140,22 @@ class Draw:
         places = rng.integers(0, len(world.labels), rows)
         labels, scores = world.labels[places], world.nonconformity[places]
         judged = verdicts(labels, (wrong[0][places], wrong[1][places]), rng)
-        return cls(losses(scores, labels), losses(scores, judged), m)
+        return cls(losses(scores, labels), losses(scores, judged), m, scores)
 
-    def thresholds(self, alphas: list[float], delta: float) -> FloatArray:
+    def thresholds(self, alphas: Sequence[float], delta: float) -> FloatArray:
         """The corrected thresholds."""
+        return self.corrected(alphas, delta).thresholds
+
+    def corrected(self, alphas: Sequence[float], delta: float) -> Corrected:
+        """The corrected thresholds, and the judge's weights."""
         return corrected_thresholds(
-            self.people, self.judge, self.parts(), np.array(alphas), delta
-        ).thresholds
+            self.people,
+            self.judge,
+            self.parts(),
+            np.array(alphas),
+            delta,
+            nonconformity=self.nonconformity,
+        )
 
     def parts(self) -> Parts:
         """The parts of the rows, of which every row is judged."""
