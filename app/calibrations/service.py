@@ -34,7 +34,7 @@ from app.calibrations.row_reader import read_rows
 from app.calibrations.sampled_scores import StoredScores, compared
 from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
 from app.calibrations.upload import Upload
-from app.errors import ConfirmNeeded, LimitNotKept
+from app.errors import ConfirmNeeded, Conflict, LimitNotKept
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
@@ -192,6 +192,7 @@ class CalibrationService:
             setup=self._setup,
             drawn=self._settings.drawn_applications,
         )
+        active_at_start = self._active_record()
         if options.application is not None:
             options = self._for_application(options, options.application)
             check_rows(rows, options.application or "")
@@ -218,8 +219,13 @@ class CalibrationService:
             before = self._active_record()
             expected_active_id = options.expected_active_id
             if options.application is not None:
+                if before is not active_at_start:
+                    raise Conflict(
+                        "another calibration became active meanwhile, whose other rows the upload "
+                        "would keep: nothing was changed; upload it again"
+                    )
                 record = merged(before, record, options.application)
-                # Another gateway may replace the rows of another application meanwhile.
+                # Other gateways may replace rows, too.
                 expected_active_id = expected_active_id or ("" if before is None else before.id)
             if before is not None:
                 record = _with_shift(record, before)

@@ -27,7 +27,9 @@ from app.cli.console import (
     print_json,
     progress_bars,
 )
+from app.errors import GatewayRefused
 from app.tools.gateway_client import GatewayClient, Progress
+from racer_core.errors import RacerError
 from racer_core.types import RiskTarget, RowsKind, Score
 
 
@@ -165,7 +167,6 @@ def calibrate(
     if since is not None and not from_shadow:
         raise click.UsageError("--since needs --from-shadow")
     options = {
-        "application": application,
         "alpha": alpha,
         "delta": delta,
         "score": score,
@@ -188,20 +189,44 @@ def calibrate(
     with ExitStack() as stack:
         show = stack.enter_context(progress_bars(quiet))
         client = stack.enter_context(GatewayClient(url, key))
-        if rows is None:
-            folder = stack.enter_context(TemporaryDirectory())
-            rows = Path(folder, "shadow.jsonl")
-            client.save_shadow_rows(rows, application, since)
-        show("uploading", 0, 1)
-        result = client.calibrate(rows, options, partial(_show_phase, show))
+        if rows is not None:
+            files = {application: rows}
+        else:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            files = client.save_shadow_rows(folder, application, since)
+        refusals: list[RacerError] = []
+        for name, file in files.items():
+            given = options | {"application": name}
+            show("uploading", 0, 1)
+            try:
+                result = client.calibrate(file, given, partial(_show_phase, show))
+            except GatewayRefused as exc:
+                if len(files) == 1:
+                    raise
+                # The others are calibrated all the same.
+                refusals.append(GatewayRefused(f"application {name}: {exc}"))
+            else:
+                _print(result, name, as_json=as_json)
+    for each in refusals[:-1]:
+        err.print(f"racer: {each}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if refusals:
+        raise refusals[-1]
+
+
+def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool) -> None:
+    """Print the evidence, that of the application alone if its rows were replaced."""
     if as_json:
         print_json(result)
         return
     if result["refusal"] is not None:  # of a dry run: the rest is shown all the same
         err.print(f"It would be refused: {result['refusal']}", highlight=False, markup=False)
+    head = {name: result[name] for name in ("id", "active")}
     evidence = dict(result["evidence"])
+    if application is not None:
+        head["application"] = application
+        evidence = dict(evidence["uploads"][application])
     tables = {name: evidence.pop(name, []) for name in ("curve", "groups")}
-    out.print(report.fields({name: result[name] for name in ("id", "active")} | _flat(evidence)))
+    out.print(report.fields(head | _flat(evidence)))
     for name, lines in tables.items():
         if lines:
             out.print(_table(name, lines))

@@ -63,11 +63,13 @@ class GatewayClient:
             raise RacerError(f"{path}: cannot be read ({reason})") from exc
         return self._job_result(answer["job"], progress) if "job" in answer else answer
 
-    def save_shadow_rows(self, path: Path, application: str | None, since: str | None) -> None:
-        """GET /shadow/rows into a file.
+    def save_shadow_rows(
+        self, folder: Path, application: str | None, since: str | None
+    ) -> dict[str | None, Path]:
+        """GET /shadow/rows into files, one for each application; None: there are none.
 
         Args:
-            path: The file.
+            folder: Where the files are written.
             application: Only rows of this application; None: those of all.
             since: Only decisions from this time on, in ISO 8601; None: all that are stored.
 
@@ -83,7 +85,13 @@ class GatewayClient:
                 f"the gateway at {self._url} has no sampled rows{shown}: set "
                 "`watching.shadow_rate` above 0 and wait for requests and their labels"
             )
-        path.write_bytes(rows)
+        lines: dict[str | None, list[bytes]] = {}
+        for line in rows.splitlines(keepends=True):
+            lines.setdefault(strict_json.load_object(line).get("application"), []).append(line)
+        files = {name: folder / f"{place}.jsonl" for place, name in enumerate(lines)}
+        for name, file in files.items():
+            file.write_bytes(b"".join(lines[name]))
+        return files
 
     def waiting_samples(
         self, *, judge: str, application: str | None, since: str | None, limit: int

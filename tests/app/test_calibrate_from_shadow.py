@@ -10,14 +10,22 @@ import pytest
 from app.cli.calibrate import start_of
 from app.store import now
 from tests.app.conftest import Command
-from tests.support.gateway import ADMIN_KEY, Gateway, Serve, labelled
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    Gateway,
+    Serve,
+    as_json,
+    labelled,
+)
+from tests.support.samples import KEY, sampled
 
 
-def ask_and_label(gateway: Gateway, start: int, count: int) -> None:
+def ask_and_label(gateway: Gateway, start: int, count: int, application: str | None = None) -> None:
     """Requests of which each gets a verdict on every candidate."""
     rows = labelled(start, count)
     for row in rows.rows:
-        answer = gateway.chat(row.query)
+        answer = gateway.chat(row.query, application and {"application": application})
         verdicts = {name: name in row.correct for name in rows.pool}
         body = {"decision_id": answer["id"], "correct": verdicts}
         assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
@@ -56,6 +64,39 @@ def test_an_empty_sample_says_what_is_missing(serve: Serve, racer: Command) -> N
     code, _, err = racer("calibrate", "--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY)
     assert (code, "has no sampled rows" in err, "watching.shadow_rate" in err) == (1, True, True)
     assert gateway.ready()["calibration"] == before
+
+
+def test_each_application_is_calibrated_by_itself(serve: Serve, racer: Command) -> None:
+    """One without labels keeps what it has, and the others go on; the exit code says so."""
+    applications = {"search": {}, "support": {}}
+    gateway = serve(
+        calibrated=False,
+        watching={"shadow_rate": 1.0, "store_requests": True},
+        applications=applications,
+        environment={**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY},
+    )
+    rows = as_json(labelled(10_000, 60))
+    named = [row | {"application": name} for row in rows for name in ("support", "default")]
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": named})
+    assert response.status_code == 200, response.text
+    ask_and_label(gateway, 20_000, 40)
+    ask_and_label(gateway, 30_000, 40, application="search")
+    for row in labelled(40_000, 5).rows:
+        gateway.chat(row.query, {"application": "support"})
+    sampled(gateway, 85)
+    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY)
+    code, out, err = racer("calibrate", *at, "--force")
+    assert code == 1
+    assert "application support: none of the 5 rows has a label" in " ".join(err.split())
+    shown = [line.split() for line in out.splitlines()]
+    names = [words[1] for words in shown if words[0] == "application"]
+    assert sorted(names) == ["default", "search"]
+    stored = gateway.get(f"/calibrations/{gateway.ready()['calibration']}", ADMIN_KEY).json()
+    evidence = stored["evidence"]
+    sizes = {each["application"]: each["rows"] for each in evidence["applications"]}
+    assert sizes["search"] == sizes["default"] == 40
+    assert sizes["support"] > 0
+    assert evidence["uploads"].keys() == {"search", "default"}
 
 
 @pytest.mark.parametrize(
