@@ -110,8 +110,8 @@ class Evaluation:
         """The standard deviation over splits."""
         return float(np.std(self.cells[setting].get(measure, [math.nan])))
 
-    def influence(self, scope: str, key: Setting | str, measure: str) -> Influence:
-        """What every cluster of rows adds to a figure of a setting or a control; see row_errors.
+    def influence(self, scope: str, key: Setting | EvaluatorKey | str, measure: str) -> Influence:
+        """What every cluster of rows adds to a figure of a setting, an evaluator or a control.
 
         The mean over benchmarks has their clusters one after the other.
         """
@@ -147,8 +147,8 @@ class Evaluation:
             influence = influence - sums.threshold_part(used, setting, name, splits)
         return influence
 
-    def se_rows(self, key: Setting, measure: str) -> float:
-        """The standard error over rows of a setting's figure; NaN if it has none."""
+    def se_rows(self, key: Setting | EvaluatorKey, measure: str) -> float:
+        """The standard error over rows of a setting's or evaluator's figure; NaN if none."""
         try:
             return standard_error(self.influence(key.scope, key, measure))
         except KeyError:
@@ -210,6 +210,9 @@ class Evaluation:
                 asdict(key)
                 | {
                     "mean": {name: _number(np.mean(values)) for name, values in runs.items()},
+                    "se_rows": {
+                        name: _number(self.se_rows(key, name)) for name in ("auc", "accuracy")
+                    },
                     "splits": {name: [_number(x) for x in xs] for name, xs in runs.items()},
                 }
                 for key, runs in self.evaluators.items()
@@ -218,7 +221,7 @@ class Evaluation:
         }
 
 
-def _in_scope(key: Setting | str, scope: str) -> Setting | str:
+def _in_scope(key: Setting | EvaluatorKey | str, scope: str) -> Setting | EvaluatorKey | str:
     return key if isinstance(key, str) else replace(key, scope=scope)
 
 

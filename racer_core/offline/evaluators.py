@@ -173,34 +173,57 @@ class RatedAnswers:
             ratings[rows] = of[name][rows]
         return ratings
 
+    def sums(
+        self, weight: Weight, name: str, rows: Rows | slice = slice(None)
+    ) -> dict[str, tuple[FloatArray, FloatArray]]:
+        """Each figure as a ratio of two sums over rows: what every row adds to both, (n,) each."""
+        confidences, given = self.values[weight][name][rows], self.given[rows]
+        labels = self.labels[rows]
+        rated = given & ~np.isnan(confidences)
+        agrees = rated & ((confidences >= 0.5) == labels)
+        return {
+            "auc": _pairs_within_rows(confidences, labels & given, ~labels & given),
+            "accuracy": (_count(agrees), _count(rated)),
+        }
+
     def _quality(
         self, weight: Weight, name: str, group: str | None, rows: Rows
     ) -> EvaluatorQuality:
         confidences, given = self.values[weight][name][rows], self.given[rows]
-        right, wrong = self.labels[rows] & given, ~self.labels[rows] & given
         rated = given & ~np.isnan(confidences)
-        agrees = (confidences >= 0.5) == self.labels[rows]
+        sums = self.sums(weight, name, rows)
         return EvaluatorQuality(
             evaluator=name,
             weight=weight,
             group=group,
-            contested=int((right.any(axis=1) & wrong.any(axis=1)).sum()),
-            auc=_auc_within_rows(confidences, right, wrong),
-            accuracy=float(agrees[rated].mean()) if rated.any() else math.nan,
+            contested=int((sums["auc"][1] > 0.0).sum()),
+            auc=_ratio(*sums["auc"]),
+            accuracy=_ratio(*sums["accuracy"]),
             failed=1.0 - float(rated.sum() / given.sum()) if given.any() else math.nan,
         )
 
 
-def _auc_within_rows(confidences: FloatArray, right: BoolArray, wrong: BoolArray) -> float:
-    """Over all pairs of a right and a wrong answer of the same row; NaN without pairs."""
-    pairs = ahead = 0.0
+def _pairs_within_rows(
+    confidences: FloatArray, right: BoolArray, wrong: BoolArray
+) -> tuple[FloatArray, FloatArray]:
+    """Pairs of a right and a wrong answer of each row: those that are ordered so, and all."""
+    ahead, pairs = np.zeros(len(right)), np.zeros(len(right))
     for column in range(confidences.shape[1]):
         paired = right[:, column, None] & wrong
         lead = np.sign(confidences[:, column, None] - confidences)
         won = np.where(np.isnan(lead), 0.5, 0.5 + 0.5 * lead)
-        pairs += float(paired.sum())
-        ahead += float(won[paired].sum())
-    return ahead / pairs if pairs else math.nan
+        pairs += _count(paired)
+        ahead += np.where(paired, won, 0.0).sum(axis=1)
+    return ahead, pairs
+
+
+def _count(cells: BoolArray) -> FloatArray:
+    return cells.sum(axis=1).astype(np.float64)
+
+
+def _ratio(parts: FloatArray, wholes: FloatArray) -> float:
+    """NaN without anything in the denominator."""
+    return float(parts.sum() / wholes.sum()) if wholes.any() else math.nan
 
 
 def _best(aucs: Mapping[str, float]) -> str:

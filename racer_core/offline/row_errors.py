@@ -77,6 +77,14 @@ class RowSums:
             centred = (values - values.mean()) / len(values)
             self._add(self._sums, (key, measure), clusters, centred)
 
+    def add_ratio(
+        self, key: Hashable, measure: str, clusters: _Ids, parts: FloatArray, wholes: FloatArray
+    ) -> None:
+        """A figure of one split that is sum(parts) / sum(wholes), with one of each a row."""
+        if total := float(wholes.sum()):
+            centred = (parts - parts.sum() / total * wholes) / total
+            self._add(self._sums, (key, measure), clusters, centred)
+
     def add_losses(self, key: Hashable, clusters: _Ids, lost: FloatArray) -> None:
         """What the calibration rows that count lose at the threshold of a split; 1 for a miss."""
         if len(lost):

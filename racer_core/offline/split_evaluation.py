@@ -91,7 +91,10 @@ class SplitEvaluation:
 
     def evaluators(self) -> Iterator[tuple[EvaluatorKey, dict[str, float]]]:
         """The quality of each evaluator on the validation rows, and whether it was chosen."""
-        return iter(()) if self._votes is None else self._votes.evaluators(self._scope)
+        if self._votes is None:
+            return iter(())
+        clusters = self._table.error_clusters[self._part.validation]
+        return self._votes.evaluators(self._scope, self._sums, clusters)
 
     def controls(self) -> dict[str, float]:
         """The controls that the sets are compared with, on the same test rows."""
@@ -138,6 +141,14 @@ class SplitEvaluation:
             by_rule = self._votes.right(setting.risk_target, setting.score, fit, selected)
             for rule, right in by_rule.items():
                 yield f"accuracy_{rule}", test, right.astype(np.float64)
+        random = self._luck < selected.sum(axis=1, keepdims=True)
+        if self._table.is_graded:
+            yield "random_miss", test, shortfalls(random, self._test_merits)
+        else:
+            missed = ~any_column(random & labels)[answerable]
+            yield "random_miss", some, missed.astype(np.float64)
+        if self._votes is not None:
+            yield "random_majority", test, self._votes.majority_right(random).astype(np.float64)
 
     def _add_slopes(
         self, setting: Setting, fit: FloatArray, losses: RowLosses, allowed: int
@@ -193,19 +204,16 @@ class SplitEvaluation:
         measured["calls_saved"] = 1.0 - metrics.size / len(self._table.pool)
         if self._table.protocol.prices is not None:
             measured["cost"] = float((sets.selected @ np.array(self._table.protocol.prices)).mean())
-        random = self._luck < sets.selected.sum(axis=1, keepdims=True)
-        random_metrics = set_metrics(random, sets.null_selected, self._test_labels)
-        measured["random_miss"] = random_metrics.miss_given_answerable
-        if self._table.is_graded:
-            measured["random_miss"] = float(shortfalls(random, self._test_merits).mean())
         shown: dict[str, FloatArray] = {}
         for name, rows, values in self._row_values(setting, fit, sets):
             self._sums.add(setting, name, self._table.error_clusters[rows], values)
             shown[name] = values
+        for name in ("random_miss", "random_majority"):
+            if (values := shown.get(name)) is not None:
+                measured[name] = float(values.mean()) if len(values) else math.nan
         if self._table.is_graded:
             measured[SHORTFALL] = float(shown[SHORTFALL].mean())
         if self._votes is not None:
-            measured["random_majority"] = self._votes.majority_accuracy(random)
             right = {rule: shown[f"accuracy_{rule}"] for rule in self._votes.rules}
             measured |= {f"accuracy_{rule}": float(each.mean()) for rule, each in right.items()}
             is_paper = target == RiskTarget.PAPER

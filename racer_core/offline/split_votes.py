@@ -119,9 +119,9 @@ class SplitVotes:
         temperatures = self._tuned(target, score, fit)
         return {rule: self._test.right(rule, selected, temperatures) for rule in self.rules}
 
-    def majority_accuracy(self, selected: BoolArray) -> float:
-        """The accuracy of the plain majority vote over sets of the test rows."""
-        return self._test.accuracy(Rule.MAJORITY, selected, {})
+    def majority_right(self, selected: BoolArray) -> BoolArray:
+        """Whether the plain majority vote over sets of the test rows is right, shape (n,)."""
+        return self._test.right(Rule.MAJORITY, selected, {})
 
     def full_pool(self) -> Iterator[tuple[str, BoolArray]]:
         """Whether each rule's vote of the whole pool is right on each test row."""
@@ -165,15 +165,26 @@ class SplitVotes:
             sums.add_losses(used, each.tested.clusters, each.tested.lost)
         return [each.choice for each in self._best.values()]
 
-    def evaluators(self, scope: str) -> Iterator[tuple[EvaluatorKey, dict[str, float]]]:
-        """The quality of each evaluator on the validation rows, and whether it was chosen."""
+    def evaluators(
+        self, scope: str, sums: RowSums, clusters: Rows
+    ) -> Iterator[tuple[EvaluatorKey, dict[str, float]]]:
+        """The quality of each evaluator on the validation rows, and whether it was chosen.
+
+        Args:
+            scope: The scope of the split.
+            sums: Sums over rows, which take the qualities.
+            clusters: The clusters of the validation rows.
+        """
         if self._rated is None:
             return
         for each in self._rated.qualities():
             if each.group is None:
                 chosen = self._rated.choose(each.weight).common == each.evaluator
+                key = EvaluatorKey(scope=scope, weight=each.weight, evaluator=each.evaluator)
+                for name, of_rows in self._rated.sums(each.weight, each.evaluator).items():
+                    sums.add_ratio(key, name, clusters, *of_rows)
                 yield (
-                    EvaluatorKey(scope=scope, weight=each.weight, evaluator=each.evaluator),
+                    key,
                     {
                         "auc": each.auc,
                         "accuracy": each.accuracy,

@@ -13,7 +13,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import EvaluatorKey
 from racer_core.offline.evaluators import MIN_ROWS, EvaluatorChoice, RatedAnswers
-from racer_core.offline.protocol import Protocol, Shares, split
+from racer_core.offline.protocol import Protocol, Shares, split, split_benchmarks
 from racer_core.offline.report.overview import evaluators
 from racer_core.offline.report.sections import unmeasured
 from racer_core.offline.selection import ScoredRows
@@ -204,6 +204,50 @@ def test_the_informed_evaluator_is_chosen_and_shown(outvoted_evaluation):
         ("p_true", "coin", 0.0),
     }
     assert not any("evaluator" in each for each in unmeasured(evaluation))
+
+
+def test_qualities_have_the_jackknife_s_errors_over_rows():
+    """Every pair of rows left out, and then counted twice, in turn; all splits measured again.
+
+    The report has 1.96 of it beside the spread over splits, and results.json has it too.
+    """
+    rows = outvoted(160, seed=8)
+    protocol = Protocol(splits=6, alphas=(0.3,), scores=(Score.STATIC,), seed=5)
+    table = build_table({ONE: rows}, encoder=CharNgramEncoder(), router="knn", protocol=protocol)
+    pairs = np.arange(len(table.rows.labels)) // 2
+    table = replace(table, clusters=pairs)
+    evaluation = evaluate(table, encoder="char-ngrams", router="knn")
+    rng = np.random.default_rng(protocol.seed)
+    validations = []
+    for _ in range(protocol.splits):
+        units = table.rows.split_units
+        ((_, part),) = split_benchmarks(table.benchmarks, units, protocol, rng).items()
+        validations.append(part.validation)
+        rng.random((len(part.test), len(POOL)))  # the random sets
+
+    def figures(pair, times):
+        """The mean over splits of each evaluator's AUC and accuracy."""
+        found = []
+        for validation in validations:
+            counted = np.repeat(validation, np.where(pairs[validation] == pair, times, 1))
+            found.append([(q.auc, q.accuracy) for q in table.rated.at(counted).qualities()])
+        return np.mean(found, axis=0)
+
+    whole = figures(0, times=1)
+    taking_part = np.unique(pairs[np.concatenate(validations)])
+    share = np.array([(figures(each, 2) - figures(each, 0)) / 2 for each in taking_part])
+    count = len(share)
+    expected = np.sqrt(count / (count - 1) * (share**2).sum(axis=0))
+    (grid,) = evaluators(evaluation)
+    shown = evaluation.as_json()["evaluators"]
+    for number, (key, line) in enumerate(zip(evaluation.evaluators, grid.rows, strict=True)):
+        for place, name in enumerate(("auc", "accuracy")):
+            assert np.mean(evaluation.evaluators[key][name]) == pytest.approx(whole[number, place])
+            error = evaluation.se_rows(key, name)
+            assert error == pytest.approx(expected[number, place], rel=0.02, abs=1e-12)
+            assert shown[number]["se_rows"][name] == error
+            assert f" ±{1.96 * error:.3f} (" in line[3 + place]
+    assert (expected[2:] > 0.0).all()
 
 
 def test_votes_without_confidences_are_said_to_be_unmeasured(outvoted_evaluation):

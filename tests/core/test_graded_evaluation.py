@@ -22,7 +22,10 @@ from racer_core.offline.sources import FixedSource
 from racer_core.offline.table import build_table
 from racer_core.offline.tune import check_rows, tune
 from racer_core.types import RiskTarget, Score
+from tests.support.lazy import LazyModule
 from tests.support.synthetic import POOL, synthetic_rows
+
+stats = LazyModule("scipy.stats")
 
 ONE, TWO = "one", "two"
 ALPHAS = (0.001, 0.03, 0.1, 0.25)
@@ -207,6 +210,28 @@ def test_valid_sets_are_refuted_as_seldom_as_stated(evaluation):
     assert FALSE_ALARM == 0.01
 
 
+@pytest.mark.parametrize(("share", "is_refuted"), [(0.98, True), (1.02, False)])
+def test_the_limit_is_that_of_student_s_one_sided_test(evaluation, share, is_refuted):
+    """One setting whose p-value by scipy is next to 0.01 over the settings; red where it scales."""
+    feasible = [each for each in evaluation.cells if not evaluation.infeasible(each)]
+    p_value = share * FALSE_ALARM / len(feasible)
+    spread = np.array([-0.03, -0.01, 0.0, 0.04])
+    excess = stats.t.isf(p_value, len(spread) - 1) * spread.std(ddof=1) / np.sqrt(len(spread))
+    beyond = 0.25 + spread + excess
+    assert stats.ttest_1samp(beyond, 0.25, alternative="greater").pvalue == pytest.approx(p_value)
+    one = next(each for each in feasible if (each.scope, each.alpha) == (ONE, 0.25))
+    cells = {
+        each: runs | {SHORTFALL: (beyond if each == one else spread).tolist()}
+        for each, runs in evaluation.cells.items()
+    }
+    drawn = replace(evaluation, cells=cells)
+    if is_refuted:
+        with pytest.raises(AssertionRefuted, match=f"false in 1 of {len(feasible)} settings"):
+            BOUND.check(drawn)
+    else:
+        assert BOUND.check(drawn).startswith("asserted: risk<=alpha")
+
+
 def test_a_single_split_has_no_spread_to_excuse_it(evaluation):
     """One split above alpha fails the assertion."""
     cells = {
@@ -260,7 +285,7 @@ def test_the_report_has_grades_and_no_votes(evaluation):
 
 
 def test_errors_over_rows_match_other_rows():
-    """The standard error of size and shortfall: the spread over 100 other samples, within 30 %."""
+    """Standard errors of three figures: the spread over 100 other samples, within 30 %."""
     setting = Setting(scope=ONE, risk_target="quality", score=Score.GAP, alpha=0.1)
     protocol = Protocol(
         splits=8,
@@ -278,8 +303,9 @@ def test_errors_over_rows_match_other_rows():
         router = FixedSource("scores", ScoreMatrix.of(rows.queries, scores))
         table = build_table({ONE: rows}, router=router, protocol=protocol)
         one = evaluate(table, encoder="none", router="scores")
-        means.append([one.mean(setting, name) for name in ("size", SHORTFALL)])
-        errors.append([one.se_rows(setting, name) for name in ("size", SHORTFALL)])
+        names = ("size", SHORTFALL, "random_miss")
+        means.append([one.mean(setting, name) for name in names])
+        errors.append([one.se_rows(setting, name) for name in names])
     np.testing.assert_allclose(np.mean(errors, axis=0), np.std(means, axis=0), rtol=0.3)
 
 

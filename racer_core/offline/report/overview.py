@@ -124,7 +124,10 @@ def evaluators(evaluation: Evaluation) -> list[Grid]:
             rows=tuple(
                 (
                     *(key.scope, key.weight.value, key.evaluator),
-                    *(spread(np.array(runs[name])) for name in ("auc", "accuracy")),
+                    *(
+                        spread(runs[name], evaluation.se_rows(key, name))
+                        for name in ("auc", "accuracy")
+                    ),
                     *(number(float(np.mean(runs[name]))) for name in ("failed", "chosen")),
                 )
                 for key, runs in evaluation.evaluators.items()

@@ -27,8 +27,7 @@ _UNSMOOTHED = (
 _ROWS = (
     "± is 1.96 standard errors over rows, or clusters of rows: it covers other rows and other "
     "splits, the thresholds included, given the trained router and what validation rows choose. "
-    "Below five ranks, alpha (n + 1) < 5, it is too small. Validation rows and random sets have "
-    "none."
+    "Below five ranks, alpha (n + 1) < 5, it is too small."
 )
 
 
