@@ -126,7 +126,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Corrected:
+class CorrectedThresholds:
     """The thresholds of several alphas.
 
     Attributes:
@@ -191,7 +191,7 @@ def corrected_thresholds(
     delta: float,
     *,
     nonconformity: FloatArray,
-) -> Corrected:
+) -> CorrectedThresholds:
     """lambda_hat of each alpha. Each is valid on its own, not all of them together.
 
     A larger alpha never has the larger threshold: where it would, both get the larger one.
@@ -206,7 +206,7 @@ def corrected_thresholds(
     """
     if not len(parts.labelled):
         nothing = np.zeros(len(alphas))
-        return Corrected(alphas=alphas, thresholds=nothing + np.inf, weights=nothing)
+        return CorrectedThresholds(alphas=alphas, thresholds=nothing + np.inf, weights=nothing)
     tested, levels = _tested_and_levels(people, judge, parts, nonconformity)
     tests = _Tests(
         people=people.take(parts.labelled),
@@ -220,7 +220,7 @@ def corrected_thresholds(
         chunk = slice(first, first + step)
         found[chunk], weights[chunk] = tests.smallest_passing(levels, alphas[chunk])
     found = np.maximum.accumulate(found[::-1])[::-1]
-    return Corrected(alphas=alphas, thresholds=found, weights=weights)
+    return CorrectedThresholds(alphas=alphas, thresholds=found, weights=weights)
 
 
 def _tested_and_levels(

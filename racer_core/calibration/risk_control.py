@@ -11,7 +11,7 @@ import numpy as np
 
 from racer_core.calibration.calibration_rows import CalibrationRows
 from racer_core.calibration.judge_correction import (
-    Corrected,
+    CorrectedThresholds,
     JudgeErrors,
     Losses,
     Parts,
@@ -163,11 +163,11 @@ class RiskControl(CalibrationRows):
         return critical
 
     @cached_property
-    def _corrected(self) -> dict[Score, Corrected]:
+    def _corrected(self) -> dict[Score, CorrectedThresholds]:
         """Cache of corrected thresholds by kind of score."""
         return {}
 
-    def corrected(self, score: Score) -> Corrected:
+    def corrected(self, score: Score) -> CorrectedThresholds:
         """The thresholds of judged rows, by people's labels and a judge's verdicts.
 
         Raises:

@@ -13,7 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from racer_core.calibration.judge_correction import Corrected, Losses, Parts, corrected_thresholds
+from racer_core.calibration.judge_correction import (
+    CorrectedThresholds,
+    Losses,
+    Parts,
+    corrected_thresholds,
+)
 from racer_core.types import BoolArray, FloatArray, any_column
 
 CANDIDATES: Final = 5
@@ -146,7 +151,7 @@ class Draw:
         """The corrected thresholds."""
         return self.corrected(alphas, delta).thresholds
 
-    def corrected(self, alphas: Sequence[float], delta: float) -> Corrected:
+    def corrected(self, alphas: Sequence[float], delta: float) -> CorrectedThresholds:
         """The corrected thresholds, and the judge's weights."""
         return corrected_thresholds(
             self.people,
