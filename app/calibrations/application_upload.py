@@ -19,7 +19,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InputError
 
 _MAX_EARLIER: Final = 100  # calibrations whose decisions show the risk of the same rows
-_PROMISE: Final = ("alpha", "delta", "score", "risk_target", "r")
+_PROMISE: Final = ("alpha", "score", "risk_target", "r")  # of all applications
 
 
 def check_application(settings: Settings, name: str, active: CalibrationRecord | None) -> None:
@@ -57,8 +57,12 @@ def check_rows(rows: RowColumns, name: str) -> None:
         )
 
 
-def with_promise(options: CalibrateOptions, active: CalibrationOptions) -> CalibrateOptions:
+def with_promise(
+    options: CalibrateOptions, active: CalibrationRecord, name: str
+) -> CalibrateOptions:
     """The options of an upload, with those of the active record where they state none.
+
+    The application keeps its own ``delta`` until another one is stated.
 
     Raises:
         InputError: They state others, which would hold for all applications.
@@ -68,18 +72,29 @@ def with_promise(options: CalibrateOptions, active: CalibrationOptions) -> Calib
             "reweight estimates weights for all recorded queries: leave `application` out",
             param="reweight",
         )
-    fixed: dict[str, Any] = {name: getattr(active, name) for name in _PROMISE}
-    for name, value in fixed.items():
-        given = getattr(options, name)
-        if name in options.model_fields_set and given not in (None, value):
-            shown = "none" if value is None else value
+    before = _options_of(active, name)
+    fixed: dict[str, Any] = {field: getattr(before, field) for field in _PROMISE}
+    for field, value in fixed.items():
+        given = getattr(options, field)
+        if field in options.model_fields_set and given not in (None, value):
             raise InputError(
-                f"{name} {given} is not that of the active calibration, {shown}, which the other "
+                f"{field} {given} is not that of the active calibration, {value}, which the other "
                 "applications keep: leave it out, or upload the rows of all of them. An "
                 "application may have an `alpha` of its own in the configuration",
-                param=name,
+                param=field,
             )
-    return options.model_copy(update=fixed)
+    delta = before.delta if options.delta is None else options.delta
+    return options.model_copy(update=fixed | {"delta": delta})
+
+
+def _options_of(record: CalibrationRecord, name: str) -> CalibrationOptions:
+    """The options of an application's rows; those of the record where it has none."""
+    own = (
+        each.calibration.options
+        for each in record.populations
+        if name in each.calibration.group_names
+    )
+    return next(own, record.calibration.options)
 
 
 def own_evidence(record: CalibrationRecord, name: str) -> dict[str, Any] | None:

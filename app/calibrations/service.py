@@ -300,7 +300,7 @@ class CalibrationService:
         """
         active = self._active_record()
         check_application(self._settings, name, active)
-        return options if active is None else with_promise(options, active.calibration.options)
+        return options if active is None else with_promise(options, active, name)
 
     def _served(self, *, counts_repeats: bool) -> FloatArray:
         """Embeddings of the recorded queries that this artifact routed."""

@@ -47,8 +47,8 @@ class Population:
     """Labelled rows of one kind of request: only they set the threshold of such requests.
 
     Attributes:
-        calibration: The rows. Patterns and the promise (risk target, alpha, delta, r and score) are
-            the same in all populations of a record; what else the options say of the rows is not.
+        calibration: The rows. Patterns, risk target, alpha, r and score are the same in all
+            populations of a record; ``delta`` and what the options say of the rows need not be.
         conditions: Digests of what the candidates were sent for the rows, but for the query, in the
             order of the calibration's pool; None: unknown, and no request is like them. Of drawn
             rows: digests of what the gateway added.

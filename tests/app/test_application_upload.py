@@ -211,7 +211,6 @@ def test_an_unknown_application_is_not_found(calibrated: Gateway) -> None:
     [
         ({"alpha": 0.1}, "alpha 0.1 is not that of the active calibration, 0.2"),
         ({"score": "prob"}, "score prob is not that of the active calibration, "),
-        ({"delta": 0.1}, "delta 0.1 is not that of the active calibration, none"),
         ({"r": 2}, "r 2 is not that of the active calibration, 1"),
         ({"reweight": True}, "reweight estimates weights for all recorded queries"),
     ],
@@ -223,6 +222,17 @@ def test_the_others_keep_their_promise(
     rows = drawn(50_000, 30)
     message = error_message(post(calibrated, rows, application="bot", **options), 400)
     assert problem in message
+
+
+def test_an_application_may_have_a_delta_of_its_own(calibrated: Gateway) -> None:
+    """As the verdicts of a judge need one; it stays until another one is stated."""
+    upload(calibrated, drawn(50_000, 90), application="bot", delta=0.3)
+    for rows in (drawn(60_000, 90), drawn(70_000, 90)):
+        found = certificates(calibrated)
+        assert all(each["holds"] for each in found.values())
+        deltas = {name: each["guarantee"]["delta"] for name, each in found.items()}
+        assert deltas == {"bot": 0.3, "search": None, "default": None}
+        upload(calibrated, rows, application="bot")
 
 
 def test_the_activation_rule_looks_at_the_application(calibrated: Gateway) -> None:
