@@ -122,7 +122,8 @@ def test_a_missing_grade_counts_as_a_loss_of_one(table, alpha, data):
     partial = replace(full, labels=full.labels & ~unlabelled[:, None], unlabelled=unlabelled)
     assert partial.lambda_hat() >= full.lambda_hat()
     curve = partial.loss_curve(partial.options.score)
-    share = weights[unlabelled].sum() / weights[partial._counted].sum()
+    counted = unlabelled | partial.labels.any(axis=1) | graded
+    share = weights[unlabelled].sum() / weights[counted].sum()
     assert curve.mean_loss(1e9) >= share - 1e-6
 
 
