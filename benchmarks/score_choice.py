@@ -42,32 +42,32 @@ class Rows:
     def __init__(
         self, pool: Sequence[str], embeddings: Any, labels: Any, places: Mapping[str, Any]
     ) -> None:
-        self._pool = tuple(pool)
-        self._embeddings = embeddings
-        self._labels = labels
+        self.pool = tuple(pool)
+        self.embeddings = embeddings
+        self.labels = labels
         self.places = places
 
     def scored(self, training: Any, part: Any) -> ScoredRows:
         """Some rows with the output of KNN on the training rows."""
-        keys, ids = self._embeddings[training].T.copy(), pattern_ids(self._labels[training])
+        keys, ids = self.embeddings[training].T.copy(), pattern_ids(self.labels[training])
         near: list[Any] = []
         scores: list[Any] = []
         for start in range(0, len(part), 512):
-            cosines = self._embeddings[part[start : start + 512]] @ keys
+            cosines = self.embeddings[part[start : start + 512]] @ keys
             order = np.argsort(-cosines, axis=1)[:, :NEIGHBOURS]
             near.append(ids[order].astype(np.uint16))
-            scores.append(self._labels[training][order[:, :FIRST_CHOICE]].mean(axis=1))
+            scores.append(self.labels[training][order[:, :FIRST_CHOICE]].mean(axis=1))
         return ScoredRows(
-            pool=self._pool,
+            pool=self.pool,
             fingerprints=tuple(int(i).to_bytes(16) for i in part),
             scores=np.concatenate(scores).round(6),
             neighbours=np.concatenate(near),
-            labels=self._labels[part],
+            labels=self.labels[part],
         )
 
     def patterns(self, training: Any) -> PatternModel:
         """The patterns of the training rows."""
-        return PatternModel.of(self._labels[training])
+        return PatternModel.of(self.labels[training])
 
 
 def recorded(folder: Path, encoder: Any) -> Rows:
