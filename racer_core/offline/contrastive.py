@@ -9,12 +9,29 @@ import numpy as np
 import torch
 from torch import nn
 
-from racer_core.types import BoolArray
+from racer_core.types import BoolArray, FloatArray
+
+_TIE = 1e-7  # below the grid of grades, 1e-6: luck orders equal grades only
 
 
-def pick(eligible: BoolArray, most: int, rng: np.random.Generator) -> BoolArray:
-    """At most ``most`` eligible columns of each row of (B, C), drawn at random."""
-    priority = np.where(eligible, rng.random(eligible.shape), -1.0)
+def pick(
+    eligible: BoolArray,
+    most: int,
+    rng: np.random.Generator,
+    grades: FloatArray | None = None,
+) -> BoolArray:
+    """At most ``most`` eligible columns of each row of (B, C).
+
+    Args:
+        eligible: The columns to choose from.
+        most: How many to choose of each row.
+        rng: Draws the columns, of graded rows those among equal grades.
+        grades: In [0, 1], shape (B, C); the largest are taken. A row of NaN has none.
+    """
+    priority = rng.random(eligible.shape)
+    if grades is not None:
+        priority = np.nan_to_num(grades, nan=0.0) + _TIE * priority
+    priority = np.where(eligible, priority, -1.0)
     rank = np.argsort(np.argsort(-priority, axis=1), axis=1)
     return eligible & (rank < most)
 

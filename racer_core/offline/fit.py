@@ -23,7 +23,7 @@ from racer_core.routers.checkpoint import Checkpoint
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.mlp import MlpRouter
 from racer_core.routers.router_dc import RouterDcRouter
-from racer_core.types import BoolArray
+from racer_core.types import BoolArray, FloatArray, LabelledRows
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, float]]] = {
     KnnRouter.kind: {"k": 40},
@@ -68,10 +68,16 @@ class RouterChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Queries and their labels, shape (n, K)."""
+    """Queries, their labels, shape (n, K), and their grades, NaN for a row without."""
 
     texts: Sequence[str]
     labels: BoolArray
+    quality: FloatArray | None = None
+
+    @classmethod
+    def of(cls, rows: LabelledRows, pool: Sequence[str]) -> Rows:
+        """Labelled rows, with columns in the order of the pool."""
+        return cls(texts=rows.queries, labels=rows.labels(pool), quality=rows.quality(pool))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +210,7 @@ def _fit_router_dc(
         encoder=encoder,
         folder=folder / "encoder",
         settings=RouterDcSettings(**settings),
+        quality=rows.quality,
         seed=choice.seed,
         checkpoint=checkpoint,
         progress=_listener("RouterDC", settings["steps"], losses, progress),
@@ -260,6 +267,8 @@ def identity(
 def digest(rows: Rows) -> str:
     """sha256 of the rows in their order."""
     found = hashlib.sha256(f"{rows.labels.shape}".encode() + rows.labels.tobytes())
+    if rows.quality is not None:
+        found.update(rows.quality.tobytes())
     for text in rows.texts:
         found.update(hashlib.sha256(text.encode()).digest())
     return found.hexdigest()

@@ -1,9 +1,9 @@
 """Training of RouterDC: fine-tunes an encoder and one embedding per candidate.
 
 Chen et al. 2024, "RouterDC: Query-Based Router by Dual Contrastive Learning" (NeurIPS), Sec. 3.
-Differences from the authors' code (shuhao02/RouterDC): positives and negatives are drawn at each
-step, since binary labels do not rank candidates; a query is never its own positive; queries are
-clustered by their embeddings, without t-SNE; the last step is kept, where theirs keeps the step
+Differences from the authors' code (shuhao02/RouterDC): negatives are drawn at each step, and so are
+positives of binary rows, which do not rank candidates; a query is never its own positive; queries
+are clustered by their embeddings, without t-SNE; the last step is kept, where theirs keeps the step
 that is best on test rows.
 """
 
@@ -30,7 +30,7 @@ from racer_core.offline.contrastive import contrast, pick
 from racer_core.offline.options import check_number
 from racer_core.renamed import renamed
 from racer_core.routers.checkpoint import Checkpoint
-from racer_core.types import BoolArray
+from racer_core.types import BoolArray, FloatArray
 
 # Names of independent streams of random numbers. Each step has its own generator, so a resumed
 # training draws the same numbers.
@@ -46,7 +46,7 @@ class RouterDcSettings:
     batch: int = 32
     learning_rate: float = 5e-5  # of AdamW, constant
     weight_decay: float = 0.01
-    positives: int = 3  # K+, right candidates a query is pulled to
+    positives: int = 3  # K+, right candidates a query is pulled to; of graded rows the best ones
     negatives: int = 3  # K-, wrong candidates each of them is held against
     strangers: int = 3  # H, queries of other clusters
     cluster_weight: float = 1.0  # lambda, of the loss between queries
@@ -119,6 +119,7 @@ def fine_tune(
     encoder: Encoder,
     folder: Path,
     settings: RouterDcSettings,
+    quality: FloatArray | None = None,
     seed: int = 0,
     checkpoint: Checkpoint | None = None,
     progress: Callable[[int, float], None] = lambda _step, _loss: None,
@@ -134,6 +135,7 @@ def fine_tune(
             embedding are used to cluster the queries, and not for training.
         folder: Folder of the fine-tuned encoder.
         settings: Numbers of steps, rates and counts.
+        quality: Their grades, shape (n, K), NaN for a row without; None: no row has any.
         seed: Of batches, choices, dropout, clusters and the initial candidate embeddings.
         checkpoint: Stores the state for a resumed training; None stores nothing.
         progress: Called after each step, those of an earlier run included, with its number from 1
@@ -164,7 +166,7 @@ def fine_tune(
         losses, clusters = [], _clusters(texts, encoder, settings, seed)
     for step, loss in enumerate(losses):
         progress(step + 1, loss)
-    data = _Rows(texts, labels, clusters)
+    data = _Rows(texts, labels, clusters, quality)
     for step in range(len(losses), settings.steps):
         batch = data.take(_batch(len(texts), settings.batch, step, seed))
         with _own_generator(spec.backend, seed, step):
@@ -190,14 +192,17 @@ def fine_tune(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Queries, their labels (n, K) and their clusters (n,)."""
+    """Queries, their labels (n, K), their clusters (n,) and their grades (n, K), if any."""
 
     texts: Sequence[str]
     labels: BoolArray
     clusters: NDArray[np.int64]
+    quality: FloatArray | None
 
     def take(self, rows: Sequence[int]) -> _Rows:
-        return _Rows([self.texts[i] for i in rows], self.labels[rows], self.clusters[rows])
+        quality = None if self.quality is None else self.quality[rows]
+        texts = [self.texts[i] for i in rows]
+        return _Rows(texts, self.labels[rows], self.clusters[rows], quality)
 
 
 def _loss(
@@ -209,7 +214,7 @@ def _loss(
     parts = [
         contrast(
             embeddings @ keys.T / settings.temperature,
-            pick(batch.labels, settings.positives, rng),
+            pick(batch.labels, settings.positives, rng, batch.quality),
             pick(~batch.labels, settings.negatives, rng),
         )
     ]

@@ -230,10 +230,7 @@ class FineTunedSource:
         )
 
     def _key(self, choice: RouterChoice, learned: LabelledRows, held_out: LabelledRows) -> str:
-        own, other = (
-            fit.Rows(texts=part.queries, labels=part.labels(part.pool))
-            for part in (learned, held_out)
-        )
+        own, other = (fit.Rows.of(part, part.pool) for part in (learned, held_out))
         identity = fit.identity(choice, own, learned.pool, self.encoder.spec)
         identity |= {"validation": fit.digest(other), "schema": artifacts.SCHEMA_VERSION}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

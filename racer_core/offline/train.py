@@ -168,8 +168,8 @@ def train(
     labels = rows.labels(pool)
     fitted = fit(
         choice,
-        Rows(texts=rows.queries, labels=labels),
-        Rows(texts=validation.queries, labels=validation.labels(pool)),
+        Rows.of(rows, pool),
+        Rows.of(validation, pool),
         pool=pool,
         encoder=RememberingEncoder(ReportingEncoder(encoder, progress)),
         folder=folder,

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from racer_core.artifacts import open_encoder
 from racer_core.encoder.base import unit_rows
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
@@ -22,6 +24,7 @@ from racer_core.records.reader import read_rows
 from racer_core.routers.base import Batch
 from racer_core.routers.logistic import fit_logistic, sigmoid
 from racer_core.routers.router_dc import RouterDcRouter
+from racer_core.types import LabelledRow, LabelledRows
 from tests.core.test_routers import Coordinates, scores_at
 from tests.support.lazy import LazyModule
 
@@ -172,6 +175,21 @@ def test_pick_takes_that_many_of_the_eligible():
     assert ((counts > 400) & (counts < 600)).all()
 
 
+def test_pick_takes_the_best_graded_of_the_eligible():
+    """By hand; grades 1e-6 apart count, equal ones are drawn, and so is a row of NaN."""
+    grades = np.tile([0.9, 0.5, 0.500001, 1.0, 0.5], (1_000, 1))
+    eligible = np.tile([True, True, True, False, True], (1_000, 1))
+    two = contrastive.pick(eligible, 2, np.random.default_rng(5), grades)
+    assert (two == [True, False, True, False, False]).all()
+    three = contrastive.pick(eligible, 3, np.random.default_rng(5), grades)
+    assert (three[:, [0, 2]]).all()
+    assert 400 < three[:, 1].sum() < 600
+    assert (three[:, 1] != three[:, 4]).all()
+    without = contrastive.pick(eligible, 2, np.random.default_rng(5), np.full((1_000, 5), np.nan))
+    np.testing.assert_array_equal(without.sum(axis=1), 2)
+    assert ((without.sum(axis=0)[[0, 1, 2, 4]] > 400) & ~without[:, 3].any()).all()
+
+
 def test_clusters_are_the_groups_that_are_there():
     """Three far blobs: each is one cluster, and the same seed numbers them alike."""
     rng = np.random.default_rng(4)
@@ -249,6 +267,34 @@ def test_embeddings_trained_are_the_embeddings_served(encoder, tmp_path):
     before, after = (each.encode(texts).embeddings for each in (encoder, tuned.encoder))
     np.testing.assert_allclose(before, after, atol=1e-5)
     assert tuned.encoder.spec.name == str(tmp_path)
+
+
+def graded(count, seed, *, turned):
+    """Different rows; a and b are right, each graded best on one half of the alphabet."""
+    texts, halves = words(2 * count, seed)
+    kept = np.sort(np.unique(texts, return_index=True)[1])[:count]
+    texts, halves = [texts[i] for i in kept], halves[kept]
+    grades = np.column_stack([np.where(halves != turned, 1.0, 0.6), np.zeros(count)])
+    return LabelledRows(
+        pool=("a", "b", "c"),
+        rows=tuple(
+            LabelledRow(query=text, correct=frozenset("ab"), quality=tuple(map(float, row)))
+            for text, row in zip(texts, grades, strict=True)
+        ),
+    )
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_training_pulls_queries_to_their_best_graded_candidate(encoder, tmp_path, turned):
+    """Nine in ten of new texts are nearest to it; a draw among the right ones sees no grades."""
+    options = {**asdict(quick()), "positives": 1}
+    rows = graded(160, 1, turned=turned)
+    own, held_out = (replace(rows, rows=part) for part in (rows.rows[:120], rows.rows[120:]))
+    artifact = train(own, held_out, tmp_path, encoder=encoder, kind="routerdc", options=options)
+    fresh = graded(200, 3, turned=turned)
+    embeddings = open_encoder(artifact.encoder).encode(fresh.queries).embeddings
+    nearest = (embeddings @ artifact.router.keys.T).argmax(axis=1)
+    assert (nearest == fresh.quality(fresh.pool).argmax(axis=1)).mean() > 0.9
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
