@@ -73,8 +73,13 @@ def test_questions_become_the_calibration_that_routes(
 def test_whole_requests_become_the_calibration_that_certifies_them(
     serve: Serve, servers: Servers, racer: Command, artifact: Path, tmp_path: Path
 ) -> None:
-    """System prompts, tools and schemas, as vLLM renders and enforces them."""
-    kinds = {"system prompt": instructed, "tools": with_tool, "structured output": structured}
+    """System prompts, tools, schemas and five turns, as vLLM takes them."""
+    kinds = {
+        "system prompt": instructed,
+        "tools": with_tool,
+        "structured output": structured,
+        "later turn": fifth_turn,
+    }
     references = {
         "tools": json.dumps([{"name": "look_up", "arguments": {"topic": "sums"}}]),
         "structured output": json.dumps({"topic": "sums"}),
@@ -123,6 +128,12 @@ def instructed(query: str) -> dict[str, Any]:
     """A request with a system prompt."""
     system = {"role": "system", "content": "Answer with a number."}
     return {"messages": [system, *user(query)]}
+
+
+def fifth_turn(query: str) -> dict[str, Any]:
+    """The fifth turn of a conversation."""
+    said = {"role": "assistant", "content": "42"}
+    return {"messages": [*user("What is 17 plus 25?"), said, *user("And 16?"), said, *user(query)]}
 
 
 def with_tool(query: str) -> dict[str, Any]:
