@@ -106,9 +106,9 @@ class Reason(StrEnum):
     """
 
     ROW_SCORES_UNVERIFIED = "row_scores_unverified"
-    """Calibration rows brought router scores of their own, which cannot be checked.
+    """Calibration rows brought router scores that no stored decision has.
 
-    Upload rows with `query`.
+    Upload rows with `query` or `request`.
     """
 
     ALPHA_ASSUMED = CoreReason.ALPHA_ASSUMED.value

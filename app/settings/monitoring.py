@@ -13,7 +13,7 @@ class MonitoringSettings(Frozen):
     """Storage of decisions for feedback and `racer verify`, and drift detection."""
 
     decisions: bool = True
-    """Store every decision; answers are never stored."""
+    """Store every decision, without text (see `store_queries` and `store_requests`)."""
     store_queries: bool = False
     """Store the text that the router read with each decision; false: only its keyed hash."""
     keep_days: Annotated[float, Field(gt=0)] = 30.0
