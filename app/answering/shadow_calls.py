@@ -198,13 +198,6 @@ class ShadowCalls:
             name for name, exc in call.failures.items() if isinstance(exc, UpstreamRejected)
         }
         unanswered = {name for name, reply in call.replies.items() if reply.answer is None}
-        allowed = request.caller.candidates
-        able = request.query.able(self._settings.candidates)
-        unable = [
-            name
-            for name in self._settings.pool
-            if name not in able and (allowed is None or name in allowed)
-        ]
         path = request.api_format.path
         sample = Sample(
             decision_id=call.decision_id,
@@ -214,7 +207,7 @@ class ShadowCalls:
             and self._monitor.conversation_id(
                 request.fields, path, caller=request.caller.name, session=request.session
             ),
-            classes={**dict.fromkeys((*pool, *unable)), **await _classes(call)},
+            classes={**dict.fromkeys(pool), **await _classes(call)},
             digests=request.query.conditions.digests,
             whole=all(name in call.replies or name in rejected for name in pool),
             exchange=self._exchange(call),

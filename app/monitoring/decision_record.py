@@ -23,6 +23,7 @@ _UNLIKE_ROWS: Final = frozenset(
         Reason.UNLABELLED_KIND,
         Reason.QUERY_TOO_LONG,
         Reason.REQUEST_TOO_LARGE,
+        Reason.NOT_DRAWN,
         Reason.ROUTER_FAILED,
         Reason.GROUP_UNCALIBRATED,
         Reason.GROUPING_CHANGED,

@@ -12,6 +12,7 @@ from typing import Any
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.sample_store import SampledDecision
+from app.routing.premises import is_whole_but_for_outages
 from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
 from app.routing.reasons import Reason
 from app.settings import GroupBy
@@ -30,10 +31,10 @@ def labelled_rows(
     """Sampled decisions as rows, JSON lines.
 
     Left out are decisions of other populations, as the request, the key or the configuration made
-    them: of a part of the pool, under another `group_by`, of version 0.1; where no requests are
-    stored, those without a calibration, which have no scores, and, but for drawn rows, those of
-    queries unlike the rows. No request is a row that is larger than rows may be; answers that are
-    too long for a row are left out of it.
+    them: of a part of the pool, unless by an outage, under another `group_by`, of version 0.1;
+    where no requests are stored, those without a calibration, which have no scores, and, but for
+    drawn rows, those of queries unlike the rows. No request is a row that is larger than rows may
+    be; answers that are too long for a row are left out of it.
 
     Args:
         sampled: The decisions, oldest first.
@@ -71,10 +72,14 @@ def _row(
     stores_requests: bool,
 ) -> dict[str, Any] | None:
     decision, sample = sampled.decision, sampled.sample
-    missing = [name for name in pool if name not in decision.pool]
-    is_down = any(each.startswith(Reason.CANDIDATE_DOWN) for each in decision.reasons)
-    unable = [name for name in missing if sample is not None and name in sample.classes]
-    if not set(decision.pool) <= set(pool) or not (is_down or len(unable) == len(missing)):
+    down = [
+        each.partition(":")[2]
+        for each in decision.reasons
+        if base_reason(each) == Reason.CANDIDATE_DOWN
+    ]
+    if not set(decision.pool) <= set(pool):
+        return None
+    if not is_whole_but_for_outages(decision.pool, down, pool):
         return None
     if not decision.shadow_rate:
         return None
@@ -101,16 +106,14 @@ def _row(
         row["scores"] = dict.fromkeys(pool, 0.0)  # without a label they count for nothing
     else:
         return None
-    correct = {**sampled.correct, **dict.fromkeys(unable, False)}
-    if exchange is None and not is_scored:
-        correct = {}
-    if all(name in correct for name in pool):
-        row["correct"] = {name: correct[name] for name in pool}
+    is_readable = exchange is not None or is_scored
+    if is_readable and all(name in sampled.correct for name in pool):
+        row["correct"] = {name: sampled.correct[name] for name in pool}
     else:
         row["unlabelled"] = True
-    judged = _judged(sampled.judgements, [name for name in pool if name not in unable])
+    judged = _judged(sampled.judgements, pool)
     if judged is not None:
-        row["judged"] = {name: judged.get(name, False) for name in pool}
+        row["judged"] = {name: judged[name] for name in pool}
     if exchange is None and sample is not None and sample.later:
         row["later"] = True
     if conditions is not None:

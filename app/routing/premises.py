@@ -39,6 +39,19 @@ class CandidateChoice:
         )
 
 
+def is_whole_but_for_outages(
+    names: Collection[str], down: Collection[str], pool: Collection[str]
+) -> bool:
+    """Whether a decision among some candidates could be a row that is drawn from traffic.
+
+    Args:
+        names: The candidates among which its set is chosen.
+        down: Those that it would call, too, if they were up.
+        pool: The candidates of a row.
+    """
+    return set(pool) <= {*names, *down}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Premises:
     """What a certificate rests on.
@@ -48,6 +61,7 @@ class Premises:
         choice: The candidates among which the set is chosen.
         is_too_long: The router reads less, or more, of the query than it would of a row.
         is_too_large: No row of the request's application, whose rows are drawn, can be as large.
+        is_not_drawn: Those rows are requests to the whole pool, and the request is not.
         is_other_kind: The fields that differ make it a request of another kind than any row.
         is_pending: The smaller pool's threshold is still being computed.
         has_rows: The calibration has rows for these candidates.
@@ -62,6 +76,7 @@ class Premises:
     choice: CandidateChoice
     is_too_long: bool
     is_too_large: bool
+    is_not_drawn: bool
     is_other_kind: bool
     is_pending: bool
     has_rows: bool
@@ -82,6 +97,7 @@ class Premises:
         facts = (
             (self.is_too_long, Reason.QUERY_TOO_LONG),
             (self.is_too_large, Reason.REQUEST_TOO_LARGE),
+            (self.is_not_drawn, Reason.NOT_DRAWN),
             (rows.is_chosen_by_conditions, Reason.LABELLED_CONDITIONS),
             (rows.turn is TurnKind.LATER, Reason.LATER_TURN),
             (rows.turn is TurnKind.UNCALIBRATED, Reason.MULTI_TURN),

@@ -48,6 +48,14 @@ class Reason(StrEnum):
     Send less.
     """
 
+    NOT_DRAWN = "not_drawn"
+    """The rows were drawn from the application's traffic, and none is a request for a part of the
+    pool: by its own choice, its key's, or because a candidate cannot serve it.
+
+    Ask for the whole pool, or give the key and the kind of request an application of their own with
+    `premise: alike`.
+    """
+
     NO_CALIBRATION_FOR_POOL = "no_calibration_for_pool"
     """No calibration row is answered by a candidate that the request allows, or none is of
     its group.

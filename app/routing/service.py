@@ -17,7 +17,7 @@ from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.decision_cache import CacheKey, DecisionCache
 from app.routing.fallback import FallbackRouting
 from app.routing.groups import Grouping, GroupThreshold
-from app.routing.premises import CandidateChoice, Premises
+from app.routing.premises import CandidateChoice, Premises, is_whole_but_for_outages
 from app.routing.reasons import Reason
 from app.routing.request import RoutingRequest
 from app.routing.risk_levels import RiskLevels, alphas_for
@@ -159,7 +159,7 @@ class RoutingService:
         if not names:
             return ()
         options = self._with_defaults(record, request)
-        choice = CandidateChoice(names=names)
+        choice = CandidateChoice(names=names, down=tuple(failed))
         try:
             survived = await self._certify(record, choice, options, request, routed.scored)
         except InfeasibleAlphaError:  # too late to refuse: the others were called
@@ -271,6 +271,8 @@ class RoutingService:
                 query.text_chars, self._settings.limits.query_chars
             ),
             is_too_large=query.is_too_large and rows.premise == "drawn",
+            is_not_drawn=rows.premise == "drawn"
+            and not is_whole_but_for_outages(choice.names, choice.down, self._settings.pool),
             is_other_kind=query.conditions.is_other_kind and bool(rows.differing),
             is_pending=threshold is None,
             has_rows=threshold is None or threshold.calibration.n > 0,

@@ -12,6 +12,7 @@ const REASONS = {
   unlabelled_request_kind: () => "no row is of this kind of request",
   query_too_long: () => "the question is longer than the router read of rows",
   request_too_large: () => "the request is larger than any row may be",
+  not_drawn: () => "the rows are requests that every candidate could answer, and this one is none",
   no_calibration_for_pool: () => "no row is answered by a candidate that may be called",
   abstained_strongest: () => "the gateway abstained, but the best candidate was called",
   row_scores_unverified: () => "the rows brought router scores of their own, which cannot be verified",
