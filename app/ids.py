@@ -15,6 +15,11 @@ _BYTES: Final = 10
 RANDOM_CHARS: Final = 2 * _BYTES  # at the end of an id
 
 
+def random_part(generated: str) -> str:
+    """The end of a generated id, which does not depend on its time."""
+    return generated[-RANDOM_CHARS:]
+
+
 class IdGenerator:
     """Generates ids of 48 bits of time in milliseconds and 80 random bits, as hexadecimal text."""
 

@@ -161,6 +161,7 @@ class LabelledRow:
     unlabelled: bool = False  # it is unknown which candidates are right; `correct` is empty
     decision_id: str | None = None  # the decision of a gateway whose sample it belongs to
     judged: frozenset[str] | None = None  # right by a judge model; None: it gave no verdicts
+    judge: str | None = None  # the name of that judge; None: not said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

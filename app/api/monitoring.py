@@ -124,21 +124,35 @@ async def reset(request: Request, services: Services) -> Response:
     response_class=Response,
     responses=errors(*KEYED, 404) | content("application/x-ndjson"),
     openapi_extra={
-        "parameters": [_APPLICATION, _SINCE],
+        "parameters": [
+            _APPLICATION,
+            _SINCE,
+            _query(
+                "judge",
+                {"type": "string"},
+                "The judge whose verdicts rows carry; empty: none, labels alone. Default: the one "
+                "with verdicts on most rows.",
+            ),
+        ],
     },
 )
 async def shadow_rows(request: Request, services: Services) -> Response:
     """JSON lines for `POST /calibrate`, oldest first; one without verdicts is `unlabelled`.
 
     A row has the whole request where requests are stored, else router scores. Of the turns of one
-    conversation one is drawn; `x-racer-turns-left-out` counts the others.
+    conversation one is drawn; `x-racer-turns-left-out` counts the others. Beside a judge's verdicts
+    labels stand on a random part alone; `x-racer-labels-left-out` counts the others.
     """
-    rows, left_out = await services.monitor.shadow_rows(
+    rows = await services.monitor.shadow_rows(
         application=_application(request, services),
         since=_since(request.query_params.get("since")),
+        judge=request.query_params.get("judge"),
     )
-    headers = {"x-racer-turns-left-out": str(left_out)}
-    return Response(rows, media_type="application/x-ndjson", headers=headers)
+    headers = {
+        "x-racer-turns-left-out": str(rows.turns_left_out),
+        "x-racer-labels-left-out": str(rows.labels_left_out),
+    }
+    return Response(rows.lines, media_type="application/x-ndjson", headers=headers)
 
 
 @routes.add(

@@ -95,6 +95,8 @@ class ColumnWriter:
         self._judged = array("b")
         self._is_judged = False
         self._unjudged: int | None = None
+        self._judge: str | None = None
+        self.other_judge: tuple[int, str, str] | None = None
         self._condition_ids = array("l")
         self._conditions: dict[tuple[str, ...], int] = {}
 
@@ -151,6 +153,11 @@ class ColumnWriter:
         else:
             self._judged.extend(name in row.judged for name in self._pool)
             self._is_judged = True
+            self._judge = self._judge or row.judge
+            if row.judge not in (None, self._judge) and self.other_judge is None:
+                assert row.judge is not None
+                assert self._judge is not None
+                self.other_judge = len(self._answered), self._judge, row.judge
 
     @property
     def labelled_without_verdicts(self) -> int | None:

@@ -151,7 +151,19 @@ def parse(
                 instructions.source,
                 [
                     f'row {unjudged}: "correct" stands without "judged", and other rows have '
-                    "verdicts: the judge's errors are known only if it judges every labelled row"
+                    "verdicts: the judge's errors are known only if it judges every labelled row. "
+                    'Have the judge read it, too, or give the row "unlabelled": true instead of '
+                    '"correct", or leave "judged" out of all rows'
+                ],
+            )
+        if writer.other_judge is not None:
+            number, first, other = writer.other_judge
+            raise RowsError(
+                instructions.source,
+                [
+                    f"row {number}: the verdicts are of the judge {other[:128]!r}, and those of "
+                    f"earlier rows of {first[:128]!r}: rows carry one judge's verdicts. Upload the "
+                    "rows of each judge alone (`GET /shadow/rows?judge=NAME`)"
                 ],
             )
     except RowsError:

@@ -28,7 +28,7 @@ from app.cli.console import (
     progress_bars,
 )
 from app.errors import GatewayRefused
-from app.tools.gateway_client import GatewayClient, Progress
+from app.tools.gateway_client import GatewayClient, Progress, SavedRows
 from racer_core.errors import RacerError
 from racer_core.types import RiskTarget, RowsKind, Score
 
@@ -67,6 +67,10 @@ def _start(_context: click.Context, _parameter: click.Parameter, since: str | No
     "--since",
     callback=_start,
     help="Only sampled requests from then on: a time in ISO 8601, or days back such as `30d`.",
+)
+@click.option(
+    "--judge",
+    help="With `--from-shadow --delta`: correct this judge's verdicts; default: the one with most.",
 )
 @click.option("--alpha", type=float, help="Risk level; default: the configuration's.")
 @click.option("--delta", type=float, help="P(risk <= alpha) >= 1 - delta instead of the mean.")
@@ -142,6 +146,7 @@ def calibrate(
     from_shadow: bool,
     application: str | None,
     since: str | None,
+    judge: str | None,
     alpha: float | None,
     delta: float | None,
     score: str | None,
@@ -166,6 +171,8 @@ def calibrate(
         raise click.UsageError("give ROWS or --from-shadow")
     if since is not None and not from_shadow:
         raise click.UsageError("--since needs --from-shadow")
+    if judge is not None and (not from_shadow or delta is None):
+        raise click.UsageError("--judge needs --from-shadow and --delta")
     options = {
         "alpha": alpha,
         "delta": delta,
@@ -193,7 +200,12 @@ def calibrate(
             files = {application: rows}
         else:
             folder = Path(stack.enter_context(TemporaryDirectory()))
-            files = client.save_shadow_rows(folder, application, since)
+            # A judge's verdicts need delta; without it the rows are those of labels alone.
+            saved = client.save_shadow_rows(
+                folder, application, since, judge if delta is not None else ""
+            )
+            _say_labels(saved, delta)
+            files = saved.files
         refusals: list[RacerError] = []
         for name, file in files.items():
             given = options | {"application": name}
@@ -211,6 +223,22 @@ def calibrate(
         err.print(f"racer: {each}", style="red", markup=False, highlight=False, soft_wrap=True)
     if refusals:
         raise refusals[-1]
+
+
+def _say_labels(saved: SavedRows, delta: float | None) -> None:
+    """Say on the error stream which labels the sampled rows carry."""
+    if delta is None:
+        text = "labels alone; with --delta also a judge's verdicts, if there are any"
+    elif saved.judge is None:
+        text = "labels alone: there are no verdicts of such a judge"
+    else:
+        text = f"verdicts of the judge {saved.judge}, corrected by labels"
+        if saved.labels_left_out:
+            text += (
+                f". Labels left out: {saved.labels_left_out}, which are no random part or stand "
+                "beside no verdict; label what the page's tab Label shows first, and run the judge"
+            )
+    err.print(f"racer: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool) -> None:

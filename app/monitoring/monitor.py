@@ -31,6 +31,7 @@ from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
 from app.monitoring.sample_labels import SampleLabels
 from app.monitoring.sample_store import Sample, SampleStore
 from app.monitoring.seen_queries import SeenQueries
+from app.monitoring.shadow_rows import ShadowRows
 from app.monitoring.shadow_sample import ShadowSample, conversation_id, thinned
 from app.monitoring.verification import Verification, calibration_of, verify
 from app.routing.active_calibration import ActiveCalibration
@@ -295,16 +296,19 @@ class Monitor:
             self._drift.on_shared_state(state)
 
     async def shadow_rows(
-        self, *, application: str | None = None, since: str | None = None
-    ) -> tuple[bytes, int]:
+        self,
+        *,
+        application: str | None = None,
+        since: str | None = None,
+        judge: str | None = None,
+    ) -> ShadowRows:
         """The decisions of the shadow sample as labelled rows, JSON lines, oldest first.
 
         Args:
             application: Only its requests; None: those of all.
             since: Only decisions from then on: UTC, ISO 8601.
-
-        Returns:
-            The rows, and how many other turns of their conversations were left out.
+            judge: The judge model whose verdicts rows carry; None: the one with verdicts on most;
+                `LABELS_ALONE`: none.
 
         Raises:
             NotReady: No artifact is loaded.
@@ -312,7 +316,7 @@ class Monitor:
         """
         if self._setup is None:
             raise NoRouter
-        return await self._store.run(self._shadow_rows, self._setup, application, since)
+        return await self._store.run(self._shadow_rows, self._setup, application, since, judge)
 
     # On threads ------------------------------------------------------------------------------
 
@@ -380,8 +384,8 @@ class Monitor:
         return True
 
     def _shadow_rows(
-        self, setup: str, application: str | None, since: str | None
-    ) -> tuple[bytes, int]:
+        self, setup: str, application: str | None, since: str | None, judge: str | None
+    ) -> ShadowRows:
         key = self.shadow_sample.key
         found = [
             each
@@ -407,15 +411,16 @@ class Monitor:
                 return None
             return None if first.drawn else first.conditions  # drawn rows have other digests
 
-        rows = shadow_rows.labelled_rows(
+        rows, labels_left_out = shadow_rows.labelled_rows(
             (each for each in found if each.decision.decision_id not in left_out),
             self._pool,
             group_by=self._group_by,
             drawn=self._drawn,
             conditions_of=conditions_of,
             stores_requests=self._samples.stores_requests,
+            judge=judge,
         )
-        return rows, len(left_out)
+        return ShadowRows(rows, len(left_out), labels_left_out)
 
     def _on_activation(self, record: CalibrationRecord) -> None:
         monitored = self._monitored = MonitoredCalibration.of(record)

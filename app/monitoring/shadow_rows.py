@@ -7,16 +7,31 @@ rows would be drawn by what candidates and judges could answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
+from app.monitoring.judged_rows import with_one_judge
 from app.monitoring.sample_store import SampledDecision
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
 from app.routing.reasons import Reason
 from app.settings import GroupBy
 from racer_core.calibration.certificate import base_reason
+
+
+class ShadowRows(NamedTuple):
+    """The rows that `GET /shadow/rows` answers with.
+
+    Attributes:
+        lines: JSON lines, oldest first.
+        turns_left_out: Turns of conversations of which another one is a row.
+        labels_left_out: Rows that lost their label beside a judge's verdicts.
+    """
+
+    lines: bytes
+    turns_left_out: int
+    labels_left_out: int
 
 
 def labelled_rows(
@@ -27,7 +42,8 @@ def labelled_rows(
     drawn: Collection[str],
     conditions_of: Callable[[str], Sequence[str] | None],
     stores_requests: bool,
-) -> bytes:
+    judge: str | None = None,
+) -> tuple[bytes, int]:
     """Sampled decisions as rows, JSON lines.
 
     Left out are decisions of other populations, as the request, the key or the configuration made
@@ -44,14 +60,19 @@ def labelled_rows(
         conditions_of: The digests of the rows of a decision's calibration, by its id, for a
             decision without a sample beside it; None: unknown.
         stores_requests: Whether requests are stored.
+        judge: The judge whose verdicts rows carry, as :func:`with_one_judge` takes it.
+
+    Returns:
+        The rows, and how many lost their label beside verdicts.
     """
     rows = (
         _row(each, pool, drawn, conditions_of, stores_requests=stores_requests)
         for each in sampled
         if each.decision.group_by == group_by
     )
-    lines = (_line(row) for row in rows if row is not None)
-    return b"".join(line for line in lines if line is not None)
+    found, labels_left_out = with_one_judge([row for row in rows if row is not None], judge)
+    lines = (_line(row) for row in found)
+    return b"".join(line for line in lines if line is not None), labels_left_out
 
 
 def _line(row: Mapping[str, Any]) -> bytes | None:
@@ -111,9 +132,11 @@ def _row(
         row["correct"] = {name: sampled.correct[name] for name in pool}
     else:
         row["unlabelled"] = True
-    judged = _judged(sampled.judgements, pool)
-    if judged is not None:
-        row["judged"] = {name: judged[name] for name in pool}
+    judged = _judged(sampled.judgements, pool) if is_readable else {}
+    if judged:
+        row["judged"] = {
+            judge: {name: verdicts[name] for name in pool} for judge, verdicts in judged.items()
+        }
     if exchange is None and sample is not None and sample.later:
         row["later"] = True
     if conditions is not None:
@@ -135,10 +158,13 @@ def _is_like_rows(decision: DecisionRecord) -> bool:
 
 def _judged(
     judgements: Mapping[str, Mapping[str, bool]], names: Sequence[str]
-) -> Mapping[str, bool] | None:
-    """The verdicts of the first judge that judged all of these candidates."""
-    whole = (each for each in judgements.values() if all(name in each for name in names))
-    return next(whole, None)
+) -> dict[str, Mapping[str, bool]]:
+    """The verdicts of each judge that judged all of these candidates."""
+    return {
+        judge: verdicts
+        for judge, verdicts in judgements.items()
+        if all(name in verdicts for name in names)
+    }
 
 
 def _conditions(

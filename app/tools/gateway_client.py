@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, cast
 
@@ -21,6 +22,21 @@ from racer_core.errors import InputError, RacerError
 
 _POLL_S: Final = 0.5  # before a job is polled after its event stream broke
 Progress = Callable[[str, int, int], None]  # phase, done, total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRows:
+    """Rows of `GET /shadow/rows` in files.
+
+    Attributes:
+        files: Application -> its file; None: there are no applications.
+        judge: The judge whose verdicts the rows carry; None: they carry none.
+        labels_left_out: Rows that lost their label beside the verdicts.
+    """
+
+    files: Mapping[str | None, Path]
+    judge: str | None
+    labels_left_out: int
 
 
 class GatewayClient:
@@ -64,34 +80,41 @@ class GatewayClient:
         return self._job_result(answer["job"], progress) if "job" in answer else answer
 
     def save_shadow_rows(
-        self, folder: Path, application: str | None, since: str | None
-    ) -> dict[str | None, Path]:
-        """GET /shadow/rows into files, one for each application; None: there are none.
+        self, folder: Path, application: str | None, since: str | None, judge: str | None
+    ) -> SavedRows:
+        """GET /shadow/rows into files, one for each application.
 
         Args:
             folder: Where the files are written.
             application: Only rows of this application; None: those of all.
             since: Only decisions from this time on, in ISO 8601; None: all that are stored.
+            judge: The judge whose verdicts rows carry; None: the one with verdicts on most rows;
+                empty: none.
 
         Raises:
             InputError: There are no rows.
         """
-        names = {"application": application, "since": since}
+        names = {"application": application, "since": since, "judge": judge}
         query = {name: value for name, value in names.items() if value is not None}
-        rows = self._send("GET", "/shadow/rows", params=query).content
+        response = self._send("GET", "/shadow/rows", params=query)
+        rows = response.content
         if not rows.strip():
-            shown = "".join(f", {name} {value}" for name, value in query.items())
+            shown = "".join(f", {name} {value}" for name, value in query.items() if value)
             raise InputError(
                 f"the gateway at {self._url} has no sampled rows{shown}: set "
                 "`watching.shadow_rate` above 0 and wait for requests and their labels"
             )
         lines: dict[str | None, list[bytes]] = {}
+        name_of_judge: str | None = None
         for line in rows.splitlines(keepends=True):
-            lines.setdefault(strict_json.load_object(line).get("application"), []).append(line)
+            row = strict_json.load_object(line)
+            lines.setdefault(row.get("application"), []).append(line)
+            name_of_judge = name_of_judge or row.get("judge")
         files = {name: folder / f"{place}.jsonl" for place, name in enumerate(lines)}
         for name, file in files.items():
             file.write_bytes(b"".join(lines[name]))
-        return files
+        left_out = int(response.headers.get("x-racer-labels-left-out", "0"))
+        return SavedRows(files=files, judge=name_of_judge, labels_left_out=left_out)
 
     def waiting_samples(
         self, *, judge: str, application: str | None, since: str | None, limit: int

@@ -19,6 +19,7 @@ not conservative. A row of a random sample without a label says ``"unlabelled": 
 which counts as a miss in calibration, and ``decision_id`` names the decision that was sampled.
 ``judged`` maps every candidate to the verdict of a judge model, also beside ``correct``; a row with
 verdicts alone is no miss, for `racer calibrate` corrects the verdicts by the rows with both.
+``judge`` names the judge, one for all rows.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ def parse_row(
         unlabelled=unlabelled,
         decision_id=optional_text(fields, "decision_id") or None,
         judged=judged,
+        judge=optional_text(fields, "judge") or None,
     )
 
 

@@ -36,6 +36,7 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
         "calls": {name: dict(record) for name, record in row.calls.items()},
         "decision_id": row.decision_id,
         "judged": None if row.judged is None else {name: name in row.judged for name in pool},
+        "judge": row.judge,
     }
     # The query is "" in rows with router scores instead.
     written = {name: value for name, value in fields.items() if value not in (None, {}, "")}

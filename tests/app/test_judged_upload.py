@@ -94,12 +94,14 @@ def test_samples_that_a_judge_and_people_read_calibrate(serve: Serve, racer: Com
     for row in rows.rows:
         decisions.append(gateway.chat(row.query)["id"])
     until(lambda: len(shadow_rows(gateway)) == len(decisions))
-    for place, (row, decision) in enumerate(zip(rows.rows, decisions, strict=True)):
+    offered = sorted(decisions, key=lambda name: name[-20:])
+    labelled_first = {*offered[:30], offered[40]}  # people skipped some before the last one
+    for row, decision in zip(rows.rows, decisions, strict=True):
         correct = {name: name in row.correct for name in rows.pool}
         verdict = {"decision_id": decision, "correct": correct}
         judgement = verdict | {"judge": "j"}
         assert gateway.post("/shadow/judgements", ADMIN_KEY, json=judgement).status_code == 200
-        if place % 2:
+        if decision in labelled_first:
             assert gateway.post("/feedback", ADMIN_KEY, json=verdict).status_code == 200
     at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
     code, out, err = racer("calibrate", *at, "--alpha", "0.4", "--delta", "0.2")
@@ -108,8 +110,12 @@ def test_samples_that_a_judge_and_people_read_calibrate(serve: Serve, racer: Com
     assert (evidence["judge"]["rows"], evidence["judge"]["human_rows"]) == (60, 30)
     assert (evidence["unlabelled"], evidence["feasible"]) == (0, True)
     assert set(evidence["judge"]["error"].values()) == {0.0}
-    code, _, err = racer("calibrate", *at, "--alpha", "0.4")
-    assert (code, "need delta" in err) == (1, True)
+    words = "verdicts of the judge j, corrected by labels. Labels left out: 1,"
+    assert words in " ".join(err.split())
+    code, out, err = racer("calibrate", *at, "--alpha", "0.4")
+    assert (code, "labels alone; with --delta" in " ".join(err.split())) == (0, True)
+    evidence = json.loads(out)["evidence"]
+    assert (evidence["unlabelled"], evidence["judge"]) == (29, None)
 
 
 def test_bad_verdicts_are_refused_with_one_clear_error_each(
@@ -125,6 +131,7 @@ def test_bad_verdicts_are_refused_with_one_clear_error_each(
         for row in judged()
     ]
     other = [{**row, "judged": {"nobody": True}} for row in judged(10)]
+    two = [{**row, "judge": f"j{place // 7}"} for place, row in enumerate(judged(10))]
     for rows, options, message in (
         (judged(), {"delta": None}, "need delta"),
         (judged(people=0), {}, "corrected by people's labels"),
@@ -132,6 +139,8 @@ def test_bad_verdicts_are_refused_with_one_clear_error_each(
         (weighted, {"max_weight": 1e6}, "cannot have weights"),
         (swapped, {}, "below chance"),
         (other, {}, "each candidate of the pool"),
+        (two, {}, "row 8: the verdicts are of the judge 'j1', and those of earlier rows of 'j0'"),
+        (unjudged, {}, 'or give the row "unlabelled": true instead of "correct"'),
         (judged(), {"risk_target": "quality"}, "quality"),
         (judged(), {"answer_risk_max": 0.3}, "answer_risk_max"),
     ):

@@ -17,6 +17,7 @@ from app.monitoring.feedback import Feedback
 from app.monitoring.metrics import MonitoringMetrics
 from app.store import Store
 from app.tools.gateway_client import GatewayClient
+from app.tools.labelling.judge import judge_candidate, judge_version
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -37,6 +38,8 @@ from tests.upstreams.scripted import FakePool
 
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
 WATCHING = {"shadow_rate": 1.0, "store_requests": True}
+# The model, with a digest of the prompt and the sampling parameters.
+JUDGE = judge_version(judge_candidate("http://judge/v1", "the-judge"))
 SUPPORT = {"support": {"keys": ["data"]}}
 
 
@@ -192,11 +195,11 @@ def test_a_judge_labels_what_waits_once(label: Label, sampling: Gateway, pool: F
     pool.say("the-judge", "0")
     code, printed, stderr = label()
     assert code == 0, stderr
-    assert printed == {"judge": "the-judge", "waiting": 3, "judged": 3}
+    assert printed == {"judge": JUDGE, "waiting": 3, "judged": 3}
     assert len(judged(pool)) == 6
     assert TWO in judged(pool)[0]
     assert [row["judged"] for row in shadow_rows(sampling)] == [dict.fromkeys(POOL, False)] * 3
-    assert label()[1] == {"judge": "the-judge", "waiting": 0, "judged": 0}
+    assert label()[1] == {"judge": JUDGE, "waiting": 0, "judged": 0}
     assert len(judged(pool)) == 6
 
 
@@ -230,7 +233,7 @@ def test_a_sample_that_is_gone_does_not_end_the_run(
 
     monkeypatch.setattr(GatewayClient, "add_judgements", gone)
     code, _, stderr = label()
-    assert (code, waiting(sampling, "?judge=the-judge")["waiting"]) == (1, 1)
+    assert (code, waiting(sampling, f"?judge={JUDGE}")["waiting"]) == (1, 1)
     assert "1 of 3 samples are not judged (refused_by_gateway: 1)" in stderr
 
 
@@ -249,7 +252,7 @@ def test_an_unreadable_verdict_leaves_the_sample_for_the_next_run(
     assert code == 1
     assert "1 of 5 samples are not judged (unreadable_verdict: 2)" in stderr
     pool.say("the-judge", "1")
-    assert label()[1] == {"judge": "the-judge", "waiting": 1, "judged": 1}
+    assert label()[1] == {"judge": JUDGE, "waiting": 1, "judged": 1}
 
 
 def test_a_judge_that_keeps_failing_is_given_up(

@@ -6,6 +6,7 @@ system prompts and tools.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -28,6 +29,16 @@ from racer_core.records.request import request_conversation
 from racer_core.types import Turn
 
 MAX_QUOTED_CHARS: Final = 6_000  # of each text that the judge reads
+_VERSION_BYTES: Final = 4
+_SPECIMEN: Final = Question(  # each part of the prompt
+    place="",
+    query="query",
+    earlier=(Turn("user", "earlier"),),
+    request={
+        "messages": [{"role": "system", "content": "system"}, {"role": "user", "content": "query"}],
+        "tools": [{"type": "function", "function": {"name": "tool"}}],
+    },
+)
 _GAP = " [...] "
 _VERDICT = re.compile(r"\s*([01])\.?\s*")
 
@@ -58,8 +69,7 @@ class Judge:
 
     async def correct(self, question: Question, answer: str) -> bool | None:
         """Ask the judge; None if the call failed or its reply is neither 1 nor 0."""
-        messages = [{"role": "user", "content": judge_prompt(question, answer)}]
-        payload = candidate_payload({"messages": messages}, self._model, self._api_format.path)
+        payload = _payload(self._model, question, answer)
         deadline = time.monotonic() + self._attempts * self._model.timeout_s
         try:
             reply = await self._fleet.ask(
@@ -119,6 +129,21 @@ def _cut(text: str) -> str:
         return text
     budget = MAX_QUOTED_CHARS - len(_GAP)
     return text[: budget // 3] + _GAP + text[len(text) - (budget - budget // 3) :]
+
+
+def judge_version(model: Candidate) -> str:
+    """The judge's name for verdicts that are stored: the model, and a digest of what it is sent.
+
+    Another prompt, or other sampling parameters, make another judge with errors of its own.
+    """
+    sent = json.dumps([_payload(model, _SPECIMEN, "answer"), MAX_QUOTED_CHARS, _VERDICT.pattern])
+    digest = hashlib.blake2b(sent.encode(), digest_size=_VERSION_BYTES).hexdigest()
+    return f"{model.served_as}@{digest}"
+
+
+def _payload(model: Candidate, question: Question, answer: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": judge_prompt(question, answer)}]
+    return candidate_payload({"messages": messages}, model, Chat().path)
 
 
 def judge_candidate(url: str, model: str) -> Candidate:

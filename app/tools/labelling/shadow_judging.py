@@ -16,6 +16,7 @@ from app.settings import Secrets, Settings
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.answer_store import Answer
 from app.tools.labelling.grading import GradingOptions, make_grader
+from app.tools.labelling.judge import judge_version
 from app.tools.labelling.request_grading import RequestGrader
 from app.tools.labelling.workers import Workers
 from racer_core.records.questions import Question
@@ -68,7 +69,7 @@ def judge_samples(
     """
     grader, judge = make_grader(grading, settings, secrets)
     assert judge is not None, "only a judge grades without references"
-    name = judge.name if judge.name in settings.pool else judge.model or judge.name
+    name = judge_version(judge)
     waiting = _Waiting(gateway, name, application)
     run = _JudgingRun(gateway, grader, name, waiting, progress)
     asyncio.run(run.run(concurrency))
