@@ -218,6 +218,9 @@ _LASTING = frozenset(
 )
 
 
+_FAULTS_OF_REQUESTS: Final = frozenset({400, 413, 415, 422, 451})  # HTTP statuses
+
+
 class UpstreamError(RacerError):
     """A candidate gave no usable answer.
 
@@ -268,6 +271,11 @@ class UpstreamError(RacerError):
         """What failures of one kind must share to be answered as a single error."""
         return type(self), None
 
+    @property
+    def is_of_request(self) -> bool:
+        """Whether the request itself is at fault, so that no later call would be answered."""
+        return False
+
 
 class UpstreamTimeout(UpstreamError):
     """A candidate did not finish before its deadline."""
@@ -294,9 +302,14 @@ class UpstreamRateLimited(UpstreamError):
 
 
 class UpstreamRejected(UpstreamError):
-    """A candidate rejects the request itself; ``status`` is its 4xx."""
+    """A candidate rejects the request; ``status`` is its 4xx."""
 
     default_kind = "upstream_rejected"
+
+    @property
+    def is_of_request(self) -> bool:
+        """Other statuses, as 402 or 404, may be faults of its server or of the configuration."""
+        return self.status in _FAULTS_OF_REQUESTS
 
     @property
     def likeness(self) -> tuple[type[UpstreamError], int | None]:

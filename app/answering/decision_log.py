@@ -87,7 +87,9 @@ class DecisionLog:
                     kind=state.vote.kind,
                     reader=state.vote.reader,
                     replies=dict(results.replies),
-                    failures=dict(results.failures),
+                    failures={
+                        name: exc for name, exc in results.failures.items() if exc.is_of_request
+                    },
                 )
             )
 

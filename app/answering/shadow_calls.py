@@ -17,7 +17,7 @@ from typing import Any, Final
 from app.answering.answer_forms import AnswerReader
 from app.answering.request import InferenceRequest
 from app.concurrency.memory_budget import MemoryBudget
-from app.errors import Overloaded, StoreError, UpstreamError, UpstreamRejected
+from app.errors import Overloaded, StoreError, UpstreamError
 from app.json_output import dump_json
 from app.monitoring.monitor import Monitor
 from app.monitoring.sample_store import Sample, SampledExchange
@@ -47,7 +47,7 @@ class ShadowCall:
         kind: The equality of answers to it.
         reader: Reads the normal forms of answers.
         replies: The answers that it has.
-        failures: The candidates that failed; they are not called again.
+        failures: The candidates that reject the request itself; they are not called again.
     """
 
     decision_id: str
@@ -194,9 +194,7 @@ class ShadowCalls:
     async def _sample(self, call: ShadowCall) -> tuple[Sample, list[str]]:
         """The sample, and the candidates that are wrong without a verdict."""
         request, pool = call.request, call.pool
-        rejected = {
-            name for name, exc in call.failures.items() if isinstance(exc, UpstreamRejected)
-        }
+        rejected = {name for name, exc in call.failures.items() if exc.is_of_request}
         unanswered = {name for name, reply in call.replies.items() if reply.answer is None}
         path = request.api_format.path
         sample = Sample(

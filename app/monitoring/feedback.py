@@ -15,7 +15,7 @@ from app.errors import Conflict, NotFound
 from app.monitoring.decision_store import DecisionStore, StoredDecision, unknown_decision
 from app.monitoring.decision_writer import DecisionWriter
 from app.monitoring.metrics import MonitoringMetrics
-from app.settings.access import CHECKER
+from app.settings.access import CHECKER, SAMPLING
 from racer_core.errors import InputError
 
 PAUSES_S: Final = (0.2, 0.3, 0.5)  # a second in all; a decision waits half a second to be written
@@ -179,10 +179,12 @@ def _new_verdicts(
         earlier = stored.verdicts.get(name)
         if earlier is None or (earlier.correct == right and counts > earlier.counts):
             new[name] = right
-        elif earlier.correct != right and (earlier.counts or caller.role != "admin"):
+        elif earlier.correct != right and (
+            caller.role != "admin" or (earlier.counts and earlier.key != SAMPLING)
+        ):
             raise Conflict(
                 f"{name} already has another verdict for this decision; nothing was changed"
             )
         elif earlier.correct != right:
-            new[name] = right  # an admin's verdict replaces one that waits
+            new[name] = right  # an admin's verdict replaces one that waits, or the gateway's own
     return new

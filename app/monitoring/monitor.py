@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from app.monitoring.shadow_sample import ShadowSample, conversation_id, thinned
 from app.monitoring.verification import Verification, calibration_of, verify
 from app.routing.active_calibration import ActiveCalibration
 from app.settings import GroupBy, Secrets, Settings
+from app.settings.access import SAMPLING
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
@@ -44,8 +45,6 @@ from app.telemetry.metrics import Metrics
 from racer_core.calibration.shadow import is_sampled
 
 log = logging.getLogger(__name__)
-
-SAMPLING: Final = "sampling"  # in the place of a key, in verdicts on candidates without an answer
 
 
 class Monitor:

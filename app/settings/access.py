@@ -46,7 +46,8 @@ class Listener(Frozen):
 _Host = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?)$")]
 ENVIRONMENT_KEYS = ("data", "admin")  # the names of the two keys of the environment
 CHECKER = "checker"  # gives the verdicts of the applications' checkers
-_RESERVED = (*ENVIRONMENT_KEYS, CHECKER, "local")  # `local`: callers without a key
+SAMPLING = "sampling"  # gives those on candidates that answer a sampled request with none
+_RESERVED = (*ENVIRONMENT_KEYS, CHECKER, SAMPLING, "local")  # `local`: callers without a key
 
 
 class Access(Frozen):

@@ -132,15 +132,54 @@ def test_a_client_that_leaves_is_drawn_for(sampling: Gateway, pool: FakePool) ->
     assert set(row["answers"]) == set(POOL)
 
 
-@pytest.mark.parametrize(("fault", "found"), [("400", "correct"), ("500", "unlabelled")])
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        *((fault, "correct") for fault in ("400", "413", "415", "422", "451")),
+        *((fault, "unlabelled") for fault in ("402", "404", "405", "409", "500")),
+    ],
+)
 def test_failures_are_rows_too(sampling: Gateway, pool: FakePool, fault: str, found: str) -> None:
     """Who refuses the request is wrong; what was not answered for another reason is unknown."""
     for name in POOL:
         pool.fail(name, fault)
-    assert sampling.ask(ONE).status_code in (400, 502, 503)
+    assert sampling.ask(ONE).status_code >= 400
     sampled(sampling, 1)
     (row,) = shadow_rows(sampling)
     assert row[found] == (dict.fromkeys(POOL, False) if found == "correct" else True)
+
+
+def test_an_admin_corrects_what_the_sampling_found(sampling: Gateway, pool: FakePool) -> None:
+    """The gateway's own verdict gives way to an admin's, which does not to another's."""
+    pool.fail("poet", "422")
+    answer = sampling.chat(ONE)
+    sampled(sampling, 1)
+    feedback = {"decision_id": answer["id"], "correct": {"poet": True}}
+    assert sampling.post("/feedback", json=feedback).status_code == 409
+    corrected = sampling.post("/feedback", ADMIN_KEY, json=feedback)
+    assert corrected.status_code == 200, corrected.text
+    verdicts = {**feedback, "correct": dict.fromkeys(POOL, True)}
+    sampling.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
+    (row,) = shadow_rows(sampling)
+    assert row["correct"] == dict.fromkeys(POOL, True)
+    verdicts["correct"] = {"poet": False}
+    assert sampling.post("/feedback", ADMIN_KEY, json=verdicts).status_code == 409
+
+
+def test_a_failure_that_is_not_the_requests_is_called_again(
+    sampling: Gateway, pool: FakePool
+) -> None:
+    """As a timeout under the client's own time limit; a rejection of the request is final."""
+    pool.say("adder", "seven", delay_s=0.4)
+    assert sampling.ask(ONE, {"timeout": 0.1}).status_code == 504
+    assert sampled(sampling, 1) == {"whole": 1}
+    (row,) = shadow_rows(sampling)
+    assert row["answers"]["adder"] == "seven"
+    pool.fail("adder", "422")
+    calls = pool.models_called().count("adder")
+    sampling.ask(TWO)
+    sampled(sampling, 2)
+    assert pool.models_called().count("adder") == calls + 1
 
 
 def test_an_answer_without_a_text_is_wrong(sampling: Gateway, pool: FakePool) -> None:
