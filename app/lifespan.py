@@ -40,7 +40,7 @@ from app.routing.scorer import RouterBackend
 from app.routing.service import RoutingService
 from app.services import PARTS, Drain, RouterServices, Services, StoreServices
 from app.settings import Secrets, Settings
-from app.store import Store
+from app.store import KeyPurpose, Store
 from app.store.encryption import Cipher
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics
@@ -246,6 +246,7 @@ async def _open_store(
                 store=store,
                 active=active,
                 metrics=metrics,
+                key=await store.run(store.key, KeyPurpose.SAMPLES),
                 group_by=settings.group_by,
                 shadow_rates=settings.shadow_rates,
                 drawn=settings.drawn_applications,
@@ -276,7 +277,7 @@ async def _open_router_services(
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-        stored.monitor.sample_by(trained.artifact.salt.encode(), setup)
+        stored.monitor.follow(setup)
         await stored.calibration_sync.follow(setup)
         async with CalibrationService(
             settings=settings,

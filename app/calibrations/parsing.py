@@ -49,6 +49,7 @@ class ReadInstructions:
         equality: When two recorded answers are the same; None leaves answers out.
         salt: Salt of the queries' fingerprints.
         store_key: Key of the hashes by which shown rows are recognised.
+        samples_key: Key of the draws of sampled rows, hexadecimal.
         text: What the router reads of a conversation.
         own_texts: What it reads in applications that have a text of their own.
         markers: Around reasoning in recorded answers.
@@ -66,6 +67,7 @@ class ReadInstructions:
     query_chars: int
     equality: Equality | None
     salt: str
+    samples_key: str
     text: RoutedText
     candidates: tuple[BodySettings, ...]
     extra_fields: tuple[str, ...]
@@ -201,7 +203,7 @@ class _RowConditions:
         self._drawn = frozenset(instructions.drawn)
         self._prompts = instructions.prompts
         self._pool = instructions.pool
-        self._key = instructions.salt.encode()
+        self._key = bytes.fromhex(instructions.samples_key)
         plain = self._reader.configured.of(self._pool)
         # The vector of digests in a row -> that of what the configuration sends for its request.
         self._sent_now = {plain: plain}
@@ -218,7 +220,7 @@ class _RowConditions:
         if not (is_rate and is_sampled(self._key, decision, min(1.0, rate * (1.0 + _ROUNDING)))):
             raise InputError(
                 f"the decision {row.decision_id[:64]} was not drawn at the rate {rate:.4g} that "
-                "its weight states: use the rows of `GET /shadow/rows` of this artifact unchanged"
+                "its weight states: use the rows of `GET /shadow/rows` of this store unchanged"
             )
 
     def complete(self, row: LabelledRow) -> LabelledRow:

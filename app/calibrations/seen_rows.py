@@ -19,7 +19,6 @@ stated before: the band certifies it.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final
@@ -30,13 +29,12 @@ from sqlalchemy import delete, func, select
 
 from app.store import Store, now
 from app.store.engine import insert_into
-from app.store.tables import SeenRowsRow, StoreKeyRow
+from app.store.tables import SeenRowsRow
 from racer_core.calibration.options import CalibrationOptions
 
 MAX_SEEN: Final = 10_000  # sets of rows; the oldest are forgotten
 MAX_BYTES: Final = 2**27  # of all of them: 16 million queries
 MIN_SHARE: Final = 0.05  # of the queries; traffic repeats some
-_KEY: Final = "seen_rows"  # name of the key of the hashes
 _AT_ONCE: Final = 16  # sets that are read at once
 
 Hashes = NDArray[np.uint64]
@@ -61,13 +59,6 @@ class SeenRows:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-
-    def key(self) -> bytes:
-        """The key of the queries' hashes, which the store keeps for good."""
-        made = {"name": _KEY, "value": secrets.token_bytes(32)}
-        with self._store.transaction() as session:
-            session.execute(insert_into(session, StoreKeyRow).values(made).on_conflict_do_nothing())
-            return session.get_one(StoreKeyRow, _KEY).value
 
     def fixed_terms(
         self, hashes: Hashes, groups: Sequence[str | None] | None = None

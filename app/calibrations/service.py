@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Protocol, Self
@@ -41,7 +41,7 @@ from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
-from app.store import Store, now
+from app.store import KeyPurpose, Store, now
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.wire import bodies
@@ -183,8 +183,8 @@ class CalibrationService:
     async def _calibrate(
         self, upload: Upload, given: dict[str, Any], sender: str, progress: Progress
     ) -> dict[str, Any]:
-        key = await self._store.run(self._seen_rows.key)
-        rows, options = await asyncio.to_thread(self._read, upload, given, progress, key)
+        keys = {each: await self._store.run(self._store.key, each) for each in KeyPurpose}
+        rows, options = await asyncio.to_thread(self._read, upload, given, progress, keys)
         rows = await self._store.run(
             compared,
             rows,
@@ -258,7 +258,11 @@ class CalibrationService:
         }
 
     def _read(
-        self, upload: Upload, given: dict[str, Any], progress: Progress, key: bytes
+        self,
+        upload: Upload,
+        given: dict[str, Any],
+        progress: Progress,
+        keys: Mapping[KeyPurpose, bytes],
     ) -> tuple[RowColumns, CalibrateOptions]:
         options = bodies.checked(CalibrateOptions, given)
 
@@ -277,7 +281,8 @@ class CalibrationService:
             equality=textual(self._settings.aggregation.equality),
             markers=self._settings.aggregation.reasoning_markers,
             salt=self._salt,
-            store_key=key.hex(),
+            store_key=keys[KeyPurpose.SEEN_ROWS].hex(),
+            samples_key=keys[KeyPurpose.SAMPLES].hex(),
             training_chars=self._training_chars,
             text=self._settings.routing.text,
             own_texts=self._settings.own_texts,

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from app.errors import NoRouter, NotFound, StoreDamaged, StoreError
+from app.errors import NotFound, StoreDamaged, StoreError
 from app.monitoring import drift_statistics, eligibility, risk_report, shadow_rows
 from app.monitoring.checker import Checkers
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
@@ -42,7 +42,6 @@ from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.encryption import Cipher
 from app.telemetry.metrics import Metrics
-from racer_core.calibration.shadow import is_sampled
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ class Monitor:
         store: Where it is stored.
         active: The active calibration.
         metrics: Where the metrics of monitoring are registered.
-        key: Secret of the shadow sample, the same for all gateways; none before :meth:`sample_by`.
+        key: The store's key of the shadow sample.
         group_by: The configured origin of a request's group.
         shadow_rates: Sampling rates of applications with one of their own.
         drawn: The applications whose rows are requests drawn from their traffic.
@@ -71,7 +70,7 @@ class Monitor:
         store: Store,
         active: ActiveCalibration,
         metrics: Metrics,
-        key: bytes = b"",
+        key: bytes,
         group_by: GroupBy,
         shadow_rates: Mapping[str, float] | None = None,
         drawn: Collection[str] = (),
@@ -90,6 +89,7 @@ class Monitor:
         self._seen_queries = SeenQueries()
         self._sent_queries = SeenQueries()  # of each key, whichever calibration decides
         self.shadow_sample = ShadowSample(settings.shadow_rate, shadow_rates or {}, key)
+        self._key = key
         self._drawn = drawn
         self._pool = pool
         self._setup: str | None = None
@@ -134,14 +134,12 @@ class Monitor:
         await self._stack.aclose()
         await self.flush_drift()
 
-    def sample_by(self, key: bytes, setup: str) -> None:
-        """Draw the shadow sample with the key of an artifact that was loaded.
+    def follow(self, setup: str) -> None:
+        """Take scores of an artifact that was loaded as rows.
 
         Args:
-            key: The key.
             setup: Digest of artifact and fleet, by which its calibrations are stored.
         """
-        self.shadow_sample.key = key
         self._setup = setup
 
     def checkers(self, settings: Settings, secrets: Secrets) -> Checkers:
@@ -208,7 +206,7 @@ class Monitor:
         self, fields: Mapping[str, Any], path: str, *, caller: str, session: str | None
     ) -> str | None:
         """As :func:`app.monitoring.shadow_sample.conversation_id`, with the key of the sample."""
-        return conversation_id(self.shadow_sample.key, fields, path, caller=caller, session=session)
+        return conversation_id(self._key, fields, path, caller=caller, session=session)
 
     async def keep_sample(self, sample: Sample, wrong: Collection[str]) -> bool:
         """Store a sample once its decision is stored; returns False where that is not kept.
@@ -310,11 +308,8 @@ class Monitor:
                 `LABELS_ALONE`: none.
 
         Raises:
-            NotReady: No artifact is loaded.
             StoreError: The store cannot be used, or the key does not decrypt the requests.
         """
-        if self._setup is None:
-            raise NoRouter
         return await self._store.run(self._shadow_rows, self._setup, application, since, judge)
 
     # On threads ------------------------------------------------------------------------------
@@ -383,22 +378,16 @@ class Monitor:
         return True
 
     def _shadow_rows(
-        self, setup: str, application: str | None, since: str | None, judge: str | None
+        self, setup: str | None, application: str | None, since: str | None, judge: str | None
     ) -> ShadowRows:
-        key = self.shadow_sample.key
-        found = [
-            each
-            for each in self._samples.rows(
-                self._store.ids(setup), application=application, since=since
-            )
-            if each.decision.calibration_id is not None or _is_drawn_by(key, each.decision)
-        ]
+        own = [] if setup is None else self._store.ids(setup)
+        found = self._samples.rows(own, application=application, since=since)
         left_out = thinned(
             [
                 (each.decision.decision_id, each.sample and each.sample.conversation)
                 for each in found
             ],
-            key,
+            self._key,
         )
 
         @cache
@@ -478,9 +467,3 @@ class Monitor:
 def _seen_key(application: str, fingerprint: bytes) -> bytes:
     """A query: the same words to two applications are two. Fingerprints have one length."""
     return fingerprint + application.encode()
-
-
-def _is_drawn_by(key: bytes, decision: DecisionRecord) -> bool:
-    """Whether this key drew a decision, which then is of the artifact that is loaded."""
-    rate = decision.shadow_rate
-    return rate is not None and is_sampled(key, decision.decision_id.encode(), rate)

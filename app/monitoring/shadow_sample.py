@@ -25,13 +25,13 @@ class ShadowSample:
     Args:
         rate: The sampling rate.
         rates: The rates of applications with one of their own.
-        key: Secret of the draws, the same for all gateways; empty: nothing is drawn yet.
+        key: Secret of the draws, which the store keeps: the same for all gateways and artifacts.
     """
 
     def __init__(self, rate: float, rates: Mapping[str, float], key: bytes) -> None:
         self._rate = rate
         self._rates = rates
-        self.key = key
+        self._key = key
         self._share = 1.0  # of the rates, that keeps the calls within their budget
         self.has_rates = bool(rates)
         self.is_on = rate > 0.0 or any(rates.values())
@@ -62,10 +62,10 @@ class ShadowSample:
 
     def draw(self, decision_id: str, application: str | None) -> float | None:
         """The rate at which a decision was drawn; None where it is not in the sample."""
-        if not self.is_on or not self.key:
+        if not self.is_on:
             return None
         rate = self.rate_of(application)
-        return rate if is_sampled(self.key, decision_id.encode(), rate) else None
+        return rate if is_sampled(self._key, decision_id.encode(), rate) else None
 
 
 def conversation_id(

@@ -140,10 +140,13 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _samples_have_a_router_and_decisions(self) -> Self:
-        """Refuse a sampling rate without an artifact: it would have no effect."""
+        """Refuse a sampling rate without a store, which only a configured artifact opens."""
         place = self._sampled_at()
         if self.artifact is None and place:
-            raise ValueError(f"{place} needs a router: set `artifact`")
+            raise ValueError(
+                f"{place} needs a store: set `artifact` to where `racer train` will write the "
+                "router, which need not exist yet"
+            )
         if place and not self.watching.decisions:
             raise ValueError(
                 f"{place} needs `watching.decisions: true`: only stored decisions can be judged"

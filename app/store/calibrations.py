@@ -10,11 +10,13 @@ import contextvars
 import hashlib
 import json
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -23,14 +25,23 @@ from sqlalchemy.orm import Session
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
 from app.store import engine, schema
 from app.store.calibration_record import DIGESTS, CalibrationRecord, is_of_version_01
-from app.store.engine import ServerConnections, Transaction
-from app.store.tables import ActiveRow, CalibrationRow, WatchRow
+from app.store.engine import ServerConnections, Transaction, insert_into
+from app.store.tables import ActiveRow, CalibrationRow, StoreKeyRow, WatchRow
 from racer_core.errors import RacerError
 
 log = logging.getLogger(__name__)
 
+_KEY_BYTES: Final = 32
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class KeyPurpose(StrEnum):
+    """What a key of the store is for."""
+
+    SEEN_ROWS = "seen_rows"  # hashes of the queries of shown rows
+    SAMPLES = "samples"  # draws of the shadow sample, and ids of conversations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +264,20 @@ class Store:
             row = _find(session, calibration_id)
             active = session.get(ActiveRow, row.artifact)
             return summarised(row, active=active is not None and active.calibration_id == row.id)
+
+    def key(self, purpose: KeyPurpose) -> bytes:
+        """A secret key of 32 bytes for one purpose, the same for all gateways, which stays.
+
+        Of gateways that make it at the same time the first sets it for all.
+        """
+        with self.transaction() as session:
+            stored = session.get(StoreKeyRow, purpose)
+            if stored is None:
+                made = {"name": purpose, "value": secrets.token_bytes(_KEY_BYTES)}
+                insert = insert_into(session, StoreKeyRow).values(made)
+                session.execute(insert.on_conflict_do_nothing())
+                stored = session.get_one(StoreKeyRow, purpose)
+            return stored.value
 
     def transaction(self) -> Transaction:
         """A session that is committed on success; for tables that others read and write."""

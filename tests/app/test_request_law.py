@@ -105,6 +105,7 @@ class Gateway:
             query_chars=self.settings.limits.query_chars,
             equality=None,
             salt=self.trained.artifact.salt,
+            samples_key="00",
             text=self.settings.routing.text,
             candidates=tuple(map(BodySettings.of, self.settings.candidates)),
             extra_fields=(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from app.calibrations import seen_rows
 from app.calibrations.seen_rows import SeenRows
 from app.settings import key_format
-from app.store import Store
+from app.store import KeyPurpose, Store
 from app.store.calibration_record import CalibrationRecord
 from tests.support.gateway import (
     ADMIN_KEY,
@@ -184,13 +185,19 @@ def test_large_sets_of_rows_are_forgotten_by_their_bytes(database: str, monkeypa
         assert seen.fixed_terms(hashes["a"]) is None
 
 
-def test_the_key_of_the_hashes_is_the_stores(database: str, tmp_path: Path) -> None:
-    """All gateways on it have one key, for good; another store has another."""
+@pytest.mark.parametrize("purpose", KeyPurpose)
+def test_a_key_of_one_purpose_is_the_stores(
+    database: str, tmp_path: Path, purpose: KeyPurpose
+) -> None:
+    """All gateways on it have one key, for good; another purpose or store has another."""
     with Store(database) as one, Store(database) as other:
-        key = SeenRows(one).key()
-        assert key == SeenRows(other).key() == SeenRows(one).key()
+        with ThreadPoolExecutor(8) as threads:
+            made = [threads.submit(each.key, purpose) for each in [one, other] * 4]
+            keys = {each.result() for each in made}
+        assert {one.key(purpose)} == keys
+        assert len({one.key(each) for each in KeyPurpose}) == len(KeyPurpose)
     with Store(f"sqlite:///{tmp_path / 'other.db'}") as another:
-        assert SeenRows(another).key() != key
+        assert another.key(purpose) not in keys
 
 
 def test_another_artifact_forgets_no_row(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from app.settings import key_format
+from app.store import KeyPurpose, Store
 from racer_core.calibration.shadow import is_sampled
-from racer_core.racer import Racer
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -112,7 +112,8 @@ def test_rows_of_a_gateways_sample_bring_the_bound_of_their_weights(
 ) -> None:
     """The gateway chose the rates, so the lowest of them bounds the weights of its requests."""
     gateway = serve(calibrated=False, artifact=noisy_artifact)
-    key = Racer.load(noisy_artifact).artifact.salt.encode()
+    with Store(gateway.settings.store) as store:
+        key = store.key(KeyPurpose.SAMPLES)
     ids = (f"dec-{number}" for number in count())
     drawn = [
         row | {"weight": weight, "decision_id": decision_id}

@@ -54,7 +54,7 @@ def order(name: str, **changes: Any) -> ReadInstructions:
     """What is to be read, as the gateway would ask for it."""
     instructions: dict[str, Any] = {
         "name": name, "source": name, "document": False, "pool": POOL, "query_chars": 8_192,
-        "equality": Equality.EXACT, "text": "last_user", "salt": "salt",
+        "equality": Equality.EXACT, "text": "last_user", "salt": "salt", "samples_key": "00",
         "candidates": tuple(BodySettings(name=name, served_as=name) for name in POOL),
         "extra_fields": (),
     }  # fmt: skip

@@ -196,7 +196,7 @@ def _answers(gateway: httpx2.Client) -> bool:
 def test_a_sampling_rate_is_refused_without_a_router(tmp_path: Path) -> None:
     """A setting without effect must not look as if it had one."""
     path = configuration(tmp_path, "http://127.0.0.1:1/v1", watching={"shadow_rate": 0.1})
-    with pytest.raises(SettingsError, match=r"watching\.shadow_rate needs a router"):
+    with pytest.raises(SettingsError, match=r"watching\.shadow_rate needs a store: set `artifact`"):
         settings.load(path, ENVIRONMENT)
 
 

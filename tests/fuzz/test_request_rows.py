@@ -101,6 +101,7 @@ def as_row(body: dict[str, Any], settings: Settings) -> RowColumns:
         query_chars=settings.limits.query_chars,
         equality=None,
         salt="salt",
+        samples_key="00",
         text=settings.routing.text,
         candidates=tuple(map(BodySettings.of, settings.candidates)),
         extra_fields=settings.limits.extra_fields,

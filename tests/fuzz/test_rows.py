@@ -186,6 +186,7 @@ def test_any_upload_is_columns_or_an_error(
         query_chars=50,
         equality=equality,
         salt="salt",
+        samples_key="00",
         text=text,
         candidates=tuple(BodySettings(name=name, served_as=name) for name in POOL),
         extra_fields=(),
