@@ -203,7 +203,11 @@ class ShadowCalls:
             later=request.query.later,
             conversation=self._monitor
             and self._monitor.conversation_id(
-                request.fields, path, caller=request.caller.name, session=request.session
+                request.fields,
+                path,
+                caller=request.caller.name,
+                application=request.application and request.application.name,
+                session=request.session,
             ),
             classes={**dict.fromkeys(pool), **await _classes(call)},
             digests=request.query.conditions.digests,

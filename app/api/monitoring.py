@@ -139,20 +139,17 @@ async def reset(request: Request, services: Services) -> Response:
 async def shadow_rows(request: Request, services: Services) -> Response:
     """JSON lines for `POST /calibrate`, oldest first; one without verdicts is `unlabelled`.
 
-    A row has the whole request where requests are stored, else router scores. Of the turns of one
-    conversation one is drawn; `x-racer-turns-left-out` counts the others. Beside a judge's verdicts
-    labels stand on a random part alone; `x-racer-labels-left-out` counts the others.
+    A row has the whole request where requests are stored, else router scores. Later turns of one
+    conversation have one `cluster`. Beside a judge's verdicts labels stand on a random part alone;
+    `x-racer-labels-left-out` counts the others.
     """
-    rows = await services.monitor.shadow_rows(
+    rows, labels_left_out = await services.monitor.shadow_rows(
         application=_application(request, services),
         since=_since(request.query_params.get("since")),
         judge=request.query_params.get("judge"),
     )
-    headers = {
-        "x-racer-turns-left-out": str(rows.turns_left_out),
-        "x-racer-labels-left-out": str(rows.labels_left_out),
-    }
-    return Response(rows.lines, media_type="application/x-ndjson", headers=headers)
+    headers = {"x-racer-labels-left-out": str(labels_left_out)}
+    return Response(rows, media_type="application/x-ndjson", headers=headers)
 
 
 @routes.add(

@@ -169,10 +169,20 @@ class RowColumns:
         return len(named) or None
 
     @property
-    def shares_clusters(self) -> bool:
-        """Whether some cluster has several rows."""
-        named = self.clusters[self.clusters >= 0]
-        return len(np.unique(named)) < len(named)
+    def shared_clusters(self) -> int:
+        """The number of clusters that have several rows."""
+        _, counts = np.unique(self.clusters[self.clusters >= 0], return_counts=True)
+        return int((counts > 1).sum())
+
+    def are_dependent(self, kind: RowsKind) -> bool:
+        """Whether some rows of one cluster are no independent draws.
+
+        Such are rows of a list, and those of a gateway's sample: it has the turns of whole
+        conversations, each with the same chance.
+        """
+        if kind is RowsKind.QUESTIONS:
+            return self.shared_clusters > 0
+        return self.take(np.flatnonzero(self.sampled)).shared_clusters > 0
 
     def digest(self) -> str:
         """SHA-256 of queries and labels: the same for any order and format of the file."""

@@ -117,11 +117,12 @@ def later_evidence(calibration: Calibration) -> dict[str, Any]:
     """The evidence of the rows of later turns.
 
     If they are too few for alpha, they are not used and ``feasible`` is false. ``min_n`` is the
-    number of rows that alpha needs.
+    number of rows that alpha needs. ``in_clusters``: several share one, and certify nothing.
     """
     shown = ("rows", "n", "min_n", "feasible", "lambda_hat", "mean_size", "abstain", "risk_q95")
-    found = evidence(calibration)
-    return {name: found[name] for name in shown}
+    found, options = evidence(calibration), calibration.options
+    terms = {"unit": options.unit, "in_clusters": options.has_dependent_rows}
+    return {name: found[name] for name in shown} | terms
 
 
 def conditions_evidence(

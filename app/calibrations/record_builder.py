@@ -43,7 +43,6 @@ from racer_core.trained_router import (
     Scorer,
     TrainedRouter,
     refuse_uncounted,
-    with_dependence,
 )
 from racer_core.types import BoolArray, FloatArray, RowsKind
 
@@ -185,8 +184,8 @@ class RecordBuilder:
         if guarantee.one_per_cluster and options.rows_kind is None:
             raise InputError(ONE_PER_CLUSTER_NEEDS_KIND, param="one_per_cluster")
         are_questions = rows_kind is RowsKind.QUESTIONS
-        guarantee = with_dependence(guarantee, rows_kind, shares_clusters=rows.shares_clusters)
-        if guarantee.has_dependent_rows and options.answer_risk_max is not None:
+        terms = partial(_with_clusters, guarantee, kind=rows_kind)
+        if options.answer_risk_max is not None and terms(first.rows).has_dependent_rows:
             raise InputError(
                 "answer_risk_max needs independent rows, and these share clusters: set "
                 "one_per_cluster, or leave all but one row of each cluster out",
@@ -207,14 +206,14 @@ class RecordBuilder:
         prints = tuple(map(either, rows.fingerprints, rows.overlap_prints))
         if not options.allow_overlap:
             self._trained.refuse_overlap(prints, options.rows_kind)
-        built = self._build(first.rows, guarantee, progress)
+        built = self._build(first.rows, terms(first.rows), progress)
         if served is not None:  # first turns only, under the conditions of most rows
             built = replace(built, calibration=built.calibration.reweighted(served))
             others = []
         refuse_uncounted(built.calibration)
         largest = max([guarantee.alpha, *(each.alpha for each in alphas.values())])
         used = list(_used(others, first, min_n(largest, guarantee.delta)))
-        built_others = [self._build(each.rows, guarantee, progress) for each in used]
+        built_others = [self._build(each.rows, terms(each.rows), progress) for each in used]
         rows_of_first, limit = first.rows, None
         if options.answer_risk_max is not None:
             if used:
@@ -261,7 +260,8 @@ class RecordBuilder:
                 "kind": rows_kind,
                 "guessed": options.rows_kind is None,
                 "clusters": rows.cluster_count,
-                "unit": guarantee.unit,
+                "shared_clusters": rows.shared_clusters,
+                "unit": built.calibration.options.unit,
             },
         }
         if limit is not None:
@@ -389,6 +389,18 @@ class RecordBuilder:
         if dry_run:
             found |= {"curve": curve(calibration), "groups": groups(calibration)}
         return found
+
+
+def _with_clusters(
+    guarantee: CalibrationOptions, rows: RowColumns, *, kind: RowsKind
+) -> CalibrationOptions:
+    """The terms, with what the clusters of one population's rows make of them."""
+    is_one_each = guarantee.one_per_cluster and rows.cluster_count is not None
+    return replace(
+        guarantee,
+        one_per_cluster=is_one_each,
+        has_dependent_rows=not is_one_each and rows.are_dependent(kind),
+    )
 
 
 def _with_sampling_rates(guarantee: CalibrationOptions, rows: RowColumns) -> CalibrationOptions:

@@ -219,6 +219,8 @@ def calibrate(
                 refusals.append(GatewayRefused(f"application {name}: {exc}"))
             else:
                 _print(result, name, as_json=as_json)
+                if from_shadow:
+                    _show_conversations(result, name)
     for each in refusals[:-1]:
         err.print(f"racer: {each}", style="red", markup=False, highlight=False, soft_wrap=True)
     if refusals:
@@ -258,6 +260,26 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
     for name, lines in tables.items():
         if lines:
             out.print(_table(name, lines))
+
+
+def _show_conversations(result: Mapping[str, Any], application: str | None) -> None:
+    """Say how many conversations have several rows, and what follows."""
+    evidence = result["evidence"]
+    if application is not None:
+        evidence = evidence["uploads"][application]
+    sample, turns = evidence["sample"], evidence.get("later_turns", {})
+    if shared := sample["shared_clusters"]:
+        consequence = "one row of each was used"
+        if turns.get("in_clusters"):
+            consequence = (
+                "later turns certify nothing; lower watching.shadow_rate, or add --one-per-cluster"
+            )
+        err.print(
+            f"{shared} of {sample['clusters']} conversations have several rows: {consequence}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _show_phase(show: Progress, phase: str, done: int, total: int) -> None:

@@ -31,8 +31,7 @@ from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
 from app.monitoring.sample_labels import SampleLabels
 from app.monitoring.sample_store import Sample, SampleStore
 from app.monitoring.seen_queries import SeenQueries
-from app.monitoring.shadow_rows import ShadowRows
-from app.monitoring.shadow_sample import ShadowSample, conversation_id, thinned
+from app.monitoring.shadow_sample import ShadowSample, conversation_id
 from app.monitoring.verification import Verification, calibration_of, verify
 from app.routing.active_calibration import ActiveCalibration
 from app.settings import GroupBy, Secrets, Settings
@@ -203,10 +202,23 @@ class Monitor:
     # The shadow sample ------------------------------------------------------------------------
 
     def conversation_id(
-        self, fields: Mapping[str, Any], path: str, *, caller: str, session: str | None
+        self,
+        fields: Mapping[str, Any],
+        path: str,
+        *,
+        caller: str,
+        application: str | None,
+        session: str | None,
     ) -> str | None:
         """As :func:`app.monitoring.shadow_sample.conversation_id`, with the key of the sample."""
-        return conversation_id(self._key, fields, path, caller=caller, session=session)
+        return conversation_id(
+            self._key,
+            fields,
+            path,
+            caller=caller,
+            application=application,
+            session=session,
+        )
 
     async def keep_sample(self, sample: Sample, wrong: Collection[str]) -> bool:
         """Store a sample once its decision is stored; returns False where that is not kept.
@@ -298,7 +310,7 @@ class Monitor:
         application: str | None = None,
         since: str | None = None,
         judge: str | None = None,
-    ) -> ShadowRows:
+    ) -> tuple[bytes, int]:
         """The decisions of the shadow sample as labelled rows, JSON lines, oldest first.
 
         Args:
@@ -306,6 +318,9 @@ class Monitor:
             since: Only decisions from then on: UTC, ISO 8601.
             judge: The judge model whose verdicts rows carry; None: the one with verdicts on most;
                 `LABELS_ALONE`: none.
+
+        Returns:
+            The rows, and how many lost their label beside a judge's verdicts.
 
         Raises:
             StoreError: The store cannot be used, or the key does not decrypt the requests.
@@ -379,16 +394,9 @@ class Monitor:
 
     def _shadow_rows(
         self, setup: str | None, application: str | None, since: str | None, judge: str | None
-    ) -> ShadowRows:
+    ) -> tuple[bytes, int]:
         own = [] if setup is None else self._store.ids(setup)
         found = self._samples.rows(own, application=application, since=since)
-        left_out = thinned(
-            [
-                (each.decision.decision_id, each.sample and each.sample.conversation)
-                for each in found
-            ],
-            self._key,
-        )
 
         @cache
         def conditions_of(calibration_id: str) -> tuple[str, ...] | None:
@@ -399,8 +407,8 @@ class Monitor:
                 return None
             return None if first.drawn else first.conditions  # drawn rows have other digests
 
-        rows, labels_left_out = shadow_rows.labelled_rows(
-            (each for each in found if each.decision.decision_id not in left_out),
+        return shadow_rows.labelled_rows(
+            found,
             self._pool,
             group_by=self._group_by,
             drawn=self._drawn,
@@ -408,7 +416,6 @@ class Monitor:
             stores_requests=self._samples.stores_requests,
             judge=judge,
         )
-        return ShadowRows(rows, len(left_out), labels_left_out)
 
     def _on_activation(self, record: CalibrationRecord) -> None:
         monitored = self._monitored = MonitoredCalibration.of(record)

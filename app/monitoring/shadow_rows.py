@@ -7,7 +7,7 @@ rows would be drawn by what candidates and judges could answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
@@ -18,20 +18,6 @@ from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
 from app.routing.reasons import Reason
 from app.settings import GroupBy
 from racer_core.calibration.certificate import base_reason
-
-
-class ShadowRows(NamedTuple):
-    """The rows that `GET /shadow/rows` answers with.
-
-    Attributes:
-        lines: JSON lines, oldest first.
-        turns_left_out: Turns of conversations of which another one is a row.
-        labels_left_out: Rows that lost their label beside a judge's verdicts.
-    """
-
-    lines: bytes
-    turns_left_out: int
-    labels_left_out: int
 
 
 def labelled_rows(
@@ -50,7 +36,8 @@ def labelled_rows(
     them: of a part of the pool, unless by an outage, under another `group_by`, of version 0.1;
     where no requests are stored, those without a calibration, which have no scores, and, but for
     drawn rows, those of queries unlike the rows. No request is a row that is larger than rows may
-    be; answers that are too long for a row are left out of it.
+    be; answers that are too long for a row are left out of it. The `cluster` of later turns is
+    their conversation.
 
     Args:
         sampled: The decisions, oldest first.
@@ -139,6 +126,8 @@ def _row(
         }
     if exchange is None and sample is not None and sample.later:
         row["later"] = True
+    if sample is not None and sample.conversation is not None:
+        row["cluster"] = sample.conversation
     if conditions is not None:
         row["conditions"] = conditions
     name = "application" if decision.group_by == "application" else "group"

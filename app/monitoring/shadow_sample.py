@@ -6,7 +6,7 @@ is drawn like the traffic: whatever a request is, and however it ends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import blake2b
 from math import ceil, log2
 from typing import Any, Final, cast
@@ -69,17 +69,25 @@ class ShadowSample:
 
 
 def conversation_id(
-    key: bytes, fields: Mapping[str, Any], path: str, *, caller: str, session: str | None
+    key: bytes,
+    fields: Mapping[str, Any],
+    path: str,
+    *,
+    caller: str,
+    application: str | None,
+    session: str | None,
 ) -> str | None:
     """Keyed hash that the later turns of one conversation share; None for a first turn.
 
-    Without a session of its own a conversation is known by its beginning, up to the first answer.
+    A conversation is known by its session, if it has one, and by its beginning: up to the first
+    answer to the user, since a greeting may open all conversations.
 
     Args:
         key: Secret of the hash.
         fields: The fields of the body that candidates are sent.
         path: The endpoint of candidates to which it goes.
         caller: Name of the API key.
+        application: The application of the request; None where none is configured.
         session: Id of the request's session.
     """
     try:
@@ -87,39 +95,23 @@ def conversation_id(
             return None
     except InputError:  # it was served: another part of the body says what it asks
         return None
-    beginning: list[Any] | str = session or _beginning(fields.get(TURN_FIELDS[path]))
+    beginning = _beginning(fields.get(TURN_FIELDS[path]))
     return blake2b(
-        dump_json([caller, session is not None, beginning]),
+        dump_json([caller, application, session, beginning]),
         key=blake2b(key, digest_size=32).digest(),
         person=b"conversation",
         digest_size=_DIGEST_BYTES,
     ).hexdigest()
 
 
-def thinned(decisions: Sequence[tuple[str, str | None]], key: bytes) -> set[str]:
-    """Of the sampled turns of each conversation the ids of all but one, which is drawn uniformly.
-
-    Args:
-        decisions: Decision ids with their conversations; None for a first turn.
-        key: Secret of the draw, which is the same whenever the same turns are drawn from.
-    """
-    seed = blake2b(key, digest_size=32).digest()
-
-    def place(decision_id: str) -> bytes:
-        return blake2b(decision_id.encode(), key=seed, person=b"kept turn").digest()
-
-    turns: dict[str, list[str]] = {}
-    for decision_id, conversation in decisions:
-        if conversation is not None:
-            turns.setdefault(conversation, []).append(decision_id)
-    return {each for of_one in turns.values() for each in sorted(of_one, key=place)[1:]}
-
-
 def _beginning(turns: object) -> list[Any]:
-    """The turns up to the first answer."""
+    """The turns up to the first answer to the user."""
     beginning: list[Any] = []
+    has_user = False
     for turn in cast("list[object]", turns) if isinstance(turns, list) else []:
         beginning.append(turn)
-        if isinstance(turn, dict) and cast("dict[str, object]", turn).get("role") == "assistant":
+        role = cast("dict[str, object]", turn).get("role") if isinstance(turn, dict) else None
+        if role == "assistant" and has_user:
             break
+        has_user = has_user or role == "user"
     return beginning

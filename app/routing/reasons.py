@@ -90,9 +90,11 @@ class Reason(StrEnum):
     """
 
     ROWS_IN_CLUSTERS = CoreReason.ROWS_IN_CLUSTERS.value
-    """The rows are a list of questions, and several share a cluster: they are not independent.
+    """The rows are a list of questions, or sampled turns of conversations, and several share a
+    cluster: they are not independent.
 
-    Calibrate with `one_per_cluster`, or say that the rows are a random sample of traffic.
+    Calibrate with `one_per_cluster`. Of a file drawn at random from traffic say so; of turns that
+    the gateway sampled, lower `watching.shadow_rate`.
     """
 
     ALPHA_PICKED = CoreReason.ALPHA_PICKED.value
@@ -153,9 +155,10 @@ class Reason(StrEnum):
     """
 
     LATER_TURN = "later_turn"
-    """A later turn of a conversation, decided by the rows of later turns.
+    """A later turn of a conversation, decided by the rows of later turns. The bound holds while
+    earlier answers come from where those of the rows came: from the same sets, or fallback.
 
-    Nothing.
+    Nothing; after a change of calibration sample later turns anew.
     """
 
     ALPHA_INFEASIBLE = CoreReason.ALPHA_INFEASIBLE.value

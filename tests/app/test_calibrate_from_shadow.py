@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support.gateway import (
     Serve,
     as_json,
     labelled,
+    user,
 )
 from tests.support.samples import KEY, sampled
 
@@ -45,6 +47,29 @@ def test_the_sample_of_live_traffic_calibrates(serve: Serve, racer: Command) -> 
     assert (evidence["sample"]["kind"], evidence["sample"]["guessed"]) == ("traffic", False)
     assert evidence["shift"]["active_id"] == before
     assert gateway.ready()["calibration"] == result["id"] != before
+
+
+def test_conversations_with_several_rows_are_counted(serve: Serve, racer: Command) -> None:
+    """And what follows: later turns certify nothing, unless one row of each is used."""
+    gateway = serve(
+        watching={"shadow_rate": 1.0, "store_requests": True},
+        environment={**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY},
+    )
+    ask_and_label(gateway, 20_000, 40)
+    for place in range(12):
+        turns: list[Any] = [*user(f"Hello {place // 2}"), {"role": "assistant", "content": "Hi"}]
+        turns += user(labelled(30_000 + place, 1).queries[0])
+        gateway.post("/v1/chat/completions", json={"model": "auto", "messages": turns})
+    sampled(gateway, 52)
+    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
+    for option, consequence in (
+        ((), "later turns certify nothing; lower watching.shadow_rate"),
+        (("--one-per-cluster",), "one row of each was used"),
+    ):
+        code, out, err = racer("calibrate", *at, *option)
+        assert code == 0, err
+        assert json.loads(out)["evidence"]["sample"]["shared_clusters"] == 6
+        assert f"6 of 6 conversations have several rows: {consequence}" in " ".join(err.split())
 
 
 def test_what_fails_the_checks_is_not_activated(serve: Serve, racer: Command) -> None:

@@ -1,34 +1,91 @@
-"""Sampled turns of one conversation: found by a keyed hash, and one of them kept at random."""
+"""Sampled turns of one conversation: a keyed hash is their cluster, and clusters decide."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from app.monitoring.shadow_sample import conversation_id, thinned
+from app.monitoring.sample_store import Sample, SampledDecision, SampledExchange
+from app.monitoring.shadow_rows import labelled_rows
+from app.monitoring.shadow_sample import conversation_id
+from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
+from racer_core.records.units import cluster_units, one_per_unit
+from racer_core.types import RowsKind
+from tests.support.gateway import DATA_KEY, TWO, Serve, user
+from tests.support.lazy import LazyModule
+from tests.support.monitored import POOL, calibration_record, decision_record
+from tests.upstreams.scripted import FakePool
+
+from .test_applications import (
+    ACCESS,
+    BOT_KEY,
+    answered,
+    drawn_rows,
+    later,
+    upload,
+    whole,
+)
+
+stats = LazyModule("scipy.stats")
 
 KEY = b"a key of the tests"
+ALPHA = 0.1
+ROWS = 39
+LONG = 15  # later turns of a long conversation
+DECISION = decision_record(calibration_record(rows=30), (0.5, 0.5, 0.5))
+BOTH: dict[str, Any] = {
+    "bot": {"keys": ["bot"], "premise": "drawn"},
+    "agent": {"keys": ["data"], "premise": "drawn"},
+}
 FIRST: list[Any] = [{"role": "user", "content": "Hello"}]
 SECOND = [*FIRST, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "And?"}]
 THIRD = [*SECOND, {"role": "assistant", "content": "So"}, {"role": "user", "content": "Well?"}]
 OTHER = [*FIRST, {"role": "assistant", "content": "What?"}, {"role": "user", "content": "And?"}]
 
 
-def of(turns: list[Any], key: bytes = KEY, caller: str = "data", session: str | None = None) -> Any:
+def of(
+    turns: list[Any],
+    key: bytes = KEY,
+    caller: str = "data",
+    application: str | None = None,
+    session: str | None = None,
+) -> Any:
     """The conversation of a chat request."""
-    fields = {"messages": turns}
-    return conversation_id(key, fields, "chat/completions", caller=caller, session=session)
+    return conversation_id(
+        key,
+        {"messages": turns},
+        "chat/completions",
+        caller=caller,
+        application=application,
+        session=session,
+    )
 
 
 def test_later_turns_share_their_beginning() -> None:
     """Up to the first answer; a first turn has no conversation, whatever its session."""
     assert of(FIRST) is None is of(FIRST, session="s")
     assert of(SECOND) == of(THIRD) != of(OTHER)
-    assert of(SECOND, session="s") == of(OTHER, session="s") != of(SECOND, session="t")
+    assert of(SECOND, session="s") == of(THIRD, session="s") != of(SECOND, session="t")
     others = [of(SECOND, key=b"another"), of(SECOND, caller="bot"), of(SECOND, session="s")]
-    assert len({of(SECOND), *others}) == 4
+    assert len({of(SECOND), of(SECOND, application="bot"), *others}) == 5
+
+
+def test_a_greeting_or_a_session_makes_no_conversation() -> None:
+    """Both may be the same for all users; the user's first turn and its answer are not."""
+    greeting = [{"role": "assistant", "content": "Hello! How can I help?"}]
+    for session in (None, "constant"):
+        found = [
+            of([*before, *user(f"a{number}"), *greeting, *turns], session=session)
+            for number in range(20)
+            for before in ([], greeting)
+            for turns in (user("And?"), THIRD)
+        ]
+        assert len(set(found)) == 40
 
 
 @pytest.mark.parametrize("field", ["messages", "input"])
@@ -36,25 +93,155 @@ def test_a_conversation_of_every_api_is_found(field: str) -> None:
     """One text of a beginning is one conversation in chat and in responses."""
     path = "responses" if field == "input" else "chat/completions"
     found = [
-        conversation_id(KEY, {field: turns}, path, caller="data", session=None)
+        conversation_id(KEY, {field: turns}, path, caller="data", application=None, session=None)
         for turns in (FIRST, SECOND, THIRD)
     ]
     assert found[0] is None
     assert found[1] == found[2] is not None
 
 
-def test_one_turn_of_each_conversation_is_kept_uniformly() -> None:
-    """Of three turns each is kept in a third of 3,000 conversations; false alarm below 1e-6."""
-    kept: Counter[int] = Counter()
-    turns = [
-        (f"chatcmpl-{number}-{turn}", f"conversation-{number}")
-        for number in range(3_000)
-        for turn in range(3)
+def sampled_turns(
+    rng: np.random.Generator, conversations: int, rate: float, most: int | None = None
+) -> list[SampledDecision]:
+    """Sampled later turns in random order: few conversations are long, and those are hard.
+
+    The text of a turn is its critical score.
+    """
+    turns = np.where(rng.random(conversations) < 0.2, LONG, 1)
+    drawn = rng.permutation(np.repeat(np.arange(conversations), rng.binomial(turns, rate)))
+    found: list[SampledDecision] = []
+    for place in drawn[:most]:
+        text = str(critical(rng, is_long=bool(turns[place] > 1)))
+        decision_id = f"chatcmpl-{len(found)}"
+        exchange = SampledExchange(
+            request={"messages": [*SECOND[:2], *user(text)]},
+            path="chat/completions",
+            answers={},
+            calls={},
+        )
+        sample = Sample(
+            decision_id=decision_id,
+            application=None,
+            later=True,
+            conversation=f"conversation {place}",
+            classes={},
+            digests=dict.fromkeys(POOL, "0"),
+            whole=True,
+            exchange=exchange,
+        )
+        decision = replace(DECISION, decision_id=decision_id, shadow_rate=rate)
+        correct: dict[str, bool] = dict.fromkeys(POOL, True)
+        found.append(
+            SampledDecision(decision=decision, sample=sample, correct=correct, judgements={})
+        )
+    return found
+
+
+def critical(rng: np.random.Generator, *, is_long: bool) -> float:
+    """The critical score of a turn."""
+    return float(rng.random()) * (1.0 if is_long else 0.5)
+
+
+def read_rows(sampled: list[SampledDecision]) -> tuple[list[float], list[str]]:
+    """Critical scores and clusters of the rows."""
+    lines, _ = labelled_rows(
+        sampled,
+        POOL,
+        group_by="request",
+        drawn=(),
+        conditions_of=lambda _: None,
+        stores_requests=True,
+    )
+    rows = [json.loads(line) for line in lines.splitlines()]
+    assert len(rows) == len(sampled)
+    scores = [float(row["request"]["messages"][-1]["content"]) for row in rows]
+    return scores, [row["cluster"] for row in rows]
+
+
+def threshold(scores: Sequence[float]) -> float:
+    """The threshold of the rows' critical scores."""
+    return threshold_from_sorted(np.sort(scores), allowed_misses(len(scores), ALPHA, None))
+
+
+LAW = (1 + allowed_misses(ROWS, ALPHA, None)) / (ROWS + 1)
+
+
+def test_rows_of_different_conversations_keep_alpha_for_a_random_request() -> None:
+    """The exact law of n exchangeable rows, at a rate that seldom draws two of a conversation.
+
+    Long conversations are a fifth of all and have most requests. False alarm below 1e-6.
+    """
+    rng, trials, missed = np.random.default_rng(1), 0, 0
+    share = 0.2 * LONG / (0.2 * LONG + 0.8)
+    while trials < 100:
+        scores, clusters = read_rows(sampled_turns(rng, 40_000, 0.0005, ROWS))
+        assert len(scores) == ROWS
+        if len(set(clusters)) < ROWS:
+            continue  # it certifies nothing
+        trials += 1
+        missed += critical(rng, is_long=bool(rng.random() < share)) > threshold(scores)
+    low, high = stats.binom.interval(1.0 - 1e-6, trials, LAW)
+    assert low <= missed <= high
+
+
+def test_one_row_of_each_conversation_keeps_alpha_for_a_random_conversation() -> None:
+    """The exact law of n exchangeable conversations; for a random request it fails by far.
+
+    Each with false alarm below 1e-6.
+    """
+    rng, trials = np.random.default_rng(2), 120
+    share = 0.2 * LONG / (0.2 * LONG + 0.8)
+    missed = {0.2: 0, share: 0}
+    for number in range(trials):
+        scores, clusters = read_rows(sampled_turns(rng, ROWS, 1.0))
+        units = cluster_units(RowsKind.TRAFFIC, clusters, clusters)
+        chosen: list[int] = one_per_unit(units, str(number).encode()).tolist()
+        assert len(chosen) == ROWS
+        limit = threshold([scores[row] for row in chosen])
+        for longs in missed:
+            missed[longs] += critical(rng, is_long=bool(rng.random() < longs)) > limit
+    low, high = stats.binom.interval(1.0 - 1e-6, trials, LAW)
+    assert low <= missed[0.2] <= high
+    assert stats.binom.sf(missed[share] - 1, trials, ALPHA) < 1e-6
+
+
+def conversations(rows: list[dict[str, Any]], name: str, size: int) -> list[dict[str, Any]]:
+    """Sampled rows of an application, in conversations of one size; 0: in none."""
+    return [
+        row
+        | {"application": name, "decision_id": f"{name}-{size}-{number}"}
+        | ({"cluster": f"{name} {number // size}"} if size else {})
+        for number, row in enumerate(rows)
     ]
-    left_out = thinned(turns, KEY)
-    assert len(left_out) == 6_000
-    assert left_out == thinned(turns[::-1], KEY)
-    assert left_out != thinned(turns, b"another")
-    kept.update(int(each[-1]) for each, _ in turns if each not in left_out)
-    assert all(abs(kept[turn] - 1_000) < 130 for turn in range(3))  # 5 standard deviations
-    assert thinned([("a", None), ("b", None)], KEY) == set()
+
+
+def test_shared_conversations_void_their_own_population(serve: Serve, pool: FakePool) -> None:
+    """Later turns of one application; with one row of each the unit is a cluster for them alone."""
+    gateway = serve(calibrated=False, access=ACCESS, applications=BOTH)
+    turns = [row | {"request": later(row["request"])} for row in drawn_rows(80, 30_000)]
+    rows = [
+        row
+        for name, size in (("bot", 2), ("agent", 1))
+        for row in (*conversations(drawn_rows(60), name, 0), *conversations(turns, name, size))
+    ]
+    made = upload(gateway, rows, rows_kind="traffic")
+    assert made["evidence"]["sample"] | {"shared_clusters": 40} == made["evidence"]["sample"]
+
+    def certificates() -> list[tuple[bool, list[str], str]]:
+        found = [
+            answered(gateway, key, body)
+            for key in (BOT_KEY, DATA_KEY)
+            for body in (whole(TWO), later(whole(TWO)))
+        ]
+        return [
+            (each["holds"], each["reasons"], each.get("guarantee", {}).get("unit"))
+            for each in found
+        ]
+
+    first, of_bot, other_first, of_agent = certificates()
+    assert [each[0] for each in (first, of_bot, other_first, of_agent)] == [True, False, True, True]
+    assert "rows_in_clusters" in of_bot[1]
+    upload(gateway, rows, rows_kind="traffic", one_per_cluster=True)
+    found = certificates()
+    assert [each[0] for each in found] == [True] * 4
+    assert [each[2] for each in found] == ["request", "cluster"] * 2

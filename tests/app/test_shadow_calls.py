@@ -315,8 +315,8 @@ def test_a_gateway_without_a_calibration_samples(serve: Serve) -> None:
     assert "ISO 8601" in error_message(gateway.get("/shadow/rows?since=now", ADMIN_KEY), 400)
 
 
-def test_of_the_turns_of_a_conversation_one_is_a_row(sampling: Gateway) -> None:
-    """The first turn stands for itself; the response says how many are left out."""
+def test_later_turns_of_a_conversation_are_rows_of_one_cluster(sampling: Gateway) -> None:
+    """Every sampled turn is a row; the first turn has no cluster."""
     turns: list[Any] = []
     for text in (ONE, TWO, ONE, TWO):
         turns += user(text)
@@ -325,12 +325,12 @@ def test_of_the_turns_of_a_conversation_one_is_a_row(sampling: Gateway) -> None:
     other = [*user("Another beginning"), {"role": "assistant", "content": "7"}, *user(TWO)]
     sampling.post("/v1/chat/completions", json={"model": "auto", "messages": other})
     sampled(sampling, 5)
-    response = sampling.get("/shadow/rows", ADMIN_KEY)
-    assert response.headers["x-racer-turns-left-out"] == "2"
     rows = shadow_rows(sampling)
-    assert len(rows) == 3
-    assert len(rows[0]["request"]["messages"]) == 1
-    assert rows[1:] == shadow_rows(sampling)[1:]
+    assert len(rows) == 5
+    clusters = {len(row["request"]["messages"]): row.get("cluster") for row in rows[:4]}
+    assert clusters.pop(1) is None
+    (cluster,) = set(clusters.values())
+    assert rows[4]["cluster"] not in (None, cluster)
 
 
 def test_whole_answers_are_passed_on(
