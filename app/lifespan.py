@@ -184,7 +184,10 @@ def _sampled_scores(
 ) -> dict[str, SampledScores]:
     return {
         decision.decision_id: SampledScores(
-            scores=decision.scores, later=later, application=decision.application
+            scores=decision.scores,
+            later=later,
+            application=decision.application,
+            rate=decision.shadow_rate,
         )
         for decision, later in SampleStore(store).decisions(decision_ids, store.ids(setup))
     }

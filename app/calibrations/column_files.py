@@ -138,8 +138,7 @@ class ColumnWriter:
         self._later.append(bool(row.earlier))
         self._unlabelled.append(row.unlabelled)
         self._sampled.append(row.decision_id is not None)
-        is_scored = row.scores is not None and row.decision_id is not None
-        self._decision_ids.append((row.decision_id or "").encode() if is_scored else b"")
+        self._decision_ids.append((row.decision_id or "").encode())
         self._add_verdicts(row)
         vectors = self._conditions
         vector = tuple(row.conditions[name] for name in self._pool) if row.conditions else ()

@@ -103,8 +103,8 @@ class RowColumns:
             row has any.
         unlabelled: Whether a row has no label, shape (n,).
         sampled: Whether a row is of a gateway's random sample, shape (n,).
-        decision_ids: The sampled decision of each row that brings scores, else empty, shape (n,);
-            None: no row has one.
+        decision_ids: The sampled decision of each row, empty for a row without, shape (n,); None:
+            no row has one.
         verified: Whether a row's scores are those that the gateway stored, shape (n,); None: none.
     """
 

@@ -1,11 +1,13 @@
-"""Sampled scores: rows without text, compared with the decisions that the gateway stored.
+"""Sampled scores: rows of the shadow sample, compared with the decisions that the gateway stored.
 
-A row of the shadow sample brings router scores where requests are not stored. Equal to those of its
-decision, under the same artifact and fleet, they are the router's own.
+Such a row states the rate at which its decision was drawn, and brings router scores where requests
+are not stored. Equal to those of its decision, under the same artifact and fleet, they are the
+router's own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -24,11 +26,13 @@ class SampledScores:
         scores: The router's scores in the order of the pool; None: it gave none.
         later: The request is a turn after the first of a conversation.
         application: Its application; empty where none is configured.
+        rate: The rate at which it was drawn; None: it was not.
     """
 
     scores: tuple[float, ...] | None
     later: bool
     application: str
+    rate: float | None
 
 
 class StoredScores(Protocol):
@@ -44,6 +48,8 @@ def compared(
 ) -> RowColumns:
     """The rows, with what the store says of those that bring scores.
 
+    A decision that is no longer stored was drawn at the stated rate as far as its id tells.
+
     Args:
         rows: The rows of an upload.
         stored: Reads sampled decisions.
@@ -52,7 +58,8 @@ def compared(
             request must be stored decisions: nothing else says what they were.
 
     Raises:
-        InputError: A drawn row is not what is stored.
+        InputError: A row states another rate than its decision was drawn at, or a drawn row
+            without a request is not what is stored.
     """
     if rows.decision_ids is None:
         return rows
@@ -62,6 +69,16 @@ def compared(
     groups = rows.groups or (None,) * len(rows)
     for place, (decision_id, group) in enumerate(zip(ids, groups, strict=True)):
         known = found.get(decision_id)
+        if known is not None:
+            weight = 1.0 if rows.weights is None else float(rows.weights[place])
+            if known.rate is None or not math.isclose(weight * known.rate, 1.0):
+                raise InputError(
+                    f"row {place + 1}: the decision {decision_id} was drawn at the rate "
+                    f"{known.rate or 0:.4g}, and its weight {weight:.4g} states another: use the "
+                    "rows of `GET /shadow/rows` unchanged"
+                )
+        if np.isnan(rows.scores[place]).any():
+            continue  # a whole request
         if known is not None:
             later[place] = known.later
             scores = None if known.scores is None else tuple(rows.scores[place].tolist())

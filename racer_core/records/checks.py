@@ -114,11 +114,22 @@ class CheckedRows:
             RowsError: Any row is wrong, or there are too many.
         """
         problems: list[str] = []
+        decisions: dict[str, Place] = {}
         for count, (number, value) in enumerate(self._lines, 1):
             if self._limits.rows is not None and count > self._limits.rows:
                 raise RowsError(self._source, [f"more than {self._limits.rows:,} rows"])
             try:
                 row = self._row(value)
+                place = (
+                    number
+                    if row.decision_id is None
+                    else decisions.setdefault(row.decision_id, number)
+                )
+                if place != number:
+                    raise InputError(
+                        f"the decision {(row.decision_id or '')[:64]} is {self._unit} {place} "
+                        "already: one decision is one row"
+                    )
             except InputError as exc:
                 problems.append(self._located(number, exc))
                 if len(problems) == _MAX_PROBLEMS:

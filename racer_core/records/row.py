@@ -103,6 +103,12 @@ def parse_row(
     judged = _judged(fields.get("judged"), pool)
     unlabelled = _is_unlabelled(fields, judged is not None, is_allowed=takes_unlabelled)
     asked = RowQuery("") if scores else row_query(fields, text)
+    decision_id = optional_text(fields, "decision_id") or None
+    if decision_id is not None and fields.get("weight") is None:
+        raise InputError(
+            '"decision_id" stands without "weight", 1 / the rate at which the decision was drawn: '
+            "use the rows of `GET /shadow/rows` unchanged"
+        )
     return LabelledRow(
         query=asked.query[:max_query_chars],
         earlier=asked.earlier,
@@ -120,7 +126,7 @@ def parse_row(
         quality=quality,
         weight=row_weight(fields),
         unlabelled=unlabelled,
-        decision_id=optional_text(fields, "decision_id") or None,
+        decision_id=decision_id,
         judged=judged,
         judge=optional_text(fields, "judge") or None,
     )

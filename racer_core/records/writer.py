@@ -44,7 +44,7 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
         written["unlabelled"] = True
     if row.quality is not None:
         written["quality"] = dict(zip(pool, row.quality, strict=True))
-    if row.weight != 1.0:
+    if row.weight != 1.0 or row.decision_id is not None:
         written["weight"] = row.weight
     if row.scores is not None:
         written["scores"] = dict(zip(pool, row.scores, strict=True))

@@ -385,6 +385,41 @@ def test_a_row_drawn_at_another_rate_than_its_weight_says_is_refused(
     assert "line 3" in error_message(upload(), 422)
 
 
+@pytest.mark.parametrize("weight", [1.0, 1.5, 4.0, None])
+def test_a_weight_other_than_that_of_the_stored_decision_is_refused(
+    serve: Serve, weight: float | None
+) -> None:
+    """A larger rate than it was drawn at, too, which the key alone cannot refute."""
+    gateway = serve(watching={**WATCHING, "shadow_rate": 0.5}, environment=KEYED)
+    rows: list[dict[str, Any]] = []
+    for number in range(40):
+        gateway.chat(f"What is {number} plus 50?")
+        if number > 10 and (rows := shadow_rows(gateway)):
+            break
+    (row,) = rows[:1]
+    assert row["weight"] == 2.0
+    taken = upload(gateway, [row])  # read, and too few
+    assert "decision" not in taken.text, taken.text
+    row["weight"] = weight
+    if weight is None:
+        del row["weight"]
+    refused = upload(gateway, [row])
+    assert refused.status_code in (400, 422)
+    message = error_message(refused, refused.status_code)
+    assert "row 1: " in message
+    assert "weight" in message
+
+
+def test_a_decision_is_one_row(sampling: Gateway) -> None:
+    """A repeated one is refused with both places."""
+    sampling.chat(ONE)
+    sampling.chat(TWO)
+    sampled(sampling, 2)
+    rows = shadow_rows(sampling)
+    message = error_message(upload(sampling, [*rows, rows[0]]), 422)
+    assert f"row 3: the decision {rows[0]['decision_id']} is row 1 already" in message
+
+
 def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> Any:
     """POST /calibrate as `racer calibrate --from-shadow` does."""
     body = {"rows": rows, "confirm": True, "rows_kind": "traffic"}
