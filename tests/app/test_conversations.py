@@ -209,7 +209,7 @@ def conversations(rows: list[dict[str, Any]], name: str, size: int) -> list[dict
     """Sampled rows of an application, in conversations of one size; 0: in none."""
     return [
         row
-        | {"application": name, "decision_id": f"{name}-{size}-{number}"}
+        | {"application": name, "decision_id": f"{name}-{size}-{number}", "weight": 1.0}
         | ({"cluster": f"{name} {number // size}"} if size else {})
         for number, row in enumerate(rows)
     ]
