@@ -182,14 +182,15 @@ async def open_services(
 def _sampled_scores(
     store: Store, decision_ids: Sequence[str], setup: str
 ) -> dict[str, SampledScores]:
+    own = store.ids(setup)
     return {
         decision.decision_id: SampledScores(
-            scores=decision.scores,
+            scores=decision.scores if decision.calibration_id in own else None,
             later=later,
             application=decision.application,
             rate=decision.shadow_rate,
         )
-        for decision, later in SampleStore(store).decisions(decision_ids, store.ids(setup))
+        for decision, later in SampleStore(store).decisions(decision_ids)
     }
 
 
@@ -250,6 +251,7 @@ async def _open_store(
                 active=active,
                 metrics=metrics,
                 key=await store.run(store.key, KeyPurpose.SAMPLES),
+                conditions=conditions,
                 group_by=settings.group_by,
                 shadow_rates=settings.shadow_rates,
                 drawn=settings.drawn_applications,

@@ -133,6 +133,11 @@ async def reset(request: Request, services: Services) -> Response:
                 "The judge whose verdicts rows carry; empty: none, labels alone. Default: the one "
                 "with verdicts on most rows.",
             ),
+            _query(
+                "pool",
+                {"type": "string", "enum": ["any"]},
+                "`any`: all stored requests, each with the candidates of its time, to label anew.",
+            ),
         ],
     },
 )
@@ -147,6 +152,7 @@ async def shadow_rows(request: Request, services: Services) -> Response:
         application=_application(request, services),
         since=_since(request.query_params.get("since")),
         judge=request.query_params.get("judge"),
+        any_pool=_is_any_pool(request.query_params.get("pool")),
     )
     headers = {"x-racer-labels-left-out": str(labels_left_out)}
     return Response(rows, media_type="application/x-ndjson", headers=headers)
@@ -222,6 +228,13 @@ def _limit(value: str) -> int:
     if not is_number or not 1 <= int(value) <= MAX_WAITING:
         raise InputError(f"limit must be a whole number from 1 to {MAX_WAITING}", param="limit")
     return int(value)
+
+
+def _is_any_pool(value: str | None) -> bool:
+    """Whether rows of any pool are asked for. Raises InputError."""
+    if value not in (None, "any"):
+        raise InputError("pool must be `any` or left out", param="pool")
+    return value is not None
 
 
 def _since(value: str | None) -> str | None:

@@ -23,7 +23,8 @@ class SampledScores:
     """What is stored of one sampled decision.
 
     Attributes:
-        scores: The router's scores in the order of the pool; None: it gave none.
+        scores: The router's scores in the order of the pool; None: it gave
+            none, or another artifact's router gave them.
         later: The request is a turn after the first of a conversation.
         application: Its application; empty where none is configured.
         rate: The rate at which it was drawn; None: it was not.
@@ -39,7 +40,7 @@ class StoredScores(Protocol):
     """Reads sampled decisions."""
 
     def __call__(self, decision_ids: Sequence[str], setup: str) -> Mapping[str, SampledScores]:
-        """Return those that are stored, of one artifact and fleet; blocks."""
+        """Return those that are stored, with scores of one artifact and fleet; blocks."""
         ...
 
 

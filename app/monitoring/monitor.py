@@ -34,6 +34,7 @@ from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.shadow_sample import ShadowSample, conversation_id
 from app.monitoring.verification import Verification, calibration_of, verify
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.conditions import ConditionReader
 from app.settings import GroupBy, Secrets, Settings
 from app.settings.access import SAMPLING
 from app.settings.monitoring import MonitoringSettings
@@ -54,6 +55,7 @@ class Monitor:
         active: The active calibration.
         metrics: Where the metrics of monitoring are registered.
         key: The store's key of the shadow sample.
+        conditions: Finds what candidates are sent for a request.
         group_by: The configured origin of a request's group.
         shadow_rates: Sampling rates of applications with one of their own.
         drawn: The applications whose rows are requests drawn from their traffic.
@@ -70,6 +72,7 @@ class Monitor:
         active: ActiveCalibration,
         metrics: Metrics,
         key: bytes,
+        conditions: ConditionReader,
         group_by: GroupBy,
         shadow_rates: Mapping[str, float] | None = None,
         drawn: Collection[str] = (),
@@ -89,6 +92,7 @@ class Monitor:
         self._sent_queries = SeenQueries()  # of each key, whichever calibration decides
         self.shadow_sample = ShadowSample(settings.shadow_rate, shadow_rates or {}, key)
         self._key = key
+        self._conditions = conditions
         self._drawn = drawn
         self._pool = pool
         self._setup: str | None = None
@@ -309,6 +313,7 @@ class Monitor:
         *,
         application: str | None = None,
         since: str | None = None,
+        any_pool: bool = False,
         judge: str | None = None,
     ) -> tuple[bytes, int]:
         """The decisions of the shadow sample as labelled rows, JSON lines, oldest first.
@@ -316,6 +321,7 @@ class Monitor:
         Args:
             application: Only its requests; None: those of all.
             since: Only decisions from then on: UTC, ISO 8601.
+            any_pool: All stored requests, each with the candidates of its own time.
             judge: The judge model whose verdicts rows carry; None: the one with verdicts on most;
                 `LABELS_ALONE`: none.
 
@@ -325,7 +331,9 @@ class Monitor:
         Raises:
             StoreError: The store cannot be used, or the key does not decrypt the requests.
         """
-        return await self._store.run(self._shadow_rows, self._setup, application, since, judge)
+        return await self._store.run(
+            self._shadow_rows, self._setup, application, since, judge, any_pool
+        )
 
     # On threads ------------------------------------------------------------------------------
 
@@ -393,10 +401,15 @@ class Monitor:
         return True
 
     def _shadow_rows(
-        self, setup: str | None, application: str | None, since: str | None, judge: str | None
+        self,
+        setup: str | None,
+        application: str | None,
+        since: str | None,
+        judge: str | None,
+        any_pool: bool,
     ) -> tuple[bytes, int]:
         own = [] if setup is None else self._store.ids(setup)
-        found = self._samples.rows(own, application=application, since=since)
+        found = self._samples.rows(application=application, since=since)
 
         @cache
         def conditions_of(calibration_id: str) -> tuple[str, ...] | None:
@@ -414,6 +427,9 @@ class Monitor:
             drawn=self._drawn,
             conditions_of=conditions_of,
             stores_requests=self._samples.stores_requests,
+            own=own,
+            sent_now=lambda each: self._conditions.read(each.request, each.path).digests,
+            any_pool=any_pool,
             judge=judge,
         )
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from app.ids import RANDOM_CHARS
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_store import UNCALIBRATED, unknown_decision
+from app.monitoring.decision_store import unknown_decision
 from app.routing.reasons import Reason
 from app.store import Store, now
 from app.store.encryption import Cipher
@@ -139,7 +139,6 @@ class SampleStore:
 
     def rows(
         self,
-        calibration_ids: Sequence[str],
         *,
         application: str | None = None,
         since: str | None = None,
@@ -147,14 +146,13 @@ class SampleStore:
         """Every decision of the shadow sample, oldest first; one transaction for each page.
 
         Args:
-            calibration_ids: The calibrations that decided. Decisions without any are returned, too.
             application: Only its requests; None: those of all.
             since: Only decisions from then on: UTC, ISO 8601.
 
         Raises:
             StoredRequestsUnreadable: The key does not decrypt the requests.
         """
-        wanted = _selected().where(DecisionRow.calibration_id.in_([*calibration_ids, UNCALIBRATED]))
+        wanted = _selected()
         if application is not None:
             wanted = wanted.where(DecisionRow.application == application)
         if since is not None:
@@ -174,18 +172,15 @@ class SampleStore:
                 and_(DecisionRow.created_at == last.created_at, DecisionRow.id > last.id),
             )
 
-    def decisions(
-        self, decision_ids: Sequence[str], calibration_ids: Sequence[str]
-    ) -> Iterator[tuple[DecisionRecord, bool]]:
-        """Sampled decisions of some calibrations, or of none, and which are later turns.
+    def decisions(self, decision_ids: Sequence[str]) -> Iterator[tuple[DecisionRecord, bool]]:
+        """Sampled decisions, and which are later turns.
 
         One transaction for each page.
         """
-        of_them = DecisionRow.calibration_id.in_([*calibration_ids, UNCALIBRATED])
         for start in range(0, len(decision_ids), PAGE):
             page = DecisionRow.id.in_(decision_ids[start : start + PAGE])
             with self._store.transaction() as session:
-                rows = session.execute(_selected().where(page, of_them)).all()
+                rows = session.execute(_selected().where(page)).all()
                 found = [
                     (each.document, None if sample is None else sample.later)
                     for each, sample in rows

@@ -7,12 +7,13 @@ rows would be drawn by what candidates and judges could answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.judged_rows import with_one_judge
-from app.monitoring.sample_store import SampledDecision
+from app.monitoring.sample_store import SampledDecision, SampledExchange
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
 from app.routing.reasons import Reason
@@ -28,6 +29,9 @@ def labelled_rows(
     drawn: Collection[str],
     conditions_of: Callable[[str], Sequence[str] | None],
     stores_requests: bool,
+    own: Collection[str],
+    sent_now: Callable[[SampledExchange], Mapping[str, str]],
+    any_pool: bool = False,
     judge: str | None = None,
 ) -> tuple[bytes, int]:
     """Sampled decisions as rows, JSON lines.
@@ -47,16 +51,35 @@ def labelled_rows(
         conditions_of: The digests of the rows of a decision's calibration, by its id, for a
             decision without a sample beside it; None: unknown.
         stores_requests: Whether requests are stored.
+        own: The calibrations of the loaded artifact. Of other decisions, requests are rows whose
+            candidates are sent the same now, and those that are not stored, without a label.
+        sent_now: The digests of what candidates are sent for a request now, by name.
+        any_pool: Rows are all stored requests, each with the candidates of its own time.
         judge: The judge whose verdicts rows carry, as :func:`with_one_judge` takes it.
 
     Returns:
         The rows, and how many lost their label beside verdicts.
     """
-    rows = (
-        _row(each, pool, drawn, conditions_of, stores_requests=stores_requests)
-        for each in sampled
-        if each.decision.group_by == group_by
-    )
+    rows: list[dict[str, Any] | None] = []
+    for each in sampled:
+        sample, of_row = each.sample, pool
+        exchange = None if sample is None else sample.exchange
+        if each.decision.group_by != group_by:
+            continue
+        if any_pool:
+            if sample is None or exchange is None:
+                continue
+            of_row = tuple(sample.digests)
+        elif each.decision.calibration_id not in own:
+            if sample is not None and exchange is not None:
+                now = sent_now(exchange)
+                if any(sample.digests.get(name) != now[name] for name in pool):
+                    continue
+            elif each.decision.calibration_id is not None:
+                if sample is not None or not stores_requests:
+                    continue  # its scores are another router's
+                each = replace(each, decision=replace(each.decision, scores=None, query=None))
+        rows.append(_row(each, of_row, drawn, conditions_of, stores_requests=stores_requests))
     found, labels_left_out = with_one_judge([row for row in rows if row is not None], judge)
     lines = (_line(row) for row in found)
     return b"".join(line for line in lines if line is not None), labels_left_out
@@ -85,9 +108,8 @@ def _row(
         for each in decision.reasons
         if base_reason(each) == Reason.CANDIDATE_DOWN
     ]
-    if not set(decision.pool) <= set(pool):
-        return None
-    if not is_whole_but_for_outages(decision.pool, down, pool):
+    called = [name for name in decision.pool if name in pool]
+    if not is_whole_but_for_outages(called, down, pool):
         return None
     if not decision.shadow_rate:
         return None
@@ -106,7 +128,7 @@ def _row(
     if exchange is not None:
         row["request"] = exchange.request
         row["answers"] = {name: exchange.answers.get(name) for name in pool}
-        row["calls"] = exchange.calls
+        row["calls"] = {name: each for name, each in exchange.calls.items() if name in pool}
     elif decision.scores is not None and is_scored:
         row |= {} if decision.query is None else {"query": decision.query}
         row["scores"] = dict(zip(pool, decision.scores, strict=True))

@@ -103,8 +103,8 @@ def test_another_key_and_a_moved_request_are_one_clear_error(store: Store) -> No
     for each in (first, second):
         samples.add(each)
     with pytest.raises(StoredRequestsUnreadable, match="RACER_SAMPLES_KEY"):
-        SampleStore(store, Cipher(bytes(32))).rows([RECORD.id])
-    assert len(SampleStore(store).rows([RECORD.id])) == 2
+        SampleStore(store, Cipher(bytes(32))).rows()
+    assert len(SampleStore(store).rows()) == 2
     with store.transaction() as session:
         moved = session.get_one(SampleRow, first.decision_id).body
         of_second = SampleRow.decision_id == second.decision_id
@@ -122,7 +122,13 @@ def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.Monke
         sampled(store, created_at=each, group="bot", group_by="application") for each in times
     ]
     sampled(store, group="agent", group_by="application")
-    elsewhere = sampled(store, calibration_id="cal-other", group="bot", group_by="application")
+    elsewhere = sampled(
+        store,
+        calibration_id="cal-other",
+        created_at=times[1],
+        group="bot",
+        group_by="application",
+    )
     unrouted = sampled(
         store,
         calibration_id=None,
@@ -135,17 +141,16 @@ def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.Monke
     )
     samples = SampleStore(store)
     samples.add(sample_of(decisions[0], application="bot"))
-    found = samples.rows([RECORD.id], application="bot")
+    found = samples.rows(application="bot")
     ids = [each.decision.decision_id for each in found]
-    assert set(ids) == {each.decision_id for each in (*decisions, unrouted)}
-    assert elsewhere.decision_id not in ids
+    assert set(ids) == {each.decision_id for each in (*decisions, elsewhere, unrouted)}
     assert [each.decision.created_at for each in found] == sorted(
         each.decision.created_at for each in found
     )
     assert [each.decision.decision_id for each in found if each.sample] == [
         decisions[0].decision_id
     ]
-    later = samples.rows([RECORD.id], application="bot", since=times[0])
+    later = samples.rows(application="bot", since=times[0])
     assert len(later) == 3
 
 

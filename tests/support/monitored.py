@@ -13,6 +13,7 @@ from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.monitor import Monitor
 from app.monitoring.populations import MonitoredCalibration
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.conditions import ConditionReader
 from app.routing.decision import ChosenBy
 from app.settings.monitoring import MonitoringSettings
 from app.store import Store, now
@@ -163,6 +164,7 @@ class MonitoredStore:
             active=self.active,
             metrics=metrics,
             key=b"a key of the tests",
+            conditions=ConditionReader(()),
             group_by="request",
             pool=POOL,
             rng=np.random.default_rng(seed),
