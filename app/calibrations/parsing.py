@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, Final
 from app.calibrations.column_files import ColumnWriter
 from app.routing.applications import prompt_digest
 from app.routing.conditions import ConditionReader
-from app.routing.query import MAX_DRAWN_BYTES, MAX_ROW_BYTES, is_too_large_to_draw
+from app.routing.query import MAX_DRAWN_BYTES, MAX_ROW_BYTES, is_too_large_to_draw, needs_of_body
+from app.settings.candidates import Capabilities
 from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import MARKERS, Markers
@@ -56,6 +57,7 @@ class ReadInstructions:
         candidates: How the candidates are served now.
         extra_fields: Fields of the deny list that are passed on to candidates.
         drawn: The applications whose rows are requests drawn from their traffic.
+        capabilities: What each candidate supports, by name.
         prompts: The digest of a system prompt and tools -> the application that lists it.
         training_chars: Characters of the longest text of the router's training; None: unknown.
     """
@@ -74,6 +76,9 @@ class ReadInstructions:
     store_key: str = ""
     own_texts: Mapping[str, RoutedText] = field(default_factory=dict[str, RoutedText])
     drawn: tuple[str, ...] = ()
+    capabilities: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict[str, Mapping[str, Any]]
+    )
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     markers: Markers = MARKERS
     training_chars: int | None = None
@@ -202,6 +207,9 @@ class _RowConditions:
         self._extra_fields = instructions.extra_fields
         self._drawn = frozenset(instructions.drawn)
         self._prompts = instructions.prompts
+        self._capabilities = {
+            name: Capabilities(**each) for name, each in instructions.capabilities.items()
+        }
         self._pool = instructions.pool
         self._key = bytes.fromhex(instructions.samples_key)
         plain = self._reader.configured.of(self._pool)
@@ -250,6 +258,15 @@ class _RowConditions:
                 "cover no such request: leave the row out"
             )
         sent = self._reader.read(fields, path)
+        if is_drawn and self._capabilities:
+            query = needs_of_body(fields, path, sent)
+            for name, able in self._capabilities.items():
+                if not query.suits(able):
+                    raise InputError(
+                        f"its request is none that {name!r} can serve, by its `capabilities`, and "
+                        "rows that are drawn cover no such request: leave the row out (a row of "
+                        "the sample: take those since `capabilities` changed)"
+                    )
         if row.group is None and self._prompts:
             named = self._prompts.get(prompt_digest(fields, path) or "")
             if named is not None:

@@ -289,6 +289,9 @@ class CalibrationService:
             candidates=tuple(map(BodySettings.of, self._settings.candidates)),
             extra_fields=self._settings.limits.extra_fields,
             drawn=self._settings.drawn_applications,
+            capabilities={
+                each.name: each.capabilities.model_dump() for each in self._settings.candidates
+            },
             prompts={
                 digest: name
                 for name, each in self._settings.applications.items()

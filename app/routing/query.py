@@ -10,6 +10,7 @@ from app.json_output import dump_json
 from app.routing.applications import Membership
 from app.routing.conditions import Conditions
 from app.settings import Candidate, Settings
+from app.settings.candidates import Capabilities
 from racer_core.records.request import GATEWAY_FIELDS, RequestTurn, conversation_of
 
 Need = Literal["tools", "vision", "json_schema"]
@@ -43,10 +44,10 @@ class Query:
 
     def able(self, candidates: Iterable[Candidate]) -> tuple[str, ...]:
         """The candidates with the capabilities that the request needs."""
-        return tuple(each.name for each in candidates if self._suits(each))
+        return tuple(each.name for each in candidates if self.suits(each.capabilities))
 
-    def _suits(self, candidate: Candidate) -> bool:
-        able = candidate.capabilities
+    def suits(self, able: Capabilities) -> bool:
+        """Whether a candidate with these capabilities can serve the request."""
         longest = able.context_chars
         if longest is not None and self.chars > longest:
             return False
@@ -83,13 +84,23 @@ def of_body(
         text_chars=len(text),
         later=conversation.is_later,
         needs=_needs(conversation.turns, fields),
-        chars=sum(len(turn.text) for turn in conversation.turns),
+        chars=_chars(conversation.turns),
         is_too_large=(
             application is not None
             and application.terms.premise == "drawn"
             and is_too_large_to_draw(fields)
         ),
     )
+
+
+def needs_of_body(fields: Mapping[str, Any], path: str, conditions: Conditions) -> Query:
+    """The query of a labelled row, without its text: what a candidate must be able to serve."""
+    turns = conversation_of(fields, path).turns
+    return Query(text="", conditions=conditions, needs=_needs(turns, fields), chars=_chars(turns))
+
+
+def _chars(turns: Sequence[RequestTurn]) -> int:
+    return sum(len(turn.text) for turn in turns)
 
 
 def is_too_large_to_draw(fields: Mapping[str, Any]) -> bool:

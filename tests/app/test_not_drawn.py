@@ -8,12 +8,14 @@ import pytest
 
 from app.settings import key_format
 from tests.support.gateway import (
+    ADMIN_KEY,
     ENVIRONMENT,
     POOL,
     TWO,
     Gateway,
     Serve,
     candidates,
+    error_message,
 )
 from tests.support.samples import KEY, sampled, shadow_rows
 from tests.upstreams.scripted import FakePool
@@ -87,6 +89,15 @@ def test_a_certificate_holds_for_what_could_be_a_row(
     assert (certificate["reasons"], certificate["holds"]) == (reasons, could_be_row)
     sampled(drawing, 1)
     assert len(shadow_rows(drawing)) == could_be_row
+
+
+def test_an_upload_has_no_drawn_row_that_a_candidate_cannot_serve(drawing: Gateway) -> None:
+    """Its own certificate would be void, and it must not set the threshold of others."""
+    rows = [row for row in drawn_rows(60) if "tools" not in row["request"]]
+    rows.append({**rows[0], "request": whole(TWO, tools=TOOLS)})
+    response = drawing.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    message = error_message(response, 422)
+    assert f"row {len(rows)}: its request is none that 'poet' can serve" in message
 
 
 def test_an_outage_alone_leaves_a_row(serve: Serve, pool: FakePool) -> None:
