@@ -90,6 +90,13 @@ class SampledDecision:
     correct: Mapping[str, bool]
     judgements: Mapping[str, Mapping[str, bool]]
 
+    @property
+    def is_later(self) -> bool:
+        """Whether it is a later turn; without a sample the reasons of the decision say it."""
+        if self.sample is not None:
+            return self.sample.later
+        return not _LATER.isdisjoint(map(base_reason, self.decision.reasons))
+
 
 class SampleStore:
     """The queries on the tables; each method but ``run`` is one transaction, unless it says so.

@@ -146,7 +146,7 @@ def _row(
         row["judged"] = {
             judge: {name: verdicts[name] for name in pool} for judge, verdicts in judged.items()
         }
-    if exchange is None and sample is not None and sample.later:
+    if exchange is None and sampled.is_later:
         row["later"] = True
     if sample is not None and sample.conversation is not None:
         row["cluster"] = sample.conversation

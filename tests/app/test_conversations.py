@@ -163,6 +163,28 @@ def threshold(scores: Sequence[float]) -> float:
     return threshold_from_sorted(np.sort(scores), allowed_misses(len(scores), ALPHA, None))
 
 
+def test_a_lost_later_turn_is_no_first_turn() -> None:
+    """Nothing stands beside its decision, whose reasons say what it was."""
+    for reason in ("later_turn", "multi_turn_uncalibrated"):
+        decision = replace(
+            DECISION,
+            shadow_rate=1.0,
+            group_by="application",
+            group="bot",
+            reasons=(reason,),
+        )
+        lines, _ = labelled_rows(
+            [SampledDecision(decision=decision, sample=None, correct={}, judgements={})],
+            POOL,
+            group_by="application",
+            drawn=("bot",),
+            conditions_of=lambda _: None,
+            stores_requests=True,
+        )
+        row = json.loads(lines)
+        assert (row["unlabelled"], row.get("later")) == (True, True)
+
+
 LAW = (1 + allowed_misses(ROWS, ALPHA, None)) / (ROWS + 1)
 
 
