@@ -151,6 +151,8 @@ def read_rows(sampled: list[SampledDecision]) -> tuple[list[float], list[str]]:
         drawn=(),
         conditions_of=lambda _: None,
         stores_requests=True,
+        own=(str(DECISION.calibration_id),),
+        sent_now=lambda _: {},
     )
     rows = [json.loads(line) for line in lines.splitlines()]
     assert len(rows) == len(sampled)
@@ -180,6 +182,8 @@ def test_a_lost_later_turn_is_no_first_turn() -> None:
             drawn=("bot",),
             conditions_of=lambda _: None,
             stores_requests=True,
+            own=(str(DECISION.calibration_id),),
+            sent_now=lambda _: {},
         )
         row = json.loads(lines)
         assert (row["unlabelled"], row.get("later")) == (True, True)
