@@ -339,7 +339,13 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
         "training_copies": near_training(racer.score(ROWS.queries).similarity),
         "overlap": 0,
         "overlap_voids": False,
-        "sample": {"kind": "questions", "guessed": True, "clusters": None, "unit": "request"},
+        "sample": {
+            "kind": "questions",
+            "guessed": True,
+            "clusters": None,
+            "shared_clusters": 0,
+            "unit": "request",
+        },
     }
     assert evidence["risk_q05"] < 0.1 < evidence["risk_q95"] < 0.2
 

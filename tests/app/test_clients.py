@@ -530,6 +530,7 @@ def test_every_error_that_a_request_can_meet_is_tried() -> None:
     elsewhere = {
         "RowsError", "OverlapError", "CalibrationError", "ArtifactError", "Conflict",
         "StoreFull", "StoreBusy", "StoreUnavailable",  # calibrations
+        "StoredRequestsUnreadable",  # samples
         "UnsupportedBody",  # no client of these sends anything but JSON
         "Overloaded", "UpstreamOverloaded",  # queues and buffers that are full
         "NotReady", "RacerError",  # above

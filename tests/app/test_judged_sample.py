@@ -69,6 +69,8 @@ def exported(sampled: Sequence[SampledDecision], **options: Any) -> list[dict[st
         drawn=(),
         conditions_of=lambda _: POOL,
         stores_requests=False,
+        own=(str(DECISION.calibration_id),),
+        sent_now=lambda _: {},
         **options,
     )
     return [json.loads(row) for row in found.splitlines()]

@@ -141,7 +141,8 @@ def test_a_pattern_is_shown(tmp_path: Path) -> None:
         (CalibrateOptions, {"colour": SECRET}, "colour",
          "colour: unknown field; known here: `alpha`, `delta`, `score`, `risk_target`, `r`,"
          " `max_weight`, `reweight`, `answer_risk_max`, `smoothing`, `rows_kind`,"
-         " `one_per_cluster`, `activate`, `expected_active_id`, `dry_run`, `allow_overlap`,"
+         " `one_per_cluster`, `application`, `activate`, `expected_active_id`, `dry_run`,"
+         " `allow_overlap`,"
          " `max_shift`, `confirm`"),
         (CalibrateFields, {"alpha": SECRET}, "alpha", "alpha: must be a number"),
         (ChatRequest, {"stream": SECRET}, "stream", "stream: must be true or false"),
