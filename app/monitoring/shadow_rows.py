@@ -1,7 +1,7 @@
 """Shadow rows: the decisions of the shadow sample as labelled rows, for `POST /calibrate`.
 
-Every sampled decision is a row. One that nobody could label, or has not yet, says so: left out, the
-rows would be drawn by what candidates and judges could answer.
+A decision without a label is a row, too, and is marked as unlabelled. Without such rows the sample
+would depend on what candidates could answer and judges could decide.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ def labelled_rows(
 ) -> tuple[bytes, int]:
     """Sampled decisions as rows, JSON lines.
 
-    Left out are decisions of other populations, as the request, the key or the configuration made
-    them: of a part of the pool, unless by an outage, under another `group_by`, of version 0.1;
-    where no requests are stored, those without a calibration, which have no scores, and, but for
-    drawn rows, those of queries unlike the rows. No request is a row that is larger than rows may
-    be; answers that are too long for a row are left out of it. The `cluster` of later turns is
-    their conversation.
+    These decisions are no rows:
+
+    - only a part of the pool may or can serve the request, and no outage is the reason;
+    - it was made under another ``group_by``, or by version 0.1;
+    - no requests are stored, and it has no scores, or is unlike the rows and not of a drawn
+      application;
+    - its request is larger than a row may be.
+
+    Answers that are too long for a row are left out of it. The ``cluster`` of a later turn is its
+    conversation.
 
     Args:
         sampled: The decisions, oldest first.

@@ -130,7 +130,7 @@ def test_bad_verdicts_are_refused_with_one_clear_error_each(
         {**row, "judged": {name: not each for name, each in row["judged"].items()}}
         for row in judged()
     ]
-    other = [{**row, "judged": {"nobody": True}} for row in judged(10)]
+    other = [{**row, "judged": {"stranger": True}} for row in judged(10)]
     two = [{**row, "judge": f"j{place // 7}"} for place, row in enumerate(judged(10))]
     for rows, options, message in (
         (judged(), {"delta": None}, "need delta"),

@@ -22,7 +22,7 @@ _COUNTER = "racer_shadow_samples_total{"
 
 
 def sampled(gateway: Gateway, count: int) -> dict[str, int]:
-    """The same, once so many are over."""
+    """The samples, once this number of them is complete."""
     assert until(lambda: sum(samples(gateway).values()) >= count, 10)
     return samples(gateway)
 
