@@ -74,7 +74,8 @@ def description(gateway: Gateway) -> dict[str, Any]:
     By chance no text would name a model.
     """
     document = gateway.get("/openapi.json", None).json()
-    decision = gateway.chat(ONE)["racer"]["decision_id"]
+    asked = (gateway.chat(ONE)["racer"] for _ in range(100))  # by chance none: 3e-16
+    decision = next(each["decision_id"] for each in asked if "shadow_rate" in each)
     job = gateway.get("/calibrations/jobs", ADMIN_KEY).json()["data"][0]["id"]
     all_right = {name: True for name in POOL}
     rows = [{"query": query, "correct": all_right} for query in "abc"]
