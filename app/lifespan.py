@@ -25,6 +25,7 @@ from app.monitoring.checker import Checkers
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
 from app.monitoring.sample_store import SampleStore
+from app.monitoring.sampler import SamplerOptions
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
 from app.routing.artifact import open_racer
@@ -250,13 +251,15 @@ async def _open_store(
                 store=store,
                 active=active,
                 metrics=metrics,
-                key=await store.run(store.key, KeyPurpose.SAMPLES),
-                conditions=conditions,
-                group_by=settings.group_by,
-                shadow_rates=settings.shadow_rates,
-                drawn=settings.drawn_applications,
-                pool=settings.pool,
-                cipher=None if key is None else Cipher(key.get_secret_value()),
+                sampling=SamplerOptions(
+                    key=await store.run(store.key, KeyPurpose.SAMPLES),
+                    conditions=conditions,
+                    group_by=settings.group_by,
+                    rates=settings.shadow_rates,
+                    drawn=settings.drawn_applications,
+                    pool=settings.pool,
+                    cipher=None if key is None else Cipher(key.get_secret_value()),
+                ),
             )
         )
         calibration_sync.subscribe(monitor.on_shared_state)
@@ -282,7 +285,7 @@ async def _open_router_services(
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-        stored.monitor.follow(setup)
+        stored.monitor.sampler.follow(setup)
         await stored.calibration_sync.follow(setup)
         async with CalibrationService(
             settings=settings,

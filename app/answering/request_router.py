@@ -61,9 +61,9 @@ class RequestRouter:
         routed = await self._decision(request, deadline)
         decision_id = request.api_format.id_prefix + self._ids.new_id()
         shadow_rate = None
-        if self._monitor is not None and self._monitor.shadow_sample.is_on:
+        if self._monitor is not None and self._monitor.sampler.is_on:
             # Drawn before anything overrides, refuses or fails it.
-            shadow_rate = self._monitor.shadow_sample.draw(decision_id, routed.application)
+            shadow_rate = self._monitor.sampler.draw(decision_id, routed.application)
         kind = answer_forms.equality_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )

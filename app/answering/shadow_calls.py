@@ -97,13 +97,13 @@ class ShadowCalls:
         try:
             self._memory.reserve(size)
         except Overloaded:
-            self._monitor.count_sample("lost")
+            self._monitor.sampler.count("lost")
             return
         try:
             self._waiting.put_nowait((call, size))
         except asyncio.QueueFull:
             self._memory.release(size)
-            self._monitor.count_sample("lost")
+            self._monitor.sampler.count("lost")
             return
         if len(self._tasks) < CONCURRENCY:
             task = asyncio.create_task(self._work(), name="shadow calls")
@@ -174,20 +174,20 @@ class ShadowCalls:
         assert self._monitor is not None
         try:
             sample, wrong = await self._sample(call)
-            is_stored = await self._monitor.keep_sample(sample, wrong)
+            is_stored = await self._monitor.add_sample(sample, wrong)
             self._has_store_fault = False
         except StoreError as exc:
-            self._monitor.count_sample("lost")
+            self._monitor.sampler.count("lost")
             if not self._has_store_fault:
                 log.warning("samples are not stored, and stay without a label: %s", exc)
             self._has_store_fault = True
             return
         except Exception:
             log.exception("a sample is not stored")
-            self._monitor.count_sample("lost")
+            self._monitor.sampler.count("lost")
             return
         is_whole = sample.whole and is_stored
-        self._monitor.count_sample("whole" if is_whole else "incomplete")
+        self._monitor.sampler.count("whole" if is_whole else "incomplete")
         if is_whole and self._on_answers is not None:
             self._on_answers(call.decision_id, sample.application, self._exchange(call))
 
@@ -202,7 +202,7 @@ class ShadowCalls:
             application=None if request.application is None else request.application.name,
             later=request.query.later,
             conversation=self._monitor
-            and self._monitor.conversation_id(
+            and self._monitor.sampler.conversation_id(
                 request.fields,
                 path,
                 caller=request.caller.name,

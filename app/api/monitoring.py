@@ -148,7 +148,7 @@ async def shadow_rows(request: Request, services: Services) -> Response:
     conversation have one `cluster`. Beside a judge's verdicts labels stand on a random part alone;
     `x-racer-labels-left-out` counts the others.
     """
-    rows, labels_left_out = await services.monitor.shadow_rows(
+    rows, labels_left_out = await services.monitor.sampler.rows(
         application=_application(request, services),
         since=_since(request.query_params.get("since")),
         judge=request.query_params.get("judge"),
@@ -185,7 +185,7 @@ async def waiting(request: Request, services: Services) -> Response:
     without an answer is wrong and needs no verdict.
     """
     query = request.query_params
-    found = await services.monitor.labels.waiting(
+    found = await services.monitor.sampler.labels.waiting(
         application=_application(request, services),
         judge=query.get("judge"),
         since=_since(query.get("since")),
@@ -205,7 +205,9 @@ async def waiting(request: Request, services: Services) -> Response:
 async def add_judgements(request: Request, services: Services) -> Response:
     """On all candidates of the decision. They count for no risk; the first of a judge stay."""
     body, _ = await JUDGEMENT_BODY.read(request, services.settings.limits)
-    new = await services.monitor.labels.add_judgements(body.decision_id, body.judge, body.correct)
+    new = await services.monitor.sampler.labels.add_judgements(
+        body.decision_id, body.judge, body.correct
+    )
     return bodies.json_response({"decision_id": body.decision_id, "judge": body.judge, "new": new})
 
 

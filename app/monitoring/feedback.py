@@ -6,7 +6,7 @@ A verdict that counts is never changed. A verdict that waits gives way to an adm
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -116,6 +116,19 @@ class Feedback:
 
         await self._add(decision_id, new_verdicts, key=CHECKER, counts=True)
 
+    async def add_failed(self, decision_id: str, candidates: Collection[str]) -> None:
+        """Let candidates count as wrong that gave no answer; verdicts that are stored stay.
+
+        Raises:
+            NotFound: The decision is not stored.
+            StoreError: The store cannot be used.
+        """
+
+        def new_verdicts(stored: StoredDecision) -> dict[str, bool]:
+            return {name: False for name in candidates if name not in stored.verdicts}
+
+        await self._write(decision_id, new_verdicts, key=SAMPLING, counts=True)
+
     async def _add(
         self,
         decision_id: str,
@@ -124,6 +137,21 @@ class Feedback:
         key: str,
         counts: bool,
     ) -> FeedbackResult:
+        stored, new = await self._write(decision_id, new_verdicts, key=key, counts=counts)
+        if new:
+            self._metrics.verdicts.labels(str(counts).lower()).inc(new)
+        return FeedbackResult(decision=stored, repeated=not new)
+
+    async def _write(
+        self,
+        decision_id: str,
+        new_verdicts: Callable[[StoredDecision], Mapping[str, bool]],
+        *,
+        key: str,
+        counts: bool,
+    ) -> tuple[StoredDecision, int]:
+        """Write verdicts; returns the decision then, and how many were new."""
+
         def write() -> tuple[StoredDecision, int]:
             stored, new = self._decision_store.add_verdicts(
                 decision_id, new_verdicts, key=key, counts=counts
@@ -131,10 +159,7 @@ class Feedback:
             self._on_verdicts(stored)
             return stored, new
 
-        stored, new = await self._decision_store.run(write)
-        if new:
-            self._metrics.verdicts.labels(str(counts).lower()).inc(new)
-        return FeedbackResult(decision=stored, repeated=not new)
+        return await self._decision_store.run(write)
 
     async def accept(self, decision_ids: Sequence[str]) -> list[StoredDecision]:
         """Let verdicts that wait count, of all these decisions or of none.

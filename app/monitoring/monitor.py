@@ -1,22 +1,21 @@
-"""Monitoring of the gateway's decisions: decision log, feedback, shadow sample, drift alarms.
+"""Monitoring of the gateway's decisions: decision log, feedback and drift alarms.
 
-:class:`Monitor` is what the request path and the endpoints use of this package.
+:class:`Monitor` is what the request path and the endpoints use of this package. What it does with
+the shadow sample is in ``sampler``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
-from functools import cache
 from typing import Any, Self
 
 import numpy as np
 
-from app.errors import NotFound, StoreDamaged, StoreError
-from app.monitoring import drift_statistics, eligibility, risk_report, shadow_rows
+from app.errors import NotFound, StoreError
+from app.monitoring import drift_statistics, eligibility, risk_report
 from app.monitoring.checker import Checkers
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.decision_statistics import DecisionStatistics
@@ -28,19 +27,15 @@ from app.monitoring.feedback import Feedback
 from app.monitoring.housekeeping import Housekeeping
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
-from app.monitoring.sample_labels import SampleLabels
-from app.monitoring.sample_store import Sample, SampleStore
+from app.monitoring.sample_store import Sample
+from app.monitoring.sampler import Sampler, SamplerOptions
 from app.monitoring.seen_queries import SeenQueries
-from app.monitoring.shadow_sample import ShadowSample, conversation_id
 from app.monitoring.verification import Verification, calibration_of, verify
 from app.routing.active_calibration import ActiveCalibration
-from app.routing.conditions import ConditionReader
-from app.settings import GroupBy, Secrets, Settings
-from app.settings.access import SAMPLING
+from app.settings import Secrets, Settings
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
-from app.store.encryption import Cipher
 from app.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -54,13 +49,7 @@ class Monitor:
         store: Where it is stored.
         active: The active calibration.
         metrics: Where the metrics of monitoring are registered.
-        key: The store's key of the shadow sample.
-        conditions: Finds what candidates are sent for a request.
-        group_by: The configured origin of a request's group.
-        shadow_rates: Sampling rates of applications with one of their own.
-        drawn: The applications whose rows are requests drawn from their traffic.
-        pool: The candidates that rows label, in order.
-        cipher: Encrypts the requests of the shadow sample; None: they are not stored.
+        sampling: What is sampled.
         rng: Draws for the alarms; None takes fresh ones from the operating system.
     """
 
@@ -71,34 +60,27 @@ class Monitor:
         store: Store,
         active: ActiveCalibration,
         metrics: Metrics,
-        key: bytes,
-        conditions: ConditionReader,
-        group_by: GroupBy,
-        shadow_rates: Mapping[str, float] | None = None,
-        drawn: Collection[str] = (),
-        pool: Sequence[str] = (),
-        cipher: Cipher | None = None,
+        sampling: SamplerOptions,
         rng: np.random.Generator | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._active = active
         self._monitored: MonitoredCalibration | None = None
-        self._group_by: GroupBy = group_by
         self._metrics = MonitoringMetrics(metrics.registry)
         self._decision_store = DecisionStore(store)
         self._statistics = DecisionStatistics(store)
         self._seen_queries = SeenQueries()
         self._sent_queries = SeenQueries()  # of each key, whichever calibration decides
-        self.shadow_sample = ShadowSample(settings.shadow_rate, shadow_rates or {}, key)
-        self._key = key
-        self._conditions = conditions
-        self._drawn = drawn
-        self._pool = pool
-        self._setup: str | None = None
-        self._samples = SampleStore(store, cipher if settings.store_requests else None)
         self._dropped = 0
         self._decision_writer = DecisionWriter(self._write, self._count_dropped)
+        self.sampler = Sampler(
+            sampling,
+            settings=settings,
+            store=store,
+            decision_writer=self._decision_writer,
+            metrics=self._metrics,
+        )
         self._drift = None
         if settings.false_alarm is not None:
             self._drift = DriftMonitor(
@@ -112,7 +94,7 @@ class Monitor:
             settings=settings,
             decision_store=self._decision_store,
             flush_drift=self._flush_drift,
-            fit_budget=self._fit_budget,
+            fit_budget=self.sampler.fit_budget,
             show_risk=self._show_risk,
         )
         self.feedback = Feedback(
@@ -122,11 +104,10 @@ class Monitor:
             on_verdicts=self._set_loss,
             metrics=self._metrics,
         )
-        self.labels = SampleLabels(self._samples, self._decision_writer)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self._store.run(self._fit_budget)
+        await self._store.run(self.sampler.fit_budget)
         await self._active.add_follower(self._on_activation)
         await self._stack.enter_async_context(self._decision_writer)
         await self._stack.enter_async_context(self._housekeeping)
@@ -136,14 +117,6 @@ class Monitor:
         """Write the decisions that wait, and add them to the drift state."""
         await self._stack.aclose()
         await self.flush_drift()
-
-    def follow(self, setup: str) -> None:
-        """Take scores of an artifact that was loaded as rows.
-
-        Args:
-            setup: Digest of artifact and fleet, by which its calibrations are stored.
-        """
-        self._setup = setup
 
     def checkers(self, settings: Settings, secrets: Secrets) -> Checkers:
         """The applications' checkers, still closed, whose verdicts are stored here."""
@@ -203,28 +176,7 @@ class Monitor:
         """Record a decision, in the background."""
         self._decision_writer.add(decision)
 
-    # The shadow sample ------------------------------------------------------------------------
-
-    def conversation_id(
-        self,
-        fields: Mapping[str, Any],
-        path: str,
-        *,
-        caller: str,
-        application: str | None,
-        session: str | None,
-    ) -> str | None:
-        """As :func:`app.monitoring.shadow_sample.conversation_id`, with the key of the sample."""
-        return conversation_id(
-            self._key,
-            fields,
-            path,
-            caller=caller,
-            application=application,
-            session=session,
-        )
-
-    async def keep_sample(self, sample: Sample, wrong: Collection[str]) -> bool:
+    async def add_sample(self, sample: Sample, wrong: Collection[str]) -> bool:
         """Store a sample once its decision is stored; returns False where that is not kept.
 
         Args:
@@ -235,12 +187,11 @@ class Monitor:
         Raises:
             StoreError: The store cannot be used.
         """
-        await self._decision_writer.written(sample.decision_id)
-        return await self._store.run(self._keep_sample, sample, wrong)
-
-    def count_sample(self, outcome: str) -> None:
-        """Count a sampled decision by what became of it."""
-        self._metrics.samples.labels(outcome).inc()
+        if not await self.sampler.add(sample):
+            return False
+        if wrong:
+            await self.feedback.add_failed(sample.decision_id, wrong)
+        return True
 
     # The endpoints ----------------------------------------------------------------------------
 
@@ -264,7 +215,7 @@ class Monitor:
         reports: dict[str, dict[str, Any]] = {}
         for name, population in monitored.by_application.items():
             risk = await self._store.run(risk_report.risk_as_json, self._statistics, population)
-            risk["shadow"]["rate"] = self.shadow_sample.rate_of(name or None)
+            risk["shadow"]["rate"] = self.sampler.rate_of(name or None)
             reports[name] = {"alarms": alarms.get(name), **risk}
         found = {"calibration_id": monitored.record.id}
         if monitored.record.is_by_application:
@@ -307,33 +258,6 @@ class Monitor:
         """Learn which alarms other gateways raised."""
         if self._drift is not None:
             self._drift.on_shared_state(state)
-
-    async def shadow_rows(
-        self,
-        *,
-        application: str | None = None,
-        since: str | None = None,
-        any_pool: bool = False,
-        judge: str | None = None,
-    ) -> tuple[bytes, int]:
-        """The decisions of the shadow sample as labelled rows, JSON lines, oldest first.
-
-        Args:
-            application: Only its requests; None: those of all.
-            since: Only decisions from then on: UTC, ISO 8601.
-            any_pool: All stored requests, each with the candidates of its own time.
-            judge: The judge model whose verdicts rows carry; None: the one with verdicts on most;
-                `LABELS_ALONE`: none.
-
-        Returns:
-            The rows, and how many lost their label beside a judge's verdicts.
-
-        Raises:
-            StoreError: The store cannot be used, or the key does not decrypt the requests.
-        """
-        return await self._store.run(
-            self._shadow_rows, self._setup, application, since, judge, any_pool
-        )
 
     # On threads ------------------------------------------------------------------------------
 
@@ -386,53 +310,6 @@ class Monitor:
             return verify(decision, active)
         return verify(decision, self._store.record(calibration_id))
 
-    def _keep_sample(self, sample: Sample, wrong: Collection[str]) -> bool:
-        if not self._samples.add(sample):
-            return False
-        if wrong:
-
-            def unjudged(stored: StoredDecision) -> dict[str, bool]:
-                return {name: False for name in wrong if name not in stored.verdicts}
-
-            stored, _ = self._decision_store.add_verdicts(
-                sample.decision_id, unjudged, key=SAMPLING, counts=True
-            )
-            self._set_loss(stored)
-        return True
-
-    def _shadow_rows(
-        self,
-        setup: str | None,
-        application: str | None,
-        since: str | None,
-        judge: str | None,
-        any_pool: bool,
-    ) -> tuple[bytes, int]:
-        own = [] if setup is None else self._store.ids(setup)
-        found = self._samples.rows(application=application, since=since)
-
-        @cache
-        def conditions_of(calibration_id: str) -> tuple[str, ...] | None:
-            try:
-                first = self._store.record(calibration_id).populations[0]
-            except StoreDamaged as exc:
-                log.warning("%s: its decisions are no shadow rows", exc)
-                return None
-            return None if first.drawn else first.conditions  # drawn rows have other digests
-
-        return shadow_rows.labelled_rows(
-            found,
-            self._pool,
-            group_by=self._group_by,
-            drawn=self._drawn,
-            conditions_of=conditions_of,
-            stores_requests=self._samples.stores_requests,
-            own=own,
-            sent_now=lambda each: self._conditions.read(each.request, each.path).digests,
-            any_pool=any_pool,
-            judge=judge,
-        )
-
     def _on_activation(self, record: CalibrationRecord) -> None:
         monitored = self._monitored = MonitoredCalibration.of(record)
         self._seen_queries = SeenQueries(
@@ -463,21 +340,6 @@ class Monitor:
         for name, population in monitored.by_application.items():
             losses = self._statistics.losses(*population.decisions)
             self._metrics.show_risk(name, risk_report.estimate(losses))
-
-    def _fit_budget(self) -> None:
-        """Lower the sampling rates where the traffic would exceed the budget of calls."""
-        budget, sample = self._settings.shadow_calls_per_day, self.shadow_sample
-        if budget is None or not sample.is_on:
-            return
-        try:
-            requests = self._statistics.daily_requests(
-                datetime.now(UTC), by_application=sample.has_rates
-            )
-        except StoreError as exc:
-            log.warning("the sampling rates stay as they are: %s", exc)
-        else:
-            share = sample.fit_budget(requests, calls=len(self._pool) - 1, budget=budget)
-            self._metrics.sampling_share.set(share)
 
     def _flush_drift(self) -> None:
         try:

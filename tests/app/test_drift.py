@@ -481,7 +481,7 @@ def test_answers_under_other_conditions_give_no_loss(store: Store) -> None:
         assert (report["shadow"]["judged"], report["shadow"]["counted"]) == (61, 1)
         assert report["feedback"]["identified"] == 1
         assert report["alarms"]["streams"]["largest_score"]["rounds"] == 61
-        rows = [json.loads(line) for line in (await monitor.shadow_rows())[0].splitlines()]
+        rows = [json.loads(line) for line in (await monitor.sampler.rows())[0].splitlines()]
         assert [row["decision_id"] for row in rows] == [usual.decision_id]
 
     monitored(store, story, shadow_rate=0.5)
@@ -902,8 +902,8 @@ def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         other = await world.monitor(seed=99, shadow_rate=0.2)
         ids = [f"chatcmpl-{number}" for number in range(5_000)]
-        drawn = [monitor.shadow_sample.draw(each, None) for each in ids]
-        assert drawn == [other.shadow_sample.draw(each, None) for each in ids]
+        drawn = [monitor.sampler.draw(each, None) for each in ids]
+        assert drawn == [other.sampler.draw(each, None) for each in ids]
         assert set(drawn) == {None, 0.2}
         count = len(ids) - drawn.count(None)
         assert 1_000 - 140 < count < 1_000 + 140  # 4.9 standard deviations
@@ -916,6 +916,6 @@ def test_nothing_is_sampled_by_default(store: Store) -> None:
 
     async def story(monitor: Monitor, _: MonitoredStore) -> None:
         assert MonitoringSettings().shadow_rate == 0.0
-        assert not any(monitor.shadow_sample.draw(f"{n}", None) for n in range(1_000))
+        assert not any(monitor.sampler.draw(f"{n}", None) for n in range(1_000))
 
     monitored(store, story)

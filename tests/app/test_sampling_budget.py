@@ -83,7 +83,7 @@ def test_a_gateway_begins_within_its_budget(store: Store) -> None:
     DecisionStore(store).add(made, [False] * len(made))
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
-        assert monitor.shadow_sample.rate_of(None) == 0.25
+        assert monitor.sampler.rate_of(None) == 0.25
         assert (await monitor.drift_report())["shadow"]["rate"] == 0.25
         metric = world.metrics.registry.get_sample_value("racer_shadow_rate_share")
         assert metric == 0.25

@@ -244,7 +244,7 @@ def test_a_repeat_is_a_shadow_row_of_its_own(store: Store) -> None:
 
     async def story() -> bytes:
         async with await world.monitor() as monitor:
-            return (await monitor.shadow_rows())[0]
+            return (await monitor.sampler.rows())[0]
 
     rows = [json.loads(line) for line in asyncio.run(story()).splitlines()]
     ids = {one.decision_id: True, again.decision_id: False, before.decision_id: True}

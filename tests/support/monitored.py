@@ -12,6 +12,7 @@ import numpy as np
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.monitor import Monitor
 from app.monitoring.populations import MonitoredCalibration
+from app.monitoring.sampler import SamplerOptions
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.conditions import ConditionReader
 from app.routing.decision import ChosenBy
@@ -163,13 +164,15 @@ class MonitoredStore:
             store=self.store,
             active=self.active,
             metrics=metrics,
-            key=b"a key of the tests",
-            conditions=ConditionReader(()),
-            group_by="request",
-            pool=POOL,
+            sampling=SamplerOptions(
+                key=b"a key of the tests",
+                conditions=ConditionReader(()),
+                group_by="request",
+                pool=POOL,
+            ),
             rng=np.random.default_rng(seed),
         )
-        monitor.follow(self.record.artifact)
+        monitor.sampler.follow(self.record.artifact)
         return monitor
 
 

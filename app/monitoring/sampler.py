@@ -1,0 +1,221 @@
+"""Sampler: the shadow sample of live traffic, from the draw of a decision to its labelled row.
+
+:class:`Sampler` draws decisions at rates that keep the budget of calls, stores their requests and
+answers, and reads them again: as samples that wait for a label, and as rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from app.errors import StoreDamaged, StoreError
+from app.monitoring import shadow_rows
+from app.monitoring.decision_statistics import DecisionStatistics
+from app.monitoring.decision_writer import DecisionWriter
+from app.monitoring.metrics import MonitoringMetrics
+from app.monitoring.sample_labels import SampleLabels
+from app.monitoring.sample_store import Sample, SampledExchange, SampleStore
+from app.monitoring.shadow_sample import ShadowSample, conversation_id
+from app.routing.conditions import ConditionReader
+from app.settings import GroupBy
+from app.settings.monitoring import MonitoringSettings
+from app.store import Store
+from app.store.encryption import Cipher
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerOptions:
+    """What a sampler knows of the gateway beside the settings of monitoring.
+
+    Attributes:
+        key: Secret of the draws and of the conversations' hashes, which the store keeps.
+        conditions: Finds what candidates are sent for a request.
+        group_by: The configured origin of a request's group.
+        rates: Sampling rates of applications with one of their own.
+        drawn: The applications whose rows are requests drawn from their traffic.
+        pool: The candidates that rows label, in order.
+        cipher: Encrypts the requests of samples; None: they are not stored.
+    """
+
+    key: bytes
+    conditions: ConditionReader
+    group_by: GroupBy
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    drawn: Collection[str] = ()
+    pool: Sequence[str] = ()
+    cipher: Cipher | None = None
+
+
+class Sampler:
+    """Draws, stores and reads the shadow sample.
+
+    Args:
+        options: What is sampled, and how rows are made of it.
+        settings: The sampling rate, its budget, and whether requests are stored.
+        store: Where samples are stored.
+        decision_writer: Where a decision may still wait to be written.
+        metrics: Where samples are counted.
+    """
+
+    def __init__(
+        self,
+        options: SamplerOptions,
+        *,
+        settings: MonitoringSettings,
+        store: Store,
+        decision_writer: DecisionWriter,
+        metrics: MonitoringMetrics,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._decision_writer = decision_writer
+        self._metrics = metrics
+        self._budget = settings.shadow_calls_per_day
+        self._statistics = DecisionStatistics(store)
+        self._setup: str | None = None
+        self._sample = ShadowSample(settings.shadow_rate, options.rates, options.key)
+        self._samples = SampleStore(store, options.cipher if settings.store_requests else None)
+        self.labels = SampleLabels(self._samples, decision_writer)
+
+    def follow(self, setup: str) -> None:
+        """Take scores of an artifact that was loaded as rows.
+
+        Args:
+            setup: Digest of artifact and fleet, by which its calibrations are stored.
+        """
+        self._setup = setup
+
+    # The draw --------------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any decision may be drawn."""
+        return self._sample.is_on
+
+    def draw(self, decision_id: str, application: str | None) -> float | None:
+        """The rate at which a decision was drawn; None where it is not in the sample."""
+        return self._sample.draw(decision_id, application)
+
+    def rate_of(self, application: str | None) -> float:
+        """The rate in force for an application's requests."""
+        return self._sample.rate_of(application)
+
+    def fit_budget(self) -> None:
+        """Lower the rates where the traffic would exceed the budget of calls. Blocks."""
+        if self._budget is None or not self._sample.is_on:
+            return
+        try:
+            requests = self._statistics.daily_requests(
+                datetime.now(UTC), by_application=self._sample.has_rates
+            )
+        except StoreError as exc:
+            log.warning("the sampling rates stay as they are: %s", exc)
+        else:
+            calls = len(self._options.pool) - 1
+            share = self._sample.fit_budget(requests, calls=calls, budget=self._budget)
+            self._metrics.sampling_share.set(share)
+
+    # Samples ---------------------------------------------------------------------------------
+
+    def conversation_id(
+        self,
+        fields: Mapping[str, Any],
+        path: str,
+        *,
+        caller: str,
+        application: str | None,
+        session: str | None,
+    ) -> str | None:
+        """As :func:`app.monitoring.shadow_sample.conversation_id`, with the key of the sample."""
+        return conversation_id(
+            self._options.key,
+            fields,
+            path,
+            caller=caller,
+            application=application,
+            session=session,
+        )
+
+    async def add(self, sample: Sample) -> bool:
+        """Store a sample once its decision is stored; returns False where that is not kept.
+
+        Raises:
+            StoreError: The store cannot be used.
+        """
+        await self._decision_writer.written(sample.decision_id)
+        return await self._store.run(self._samples.add, sample)
+
+    def count(self, outcome: str) -> None:
+        """Count a sampled decision by what became of it."""
+        self._metrics.samples.labels(outcome).inc()
+
+    # Rows ------------------------------------------------------------------------------------
+
+    async def rows(
+        self,
+        *,
+        application: str | None = None,
+        since: str | None = None,
+        any_pool: bool = False,
+        judge: str | None = None,
+    ) -> tuple[bytes, int]:
+        """The decisions of the shadow sample as labelled rows, JSON lines, oldest first.
+
+        Args:
+            application: Only its requests; None: those of all.
+            since: Only decisions from then on: UTC, ISO 8601.
+            any_pool: All stored requests, each with the candidates of its own time.
+            judge: The judge model whose verdicts rows carry; None: the one with verdicts on most;
+                `LABELS_ALONE`: none.
+
+        Returns:
+            The rows, and how many lost their label beside a judge's verdicts.
+
+        Raises:
+            StoreError: The store cannot be used, or the key does not decrypt the requests.
+        """
+        return await self._store.run(self._rows, self._setup, application, since, judge, any_pool)
+
+    def _rows(
+        self,
+        setup: str | None,
+        application: str | None,
+        since: str | None,
+        judge: str | None,
+        any_pool: bool,
+    ) -> tuple[bytes, int]:
+        options = self._options
+        own = [] if setup is None else self._store.ids(setup)
+        found = self._samples.rows(application=application, since=since)
+
+        def sent_now(exchange: SampledExchange) -> Mapping[str, str]:
+            return options.conditions.read(exchange.request, exchange.path).digests
+
+        return shadow_rows.labelled_rows(
+            found,
+            options.pool,
+            group_by=options.group_by,
+            drawn=options.drawn,
+            conditions_of=cache(self._conditions_of),
+            stores_requests=self._samples.stores_requests,
+            own=own,
+            sent_now=sent_now,
+            any_pool=any_pool,
+            judge=judge,
+        )
+
+    def _conditions_of(self, calibration_id: str) -> tuple[str, ...] | None:
+        """The digests of a calibration's rows; None where they say nothing about its decisions."""
+        try:
+            first = self._store.record(calibration_id).populations[0]
+        except StoreDamaged as exc:
+            log.warning("%s: its decisions are no shadow rows", exc)
+            return None
+        return None if first.drawn else first.conditions  # drawn rows have other digests
