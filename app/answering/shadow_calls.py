@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from app.answering.answer_forms import AnswerReader
 from app.answering.request import InferenceRequest
+from app.concurrency.background_queue import BackgroundQueue
 from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, StoreError, UpstreamError
 from app.json_output import dump_json
@@ -60,7 +61,7 @@ class ShadowCall:
 
 
 class ShadowCalls:
-    """The queue of sampled decisions and the tasks that empty it.
+    """The background queue of sampled decisions.
 
     Args:
         settings: The candidates and the deadline.
@@ -83,32 +84,21 @@ class ShadowCalls:
         self._fleet = fleet
         self._monitor = monitor
         self._on_answers = on_answers
-        self._waiting: asyncio.Queue[tuple[ShadowCall, int]] = asyncio.Queue(MAX_WAITING)
-        self._memory = MemoryBudget(MAX_WAITING_BYTES, Overloaded, "too many sampled requests wait")
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_closing = False
+        self._queue = BackgroundQueue(
+            self._complete,
+            name="shadow calls",
+            tasks=CONCURRENCY,
+            limit=MAX_WAITING,
+            memory=MemoryBudget(MAX_WAITING_BYTES, Overloaded, "too many sampled requests wait"),
+        )
         self._has_store_fault = False
 
     def add(self, call: ShadowCall) -> None:
         """Have a decision's other candidates called. Never waits, never raises."""
         if self._monitor is None:
             return
-        size = len(dump_json(dict(call.request.fields)))
-        try:
-            self._memory.reserve(size)
-        except Overloaded:
+        if not self._queue.add(call, len(dump_json(dict(call.request.fields)))):
             self._monitor.sampler.count("lost")
-            return
-        try:
-            self._waiting.put_nowait((call, size))
-        except asyncio.QueueFull:
-            self._memory.release(size)
-            self._monitor.sampler.count("lost")
-            return
-        if len(self._tasks) < CONCURRENCY:
-            task = asyncio.create_task(self._work(), name="shadow calls")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
 
     async def close(self, limit_s: float) -> None:
         """Finish the calls that wait within a time limit; then store what was answered.
@@ -116,26 +106,9 @@ class ShadowCalls:
         Args:
             limit_s: The time limit.
         """
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=limit_s)
-        self._is_closing = True
-        while self._tasks:  # a cancelled task stores what it has, and takes no other decision
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.wait(self._tasks)
-        while not self._waiting.empty():
-            call, size = self._waiting.get_nowait()
-            self._memory.release(size)
+        await self._queue.finish(limit_s)
+        for call in await self._queue.close():  # a cancelled call has stored what it has
             await self._store(call)
-
-    async def _work(self) -> None:
-        """Complete waiting decisions one by one, until none waits."""
-        while not self._waiting.empty() and not self._is_closing:
-            call, size = self._waiting.get_nowait()
-            try:
-                await self._complete(call)
-            finally:
-                self._memory.release(size)
 
     async def _complete(self, call: ShadowCall) -> None:
         missing = [

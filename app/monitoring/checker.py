@@ -19,6 +19,7 @@ from typing import Any, Final, Self, cast
 
 from prometheus_client import Counter
 
+from app.concurrency.background_queue import BackgroundQueue
 from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
@@ -98,7 +99,6 @@ class Checkers:
                 )
                 self._queues[name] = queue
                 stack.push_async_callback(queue.close)
-                queue.start()
             self._stack = stack.pop_all()
         return self
 
@@ -108,11 +108,7 @@ class Checkers:
 
     async def finish(self, limit_s: float) -> None:
         """Wait until no check is unfinished, at most ``limit_s``."""
-        waits = [asyncio.create_task(each.finish()) for each in self._queues.values()]
-        if waits:
-            _, unfinished = await asyncio.wait(waits, timeout=limit_s)
-            for task in unfinished:
-                task.cancel()
+        await asyncio.gather(*(each.finish(limit_s) for each in self._queues.values()))
 
     def submit(
         self,
@@ -156,7 +152,7 @@ class _Check:
 
 
 class _CheckQueue:
-    """The samples of one application that wait, and the tasks that have them checked."""
+    """The background queue of one application's samples."""
 
     def __init__(
         self,
@@ -173,70 +169,50 @@ class _CheckQueue:
         self._call = call
         self._record = record
         self._checks = checks
-        self._buffered = buffered
         self._pause_s = pause_s
         self._clock = clock
-        self._waiting: asyncio.Queue[_Check] = asyncio.Queue(MAX_WAITING)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._queue = BackgroundQueue(
+            self._label,
+            name=f"checker of {application}",
+            tasks=CONCURRENCY,
+            limit=MAX_WAITING,
+            memory=buffered,
+        )
+        self.finish = self._queue.finish
         self._warned_at = -math.inf
         self._lost = 0  # samples without a label since the last warning
 
-    def start(self) -> None:
-        """Start the tasks."""
-        for number in range(CONCURRENCY):
-            name = f"checker {number} of {self._application}"
-            self._tasks.append(asyncio.create_task(self._work(), name=name))
-
-    async def finish(self) -> None:
-        """Wait until no check is unfinished."""
-        await self._waiting.join()
-
     async def close(self) -> None:
-        """End the tasks."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _ in range(self._waiting.qsize()):
+        """End at once: checks that are not finished are lost."""
+        for _ in await self._queue.close():
             self._lose("stopped", "the gateway stopped before the checker was called")
 
     def add(self, check: _Check) -> None:
         """Queue a sample, or lose its label if the queue is full."""
-        try:
-            self._buffered.reserve(len(check.data))
-        except Overloaded as exc:
-            self._lose("dropped", str(exc))
-            return
-        try:
-            self._waiting.put_nowait(check)
-        except asyncio.QueueFull:
-            self._buffered.release(len(check.data))
-            self._lose("dropped", f"{MAX_WAITING} samples wait for the checker")
-
-    async def _work(self) -> None:
-        while True:
-            check = await self._waiting.get()
-            try:
-                await self._label(check)
-            except asyncio.CancelledError:
-                self._lose("stopped", "the gateway stopped before the checker answered")
-                raise
-            except UpstreamError as exc:
-                self._lose(exc.kind, f"{exc}{_advice(exc)}")
-            except RacerError as exc:
-                self._lose("not_recorded", f"the verdicts cannot be stored: {exc}")
-            except Exception:
-                log.exception("applications.%s.checker: %s", self._application, _LOST)
-                self._checks.labels(self._application, "error").inc()
-            else:
-                self._checks.labels(self._application, "ok").inc()
-            finally:
-                self._buffered.release(len(check.data))
-                self._waiting.task_done()
+        if not self._queue.add(check, len(check.data)):
+            self._lose(
+                "dropped",
+                f"{MAX_WAITING} samples wait for the checker, or {MAX_WAITING_BYTES >> 20} MiB of "
+                "samples for all checkers",
+            )
 
     async def _label(self, check: _Check) -> None:
-        document = await self._check(check.data)
-        verdicts = read_verdicts(document, check.names, self._call.name)
-        await self._record(check.decision_id, verdicts)
+        try:
+            document = await self._check(check.data)
+            verdicts = read_verdicts(document, check.names, self._call.name)
+            await self._record(check.decision_id, verdicts)
+        except asyncio.CancelledError:
+            self._lose("stopped", "the gateway stopped before the checker answered")
+            raise
+        except UpstreamError as exc:
+            self._lose(exc.kind, f"{exc}{_advice(exc)}")
+        except RacerError as exc:
+            self._lose("not_recorded", f"the verdicts cannot be stored: {exc}")
+        except Exception:
+            log.exception("applications.%s.checker: %s", self._application, _LOST)
+            self._checks.labels(self._application, "error").inc()
+        else:
+            self._checks.labels(self._application, "ok").inc()
 
     async def _check(self, data: bytes) -> Mapping[str, Any]:
         """The checker's answer. A failure that may pass is tried again, twice at most."""
