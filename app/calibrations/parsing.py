@@ -125,7 +125,7 @@ def parse(
     limits = RowLimits(
         line_bytes=MAX_LINE_BYTES,
         rows=MAX_ROWS,
-        text=instructions.text,
+        text=lambda group: instructions.own_texts.get(group or "", instructions.text),
         complete=conditions.complete,
         takes_unlabelled=True,
     )

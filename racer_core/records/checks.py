@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, cast
 
 from racer_core.errors import InputError, RowsError
-from racer_core.records.conversation import RoutedText
+from racer_core.records.conversation import RoutedText, TextOfGroup
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.row import parse_row, row_pool, shown
 from racer_core.records.units import RowSurvey
@@ -25,7 +25,8 @@ class RowLimits:
     query_chars: int | None = None  # a longer query is cut; None: none is
     line_bytes: int | None = None  # of one encoded row
     rows: int | None = None
-    text: RoutedText | None = None  # text to route on of several turns; None refuses them
+    # Text to route on of several turns, by the group of their row; None refuses them.
+    text: RoutedText | TextOfGroup | None = None
     complete: Callable[[LabelledRow], LabelledRow] | None = None  # may refuse the row
     takes_unlabelled: bool = False  # rows may say that they have no label
 
@@ -165,7 +166,7 @@ def check_rows(
     pool: Sequence[str] | None = None,
     *,
     max_query_chars: int | None = None,
-    text: RoutedText | None = None,
+    text: RoutedText | TextOfGroup | None = None,
     unit: str = "line",
     kind: RowsKind | None = None,
 ) -> LabelledRows:
@@ -176,7 +177,8 @@ def check_rows(
     """
     limits = RowLimits(query_chars=max_query_chars, text=text)
     checked = CheckedRows(numbered, source, pool, limits=limits, unit=unit)
-    return LabelledRows(rows=tuple(checked), pool=checked.pool, kind=kind)
+    rows = tuple(checked)
+    return LabelledRows(rows=rows, pool=checked.pool, kind=checked.survey.stated(kind))
 
 
 def _is_header(value: object) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, cast
 
 from racer_core.errors import InputError
@@ -15,6 +15,7 @@ from racer_core.types import Turn
 
 # The last user turn; all turns of user and assistant; system prompts and the last user turn.
 RoutedText = Literal["last_user", "conversation", "with_system"]
+TextOfGroup = Callable[[str | None], RoutedText]  # the text of a group's requests; None: no group
 
 
 def parse_messages(messages: object) -> tuple[tuple[Turn, ...], str]:

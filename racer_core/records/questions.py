@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from racer_core.errors import InputError, RowsError
 from racer_core.records import formats
-from racer_core.records.conversation import RoutedText
+from racer_core.records.conversation import RoutedText, TextOfGroup
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
 from racer_core.records.request import row_identity, with_request_cell
@@ -105,7 +105,9 @@ def question_identity(
     return name if cluster is None and not copy else "\0" + json.dumps([name, cluster, copy])
 
 
-def read_questions(path: Path, text: RoutedText = "last_user") -> tuple[Question, ...]:
+def read_questions(
+    path: Path, text: RoutedText | TextOfGroup = "last_user"
+) -> tuple[Question, ...]:
     """Read a file of questions: the formats of labelled rows, without labels.
 
     A question that is repeated is asked again, since repeats belong to a sample of traffic and its
@@ -113,7 +115,7 @@ def read_questions(path: Path, text: RoutedText = "last_user") -> tuple[Question
 
     Args:
         path: The file.
-        text: The text to route on of several turns.
+        text: The text to route on of several turns, also by the group of their question.
 
     Raises:
         RowsError: A line is no question, or a query has two references; names each line.
@@ -163,7 +165,7 @@ def _cells(table: formats.TabularFile) -> Iterator[Numbered]:
             yield place, cells
 
 
-def _question(place: Place, value: object, text: RoutedText) -> Question:
+def _question(place: Place, value: object, text: RoutedText | TextOfGroup) -> Question:
     if isinstance(value, InputError):
         raise value
     if not isinstance(value, dict):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 from racer_core.errors import InputError, RowsError
 from racer_core.records import formats, lm_eval, routerbench
 from racer_core.records.checks import CheckedRows, RowLimits, check_rows
-from racer_core.records.conversation import RoutedText
+from racer_core.records.conversation import RoutedText, TextOfGroup
 from racer_core.records.formats import MAX_UNPACKED_BYTES, Numbered, TabularFile
 from racer_core.records.request import with_request_cell
 from racer_core.types import LabelledRows, RowsKind
@@ -28,7 +28,8 @@ def read_rows(
     *,
     max_query_chars: int | None = None,
     kind: RowsKind | None = None,
-    text: RoutedText | None = None,
+    text: RoutedText | TextOfGroup | None = None,
+    takes_unlabelled: bool = False,
 ) -> LabelledRows:
     """Read labelled rows; the format follows from the file's name, and of a table from its columns.
 
@@ -39,8 +40,10 @@ def read_rows(
         pool: The required pool; None takes the pool that the rows name.
         max_query_chars: A longer query is cut, as a gateway cuts it at ``limits.query_chars``;
             None: none is.
-        kind: What the file is; None: not said.
-        text: The text to route on of several turns; None refuses them.
+        kind: What the file is; None: not said, and traffic if it is a gateway's sample.
+        text: The text to route on of several turns, also by the group of their row; None refuses
+            them.
+        takes_unlabelled: Whether rows may say that they have no label.
 
     Raises:
         RowsError: The file or a row in it is wrong.
@@ -50,7 +53,13 @@ def read_rows(
         rows = lm_eval.read_lm_eval(path, pool, max_query_chars=max_query_chars).rows
         return replace(rows, kind=kind)
     return parse_rows(
-        read_bytes(path), path.name, pool, max_query_chars=max_query_chars, kind=kind, text=text
+        read_bytes(path),
+        path.name,
+        pool,
+        max_query_chars=max_query_chars,
+        kind=kind,
+        text=text,
+        takes_unlabelled=takes_unlabelled,
     )
 
 
@@ -98,24 +107,27 @@ def parse_rows(
     max_query_chars: int | None = None,
     max_bytes: int = MAX_UNPACKED_BYTES,
     kind: RowsKind | None = None,
-    text: RoutedText | None = None,
+    text: RoutedText | TextOfGroup | None = None,
+    takes_unlabelled: bool = False,
 ) -> LabelledRows:
     """Parse the bytes of a file named ``source``; ``max_bytes`` limits the unpacked size of gzip.
 
-    ``text`` is the text to route on of several turns; None refuses them.
+    The other arguments are those of :func:`read_rows`.
 
     Raises as :func:`read_rows`.
     """
     try:
         data, name = formats.unpacked(data, source, max_bytes)
-        limits = RowLimits(query_chars=max_query_chars, text=text)
+        limits = RowLimits(
+            query_chars=max_query_chars, text=text, takes_unlabelled=takes_unlabelled
+        )
         checked = stream_rows(io.BytesIO(data), name, source, pool, limits)
         rows = tuple(checked)
     except RowsError:
         raise
     except InputError as exc:
         raise RowsError(source, [str(exc)]) from exc
-    return LabelledRows(pool=checked.pool, rows=rows, kind=kind)
+    return LabelledRows(pool=checked.pool, rows=rows, kind=checked.survey.stated(kind))
 
 
 def stream_rows(

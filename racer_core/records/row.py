@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from racer_core.errors import InputError
-from racer_core.records.conversation import RoutedText, parse_messages
+from racer_core.records.conversation import RoutedText, TextOfGroup, parse_messages
 from racer_core.records.request import parse_request, request_conversation
 from racer_core.types import CallRecord, Confidences, LabelledRow, Turn, checked_pool
 
@@ -77,7 +77,7 @@ def parse_row(
     *,
     max_query_chars: int | None = None,
     header: bool = False,
-    text: RoutedText | None = None,
+    text: RoutedText | TextOfGroup | None = None,
     takes_unlabelled: bool = False,
 ) -> LabelledRow:
     """Check one row against the pool.
@@ -87,7 +87,7 @@ def parse_row(
         pool: The required pool.
         max_query_chars: A longer query is cut; None: none is.
         header: The file's header names the pool.
-        text: The text to route on of several turns; None refuses them.
+        text: The text to route on of several turns, also by the row's group; None refuses them.
         takes_unlabelled: Whether rows may say that they have no label.
 
     Raises:
@@ -145,13 +145,15 @@ def checked_query(text: object) -> str:
     return text
 
 
-def row_query(row: Mapping[str, Any], text: RoutedText | None) -> RowQuery:
+def row_query(row: Mapping[str, Any], text: RoutedText | TextOfGroup | None) -> RowQuery:
     """What a row asks: its ``query``, the last of its ``messages``, or its whole ``request``.
 
     Raises:
         InputError: The text to route on is no text, or there are several turns and ``text`` is
             None.
     """
+    if callable(text):
+        text = text(row_group(row))
     if row.get("request") is not None:
         if beside := [name for name in ("query", "messages") if name in row]:
             raise InputError(f'give either "request" or "{beside[0]}"')

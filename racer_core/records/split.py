@@ -34,6 +34,7 @@ def split_rows(
     """Split rows at random, for example into training, calibration and test rows.
 
     A sample of traffic (``rows.kind``) is split row by row: its repeats belong to the distribution.
+    Turns of one sampled conversation stay together, and rows without a label are divided alike.
     In a list of questions, copies of a query and the rows of one cluster stay together. A file that
     does not say its kind is guessed: traffic if queries repeat and no row has a cluster, a
     reference or a task.
@@ -95,7 +96,8 @@ def split_file(
     names = [folder / f"{name}.jsonl" for name in shares]
     if existing := [str(name) for name in names if name.exists()]:
         raise InputError(f"{', '.join(existing)}: is there already; name a new folder")
-    rows = read_rows(path, kind=kind, text="last_user")
+    # No text is read here: any request of several turns has one of its conversation.
+    rows = read_rows(path, kind=kind, text="conversation", takes_unlabelled=True)
     parts = dict(
         zip(names, split_rows(rows, *shares.values(), seed=seed, by_group=True), strict=True)
     )

@@ -1,8 +1,8 @@
 """Units of labelled rows: what a split may not divide, and what a draw takes one row of.
 
 In a list of questions a unit is all rows with one query or one cluster, and so on transitively. In
-a sample of traffic every row is a unit of its own when it is split; one row per cluster is drawn
-from clusters alone.
+a sample of traffic every row is a unit of its own when it is split, but for the turns of one
+conversation in a gateway's sample; one row per cluster is drawn from clusters alone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ class RowSurvey:
         duplicates: Rows that repeat the query, and the turns before it, of an earlier row.
         first_turn_duplicates: Those of them that are first turns.
         clustered: Some row has a cluster.
+        is_sample: Every row names the decision of a gateway's random sample.
     """
 
     def __init__(self) -> None:
         self.duplicates = 0
         self.first_turn_duplicates = 0
         self.clustered = False
+        self.is_sample = True
         self._is_annotated = False
         # Digests instead of queries, which would take the file's size in memory again.
         self._seen: set[bytes] = set()
@@ -39,6 +41,7 @@ class RowSurvey:
     def add(self, row: LabelledRow) -> None:
         """Count a row."""
         self.clustered = self.clustered or row.cluster is not None
+        self.is_sample = self.is_sample and row.decision_id is not None
         self._is_annotated = self._is_annotated or row.reference is not None or row.task is not None
         if name := row_identity(row.query, row.earlier, row.request):
             digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
@@ -49,13 +52,19 @@ class RowSurvey:
 
     @property
     def guess(self) -> RowsKind:
-        """Traffic if queries repeat and no row has a cluster, a reference or a task; else a list.
+        """A gateway's sample is traffic; else the repeats tell.
+
+        Traffic if queries repeat and no row has a cluster, a reference or a task; else a list.
 
         Traffic repeats itself, and comes without references. Without repeats and clusters both
         kinds are split alike, so a list is the safe guess: it refuses training rows.
         """
         is_traffic = self.duplicates and not self.clustered and not self._is_annotated
-        return RowsKind.TRAFFIC if is_traffic else RowsKind.QUESTIONS
+        return RowsKind.TRAFFIC if is_traffic or self.is_sample else RowsKind.QUESTIONS
+
+    def stated(self, kind: RowsKind | None) -> RowsKind | None:
+        """What is certain of the file: the kind that was said; a gateway's sample is traffic."""
+        return RowsKind.TRAFFIC if kind is None and self.is_sample else kind
 
 
 def surveyed(rows: Iterable[LabelledRow]) -> RowSurvey:
@@ -103,10 +112,26 @@ def units_of(names: Sequence[Hashable | None], clusters: Sequence[Hashable | Non
 
 
 def rows_units(rows: LabelledRows) -> Units:
-    """The units that a split of a file's rows keeps whole: of traffic, the single rows."""
+    """The units that a split of a file's rows keeps whole: of traffic, the single rows.
+
+    Turns of one sampled conversation are one unit, since they depend on each other.
+    """
     if rows_kind(rows) is RowsKind.TRAFFIC:
-        return np.arange(len(rows), dtype=np.intp)
+        return units_of((None,) * len(rows), [sampled_cluster(row) for row in rows.rows])
     return units_of(plain_names(rows), [row.cluster for row in rows.rows])
+
+
+def sampled_cluster(row: LabelledRow) -> str | None:
+    """The conversation of a row of a gateway's sample; None: it has none, or is no such row."""
+    return None if row.decision_id is None else row.cluster
+
+
+def sampled_unit(row: LabelledRow) -> str | None:
+    """What training and calibration may not share of a gateway's sample.
+
+    It is the conversation, else the decision; None for a row of no sample.
+    """
+    return row.decision_id and (row.cluster or row.decision_id)
 
 
 def plain_names(rows: LabelledRows) -> list[str | None]:
