@@ -117,7 +117,7 @@ def label(
     from app.tools.labelling.confidences import KINDS, RatingOptions
     from racer_core.records.questions import read_questions
 
-    configured, secrets = settings.load(config)
+    configured, secrets = settings.load(config, serves=False)
     questions_read = read_questions(questions, configured.routing.text)
     rating = None
     if evaluators or confidences:
@@ -184,7 +184,7 @@ def _judge_samples(
             f"--grade {grading.kind} compares with references, which live requests lack: use "
             "--grade judge, an application's `checker`, or feedback"
         )
-    configured, secrets = settings.load(config)
+    configured, secrets = settings.load(config, serves=False)
     with GatewayClient(url, key) as gateway, progress_bars(as_json) as progress:
         report = judge_samples(
             gateway,

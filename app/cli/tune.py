@@ -45,7 +45,7 @@ def tune(
     from app.tools import tuning
     from racer_core.offline import tune as search
 
-    configured, secrets = settings.load(config)
+    configured, secrets = settings.load(config, serves=False)
     if objective == "cost" and configured.prices is None:
         raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
     rows = read_rows(

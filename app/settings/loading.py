@@ -19,13 +19,19 @@ from app.settings.validation import problems
 
 
 def load(
-    path: Path, environment: Mapping[str, str] | None = None, **overrides: Any
+    path: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    serves: bool = True,
+    **overrides: Any,
 ) -> tuple[Settings, Secrets]:
     """Read and validate a configuration file; its relative paths are relative to the file.
 
     Args:
         path: The YAML file.
         environment: Environment variables with the secrets; None: those of the process.
+        serves: Whether the caller listens and stores: else keys of clients and of stored requests
+            need not be set.
         overrides: Settings of the command line.
 
     Raises:
@@ -38,11 +44,16 @@ def load(
         raise SettingsError(f"{path}: cannot be read ({exc.strerror}){hint}") from exc
     except ValueError as exc:
         raise SettingsError(f"{path}: not text in UTF-8") from exc
-    return parse(text, path, environment, **overrides)
+    return parse(text, path, environment, serves=serves, **overrides)
 
 
 def parse(
-    text: str, path: Path, environment: Mapping[str, str] | None = None, **overrides: Any
+    text: str,
+    path: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    serves: bool = True,
+    **overrides: Any,
 ) -> tuple[Settings, Secrets]:
     """Validate the text of a configuration file, as :func:`load` does."""
     try:
@@ -56,7 +67,8 @@ def parse(
     except ValidationError as exc:
         sentences = [sentence for _, sentence in problems(exc, Settings, noun="setting")]
         raise SettingsError(f"{path}: {'; '.join(sentences)}") from exc
-    secrets = read_secrets(settings, os.environ if environment is None else environment)
+    variables = os.environ if environment is None else environment
+    secrets = read_secrets(settings, variables, serves=serves)
     return _absolute_paths(settings, path.resolve().parent), secrets
 
 

@@ -44,8 +44,15 @@ class Secrets:
         return settings.store if self.store_url is None else self.store_url.get_secret_value()
 
 
-def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
+def read_secrets(
+    settings: Settings, environment: Mapping[str, str], *, serves: bool = True
+) -> Secrets:
     """Read the secrets; refuse weak keys, and an open address without a data key.
+
+    Args:
+        settings: The configuration.
+        environment: Environment variables.
+        serves: Whether the caller serves; else an open address and stored requests need no keys.
 
     Raises:
         SettingsError: The message names the variable and what to do.
@@ -61,7 +68,7 @@ def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
                 f"${variable} holds the same key as {name!r} in access.keys: generate another one "
                 "with `racer key new`, so that every key identifies one caller"
             )
-    if data_key is None and not any(key.role == "data" for key in access.keys):
+    if serves and data_key is None and not any(key.role == "data" for key in access.keys):
         listeners = [settings.host] if access.admin is None else [settings.host, access.admin.host]
         for host in listeners:
             if not is_loopback(host):
@@ -88,16 +95,18 @@ def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
         admin_key=admin_key,
         candidate_keys=keys,
         store_url=SecretStr(store_url) if store_url else None,
-        samples_key=_samples_key(settings, environment),
+        samples_key=_samples_key(
+            environment, is_required=serves and settings.watching.store_requests
+        ),
         checker_key=SecretStr(checker_key) if checker_key else None,
     )
 
 
-def _samples_key(settings: Settings, environment: Mapping[str, str]) -> SecretBytes | None:
+def _samples_key(environment: Mapping[str, str], *, is_required: bool) -> SecretBytes | None:
     """The key that encrypts stored requests; None where none is set, and none are stored."""
     value, make_one = environment.get(SAMPLES_KEY, ""), "make one with `openssl rand -base64 32`"
     if not value:
-        if settings.watching.store_requests:
+        if is_required:
             raise SettingsError(
                 f"watching.store_requests: ${SAMPLES_KEY} is not set, and requests are stored only "
                 f"encrypted: {make_one}, and keep it as long as the stored requests"

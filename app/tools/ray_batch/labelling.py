@@ -122,7 +122,7 @@ class _RayLabeller:
         """The labeller, opened by the first question; it ends with the process."""
         async with self._opening:
             if self._labeller is None:
-                configured, secrets = settings.load(self._config)
+                configured, secrets = settings.load(self._config, serves=False)
                 grader, judge = make_grader(self._grading, configured, secrets)
                 plan = rating_plan(self._rating, configured)
                 own = conditions_of(configured, self._grading, judge)
