@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,30 @@ SEED = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the random numbers."
 )
 FILE = click.Path(path_type=Path)
+
+
+def start_of(since: str) -> str:
+    """A time in ISO 8601, from one or from a number of days such as ``30d``. UTC by default."""
+    if since.endswith("d") and since[:-1].isdecimal():
+        return (datetime.now(UTC) - timedelta(days=int(since[:-1]))).isoformat()
+    time = datetime.fromisoformat(since)
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
+
+
+def _start(_context: click.Context, _parameter: click.Parameter, since: str | None) -> str | None:
+    try:
+        return None if since is None else start_of(since)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{since!r} is neither a time in ISO 8601 nor a number of days such as `30d`."
+        ) from None
+
+
+SINCE = click.option(
+    "--since",
+    callback=_start,
+    help="Only sampled requests from then on: a time in ISO 8601, or days back such as `30d`.",
+)
 
 
 def print_json(value: Any) -> None:

@@ -8,8 +8,8 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, cast
 
@@ -36,6 +36,42 @@ class SavedRows:
 
     files: Mapping[str | None, Path]
     judge: str | None
+    labels_left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleQuery:
+    """Which rows of `GET /shadow/rows`.
+
+    Attributes:
+        application: Only rows of this application; None: those of all.
+        since: Only decisions from this time on, in ISO 8601; None: all that are stored.
+        judge: The judge whose verdicts rows carry; None: the one with verdicts on most rows; empty:
+            none.
+        pool: ``any``: all stored requests, each with the candidates of its time; None: the rows of
+            the configured pool.
+    """
+
+    application: str | None = None
+    since: str | None = None
+    judge: str | None = None
+    pool: str | None = None
+
+    def as_params(self) -> dict[str, str]:
+        """The parameters of the request."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRows:
+    """Rows of `GET /shadow/rows` as they arrive.
+
+    Attributes:
+        lines: JSON lines with their ends; the iteration raises what the transfer raises.
+        labels_left_out: Rows that lost their label beside the verdicts.
+    """
+
+    lines: Iterator[bytes]
     labels_left_out: int
 
 
@@ -94,27 +130,47 @@ class GatewayClient:
         Raises:
             InputError: There are no rows.
         """
-        names = {"application": application, "since": since, "judge": judge}
-        query = {name: value for name, value in names.items() if value is not None}
-        response = self._send("GET", "/shadow/rows", params=query)
-        rows = response.content
-        if not rows.strip():
-            shown = "".join(f", {name} {value}" for name, value in query.items() if value)
+        query = SampleQuery(application=application, since=since, judge=judge)
+        files: dict[str | None, Path] = {}
+        name_of_judge: str | None = None
+        with ExitStack() as stack:
+            sample = stack.enter_context(self.sampled_rows(query))
+            opened: dict[str | None, BinaryIO] = {}
+            for line in sample.lines:
+                row = strict_json.load_object(line)
+                name = row.get("application")
+                if name not in files:
+                    files[name] = folder / f"{len(files)}.jsonl"
+                    opened[name] = stack.enter_context(files[name].open("wb"))
+                opened[name].write(line)
+                name_of_judge = name_of_judge or row.get("judge")
+        return SavedRows(files=files, judge=name_of_judge, labels_left_out=sample.labels_left_out)
+
+    @contextmanager
+    def sampled_rows(self, query: SampleQuery) -> Generator[SampledRows]:
+        """GET /shadow/rows, line by line.
+
+        Raises:
+            InputError: There are no rows.
+        """
+        with self._stream("/shadow/rows", query.as_params()) as response:
+            yield SampledRows(
+                lines=self._some_lines(response, query),
+                labels_left_out=int(response.headers.get("x-racer-labels-left-out", "0")),
+            )
+
+    def _some_lines(self, response: httpx2.Response, query: SampleQuery) -> Iterator[bytes]:
+        """The lines of a response, with their ends, but for blank ones. Raises InputError."""
+        is_empty = True
+        for line in _whole_lines(response.iter_bytes()):
+            is_empty = False
+            yield line
+        if is_empty:
+            shown = "".join(f", {name} {each}" for name, each in query.as_params().items() if each)
             raise InputError(
                 f"the gateway at {self._url} has no sampled rows{shown}: set "
                 "`watching.shadow_rate` above 0 and wait for requests and their labels"
             )
-        lines: dict[str | None, list[bytes]] = {}
-        name_of_judge: str | None = None
-        for line in rows.splitlines(keepends=True):
-            row = strict_json.load_object(line)
-            lines.setdefault(row.get("application"), []).append(line)
-            name_of_judge = name_of_judge or row.get("judge")
-        files = {name: folder / f"{place}.jsonl" for place, name in enumerate(lines)}
-        for name, file in files.items():
-            file.write_bytes(b"".join(lines[name]))
-        left_out = int(response.headers.get("x-racer-labels-left-out", "0"))
-        return SavedRows(files=files, judge=name_of_judge, labels_left_out=left_out)
 
     def waiting_samples(
         self, *, judge: str, application: str | None, since: str | None, limit: int
@@ -165,26 +221,48 @@ class GatewayClient:
             raise self._is_no_gateway() from exc
         return body
 
+    @contextmanager
+    def _stream(self, path: str, params: Mapping[str, str]) -> Generator[httpx2.Response]:
+        """A successful response, whose body is not read yet. Raises as :meth:`_send`."""
+        with (
+            self._transport_errors(),
+            self._client.stream("GET", path, params=dict(params)) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+                raise self._refusal(response)
+            yield response
+
     def _send(self, method: str, path: str, **request: Any) -> httpx2.Response:
         """A successful response. Raises GatewayUnreachable, GatewayRefused."""
-        try:
+        with self._transport_errors():
             response = self._client.request(method, path, **request)
+        if response.status_code in (200, 202):
+            return response
+        raise self._refusal(response)
+
+    @contextmanager
+    def _transport_errors(self) -> Generator[None]:
+        """Raise GatewayUnreachable where the connection fails."""
+        try:
+            yield
         except httpx2.TimeoutException as exc:
             raise GatewayUnreachable(f"the gateway at {self._url} did not answer in time") from exc
         except (httpx2.TransportError, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as exc:
             raise GatewayUnreachable(
                 f"no gateway answers at {self._url}: start one with `racer serve` or `racer demo`"
             ) from exc
-        if response.status_code in (200, 202):
-            return response
+
+    def _refusal(self, response: httpx2.Response) -> GatewayRefused | GatewayUnreachable:
+        """The error of a response that is none of success."""
         try:
             error = response.json()["error"]
             message, kind = error["message"], error["type"]
         except (ValueError, KeyError, TypeError) as exc:
             raise self._is_no_gateway() from exc
         if kind == "upstream_error":
-            raise GatewayUnreachable(f"{message} ({response.status_code})")
-        raise GatewayRefused(f"{message} ({response.status_code})")
+            return GatewayUnreachable(f"{message} ({response.status_code})")
+        return GatewayRefused(f"{message} ({response.status_code})")
 
     def _is_no_gateway(self) -> GatewayUnreachable:
         return GatewayUnreachable(f"the server at {self._url} is not a RACER gateway: check --url")
@@ -201,3 +279,13 @@ def _unpacked(path: Path) -> Generator[tuple[str, BinaryIO]]:
             shutil.copyfileobj(packed, unpacked)
         unpacked.seek(0)
         yield path.stem, cast("BinaryIO", unpacked)
+
+
+def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines with their ends, but for blank ones; a last line without an end gets one."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in lines if line.strip())
+    if rest.strip():
+        yield rest + b"\n"
