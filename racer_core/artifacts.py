@@ -60,6 +60,7 @@ class Artifact:
     salt: str  # key of the fingerprints
     training_fingerprints: frozenset[bytes]
     validation_fingerprints: frozenset[bytes] = frozenset()
+    sample_fingerprints: frozenset[bytes] = frozenset()  # of sampled decisions and conversations
     longest_text: int | None = None  # characters of a text of either; None: an earlier version's
     components: NDArray[np.float32] | None = None  # (D, d), for drift; None: an earlier version's
     validation_copies: int | None = None  # near copies of training rows; after training alone
@@ -120,6 +121,8 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
         "training_fingerprints": _packed(artifact.training_fingerprints),
         "validation_fingerprints": _packed(artifact.validation_fingerprints),
     }
+    if artifact.sample_fingerprints:
+        tensors["sample_fingerprints"] = _packed(artifact.sample_fingerprints)
     if artifact.components is not None:
         tensors["components"] = artifact.components
     if artifact.stacked is not None:
@@ -268,6 +271,9 @@ def _build(
         salt=salt,
         training_fingerprints=_unpacked(tensors["training_fingerprints"]),
         validation_fingerprints=_unpacked(tensors["validation_fingerprints"]),
+        sample_fingerprints=_unpacked(tensors["sample_fingerprints"])
+        if "sample_fingerprints" in tensors
+        else frozenset(),
         longest_text=longest,
         components=_components(tensors),
         digest=digest(folder),

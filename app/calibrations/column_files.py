@@ -22,6 +22,7 @@ from racer_core.aggregation.reasoning import Markers, ReasoningFilter
 from racer_core.artifacts import fingerprint
 from racer_core.records.conversation import RoutedText
 from racer_core.records.request import row_identity, row_text
+from racer_core.records.units import sampled_unit
 from racer_core.types import LabelledRow, RowsKind
 
 PRINT_BYTES: Final = 16
@@ -92,6 +93,7 @@ class ColumnWriter:
         self._unlabelled = bytearray()
         self._sampled = bytearray()
         self._decision_ids: list[bytes] = []
+        self._sample_prints = bytearray()
         self._judged = array("b")
         self._is_judged = False
         self._unjudged: int | None = None
@@ -139,6 +141,8 @@ class ColumnWriter:
         self._unlabelled.append(row.unlabelled)
         self._sampled.append(row.decision_id is not None)
         self._decision_ids.append((row.decision_id or "").encode())
+        unit = sampled_unit(row)
+        self._sample_prints += bytes(PRINT_BYTES) if unit is None else fingerprint(self._salt, unit)
         self._add_verdicts(row)
         vectors = self._conditions
         vector = tuple(row.conditions[name] for name in self._pool) if row.conditions else ()
@@ -209,6 +213,9 @@ class ColumnWriter:
             decision_ids=np.array(
                 self._decision_ids if any(self._decision_ids) else [], dtype=np.bytes_
             ),
+            sample_prints=np.frombuffer(self._sample_prints, np.uint8)[
+                : None if any(self._decision_ids) else 0
+            ],
             judged=self._table(np.frombuffer(self._judged, np.int8))[
                 : None if self._is_judged else 0
             ],
@@ -260,6 +267,7 @@ def load(
             unlabelled=saved["unlabelled"],
             sampled=saved["sampled"],
             decision_ids=saved["decision_ids"] if len(saved["decision_ids"]) else None,
+            sample_prints=_digests(saved["sample_prints"]) or None,
             judged=judged if judged.size else None,
             conditions=tuple(tuple(map(str, vector)) for vector in saved["conditions"]),
             condition_ids=saved["condition_ids"],

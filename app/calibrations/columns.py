@@ -105,6 +105,8 @@ class RowColumns:
         sampled: Whether a row is of a gateway's random sample, shape (n,).
         decision_ids: The sampled decision of each row, empty for a row without, shape (n,); None:
             no row has one.
+        sample_prints: Keyed hash of the sampled conversation, else decision, of each row, zeros for
+            a row without; None: no row has one.
         verified: Whether a row's scores are those that the gateway stored, shape (n,); None: none.
     """
 
@@ -130,6 +132,7 @@ class RowColumns:
     unlabelled: BoolArray
     sampled: BoolArray
     decision_ids: NDArray[np.bytes_] | None = None
+    sample_prints: tuple[bytes, ...] | None = None
     verified: BoolArray | None = None
     quality: FloatArray | None = None
     weights: FloatArray | None = None
@@ -218,5 +221,8 @@ class RowColumns:
             unlabelled=self.unlabelled[rows],
             sampled=self.sampled[rows],
             decision_ids=None if self.decision_ids is None else self.decision_ids[rows],
+            sample_prints=None
+            if self.sample_prints is None
+            else tuple(self.sample_prints[i] for i in chosen),
             verified=None if self.verified is None else self.verified[rows],
         )

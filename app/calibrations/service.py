@@ -33,6 +33,7 @@ from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.row_reader import read_rows
 from app.calibrations.sampled_scores import StoredScores, compared
 from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
+from app.calibrations.trained_rows import without_trained
 from app.calibrations.upload import Upload
 from app.errors import ConfirmNeeded, Conflict, LimitNotKept
 from app.routing.active_calibration import ActiveCalibration
@@ -102,6 +103,7 @@ class CalibrationService:
     ) -> None:
         self._settings = settings
         self._salt = trained.artifact.salt
+        self._trained_samples = trained.artifact.sample_fingerprints
         self._training_chars = trained.artifact.longest_text
         self._projections = projections
         self._sampled_scores = sampled_scores
@@ -192,6 +194,9 @@ class CalibrationService:
             setup=self._setup,
             drawn=self._settings.drawn_applications,
         )
+        if options.rows_kind is None and rows.sampled.all():
+            options = options.model_copy(update={"rows_kind": RowsKind.TRAFFIC})
+        rows, trained_rows = without_trained(rows, self._trained_samples)
         active_at_start = self._active_record()
         if options.application is not None:
             options = self._for_application(options, options.application)
@@ -204,7 +209,12 @@ class CalibrationService:
         hashes = rows.query_hashes
         seen = await self._store.run(self._seen_rows.fixed_terms, hashes, rows.groups)
         stated = self._fixed_terms(options)
-        source = {"sha256": upload.sha256, "bytes": upload.size, "key": sender}
+        source = {
+            "sha256": upload.sha256,
+            "bytes": upload.size,
+            "key": sender,
+            "trained_rows_left_out": trained_rows,
+        }
         fixed = stated if seen is None else seen
         try:
             record = await asyncio.to_thread(

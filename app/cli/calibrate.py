@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +20,7 @@ from app.cli.console import (
     FILE,
     JSON,
     ROWS_KIND,
+    SINCE,
     URL,
     err,
     out,
@@ -31,23 +31,6 @@ from app.errors import GatewayRefused
 from app.tools.gateway_client import GatewayClient, Progress, SavedRows
 from racer_core.errors import RacerError
 from racer_core.types import RiskTarget, RowsKind, Score
-
-
-def start_of(since: str) -> str:
-    """A time in ISO 8601, from one or from a number of days such as ``30d``. UTC by default."""
-    if since.endswith("d") and since[:-1].isdecimal():
-        return (datetime.now(UTC) - timedelta(days=int(since[:-1]))).isoformat()
-    time = datetime.fromisoformat(since)
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).isoformat()
-
-
-def _start(_context: click.Context, _parameter: click.Parameter, since: str | None) -> str | None:
-    try:
-        return None if since is None else start_of(since)
-    except (ValueError, OverflowError):
-        raise click.BadParameter(
-            f"{since!r} is neither a time in ISO 8601 nor a number of days such as `30d`."
-        ) from None
 
 
 @click.command()
@@ -63,11 +46,7 @@ def _start(_context: click.Context, _parameter: click.Parameter, since: str | No
     "--application",
     help="Replace the rows of this application alone; those of all others stay.",
 )
-@click.option(
-    "--since",
-    callback=_start,
-    help="Only sampled requests from then on: a time in ISO 8601, or days back such as `30d`.",
-)
+@SINCE
 @click.option(
     "--judge",
     help="With `--from-shadow --delta`: correct this judge's verdicts; default: the one with most.",
@@ -219,6 +198,7 @@ def calibrate(
                 refusals.append(GatewayRefused(f"application {name}: {exc}"))
             else:
                 _print(result, name, as_json=as_json)
+                _say_trained(result, name)
                 if from_shadow:
                     _show_conversations(result, name)
     for each in refusals[:-1]:
@@ -260,6 +240,20 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
     for name, lines in tables.items():
         if lines:
             out.print(_table(name, lines))
+
+
+def _say_trained(result: Mapping[str, Any], application: str | None) -> None:
+    """Say on the error stream how many rows were left out because they trained the router."""
+    evidence = result["evidence"]
+    if application is not None:
+        evidence = evidence["uploads"][application]
+    if count := evidence["source"].get("trained_rows_left_out"):
+        err.print(
+            f"racer: {count} sampled rows trained the router and were left out",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _show_conversations(result: Mapping[str, Any], application: str | None) -> None:

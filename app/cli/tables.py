@@ -81,6 +81,16 @@ def artifact_summary(
     }
 
 
+def training_rows(counts: Mapping[str, Mapping[str, int]]) -> Table:
+    """How many rows of each application trained the router, and how many were left out."""
+    table = Table("application", box=SIMPLE_HEAD)
+    for name in ("first turns", "later turns", "judged", "without label"):
+        table.add_column(name, justify="right")
+    for name, each in counts.items():
+        table.add_row(Text(name), *map(str, each.values()))
+    return table
+
+
 def decision(value: Mapping[str, Any]) -> Table:
     """The decision of `racer route`: set, router scores of the pool, certificate."""
     certificate = value["certificate"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from racer_core.aggregation.reasoning import REASONING
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.records.reader import read_rows
 from racer_core.records.row import MAX_QUERY_CHARS
-from racer_core.types import RowsKind
+from racer_core.types import LabelledRows, RowsKind
 
 
 @click.command()
@@ -105,19 +106,19 @@ def train(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Train a router on labelled rows and save it as an artifact."""
+    """Train a router on labelled rows and save it as an artifact.
+
+    Rows without a label are left out. Of a gateway's sample (racer samples, racer split) the
+    artifact notes the decisions, and `racer calibrate` leaves them out.
+    """
     from app.tools import evaluation
     from racer_core.offline import train as training
+    from racer_core.offline.training_rows import RowCounts, with_labels
 
-    configured = settings.load(config)[0] if config else None
+    configured = settings.load(config, serves=False)[0] if config else None
     specs = _candidates(configured) if configured else None
-    pool = configured.pool if configured else None
     given_kind = None if kind is None else RowsKind(kind)
-    longest = configured.limits.query_chars if configured else MAX_QUERY_CHARS
-    rows, held_out = (
-        read_rows(each, pool, max_query_chars=longest, kind=given_kind)
-        for each in (data, validation)
-    )
+    rows, held_out = (_read(each, configured, given_kind) for each in (data, validation))
     choice = training.EncoderChoice(
         name=encoder or DEFAULT_ENCODER,
         pooling=pooling,
@@ -144,8 +145,26 @@ def train(
             reasoning=configured.aggregation.reasoning if configured else REASONING,
             progress=progress,
         )
-    result = tables.artifact_summary(artifact, folder, rows, held_out)
-    print_json(result) if as_json else out.print(tables.fields(result))
+    counts = {name: asdict(each) for name, each in RowCounts.by_group(rows).items()}
+    used = (with_labels(each, "rows") for each in (rows, held_out))
+    result = tables.artifact_summary(artifact, folder, *used)
+    if as_json:
+        print_json(result | {"training_rows_of": counts})
+        return
+    out.print(tables.fields(result))
+    out.print(tables.training_rows(counts))
+
+
+def _read(path: Path, configured: settings.Settings | None, kind: RowsKind | None) -> LabelledRows:
+    """The rows of a file; with a configuration, also later turns, by each application's text."""
+    if configured is None:
+        return read_rows(path, max_query_chars=MAX_QUERY_CHARS, kind=kind, takes_unlabelled=True)
+    from racer_core.offline.training_rows import with_texts
+
+    rows = read_rows(
+        path, configured.pool, kind=kind, text=configured.text_of, takes_unlabelled=True
+    )
+    return with_texts(rows, configured.text_of, configured.limits.query_chars)
 
 
 def _candidates(configured: settings.Settings) -> list[artifacts.CandidateSpec]:

@@ -32,6 +32,7 @@ from racer_core.offline.reporting import (
 from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.offline.stacking import CROSS_FITTED, stack
 from racer_core.offline.training_log import write_log
+from racer_core.offline.training_rows import sampled_units, with_labels
 from racer_core.records.near_copies import count_near_copies
 from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import rows_units
@@ -70,12 +71,20 @@ class EncoderChoice:
 def check_queries(rows: LabelledRows, source: str) -> None:
     """Refuse rows without a query, since a router learns from texts, and rows with weights.
 
+    One rate of sampling gives all rows one weight, which says nothing.
+
     Raises:
-        RowsError: A row has no query, or another weight than 1, which only calibration uses.
+        RowsError: A row has no query, or weights differ, which only calibration uses.
     """
     if any(not query for query in rows.queries):
-        raise RowsError(source, ["rows of router scores alone have no text to embed"])
-    if rows.weights is not None:
+        raise RowsError(
+            source,
+            [
+                "rows of router scores alone have no text to embed: rows of a gateway's sample "
+                "have one with `watching.store_requests: true`"
+            ],
+        )
+    if rows.weights is not None and (rows.weights != rows.weights[0]).any():
         raise RowsError(
             source,
             [
@@ -120,6 +129,9 @@ def train(
 ) -> Artifact:
     """Train, choose tau and the weights of the patterns on the validation rows, and save.
 
+    Rows without a label are left out, of a gateway's sample after their decision is noted. Weights
+    of a sample's rates are not used: the router needs no rows like the traffic.
+
     Args:
         rows: Training rows; their queries may not be used for calibration.
         validation: Separate rows for tau, the p_null from which the gateway abstains.
@@ -149,10 +161,17 @@ def train(
     choice = RouterChoice(kind=kind, options=options or {}, steps=steps, resume=resume, seed=seed)
     specs = tuple(candidates or (CandidateSpec(name=name) for name in rows.pool))
     pool = tuple(spec.name for spec in specs)
-    for source, given in (("training rows", rows), ("validation rows", validation)):
-        if set(given.pool) != set(pool):
-            raise RowsError(source, [f"their pool {list(given.pool)} is not {list(pool)}"])
-        check_queries(given, source)
+    units = sampled_units(rows), sampled_units(validation)
+    rows = _checked(rows, pool, "training rows")
+    validation = _checked(validation, pool, "validation rows")
+    if both := units[0] & units[1]:
+        raise RowsError(
+            "validation rows",
+            [
+                f"{len(both)} sampled decisions or conversations are among the training rows, too: "
+                "divide the sample by `racer split`"
+            ],
+        )
     salt = artifacts.new_salt()
     training_prints = {artifacts.fingerprint(salt, query) for query in rows.queries}
     validation_prints = tuple(artifacts.fingerprint(salt, query) for query in validation.queries)
@@ -197,6 +216,9 @@ def train(
         salt=salt,
         training_fingerprints=frozenset(training_prints),
         validation_fingerprints=frozenset(held_out.fingerprints),
+        sample_fingerprints=frozenset(
+            artifacts.fingerprint(salt, each) for each in units[0] | units[1]
+        ),
         longest_text=max(map(len, [*rows.queries, *validation.queries])),
         components=principal_components(fitted.encoder.encode(rows.queries).embeddings),
     )
@@ -208,6 +230,19 @@ def train(
     if fitted.checkpoint:
         fitted.checkpoint.remove()
     return saved
+
+
+def _checked(rows: LabelledRows, pool: Sequence[str], source: str) -> LabelledRows:
+    """The rows of this pool that have labels. Raises RowsError."""
+    if set(rows.pool) != set(pool):
+        raise RowsError(source, [f"their pool {list(rows.pool)} is not {list(pool)}"])
+    found = with_labels(rows, source)
+    is_sample = all(row.decision_id is not None for row in found.rows)
+    found = replace(
+        found, rows=tuple(replace(row, weight=1.0) if is_sample else row for row in found.rows)
+    )
+    check_queries(found, source)
+    return found
 
 
 def _stacked(

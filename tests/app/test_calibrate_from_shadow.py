@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.calibrate import start_of
+from app.cli.console import start_of
 from app.store import now
 from tests.app.conftest import Command
 from tests.support.gateway import (

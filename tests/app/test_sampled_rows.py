@@ -1,0 +1,237 @@
+"""Rows of a gateway's own sample, saved, divided and trained on by commands alone."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from racer_core import artifacts
+from racer_core.records.reader import read_rows
+from racer_core.types import RowsKind
+from tests.app.conftest import Command
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    POOL,
+    Gateway,
+    Serve,
+    configure,
+    labelled,
+    running,
+    user,
+)
+from tests.support.samples import KEY, sampled, shadow_rows
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
+
+from .test_cli import failed, parsed
+
+KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
+SAMPLING: dict[str, Any] = {"shadow_rate": 1.0, "store_requests": True, "feedback": "all"}
+
+
+def sampled_row(number: int, query: str, right: tuple[str, ...] | None, **more: Any) -> Any:
+    """A row as `GET /shadow/rows` gives it; without right candidates it has no label."""
+    label: dict[str, Any] = {"unlabelled": True}
+    if right is not None:
+        label = {"correct": {name: name in right for name in POOL}}
+    request = {"messages": user(query)}
+    row = {"request": request, **label, "weight": 4.0, "decision_id": f"dec-{number:032x}"}
+    return row | more
+
+
+def rows_of_sample(start: int, count: int, **more: Any) -> list[Any]:
+    """Labelled rows of a sample."""
+    rows = labelled(start, count)
+    return [
+        sampled_row(start + place, row.query, tuple(row.correct), **more)
+        for place, row in enumerate(rows.rows)
+    ]
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    """JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[Any]:
+    """JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_sample_is_saved_as_a_file(serve: Serve, racer: Command, tmp_path: Path) -> None:
+    """Readable by its owner alone; replaced as a whole, or not at all."""
+    gateway = serve(watching=SAMPLING, environment=KEYED)
+    out = tmp_path / "rows.jsonl"
+    out.write_text("before")
+    at = ("--url", gateway.url, "--key", ADMIN_KEY)
+    failed(racer("samples", out, *at), 1, "has no sampled rows")
+    assert out.read_text() == "before"
+    for row in labelled(20_000, 3).rows:
+        gateway.chat(row.query)
+    sampled(gateway, 3)
+    report = parsed(racer("samples", out, *at, "--json"))
+    assert (report["rows"], report["without_label"]) == (3, 3)
+    assert read(out) == shadow_rows(gateway)
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert parsed(racer("samples", out, *at, "--pool", "any", "--json"))["rows"] == 3
+    failed(racer("samples", out, *at, "--since", "2999-01-01"), 1, "has no sampled rows")
+    failed(racer("samples", out, *at[:2], "--key", "no"), 1, "401")
+    failed(racer("samples", tmp_path / "rows.csv", *at), 1, "name it .jsonl")
+    failed(racer("samples", tmp_path / "none" / "rows.jsonl", *at), 1, "cannot be written")
+    assert len(read(out)) == 3
+    assert [each.name for each in tmp_path.glob("*rows*")] == ["rows.jsonl"]
+
+
+def test_a_split_keeps_conversations_and_rows_without_a_label(
+    racer: Command, tmp_path: Path
+) -> None:
+    """Every row stays as it is, in one part; queries that repeat are of the traffic."""
+    rows = rows_of_sample(0, 60, application="bot")
+    rows += [sampled_row(100 + n, "Again", None, application="bot") for n in range(20)]
+    rows += [
+        row | {"cluster": f"{number % 5}" * 32}
+        for number, row in enumerate(rows_of_sample(200, 20, application="bot"))
+    ]
+    path = write(tmp_path / "rows.jsonl", rows)
+    code, out, err = racer("split", path, "--out", tmp_path / "parts", "--json")
+    assert code == 0, err
+    assert "traffic" in err
+    parts = [read(Path(name)) for name in json.loads(out)]
+    written = sorted((row for part in parts for row in part), key=lambda row: row["decision_id"])
+    assert written == [
+        {name: each for name, each in row.items() if name != "application"} | {"group": "bot"}
+        for row in sorted(rows, key=lambda row: row["decision_id"])
+    ]
+    clusters = [{row["cluster"] for row in part if "cluster" in row} for part in parts]
+    assert sum(map(len, clusters)) == len(set().union(*clusters)) == 5
+    assert sum(any(row.get("unlabelled") for row in part) for part in parts) > 1
+    assert read_rows(path, text="last_user", takes_unlabelled=True).kind is RowsKind.TRAFFIC
+
+
+def trained(racer: Command, folder: Path, train: Path, validation: Path, *more: Any) -> Any:
+    """The report of a training on character n-grams."""
+    files = ("--data", train, "--validation", validation, "--out", folder / "artifact")
+    return racer("train", *files, "--encoder", "char-ngrams", *more)
+
+
+def test_training_leaves_rows_without_a_label_out(racer: Command, tmp_path: Path) -> None:
+    """It says how many, and the artifact knows their decisions all the same."""
+    rows = rows_of_sample(0, 40, application="bot")
+    rows += [sampled_row(100 + n, f"Unknown {n}", None, application="bot") for n in range(7)]
+    judged = {"judged": dict.fromkeys(POOL, False) | {"poet": True}, "judge": "j"}
+    rows += [sampled_row(200 + n, f"Judged {n}", None, **judged) for n in range(3)]
+    rows += [sampled_row(300, "Hi", ("poet",), cluster="c" * 32)]
+    rows[-1]["request"]["messages"] = [
+        *user("Hi"), {"role": "assistant", "content": "Hello"}, *user("Hi"),
+    ]  # fmt: skip
+    rows[0]["weight"] = 8.0
+    train = write(tmp_path / "t.jsonl", rows)
+    validation = write(tmp_path / "v.jsonl", rows_of_sample(5_000, 40))
+    config = configure(tmp_path, tmp_path / "artifact", "http://127.0.0.1:9/v1")
+    report = parsed(trained(racer, tmp_path, train, validation, "--config", config, "--json"))
+    assert report["training_rows"] == 44
+    assert report["training_rows_of"] == {
+        "bot": {"first_turns": 40, "later_turns": 0, "judged": 0, "without_label": 7},
+        "default": {"first_turns": 3, "later_turns": 1, "judged": 3, "without_label": 0},
+    }
+    artifact = artifacts.load(tmp_path / "artifact")
+    names = [row.get("cluster", row["decision_id"]) for row in (*rows, *read(validation))]
+    prints = {artifacts.fingerprint(artifact.salt, name) for name in names}
+    assert artifact.sample_fingerprints == prints
+    code, out, _ = trained(racer, tmp_path, train, validation, "--config", config)
+    assert code == 0
+    assert ["bot", "40", "0", "0", "7"] in [line.split() for line in out.splitlines()]
+    # Half of a decision's conversation may not choose the router's settings.
+    failed(trained(racer, tmp_path, train, train, "--config", config, "--json"), 1, "racer split")
+    without = write(tmp_path / "w.jsonl", [row for row in rows if "unlabelled" in row][:7])
+    message = "none of the 7 rows has a label"
+    failed(trained(racer, tmp_path, without, validation, "--config", config, "--json"), 1, message)
+
+
+def test_the_router_learns_what_it_reads_of_an_application(racer: Command, tmp_path: Path) -> None:
+    """With system prompts where `text` says so: there they alone tell who is right."""
+    prompts = {"You add.": ("adder",), "You spell.": ("speller",)}
+
+    def rows(start: int) -> list[Any]:
+        found = []
+        for number in range(start, start + 60):
+            prompt, right = list(prompts.items())[number % 2]
+            row = sampled_row(number, f"Do it, {number // 2}", right, application="bot")
+            row["request"]["messages"].insert(0, {"role": "system", "content": prompt})
+            found.append(row)
+        return found
+
+    train, validation = write(tmp_path / "t.jsonl", rows(0)), write(tmp_path / "v.jsonl", rows(900))
+    config = configure(
+        tmp_path,
+        tmp_path / "artifact",
+        "http://127.0.0.1:9/v1",
+        applications={"bot": {"text": "with_system"}},
+    )
+    parsed(trained(racer, tmp_path, train, validation, "--config", config, "--json"))
+    artifact = artifacts.load(tmp_path / "artifact")
+    known = artifacts.fingerprint(artifact.salt, "You add.\n\nDo it, 0")
+    assert known in artifact.training_fingerprints
+
+
+@pytest.fixture
+def cold(tmp_path: Path, pool: FakePool) -> Iterator[Gateway]:
+    """A gateway that samples, with an application and without an artifact."""
+    path = configure(
+        tmp_path,
+        tmp_path / "artifact",
+        pool.url,
+        watching=SAMPLING,
+        applications={"bot": {"keys": ["data"], "premise": "drawn", "alpha": 0.2}},
+    )
+    with running(path, KEYED) as gateway:
+        yield gateway
+
+
+def ask_and_label(gateway: Gateway, start: int, count: int) -> None:
+    """Ask, and label all but every tenth."""
+    for place, row in enumerate(labelled(start, count).rows):
+        answer = gateway.chat(row.query)
+        if place % 10:
+            verdicts = {name: name in row.correct for name in POOL}
+            body = {"decision_id": answer["id"], "correct": verdicts}
+            gateway.post("/feedback", ADMIN_KEY, json=body).raise_for_status()
+
+
+def test_a_sample_alone_trains_and_calibrates(
+    cold: Gateway, racer: Command, tmp_path: Path
+) -> None:
+    """Four commands, of which none edits a file; what trained the router does not calibrate it."""
+    ask_and_label(cold, 20_000, 120)
+    assert sampled(cold, 120) == {"whole": 120}
+    at = ("--url", cold.url, "--key", ADMIN_KEY)
+    rows = tmp_path / "rows.jsonl"
+    report = parsed(racer("samples", rows, *at, "--json"))
+    assert (report["rows"], report["without_label"]) == (120, 12)
+    shares = ("--share", "train=0.4", "--share", "validation=0.1", "--out", tmp_path)
+    parts = parsed(racer("split", rows, *shares, "--json"))
+    assert sorted(parts.values()) == [12, 48]
+    files = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
+    config = tmp_path / "racer.yaml"
+    parsed(trained(racer, tmp_path, *files, "--config", config, "--json"))
+    assert until(lambda: cold.ready().get("missing", [{}])[0].get("part") == "calibration", 10)
+    code, out, err = racer("calibrate", "--from-shadow", "--force", *at, "--json")
+    assert code == 0, err
+    assert "60 sampled rows trained the router and were left out" in " ".join(err.split())
+    evidence = json.loads(out)["evidence"]["uploads"]["bot"]
+    assert (evidence["rows"], evidence["overlap"]) == (60, 0)
+    waiting = {row["decision_id"] for row in read(rows) if row.get("unlabelled")}
+    known = {row["decision_id"] for file in files for row in read(file)}
+    assert evidence["unlabelled"] == len(waiting - known)
+    answer = cold.chat("What is 70001 plus 70002?")["racer"]
+    assert answer["certificate"]["holds"], answer["certificate"]["reasons"]
+    # All rows of the router alone are none to calibrate on.
+    code, _, err = racer("calibrate", files[0], "--application", "bot", *at)
+    assert (code, "all 48 rows trained the router" in " ".join(err.split())) == (1, True)
