@@ -42,7 +42,8 @@ class RealisedRisk:
         n: Rows that count.
         misses: Rows that may be missed: the threshold's rank.
         missed: Rows with a score above the threshold, at most ``misses``.
-        tied: Rows with the threshold's score; 0 if the threshold is above the rank's.
+        tied: Rows with the threshold's score, 0 if the threshold is above the rank's. At a threshold
+            of -inf at least 2: the score of queries that are never missed is one atom.
         unlabelled: Rows that count as missed because they have no label. Upper bounds hold as they
             are, for the risk that counts such queries as misses is no smaller.
     """
@@ -59,7 +60,8 @@ class RealisedRisk:
         threshold = float(ascending[ascending.size - 1 - misses])
         first = int(np.searchsorted(ascending, threshold, side="left"))
         end = int(np.searchsorted(ascending, threshold, side="right"))
-        return cls(n=ascending.size, misses=misses, missed=ascending.size - end, tied=end - first)
+        tied = max(end - first, 2) if np.isneginf(threshold) else end - first
+        return cls(n=ascending.size, misses=misses, missed=ascending.size - end, tied=tied)
 
     @property
     def is_distinct(self) -> bool:

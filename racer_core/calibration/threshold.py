@@ -60,23 +60,25 @@ def calibrate_threshold(
     For arrays of critical scores; a ``Calibration`` sorts its scores once and looks lambda_hat up.
 
     Args:
-        critical_scores: s_i, shape (n,), any order; in nonconformity units.
+        critical_scores: s_i, shape (n,), any order; in nonconformity units. -inf is a row that no
+            threshold misses, +inf a row that all miss.
         alpha: Risk level in (0, 1); a probability, not a percentage.
         delta: None bounds the mean over calibration sets; else the share that may exceed alpha.
 
     Returns:
         lambda_hat, or ``inf`` when too few rows exist for alpha (alpha < 1/(n + 1)): the whole
-        pool is then selected, which keeps the guarantee at full cost.
+        pool is then selected, which keeps the guarantee at full cost. -inf when so many rows are
+        never missed that every threshold is valid.
 
     Raises:
-        CalibrationError: No scores, or one is NaN or -inf (+inf is a miss at every threshold).
+        CalibrationError: No scores, or one is NaN.
 
     References:
         RACER, Eq. (6) as written in Algorithm 1, line 9; Theorem 4.3.
     """
     n = critical_scores.size
-    if n == 0 or np.isnan(critical_scores).any() or np.isneginf(critical_scores).any():
-        raise CalibrationError("critical scores must be numbers above -inf, at least one")
+    if n == 0 or np.isnan(critical_scores).any():
+        raise CalibrationError("critical scores must be numbers, at least one")
     return threshold_from_sorted(np.sort(critical_scores), allowed_misses(n, alpha, delta))
 
 

@@ -19,7 +19,8 @@ from racer_core.errors import CalibrationError, InputError
 from racer_core.types import checked_alpha
 from tests.support.strategies import alpha_texts, nonconformities
 
-critical = st.lists(st.one_of(nonconformities, st.just(math.inf)), min_size=1, max_size=40)
+endless = st.sampled_from([math.inf, -math.inf])  # a row that every threshold misses, or none
+critical = st.lists(st.one_of(nonconformities, endless), min_size=1, max_size=40)
 
 
 def smallest_valid(scores: list[float], alpha: Fraction) -> float:
@@ -97,7 +98,7 @@ def test_edge_cases(scores, alpha, expected):
     assert calibrate_threshold(np.array(scores), alpha) == expected
 
 
-@pytest.mark.parametrize("scores", [[], [0.1, math.nan], [-math.inf, 0.5]])
+@pytest.mark.parametrize("scores", [[], [0.1, math.nan]])
 def test_scores_without_an_order_are_refused(scores):
     """NaN sorts last and would act as +inf in silence."""
     with pytest.raises(CalibrationError):

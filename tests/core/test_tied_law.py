@@ -129,6 +129,27 @@ def test_distinct_scores_have_the_exact_law(n: int, misses: int) -> None:
     assert risk.misses_among(350) == expected
 
 
+def test_rows_that_are_never_missed_tie_although_one_row_alone_shows_it() -> None:
+    """30 % of queries are never missed; a threshold of -inf misses the other 70 %.
+
+    Enumerated: every calibration set of four rows. Most have a single row of -inf, whose risk is
+    nevertheless no Beta variable.
+    """
+    n, misses = 4, 3
+    below = chance_of_one = 0.0
+    for never in range(n + 1):
+        chance = math.comb(n, never) * 0.3**never * 0.7 ** (n - never)
+        ascending = np.append(np.full(never, -math.inf), np.arange(n - never, dtype=float))
+        risk = RealisedRisk.of(ascending, misses)
+        if never:
+            assert not risk.is_distinct
+            assert risk.upper() <= stats.beta.ppf(0.95, misses + 1, n - misses)
+            below += chance * (risk.lower() > 0.7)
+            chance_of_one += chance * (never == 1)
+    assert chance_of_one > 0.4
+    assert below <= TIE_LEVEL
+
+
 WORLDS = {
     "one atom has most": (0.0, [0.9, 0.05, 0.05]),
     "an atom at the threshold, the rest distinct": (0.7, [0.3]),
