@@ -42,8 +42,8 @@ class RealisedRisk:
         n: Rows that count.
         misses: Rows that may be missed: the threshold's rank.
         missed: Rows with a score above the threshold, at most ``misses``.
-        tied: Rows with the threshold's score, 0 if the threshold is above the rank's. At a threshold
-            of -inf at least 2: the score of queries that are never missed is one atom.
+        tied: Rows with the threshold's score; 0 if the threshold is above the rank's. At least 2 if
+            the threshold is -inf: the score of queries that are never missed is one atom.
         unlabelled: Rows that count as missed because they have no label. Upper bounds hold as they
             are, for the risk that counts such queries as misses is no smaller.
     """

@@ -1,0 +1,90 @@
+"""Answer classes: what every candidate answers to each request, up to an equality of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.batch import ClassArray, row_classes
+from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
+from racer_core.errors import CalibrationError
+from racer_core.types import BoolArray, LabelledRows, checked_pool
+
+UNREADABLE = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerClasses:
+    """Rows with the answers of *all* candidates, each given by itself. Labels are not needed.
+
+    Attributes:
+        pool: The candidates, in the order of the columns.
+        classes: The number of each answer among the distinct answers of its row, shape (n, K);
+            ``UNREADABLE`` for one that cannot be read or was cut off.
+        fingerprints: Keyed hashes of the rows' requests; they seed the noise that breaks ties.
+        groups: The group of each row; None: rows have no groups.
+    """
+
+    pool: tuple[str, ...]
+    classes: ClassArray
+    fingerprints: tuple[bytes, ...]
+    groups: tuple[str | None, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse wrong shapes."""
+        shape = (len(self.fingerprints), len(checked_pool(self.pool)))
+        if self.classes.shape != shape:
+            raise CalibrationError(f"answer classes {self.classes.shape} must be {shape}")
+        if self.groups is not None and len(self.groups) != shape[0]:
+            raise CalibrationError(f"{len(self.groups)} groups for {shape[0]} rows")
+
+    def __len__(self) -> int:
+        return len(self.fingerprints)
+
+    @classmethod
+    def of(
+        cls,
+        rows: LabelledRows,
+        equality: Equality,
+        fingerprints: Sequence[bytes],
+        reasoning: ReasoningFilter = REASONING,
+    ) -> Self:
+        """The recorded answers of rows; a candidate without an answer counts as unreadable."""
+        return cls(
+            pool=rows.pool,
+            classes=row_classes(rows, rows.pool, equality, reasoning),
+            fingerprints=tuple(fingerprints),
+            groups=tuple(row.group for row in rows),
+        )
+
+    def at(self, rows: NDArray[Any]) -> Self:
+        """Some of the rows, by their numbers or by a mask of shape (n,)."""
+        numbers: list[int] = np.arange(len(self))[rows].tolist()
+        return replace(
+            self,
+            classes=self.classes[numbers],
+            fingerprints=tuple(self.fingerprints[i] for i in numbers),
+            groups=self.groups and tuple(self.groups[i] for i in numbers),
+        )
+
+    def restrict(self, names: Sequence[str]) -> Self:
+        """The same rows of a smaller pool, in the order of ``names``."""
+        columns = [self.pool.index(name) for name in names]
+        return replace(self, pool=tuple(names), classes=self.classes[:, columns])
+
+    @cached_property
+    def same(self) -> BoolArray:
+        """Whether two candidates gave the same readable answer, shape (n, K, K)."""
+        return same_answers(self.classes)
+
+
+def same_answers(classes: ClassArray) -> BoolArray:
+    """Whether two columns hold the same readable answer, (n, K) to (n, K, K)."""
+    readable = (classes != UNREADABLE)[:, :, None]
+    return np.asarray((classes[:, :, None] == classes[:, None, :]) & readable, dtype=bool)

@@ -1,0 +1,160 @@
+"""Sequence of calls of one request: which candidates to call next, and when to stop. Pure, no I/O.
+
+Decides exactly as calibration does: both use ``Policy.standing``. Calling more than the threshold
+demands keeps the promise if whole rounds are called, so a failure or a deadline leads to one last
+round with all candidates that are left.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+
+from racer_core.aggregation.batch import ClassArray
+from racer_core.errors import InputError
+from racer_core.sequential.answer_classes import UNREADABLE
+from racer_core.sequential.policy import Policy
+
+
+class StopReason(StrEnum):
+    """Why a sequence stopped."""
+
+    CERTIFIED = "certified"  # the stopping score passed the threshold
+    ALL_CALLED = "all_called"  # the order ended; its answer is the reference's
+    FAILURE = "failure"  # a candidate failed: all others were called
+    DEADLINE = "deadline"  # all others were called at once
+
+
+class Sequence:
+    """The calls of one request, in rounds.
+
+    Ask ``next_round`` for candidates, report each of them by ``add`` or ``fail``, and repeat until
+    ``next_round`` is empty. Not for several threads at a time.
+
+    Args:
+        policy: For a candidate that is known to be down, that of the smaller pool.
+        threshold: lambda_hat of the calibration of that policy.
+        noise: Of this request, as :func:`racer_core.sequential.critical.tie_noise` draws it.
+    """
+
+    def __init__(self, policy: Policy, threshold: float, noise: float = 0.0) -> None:
+        self.policy = policy
+        self.stopped: StopReason | None = None
+        self.rounds = 0
+        self.doubt: float | None = None  # q after the last completed round
+        self._last: StopReason | None = None  # why the last round is called
+        self._threshold = threshold
+        self._noise = noise
+        self._highest = -np.inf  # the running maximum of -q
+        self._outstanding: tuple[str, ...] = ()
+        self._answers: dict[str, str | None] = {}
+        self._failed: set[str] = set()
+        self._elected: str | None = None
+
+    def add(self, candidate: str, form: str | None) -> None:
+        """Report an answer.
+
+        Args:
+            candidate: Called and not reported yet.
+            form: Its normal form; None: it cannot be read, was cut off, or the request itself
+                caused the failure (a filter, its length). Rows must record these cases alike.
+        """
+        self._report(candidate)
+        self._answers[candidate] = form
+
+    def fail(self, candidate: str) -> None:
+        """Report a failure whose cause lies outside the request; the last round follows."""
+        self._report(candidate)
+        self._failed.add(candidate)
+
+    def next_round(self) -> tuple[str, ...]:
+        """The candidates to call now; empty when the sequence has stopped.
+
+        Raises:
+            InputError: A called candidate has not been reported.
+        """
+        if self._outstanding:
+            raise InputError(f"report the answers of {list(self._outstanding)} first")
+        if self.stopped is not None:
+            return ()
+        if self._failed and self._last is None:
+            self._last = StopReason.FAILURE
+        if self._last is not None:
+            return self._call(self._left()) if self._left() else self._stop(self._last)
+        if self.rounds and (reason := self._judge()):
+            return self._stop(reason)
+        called = self.policy.borders[self.rounds - 1] if self.rounds else 0
+        return self._call(self.policy.order[called : self.policy.borders[self.rounds]])
+
+    def call_rest(self) -> tuple[str, ...]:
+        """Further candidates to call at once because a deadline is near; no other round follows.
+
+        Answers that are outstanding are still awaited.
+        """
+        if self.stopped is not None:
+            return ()
+        self._last = StopReason.DEADLINE
+        return self._call(self._left())
+
+    @property
+    def winner(self) -> str | None:
+        """The candidate whose answer is returned; None while no candidate has answered."""
+        if self._elected is None and self._answers:
+            if self.policy.reference in self._answers:
+                return self.policy.reference
+            names = tuple(name for name in self.policy.pool if name in self._answers)
+            return self.policy.pool[int(self.policy.elect(self._classes(), names)[0])]
+        return self._elected
+
+    @property
+    def has_reference(self) -> bool:
+        """False if the named reference failed: the full vote of the others certifies nothing."""
+        return self.policy.reference not in self._failed
+
+    def _judge(self) -> StopReason | None:
+        """Whether to stop after a completed round."""
+        called = self.policy.borders[self.rounds - 1]
+        winner, doubt = self.policy.standing(self._classes(), called)
+        self.doubt = float(doubt[0])
+        self._highest = max(self._highest, -self.doubt)
+        is_last = self.rounds == len(self.policy.borders)
+        is_certain = self._highest + self._noise > self._threshold
+        if not (is_last or is_certain):
+            return None
+        self._elected = self.policy.pool[int(winner[0])]
+        return StopReason.ALL_CALLED if is_last else StopReason.CERTIFIED
+
+    def _left(self) -> tuple[str, ...]:
+        """What a last round calls: the reference, else all that have not been called."""
+        reference = self.policy.reference
+        if reference is not None and reference not in self._failed:
+            left: tuple[str, ...] = (reference,)
+        else:
+            left = (*self.policy.order, *self.policy.pool)
+        called = {*self._answers, *self._failed, *self._outstanding}
+        return tuple(name for name in dict.fromkeys(left) if name not in called)
+
+    def _classes(self) -> ClassArray:
+        """The answers as one row of classes, shape (1, K)."""
+        numbers: dict[str, int] = {}
+        forms = [self._answers.get(name) for name in self.policy.pool]
+        row = [
+            UNREADABLE if form is None else numbers.setdefault(form, len(numbers)) for form in forms
+        ]
+        return np.array([row], dtype=np.int16)
+
+    def _call(self, candidates: tuple[str, ...]) -> tuple[str, ...]:
+        if candidates:
+            self.rounds += 1
+            self._outstanding += candidates
+        return candidates
+
+    def _stop(self, reason: StopReason) -> tuple[str, ...]:
+        self.stopped = reason
+        return ()
+
+    def _report(self, candidate: str) -> None:
+        if candidate not in self._outstanding:
+            raise InputError(f"{candidate[:80]!r} is not called, or was reported already")
+        self._outstanding = tuple(name for name in self._outstanding if name != candidate)

@@ -1,0 +1,190 @@
+"""Sequences in serving: they decide as calibration does; failures, deadlines and references."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from racer_core.errors import InputError
+from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.critical import tie_noise
+from racer_core.sequential.fit import fit_policy
+from racer_core.sequential.serving import Sequence, StopReason
+from tests.core.laws import assert_at_most
+from tests.core.sequential_worlds import FALSE_ALARM, answers
+
+CHANCES = (0.55, 0.75, 0.6, 0.45, 0.85)
+
+
+def form(number):
+    """The form of an answer of this class."""
+    return None if number < 0 else f"form {number}"
+
+
+def replay(sequence, row, failing=()):
+    """Serve one row; returns the number of candidates called."""
+    called = 0
+    while candidates := sequence.next_round():
+        for name in candidates:
+            called += 1
+            if name in failing:
+                sequence.fail(name)
+            else:
+                sequence.add(name, form(row[sequence.policy.pool.index(name)]))
+    return called
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    max_rounds=st.sampled_from([None, 1, 2, 3]),
+    reference=st.sampled_from([None, "d"]),
+    salt=st.sampled_from([None, b"salt"]),
+)
+def test_serving_decides_as_calibration_does(seed, max_rounds, reference, salt):
+    """On the calibration rows themselves, one of which has exactly lambda_hat."""
+    rows = answers(np.random.default_rng(seed), 40, CHANCES)
+    policy = fit_policy(rows, max_rounds=max_rounds, reference=reference)
+    calibration = SequentialCalibration(policy=policy, answers=rows, salt=salt)
+    noise = tie_noise(salt, rows.fingerprints)
+    for threshold in (*(calibration.lambda_hat(a) for a in (0.05, 0.2)), math.inf, -math.inf):
+        stops = calibration.stops(rows, threshold)
+        for at in range(0, 40, 8):
+            sequence = Sequence(policy, threshold, float(noise[at]))
+            assert replay(sequence, rows.classes[at]) == stops.calls[at]
+            assert sequence.rounds == stops.rounds[at]
+            assert sequence.winner == policy.pool[stops.winner[at]]
+            is_all = stops.rounds[at] == len(policy.borders)
+            assert sequence.stopped == (StopReason.ALL_CALLED if is_all else StopReason.CERTIFIED)
+
+
+@pytest.fixture
+def policy():
+    """Three candidates, then two."""
+    return fit_policy(answers(np.random.default_rng(1), 300, CHANCES))
+
+
+def test_a_failure_calls_all_that_are_left(policy):
+    """The answer is the survivors' full vote, whatever the threshold."""
+    for threshold in (-math.inf, math.inf):
+        sequence = Sequence(policy, threshold)
+        first = sequence.next_round()
+        assert first == policy.order[:3]
+        sequence.fail(first[0])
+        for name in first[1:]:
+            sequence.add(name, "x")
+        rest = sequence.next_round()
+        assert rest == policy.order[3:]
+        for name in rest:
+            sequence.add(name, "y")
+        assert sequence.next_round() == ()
+        assert sequence.stopped == StopReason.FAILURE
+        survivors = policy.restrict(tuple(name for name in policy.pool if name != first[0]))
+        row = np.array([[int(name in rest) for name in survivors.pool]], np.int16)
+        winner, _ = survivors.standing(row, len(survivors.order))
+        assert sequence.winner == survivors.pool[int(winner[0])]
+
+
+def test_going_on_after_a_failure_is_caught():
+    """The most reliable candidate fails: the old threshold lets its successors differ too often.
+
+    The reference is the survivors' full vote; calling all that are left loses nothing.
+    """
+    chances, alpha, trials = (0.5, 0.5, 0.5, 0.5, 1.4), 0.1, 200
+    rng = np.random.default_rng(2)
+    rows, requests = (answers(rng, n, chances, options=8, common=0.0) for n in (500, trials))
+    policy = fit_policy(rows, max_rounds=None)
+    assert policy.order[0] == "e"
+    calibration = SequentialCalibration(policy=policy, answers=rows, salt=b"salt")
+    threshold = calibration.lambda_hat(alpha)
+    survivors = policy.restrict(("b", "a", "d", "c"))
+    left = requests.restrict(survivors.pool)
+    reference = survivors.outcomes(left).winner[:, -1]
+    lost = 0
+    for at, noise in enumerate(tie_noise(b"salt", requests.fingerprints)):
+        row = requests.classes[at]
+        sequence = Sequence(policy, threshold, float(noise))
+        replay(sequence, row, failing=("e",))
+        chosen = survivors.pool.index(sequence.winner)
+        lost += chosen != reference[at] and row[chosen] != row[reference[at]]
+    assert lost == 0
+    # Tempting: go on with the others by the same threshold, or with nothing in its place.
+    goes_on = SequentialCalibration(policy=survivors, answers=rows.restrict(survivors.pool))
+    null = requests.classes.copy()
+    null[:, requests.pool.index("e")] = -1
+    for tempting in (
+        goes_on.stops(left, threshold),
+        calibration.stops(replace(requests, classes=null), threshold),
+    ):
+        with pytest.raises(AssertionError):
+            assert_at_most(int(tempting.differs.sum()), trials, alpha, FALSE_ALARM)
+
+
+def test_a_deadline_calls_all_others_at_once(policy):
+    """Also while answers are outstanding; the answer is then the full vote."""
+    sequence = Sequence(policy, math.inf)
+    first = sequence.next_round()
+    sequence.add(first[0], "x")
+    assert sequence.call_rest() == policy.order[3:]
+    with pytest.raises(InputError, match="report the answers"):
+        sequence.next_round()
+    for name in policy.order[1:]:
+        sequence.add(name, "x")
+    assert sequence.next_round() == ()
+    assert (sequence.stopped, sequence.rounds) == (StopReason.DEADLINE, 2)
+    assert sequence.call_rest() == ()
+
+
+def test_a_failure_leads_to_the_reference_alone():
+    """Its answer is the promised one; candidates beyond it are not called."""
+    policy = fit_policy(answers(np.random.default_rng(1), 300, CHANCES), reference="d")
+    sequence = Sequence(policy, -math.inf)
+    first = sequence.next_round()
+    for name in first[:-1]:
+        sequence.add(name, "x")
+    sequence.fail(first[-1])
+    assert sequence.next_round() == ("d",)
+    sequence.add("d", "y")
+    assert sequence.next_round() == ()
+    assert (sequence.winner, sequence.has_reference) == ("d", True)
+
+
+def test_a_reference_that_fails_leaves_the_vote_of_all_others_without_certificate():
+    """All others of the pool are called, also those outside the order."""
+    policy = fit_policy(answers(np.random.default_rng(1), 300, CHANCES), reference="d")
+    sequence = Sequence(policy, math.inf)
+    for name in sequence.next_round():
+        sequence.add(name, "x")
+    assert sequence.next_round() == ("d",)
+    sequence.fail("d")
+    rest = sequence.next_round()
+    assert {*policy.order, *rest} == set(policy.pool)
+    for name in rest:
+        sequence.add(name, "x")
+    assert sequence.next_round() == ()
+    assert sequence.winner != "d"
+    assert not sequence.has_reference
+
+
+def test_all_fail(policy):
+    """No answer, and no endless loop."""
+    sequence = Sequence(policy, -math.inf)
+    while candidates := sequence.next_round():
+        for name in candidates:
+            sequence.fail(name)
+    assert sequence.winner is None
+    assert sequence.stopped == StopReason.FAILURE
+
+
+def test_only_called_candidates_are_reported_and_once(policy):
+    """A late answer of a hedged call is no answer of a later round."""
+    sequence = Sequence(policy, math.inf)
+    with pytest.raises(InputError, match="is not called"):
+        sequence.add("a", "x")
+    name = sequence.next_round()[0]
+    sequence.add(name, "x")
+    with pytest.raises(InputError, match="reported already"):
+        sequence.fail(name)
