@@ -160,6 +160,7 @@ class LabelledRow:
     weight: float = 1.0  # density of served queries over that of rows, up to a constant
     unlabelled: bool = False  # it is unknown which candidates are right; `correct` is empty
     decision_id: str | None = None  # the decision of a gateway whose sample it belongs to
+    turn: int | None = None  # number of the turn of `cluster` that drew it; None: `decision_id` did
     judged: frozenset[str] | None = None  # right by a judge model; None: it gave no verdicts
     judge: str | None = None  # the name of that judge; None: not said
 

@@ -66,6 +66,7 @@ class DecisionLog:
             routed=state.routed,
             certificate=state.routed.certificate,
             shadow_rate=state.shadow_rate,
+            turn=state.turn,
             ended=RequestEnd.FAILED,
         )
         self._store(outcome, state.request)
@@ -86,6 +87,7 @@ class DecisionLog:
                     pool=state.routed.certificate.pool,
                     kind=state.vote.kind,
                     reader=state.vote.reader,
+                    conversation=state.turn and state.turn.conversation,
                     replies=dict(results.replies),
                     failures={
                         name: exc for name, exc in results.failures.items() if exc.is_of_request
@@ -174,6 +176,8 @@ def _decision_record(
         served_by=outcome.merged.winner if outcome.merged else None,
         answered=tuple(answer.candidate for answer in outcome.answers),
         shadow_rate=outcome.shadow_rate,
+        conversation=outcome.turn and outcome.turn.conversation,
+        turn=outcome.turn and outcome.turn.number,
         outcome=outcome.ended,
         repeated=routed.repeated,
         query=query,

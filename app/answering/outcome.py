@@ -10,6 +10,7 @@ from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
 from app.monitoring.decision_record import RequestEnd
+from app.monitoring.shadow_sample import ConversationTurn
 from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision
 from app.routing.premises import failure_reasons
@@ -34,6 +35,7 @@ class Outcome:
     ratings: Ratings = field(default_factory=Ratings)  # the weights of the votes
     overhead_ms: float = 0.0
     shadow_rate: float | None = None  # of the shadow sample to which the request belongs
+    turn: ConversationTurn | None = None  # by which the sample drew it
     explain: bool = False
     ended: RequestEnd = RequestEnd.ANSWERED
 
@@ -88,6 +90,7 @@ class Outcome:
             ratings=ratings,
             overhead_ms=overhead_ms,
             shadow_rate=state.shadow_rate,
+            turn=state.turn,
             explain=options.explain,
             ended=ended,
         )

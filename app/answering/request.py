@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from app.answering.vote import Vote
+from app.monitoring.shadow_sample import ConversationTurn
 from app.routing.decision import CertifiedDecision
 from app.routing.reasons import Reason
 from app.routing.request import RoutingRequest
@@ -35,6 +36,7 @@ class RequestState:
     started: float  # monotonic
     deadline: float  # monotonic
     shadow_rate: float | None  # at which it was drawn for the shadow sample; None: it was not
+    turn: ConversationTurn | None = None  # by which it was drawn; None: by its decision id
     replacements: tuple[str, ...] | None = None  # of a set that failed: the surviving pool's set
 
     @property

@@ -15,6 +15,8 @@ from app.answering.vote import Vote
 from app.errors import Abstained
 from app.ids import IdGenerator
 from app.monitoring.monitor import Monitor
+from app.monitoring.sampler import Sampler
+from app.monitoring.shadow_sample import ConversationTurn
 from app.routing.decision import CertifiedDecision
 from app.routing.reasons import Remark
 from app.routing.request import Routing, RoutingRequest
@@ -60,10 +62,11 @@ class RequestRouter:
         deadline = self._deadline(request.options.timeout, started)
         routed = await self._decision(request, deadline)
         decision_id = request.api_format.id_prefix + self._ids.new_id()
-        shadow_rate = None
-        if self._monitor is not None and self._monitor.sampler.is_on:
+        shadow_rate, turn = None, None
+        if self._monitor is not None and (sampler := self._monitor.sampler).is_on:
             # Drawn before anything overrides, refuses or fails it.
-            shadow_rate = self._monitor.sampler.draw(decision_id, routed.application)
+            turn = _turn_of(request, sampler)
+            shadow_rate = sampler.draw(decision_id, routed.application, turn)
         kind = answer_forms.equality_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
@@ -86,6 +89,7 @@ class RequestRouter:
                 started=started,
                 deadline=deadline,
                 shadow_rate=shadow_rate,
+                turn=None if shadow_rate is None else turn,
             )
 
         try:
@@ -163,3 +167,16 @@ class RequestRouter:
     def _deadline(self, timeout_s: float | None, started: float) -> float:
         longest_s = self._settings.limits.deadline_s
         return started + (longest_s if timeout_s is None else min(timeout_s, longest_s))
+
+
+def _turn_of(request: InferenceRequest, sampler: Sampler) -> ConversationTurn | None:
+    """The turn of a conversation by which a request is drawn."""
+    if not request.query.later:
+        return None
+    return sampler.turn_of(
+        request.fields,
+        request.api_format.path,
+        caller=request.caller.name,
+        application=request.application and request.application.name,
+        session=request.session,
+    )

@@ -47,6 +47,7 @@ class ShadowCall:
         pool: The candidates that the request could call.
         kind: The equality of answers to it.
         reader: Reads the normal forms of answers.
+        conversation: The conversation by which it was drawn; None: by its id.
         replies: The answers that it has.
         failures: The candidates that reject the request itself; they are not called again.
     """
@@ -56,6 +57,7 @@ class ShadowCall:
     pool: Sequence[str]
     kind: Equality
     reader: AnswerReader
+    conversation: str | None = None
     replies: dict[str, Reply] = field(default_factory=dict[str, Reply])
     failures: dict[str, UpstreamError] = field(default_factory=dict[str, UpstreamError])
 
@@ -169,19 +171,11 @@ class ShadowCalls:
         request, pool = call.request, call.pool
         rejected = {name for name, exc in call.failures.items() if exc.is_of_request}
         unanswered = {name for name, reply in call.replies.items() if reply.answer is None}
-        path = request.api_format.path
         sample = Sample(
             decision_id=call.decision_id,
             application=None if request.application is None else request.application.name,
             later=request.query.later,
-            conversation=self._monitor
-            and self._monitor.sampler.conversation_id(
-                request.fields,
-                path,
-                caller=request.caller.name,
-                application=request.application and request.application.name,
-                session=request.session,
-            ),
+            conversation=call.conversation,
             classes={**dict.fromkeys(pool), **await _classes(call)},
             digests=request.query.conditions.digests,
             whole=all(name in call.replies or name in rejected for name in pool),

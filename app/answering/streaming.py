@@ -247,4 +247,5 @@ def _live_outcome(
         merged=Aggregate(winner=name, text="", votes={}),
         overhead_ms=overhead_ms,
         shadow_rate=state.shadow_rate,
+        turn=state.turn,
     )

@@ -224,8 +224,9 @@ class _RowConditions:
         rate = 1.0 / row.weight
         # Of a rate's inverse the last bits may be lost.
         is_rate = rate <= 1.0 + _ROUNDING
-        decision = row.decision_id.encode()
-        if not (is_rate and is_sampled(self._key, decision, min(1.0, rate * (1.0 + _ROUNDING)))):
+        drawn_by = row.decision_id if row.turn is None else row.cluster or ""
+        rate_up = min(1.0, rate * (1.0 + _ROUNDING))
+        if not (is_rate and is_sampled(self._key, drawn_by.encode(), rate_up, row.turn or 0)):
             raise InputError(
                 f"the decision {row.decision_id[:64]} was not drawn at the rate {rate:.4g} that "
                 "its weight states: use the rows of `GET /shadow/rows` of this store unchanged"

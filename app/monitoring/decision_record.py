@@ -78,6 +78,9 @@ class DecisionRecord:
         served_by: The candidate whose text was returned, if any.
         answered: The candidates that answered.
         shadow_rate: The sampling rate of a decision in the shadow sample; None outside it.
+        conversation: The conversation by whose turn it was drawn for the shadow sample; None: by
+            its id.
+        turn: The number of that turn.
         outcome: How the request ended. Every decision is recorded, however its request ended:
             otherwise the records would be biased towards patient clients and easy queries.
         repeated: The query was seen before, by any key, or is one of the rows: it is no new
@@ -110,6 +113,8 @@ class DecisionRecord:
     served_by: str | None = None
     answered: tuple[str, ...] = ()
     shadow_rate: float | None = None
+    conversation: str | None = None
+    turn: int | None = None
     outcome: RequestEnd = RequestEnd.ANSWERED
     repeated: bool = False
     query: str | None = None

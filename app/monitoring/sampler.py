@@ -20,7 +20,7 @@ from app.monitoring.decision_writer import DecisionWriter
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.sample_labels import SampleLabels
 from app.monitoring.sample_store import Sample, SampledExchange, SampleStore
-from app.monitoring.shadow_sample import ShadowSample, conversation_id
+from app.monitoring.shadow_sample import ConversationTurn, ShadowSample, conversation_turn
 from app.routing.conditions import ConditionReader
 from app.settings import GroupBy
 from app.settings.monitoring import MonitoringSettings
@@ -99,9 +99,30 @@ class Sampler:
         """Whether any decision may be drawn."""
         return self._sample.is_on
 
-    def draw(self, decision_id: str, application: str | None) -> float | None:
-        """The rate at which a decision was drawn; None where it is not in the sample."""
-        return self._sample.draw(decision_id, application)
+    def turn_of(
+        self,
+        fields: Mapping[str, Any],
+        path: str,
+        *,
+        caller: str,
+        application: str | None,
+        session: str | None,
+    ) -> ConversationTurn | None:
+        """As :func:`app.monitoring.shadow_sample.conversation_turn`, with the sample's key."""
+        return conversation_turn(
+            self._options.key,
+            fields,
+            path,
+            caller=caller,
+            application=application,
+            session=session,
+        )
+
+    def draw(
+        self, decision_id: str, application: str | None, turn: ConversationTurn | None = None
+    ) -> float | None:
+        """As :meth:`app.monitoring.shadow_sample.ShadowSample.draw`."""
+        return self._sample.draw(decision_id, application, turn)
 
     def rate_of(self, application: str | None) -> float:
         """The rate in force for an application's requests."""
@@ -123,25 +144,6 @@ class Sampler:
             self._metrics.sampling_share.set(share)
 
     # Samples ---------------------------------------------------------------------------------
-
-    def conversation_id(
-        self,
-        fields: Mapping[str, Any],
-        path: str,
-        *,
-        caller: str,
-        application: str | None,
-        session: str | None,
-    ) -> str | None:
-        """As :func:`app.monitoring.shadow_sample.conversation_id`, with the key of the sample."""
-        return conversation_id(
-            self._options.key,
-            fields,
-            path,
-            caller=caller,
-            application=application,
-            session=session,
-        )
 
     async def add(self, sample: Sample) -> bool:
         """Store a sample once its decision is stored; returns False where that is not kept.

@@ -152,7 +152,9 @@ def _row(
         }
     if exchange is None and sampled.is_later:
         row["later"] = True
-    if sample is not None and sample.conversation is not None:
+    if decision.turn is not None:
+        row |= {"cluster": decision.conversation, "turn": decision.turn}
+    elif sample is not None and sample.conversation is not None:  # drawn by an earlier version
         row["cluster"] = sample.conversation
     if conditions is not None:
         row["conditions"] = conditions

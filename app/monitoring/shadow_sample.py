@@ -1,15 +1,19 @@
 """Shadow sample: a random share of decisions that every candidate answers, to be judged.
 
-The draw looks at nothing but a secret key, the decision's id and the sampling rate, so the sample
-is drawn like the traffic: whatever a request is, and however it ends.
+The draw looks at nothing but a secret key, the sampling rate, and the decision's id or, of a later
+turn, its conversation and number (:func:`racer_core.calibration.shadow.sampling_number`). So the
+sample is drawn like the traffic, whatever a request is and however it ends, and it seldom has two
+turns of one conversation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from math import ceil, log2
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from app.json_output import dump_json
 from racer_core.calibration.shadow import is_sampled
@@ -17,6 +21,19 @@ from racer_core.errors import InputError
 from racer_core.records.request import TURN_FIELDS, conversation_of
 
 _DIGEST_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationTurn:
+    """A turn by which a decision is drawn.
+
+    Attributes:
+        conversation: Keyed hash that the turns of one conversation share.
+        number: Its number among them, from 0.
+    """
+
+    conversation: str
+    number: int
 
 
 class ShadowSample:
@@ -60,15 +77,24 @@ class ShadowSample:
         self._share = min(1.0, 2.0 ** -ceil(log2(expected / budget))) if expected else 1.0
         return self._share
 
-    def draw(self, decision_id: str, application: str | None) -> float | None:
-        """The rate at which a decision was drawn; None where it is not in the sample."""
+    def draw(
+        self, decision_id: str, application: str | None, turn: ConversationTurn | None = None
+    ) -> float | None:
+        """The rate at which a decision was drawn; None where it is not in the sample.
+
+        Args:
+            decision_id: The decision, which draws it.
+            application: The application of its request.
+            turn: The turn of a conversation, which draws it instead.
+        """
         if not self.is_on:
             return None
         rate = self.rate_of(application)
-        return rate if is_sampled(self._key, decision_id.encode(), rate) else None
+        drawn_by, number = (decision_id, 0) if turn is None else (turn.conversation, turn.number)
+        return rate if is_sampled(self._key, drawn_by.encode(), rate, number) else None
 
 
-def conversation_id(
+def conversation_turn(
     key: bytes,
     fields: Mapping[str, Any],
     path: str,
@@ -76,11 +102,12 @@ def conversation_id(
     caller: str,
     application: str | None,
     session: str | None,
-) -> str | None:
-    """Keyed hash that the later turns of one conversation share; None for a first turn.
+) -> ConversationTurn | None:
+    """The place of a later turn in its conversation; None for a first turn.
 
-    A conversation is known by its session, if it has one, and by its beginning: up to the first
-    answer to the user, since a greeting may open all conversations.
+    A conversation is known by its session, if it has one, and by its beginning: up to the turn
+    after the first answer to the user, since a greeting and its answer may open all conversations.
+    The number of a turn is that of the answers before it.
 
     Args:
         key: Secret of the hash.
@@ -91,27 +118,35 @@ def conversation_id(
         session: Id of the request's session.
     """
     try:
-        if not conversation_of(fields, path).is_later:
+        conversation = conversation_of(fields, path)
+        if not conversation.is_later:
             return None
     except InputError:  # it was served: another part of the body says what it asks
         return None
-    beginning = _beginning(fields.get(TURN_FIELDS[path]))
-    return blake2b(
+    roles = [turn.role for turn in conversation.turns]
+    beginning = fields[TURN_FIELDS[path]]
+    added = len(roles) - len(beginning)  # a system prompt that is no turn of the body
+    beginning = beginning[: _beginning(roles) - added]
+    name = blake2b(
         dump_json([caller, application, session, beginning]),
         key=blake2b(key, digest_size=32).digest(),
         person=b"conversation",
         digest_size=_DIGEST_BYTES,
     ).hexdigest()
+    return ConversationTurn(name, _answers(roles))
 
 
-def _beginning(turns: object) -> list[Any]:
-    """The turns up to the first answer to the user."""
-    beginning: list[Any] = []
-    has_user = False
-    for turn in cast("list[object]", turns) if isinstance(turns, list) else []:
-        beginning.append(turn)
-        role = cast("dict[str, object]", turn).get("role") if isinstance(turn, dict) else None
-        if role == "assistant" and has_user:
-            break
+def _beginning(roles: Sequence[str]) -> int:
+    """The number of turns up to the one after the first answer to the user."""
+    has_user = has_answer = False
+    for place, role in enumerate(roles):
+        if has_answer and role != "assistant":
+            return place + 1
+        has_answer = has_answer or (has_user and role == "assistant")
         has_user = has_user or role == "user"
-    return beginning
+    return len(roles)
+
+
+def _answers(roles: Sequence[str]) -> int:
+    """The number of answers to which other turns were sent."""
+    return sum(one == "assistant" != other for one, other in pairwise(roles))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,29 +28,58 @@ from racer_core.types import (
 )
 
 RIGHT, WRONG, UNKNOWN = 1, 0, -1  # a verdict on one candidate's answer
+_BITS: Final = 53  # of a double in [0, 1)
 
 
-def is_sampled(key: bytes, decision_id: bytes, rate: float) -> bool:
-    """Whether a decision belongs to the shadow sample.
+def sampling_number(key: bytes, drawn_by: bytes, turn: int = 0) -> float:
+    """A uniform number in [0, 1): a decision is in the sample if its rate is larger.
 
-    A keyed hash: replicas and retries agree, and neither clients without the key nor the query's
-    content influence the sample. A decision sampled at one rate is sampled at every larger rate.
+    (H + v(turn)) mod 1, of a keyed hash H and the van der Corput sequence v in base 2: 0, 1/2, 1/4,
+    3/4, 1/8. A keyed hash: replicas and retries agree, and neither clients without the key nor the
+    query's content influence the sample.
+
     Pass the id of the decision: with the query's fingerprint all repeats would be sampled together,
-    and the interval of ``estimate_risk`` would count them as independent.
+    and the interval of ``estimate_risk`` would count them as independent. For a turn of a
+    conversation, pass the conversation and the turn's number. Then:
+
+    - Every turn is drawn with the probability of its rate, for H + v mod 1 is uniform.
+    - No two of the turns 0 to 2^k - 1 are drawn at rates up to 2^-k: their v differ by a multiple
+      of 2^-k that is no integer, and two numbers below 2^-k differ by less.
+
+    So a conversation of T <= 2^k turns gives one row with probability T * rate, uniform among the
+    T, and else none. Rows of independent conversations are then independent, each distributed like
+    a request at random, however much the turns of one conversation depend on each other. Turns that
+    are drawn independently are not: conversations give several rows, which depend on each other.
 
     Args:
         key: Secret, at least 1 byte.
-        decision_id: The same for all replicas and retries of one decision.
-        rate: pi in [0, 1].
+        drawn_by: The id of a decision, or of a conversation; the same for all replicas and retries.
+        turn: The number of the turn in its conversation, from 0.
     """
-    if not 0.0 <= rate <= 1.0:  # also false for NaN
-        raise InputError("shadow_rate must lie between 0 and 1", param="shadow_rate")
     if not key:
         raise InputError("the shadow sample needs a key: without one, clients could predict it")
     seed = hashlib.blake2b(key, digest_size=32).digest()
-    digest = hashlib.blake2b(decision_id, key=seed, person=b"shadow sample", digest_size=8).digest()
+    digest = hashlib.blake2b(drawn_by, key=seed, person=b"shadow sample", digest_size=8).digest()
     # The top 53 bits: exactly what a double in [0, 1) can carry.
-    return (int.from_bytes(digest) >> 11) * 2.0**-53 < rate
+    reversed_turn = int(f"{turn % 2**_BITS:0{_BITS}b}"[::-1], 2)
+    number = (int.from_bytes(digest) >> (64 - _BITS)) + reversed_turn
+    return number % 2**_BITS * 2.0**-_BITS
+
+
+def is_sampled(key: bytes, drawn_by: bytes, rate: float, turn: int = 0) -> bool:
+    """Whether a decision belongs to the shadow sample.
+
+    A decision sampled at one rate is sampled at every larger rate.
+
+    Args:
+        key: As :func:`sampling_number`.
+        drawn_by: As :func:`sampling_number`.
+        rate: pi in [0, 1].
+        turn: As :func:`sampling_number`.
+    """
+    if not 0.0 <= rate <= 1.0:  # also false for NaN
+        raise InputError("shadow_rate must lie between 0 and 1", param="shadow_rate")
+    return sampling_number(key, drawn_by, turn) < rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ writes them. ``application``, or ``group``, names the population to which the ro
 ``cluster`` names the document, user or conversation that the row shares with others.
 ``[]`` means that no candidate is right. Null or absent is rejected: reading "unknown" as "wrong" is
 not conservative. A row of a random sample without a label says ``"unlabelled": true`` instead,
-which counts as a miss in calibration, and ``decision_id`` names the decision that was sampled.
+which counts as a miss in calibration, and ``decision_id`` names the decision that was sampled, by a
+``turn`` of its cluster where the row has one.
 ``judged`` maps every candidate to the verdict of a judge model, also beside ``correct``; a row with
 verdicts alone is no miss, for `racer calibrate` corrects the verdicts by the rows with both.
 ``judge`` names the judge, one for all rows.
@@ -33,6 +34,7 @@ from typing import Any, NamedTuple, cast
 from racer_core.errors import InputError
 from racer_core.records.conversation import RoutedText, TextOfGroup, parse_messages
 from racer_core.records.request import parse_request, request_conversation
+from racer_core.records.sampled import parse_turn
 from racer_core.types import CallRecord, Confidences, LabelledRow, Turn, checked_pool
 
 MAX_QUERY_CHARS = 8_192  # the default of `limits.query_chars`
@@ -104,11 +106,7 @@ def parse_row(
     unlabelled = _is_unlabelled(fields, judged is not None, is_allowed=takes_unlabelled)
     asked = RowQuery("") if scores else row_query(fields, text)
     decision_id = optional_text(fields, "decision_id") or None
-    if decision_id is not None and fields.get("weight") is None:
-        raise InputError(
-            '"decision_id" stands without "weight", 1 / the rate at which the decision was drawn: '
-            "use the rows of `GET /shadow/rows` unchanged"
-        )
+    cluster = optional_text(fields, "cluster") or None
     return LabelledRow(
         query=asked.query[:max_query_chars],
         earlier=asked.earlier,
@@ -118,7 +116,7 @@ def parse_row(
         reference=reference_text(fields),
         task=optional_text(fields, "task"),
         group=row_group(fields),
-        cluster=optional_text(fields, "cluster") or None,
+        cluster=cluster,
         scores=scores,
         conditions=_conditions(fields.get("conditions"), pool),
         confidences=_confidences(fields.get("confidences"), pool),
@@ -127,6 +125,7 @@ def parse_row(
         weight=row_weight(fields),
         unlabelled=unlabelled,
         decision_id=decision_id,
+        turn=parse_turn(fields, decision_id, cluster),
         judged=judged,
         judge=optional_text(fields, "judge") or None,
     )

@@ -35,6 +35,7 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
         },
         "calls": {name: dict(record) for name, record in row.calls.items()},
         "decision_id": row.decision_id,
+        "turn": row.turn,
         "judged": None if row.judged is None else {name: name in row.judged for name in pool},
         "judge": row.judge,
     }

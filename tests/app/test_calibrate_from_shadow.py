@@ -57,8 +57,9 @@ def test_conversations_with_several_rows_are_counted(serve: Serve, racer: Comman
     )
     ask_and_label(gateway, 20_000, 40)
     for place in range(12):
-        turns: list[Any] = [*user(f"Hello {place // 2}"), {"role": "assistant", "content": "Hi"}]
-        turns += user(labelled(30_000 + place, 1).queries[0])
+        answer = {"role": "assistant", "content": "Hi"}
+        turns: list[Any] = [*user(f"Hello {place // 2}"), answer, *user("And?")]
+        turns += [answer, *user(labelled(30_000 + place, 1).queries[0])] * (place % 2)
         gateway.post("/v1/chat/completions", json={"model": "auto", "messages": turns})
     sampled(gateway, 52)
     at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")

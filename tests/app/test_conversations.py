@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,14 +10,14 @@ import numpy as np
 import pytest
 
 from app.monitoring.sample_store import Sample, SampledDecision, SampledExchange
-from app.monitoring.shadow_rows import labelled_rows
-from app.monitoring.shadow_sample import conversation_id
+from app.monitoring.shadow_sample import ConversationTurn, conversation_turn
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.records.units import cluster_units, one_per_unit
 from racer_core.types import RowsKind
 from tests.support.gateway import DATA_KEY, TWO, Serve, user
 from tests.support.lazy import LazyModule
 from tests.support.monitored import POOL, calibration_record, decision_record
+from tests.support.samples import exported
 from tests.upstreams.scripted import FakePool
 
 from .test_applications import (
@@ -56,7 +55,19 @@ def of(
     session: str | None = None,
 ) -> Any:
     """The conversation of a chat request."""
-    return conversation_id(
+    turn = turn_of(turns, key, caller, application, session)
+    return turn and turn.conversation
+
+
+def turn_of(
+    turns: list[Any],
+    key: bytes = KEY,
+    caller: str = "data",
+    application: str | None = None,
+    session: str | None = None,
+) -> ConversationTurn | None:
+    """The turn of a conversation that a chat request is."""
+    return conversation_turn(
         key,
         {"messages": turns},
         "chat/completions",
@@ -83,9 +94,32 @@ def test_a_greeting_or_a_session_makes_no_conversation() -> None:
             of([*before, *user(f"a{number}"), *greeting, *turns], session=session)
             for number in range(20)
             for before in ([], greeting)
-            for turns in (user("And?"), THIRD)
+            for turns in (user("And?"), [*user("And?"), *greeting, *user("Well?")])
         ]
         assert len(set(found)) == 40
+
+
+def test_the_answer_to_a_greeting_makes_no_conversation() -> None:
+    """Users greet alike and are answered alike; what they say then is their own."""
+    assert len({of([*SECOND[:2], *user(f"{number}")]) for number in range(20)}) == 20
+
+
+def test_the_steps_of_an_agent_are_turns_of_one_conversation() -> None:
+    """Each has one number more, and those after the next question are of the same conversation."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}, {"id": "2"}]}
+    results = [{"role": "tool", "tool_call_id": "1", "content": "a"}] * 2
+    steps = [*user("Go"), *2 * [call, *results], {"role": "assistant", "content": "Done"}]
+    found = [turn_of(turns) for turns in (steps[:4], steps[:7], [*steps, *user("Again")])]
+    assert len({each and each.conversation for each in found}) == 1
+    assert [each and each.number for each in found] == [1, 2, 3]
+
+
+def test_turns_are_numbered_by_the_answers_before_them() -> None:
+    """The beginning of the answer, as a client may send it, is none."""
+    system, prefix = {"role": "system", "content": "Be brief."}, {"role": "assistant"}
+    assert [turn and turn.number for turn in map(turn_of, (FIRST, SECOND, THIRD))] == [None, 1, 2]
+    other = turn_of([system, *THIRD, prefix | {"content": "It"}])
+    assert (other and other.number) == 2
 
 
 @pytest.mark.parametrize("field", ["messages", "input"])
@@ -93,11 +127,13 @@ def test_a_conversation_of_every_api_is_found(field: str) -> None:
     """One text of a beginning is one conversation in chat and in responses."""
     path = "responses" if field == "input" else "chat/completions"
     found = [
-        conversation_id(KEY, {field: turns}, path, caller="data", application=None, session=None)
+        conversation_turn(KEY, {field: turns}, path, caller="data", application=None, session=None)
         for turns in (FIRST, SECOND, THIRD)
     ]
     assert found[0] is None
-    assert found[1] == found[2] is not None
+    assert found[1] is not None is not found[2]
+    assert found[1].conversation == found[2].conversation
+    assert (found[1].number, found[2].number) == (1, 2)
 
 
 def sampled_turns(
@@ -144,17 +180,7 @@ def critical(rng: np.random.Generator, *, is_long: bool) -> float:
 
 def read_rows(sampled: list[SampledDecision]) -> tuple[list[float], list[str]]:
     """Critical scores and clusters of the rows."""
-    lines, _ = labelled_rows(
-        sampled,
-        POOL,
-        group_by="request",
-        drawn=(),
-        conditions_of=lambda _: None,
-        stores_requests=True,
-        own=(str(DECISION.calibration_id),),
-        sent_now=lambda _: {},
-    )
-    rows = [json.loads(line) for line in lines.splitlines()]
+    rows = exported(sampled, conditions_of=lambda _: None)
     assert len(rows) == len(sampled)
     scores = [float(row["request"]["messages"][-1]["content"]) for row in rows]
     return scores, [row["cluster"] for row in rows]
@@ -175,17 +201,8 @@ def test_a_lost_later_turn_is_no_first_turn() -> None:
             group="bot",
             reasons=(reason,),
         )
-        lines, _ = labelled_rows(
-            [SampledDecision(decision=decision, sample=None, correct={}, judgements={})],
-            POOL,
-            group_by="application",
-            drawn=("bot",),
-            conditions_of=lambda _: None,
-            stores_requests=True,
-            own=(str(DECISION.calibration_id),),
-            sent_now=lambda _: {},
-        )
-        row = json.loads(lines)
+        lost = SampledDecision(decision=decision, sample=None, correct={}, judgements={})
+        [row] = exported([lost], group_by="application", drawn=("bot",))
         assert (row["unlabelled"], row.get("later")) == (True, True)
 
 

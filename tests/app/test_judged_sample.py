@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from app.monitoring.sample_store import Sample, SampledDecision
-from app.monitoring.shadow_rows import labelled_rows
 from app.tools.labelling import judge
 from app.tools.labelling.judge import judge_candidate, judge_version
 from racer_core.calibration.judge_correction import Parts, corrected_thresholds
@@ -20,6 +18,7 @@ from racer_core.types import BoolArray
 from tests.core.laws import assert_at_most
 from tests.support.judges import Population, errors, losses, population, verdicts
 from tests.support.monitored import POOL, calibration_record, decision_record
+from tests.support.samples import exported
 
 FALSE_ALARM = 1e-6
 DRAWS, ROWS, LABELLED, REJECTED, ALPHA, DELTA = 30, 800, 60, 0.3, 0.2, 0.1
@@ -58,22 +57,6 @@ def decision(
             for judge, each in judgements.items()
         },
     )
-
-
-def exported(sampled: Sequence[SampledDecision], **options: Any) -> list[dict[str, Any]]:
-    """The rows of the decisions."""
-    found, _ = labelled_rows(
-        sampled,
-        POOL,
-        group_by="request",
-        drawn=(),
-        conditions_of=lambda _: POOL,
-        stores_requests=False,
-        own=(str(DECISION.calibration_id),),
-        sent_now=lambda _: {},
-        **options,
-    )
-    return [json.loads(row) for row in found.splitlines()]
 
 
 def offered(sampled: Sequence[SampledDecision]) -> list[int]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from app.monitoring.sample_store import SampledDecision
+from app.monitoring.shadow_rows import labelled_rows
 from tests.support.gateway import ADMIN_KEY, Gateway
+from tests.support.monitored import POOL
 from tests.support.waiting import until
 
 KEY = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="  # of stored requests: the bytes 0 to 31
@@ -32,3 +36,23 @@ def shadow_rows(gateway: Gateway, query: str = "") -> list[dict[str, Any]]:
     response = gateway.get(f"/shadow/rows{query}", ADMIN_KEY)
     assert response.status_code == 200, response.text
     return [json.loads(row) for row in response.text.splitlines()]
+
+
+def exported(sampled: Sequence[SampledDecision], **options: Any) -> list[dict[str, Any]]:
+    """The rows of decisions that calibrations of the loaded artifact made.
+
+    Args:
+        sampled: The decisions.
+        options: As those of :func:`labelled_rows`, but for the usual values.
+    """
+    own = {each.decision.calibration_id for each in sampled} - {None}
+    usual: dict[str, Any] = {
+        "group_by": "request",
+        "drawn": (),
+        "conditions_of": lambda _: POOL,
+        "stores_requests": True,
+        "own": own,
+        "sent_now": lambda _: {},
+    }
+    found, _ = labelled_rows(sampled, POOL, **usual | options)
+    return [json.loads(row) for row in found.splitlines()]
