@@ -98,7 +98,7 @@ class VllmServer:
     def ask(self, path: str, **fields: Any) -> Any:
         """What it answers to those who ask it without a gateway."""
         body = {"model": self.name, "temperature": 0, **fields}
-        answer = httpx2.post(f"{self.url}/v1/{path}", json=body, timeout=60, trust_env=False)
+        answer = httpx2.post(f"{self.url}/v1/{path}", json=body, timeout=300, trust_env=False)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

@@ -11,13 +11,16 @@ import pytest
 from racer_core.records.reader import read_rows
 from tests.support.gateway import ADMIN_KEY, Command, user
 
-from .conftest import GREEDY, POOL, Serve, Servers, configure, rows_of
+from .conftest import GREEDY, LIMIT_S, POOL, Serve, Servers, configure, rows_of
 from .test_answers import LOOK_UP, ROOM, TOPIC, tool
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 QUESTIONS: Final = 40
 REQUESTS: Final = 5  # of each kind; alpha 0.2 needs four
+QUERY: Final = "What is 17 plus 25?"
+CALL: Final[dict[str, Any]] = {"name": "look_up", "arguments": {"topic": "sums"}}
+DOCUMENT: Final = "The sum of 1 and 2 is 3. " * 800  # 20,000 characters
 
 
 def test_questions_become_the_calibration_that_routes(
@@ -73,15 +76,18 @@ def test_questions_become_the_calibration_that_routes(
 def test_whole_requests_become_the_calibration_that_certifies_them(
     serve: Serve, servers: Servers, racer: Command, artifact: Path, tmp_path: Path
 ) -> None:
-    """System prompts, tools, schemas and five turns, as vLLM takes them."""
+    """As vLLM takes them: system prompts, tools, parallel calls, schemas, long texts, turns."""
     kinds = {
         "system prompt": instructed,
         "tools": with_tool,
+        "parallel calls": with_parallel_calls,
         "structured output": structured,
+        "20,000 characters": long,
         "later turn": fifth_turn,
     }
     references = {
-        "tools": json.dumps([{"name": "look_up", "arguments": {"topic": "sums"}}]),
+        "tools": json.dumps([CALL]),
+        "parallel calls": json.dumps([CALL, CALL | {"arguments": {"topic": "words"}}]),
         "structured output": json.dumps({"topic": "sums"}),
     }
     questions = [
@@ -93,23 +99,26 @@ def test_whole_requests_become_the_calibration_that_certifies_them(
     questions_file.write_text(
         "".join(json.dumps(each) + "\n" for each in questions), encoding="utf-8"
     )
-    config = configure(tmp_path / "labelling", artifact, servers, {})
+    limits = {"extra_fields": ["structured_outputs"], "deadline_s": LIMIT_S}
+    config = configure(tmp_path / "labelling", artifact, servers, {}, limits=limits)
     out = tmp_path / "rows.jsonl"
     code, printed, error = racer(
         "label", questions_file, "--config", config, "--out", out, "--grade", "exact", "--json"
     )
     assert code == 0, error
-    counts = json.loads(printed)["kinds"]
     # A forced call and a schema leave one answer, to a model that ends it within the token limit.
-    for kind in kinds:
-        assert counts[kind]["rows"] == counts[kind]["right"]["abacus"] == REQUESTS
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [row["correct"]["abacus"] for row in rows] == [True] * len(questions)
+    assert json.loads(printed)["kinds"]["tools"]["rows"] == 2 * REQUESTS
     # The chat template renders the system prompt.
-    (row, *_) = (json.loads(line) for line in out.read_text(encoding="utf-8").splitlines())
-    bare = servers["abacus"].ask("chat/completions", messages=user("What is 17 plus 25?"), **GREEDY)
+    row = next(row for row in rows if row["request"] == instructed(QUERY))
+    bare = servers["abacus"].ask("chat/completions", messages=user(QUERY), **GREEDY)
     tokens = row["calls"]["abacus"]["prompt_tokens"]
     assert tokens > bare["usage"]["prompt_tokens"]
+    row = next(row for row in rows if row["request"] == long(QUERY))
+    assert row["calls"]["abacus"]["prompt_tokens"] > 20_000  # the models read single characters
 
-    gateway = serve(calibrated=False)
+    gateway = serve(calibrated=False, limits=limits)
     uploaded = gateway.post(
         "/calibrate?alpha=0.2&rows_kind=traffic",
         ADMIN_KEY,
@@ -119,9 +128,13 @@ def test_whole_requests_become_the_calibration_that_certifies_them(
     assert uploaded.status_code == 200, uploaded.text
     for kind, make in kinds.items():
         client: Any = gateway.openai()
-        answer = client.chat.completions.create(model="auto", **make("What is 40 plus 2?"))
+        answer = client.chat.completions.create(model="auto", **sent(make("What is 40 plus 2?")))
         certificate = answer.model_extra["racer"]["certificate"]
         assert certificate["holds"] is True, (kind, certificate["reasons"])
+        if kind == "parallel calls":
+            calls = answer.choices[0].message.tool_calls
+            topics = [json.loads(call.function.arguments)["topic"] for call in calls]
+            assert topics == ["sums", "words"]
 
 
 def instructed(query: str) -> dict[str, Any]:
@@ -142,6 +155,32 @@ def with_tool(query: str) -> dict[str, Any]:
     return {
         "messages": user(query), "tools": tool(LOOK_UP), "tool_choice": choice, "max_tokens": ROOM,
     }  # fmt: skip
+
+
+def with_parallel_calls(query: str) -> dict[str, Any]:
+    """A request that two calls answer, which vLLM's parser finds in what the model writes.
+
+    A grammar guides the model: none of the demo's models calls a tool by itself.
+    """
+    calls = (CALL | {"arguments": {"topic": topic}} for topic in ("sums", "words"))
+    text = "\n".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls)
+    look_up = {"name": "look_up", "parameters": {"type": "object"}}
+    return {
+        "messages": user(query), "tools": tool(look_up), "parallel_tool_calls": True,
+        "structured_outputs": {"choice": [text]}, "max_tokens": 2 * ROOM,
+    }  # fmt: skip
+
+
+def long(query: str) -> dict[str, Any]:
+    """A request with a document; vLLM computes what requests begin with once."""
+    return {"messages": user(DOCUMENT + query)}
+
+
+def sent(body: dict[str, Any]) -> dict[str, Any]:
+    """The body as arguments of the official client, which has vLLM's own field as an extra."""
+    own = "structured_outputs"
+    rest = {name: value for name, value in body.items() if name != own}
+    return rest | {"extra_body": {own: body[own]}} if own in body else rest
 
 
 def structured(query: str) -> dict[str, Any]:
