@@ -24,6 +24,7 @@ from app.routing.risk_levels import RiskLevels
 from app.settings import Settings
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method
+from racer_core.records.conversation import WITHOUT_SYSTEM
 
 
 class RequestRouter:
@@ -145,8 +146,9 @@ class RequestRouter:
         query, fingerprint = request.query, routed.fingerprint
         later = query.later
         is_of_a_part = query.is_cut or query.conditions.is_other_kind
-        reads = self._settings.text_of(routed.application) if later else "conversation"
-        if self._monitor is None or is_of_a_part or reads != "conversation":
+        reads = self._settings.text_of(routed.application)
+        is_of_a_part |= later and WITHOUT_SYSTEM[reads] != "conversation"
+        if self._monitor is None or is_of_a_part:
             return ()
         remarks, record = (), routed.record
         if record is not None and record.has_query(fingerprint, routed.population, later=later):

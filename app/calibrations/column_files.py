@@ -20,7 +20,7 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import Markers, ReasoningFilter
 from racer_core.artifacts import fingerprint
-from racer_core.records.conversation import RoutedText
+from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText
 from racer_core.records.request import row_identity, row_text
 from racer_core.records.units import sampled_unit
 from racer_core.types import LabelledRow, RowsKind
@@ -114,8 +114,8 @@ class ColumnWriter:
         found = fingerprint(self._salt, name)
         self._prints += found
         cut = name
-        if read == "with_system":  # the texts of training have no system prompts
-            cut = row_text(row, "last_user")[: self._training_chars or self._query_chars] or name
+        if (trained := WITHOUT_SYSTEM[read]) != read:  # training reads no system prompts
+            cut = row_text(row, trained)[: self._training_chars or self._query_chars] or name
         elif self._training_chars is not None:
             cut = text[: self._training_chars] or name
         self._overlap_prints += found if cut == name else fingerprint(self._salt, cut)

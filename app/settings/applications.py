@@ -51,8 +51,9 @@ class Application(Frozen):
     shadow_rate: Annotated[float, Field(ge=0, le=1)] | None = None
     """As `watching.shadow_rate`, for its requests; null: that."""
     text: RoutedText | None = None
-    """What the router reads of its requests and rows: as `routing.text`, or `with_system`, system
-    prompts and the last user turn; null: that of `routing.text`."""
+    """What the router reads of its requests and rows: as `routing.text`, or after system prompts:
+    `with_system`, the last user turn, or `conversation_with_system`; null: that of
+    `routing.text`."""
     premise: Premise = "alike"
     """Its rows cover requests sent `alike`, or all, if they are `drawn` from its traffic."""
     checker: Checker | None = None

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable
-from typing import Literal, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal, cast
 
 from racer_core.errors import InputError
 from racer_core.types import Turn
 
-# The last user turn; all turns of user and assistant; system prompts and the last user turn.
-RoutedText = Literal["last_user", "conversation", "with_system"]
+# The last user turn; all turns of user and assistant; the same two after system prompts.
+RoutedText = Literal["last_user", "conversation", "with_system", "conversation_with_system"]
+# A text -> the same without system prompts, as the texts of training are.
+WITHOUT_SYSTEM: Final[Mapping[RoutedText, RoutedText]] = {
+    "last_user": "last_user",
+    "conversation": "conversation",
+    "with_system": "last_user",
+    "conversation_with_system": "conversation",
+}
 TextOfGroup = Callable[[str | None], RoutedText]  # the text of a group's requests; None: no group
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from racer_core import strict_json
 from racer_core.errors import InputError
-from racer_core.records.conversation import RoutedText, identity, joined, plain_form
+from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, identity, joined, plain_form
 from racer_core.types import LabelledRow, Turn
 
 # Endpoint of a candidate -> the field of a body that holds the turns.
@@ -110,18 +110,18 @@ class Conversation:
     def text(self, read: RoutedText) -> str:
         """The text that the router reads.
 
-        System prompts and tool results are noise of the client's harness; they are not routed on
-        unless ``with_system`` says so, except the last system prompt of a conversation that
-        consists of system prompts alone.
+        System prompts and tool results are noise of the client's harness. They are not routed on,
+        but for prompts where ``read`` says so, which then come first, and the last system prompt of
+        a conversation that consists of system prompts alone.
 
         Raises:
             InputError: There is no turn to route on, or no text in it.
         """
         asked = self.turns[self.asked]
         text = asked.text
-        if read == "conversation" and asked.role == "user":
+        if WITHOUT_SYSTEM[read] == "conversation" and asked.role == "user":
             text = joined(turn.text for turn in self.turns if turn.role in _SPOKEN)
-        if read == "with_system" and asked.role == "user" and text.strip():
+        if WITHOUT_SYSTEM[read] != read and asked.role == "user" and text.strip():
             prompts = (turn.text for turn in self.turns if turn.role in _SYSTEM)
             text = joined((*prompts, text))
         if text.strip():

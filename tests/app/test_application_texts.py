@@ -24,14 +24,19 @@ from tests.support.gateway import (
 )
 from tests.upstreams.scripted import FakePool
 
-KEYS = {name: key_format.new_key() for name in ("spoken", "prompted", "plain")}
+TEXTS: dict[str, str | None] = {
+    "spoken": "conversation",
+    "prompted": "with_system",
+    "whole": "conversation_with_system",
+    "plain": None,
+}
+KEYS = {name: key_format.new_key() for name in TEXTS}
 ACCESS = {
     "keys": [
         {"name": name, "hash": key_format.format_hash(key, key_format.new_salt())}
         for name, key in KEYS.items()
     ]
 }
-TEXTS: dict[str, str | None] = {"spoken": "conversation", "prompted": "with_system", "plain": None}
 
 
 def applications(texts: dict[str, str | None], premise: str) -> dict[str, Any]:
@@ -87,12 +92,12 @@ def test_rows_and_requests_are_read_alike(serve: Serve, premise: str) -> None:
         found = route(gateway, key, later)
         # A last turn alone says too little of a conversation for a remark.
         is_named = "calibration_query" in found["remarks"]
-        assert (found["holds"], is_named) == (True, name == "spoken"), name
+        assert (found["holds"], is_named) == (True, name in ("spoken", "whole")), name
         if premise == "drawn":
             query = first["messages"][-1]["content"]
             found = route(gateway, key, body(query, "Another."))
             is_named = "calibration_query" in found["remarks"]
-            assert (found["holds"], is_named) == (True, name != "prompted"), name
+            assert (found["holds"], is_named) == (True, name not in ("prompted", "whole")), name
 
 
 def test_a_change_of_text_voids_until_rows_are_uploaded_again(
@@ -136,7 +141,7 @@ def test_a_changed_usual_text_voids_later_turns_of_applications_without_their_ow
             return {name: route(gateway, key, request)["holds"] for name, key in KEYS.items()}
 
     assert holds("last_user") == dict.fromkeys(TEXTS, True)
-    assert holds("conversation") == {"spoken": True, "prompted": True, "plain": False}
+    assert holds("conversation") == dict.fromkeys(TEXTS, True) | {"plain": False}
 
 
 def test_training_queries_are_found_under_a_system_prompt(serve: Serve) -> None:

@@ -77,6 +77,7 @@ def test_a_question_is_a_whole_request(tmp_path):
     [
         ("last_user", "And 3?"),
         ("conversation", "2 + 2?\n\n4\n\nAnd 3?"),
+        ("conversation_with_system", "Be brief.\n\nIn German.\n\n2 + 2?\n\n4\n\nAnd 3?"),
         ("with_system", "Be brief.\n\nIn German.\n\nAnd 3?"),
     ],
 )
