@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.cli.main import main
+from app.routing import service
 from app.store import Store
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
@@ -25,6 +26,17 @@ from tests.support.gateway import (
     running,
 )
 from tests.upstreams.scripted import FakePool
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _thresholds_are_waited_for() -> Iterator[None]:
+    """No decision depends on the load of the machine: a threshold is waited for, however long.
+
+    A gateway waits a quarter of a second and then calls the whole of a smaller pool.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "SUB_POOL_WAIT_S", 30.0)
+        yield
 
 
 @pytest.fixture(scope="session")

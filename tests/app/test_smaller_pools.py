@@ -13,6 +13,7 @@ import pytest
 
 from app import lifespan
 from app.errors import Overloaded
+from app.routing import service
 from app.routing.active_calibration import ActiveCalibration
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
@@ -112,6 +113,21 @@ def test_whose_threshold_is_not_begun_is_answered_by_the_whole_smaller_pool(
     assert decision["certificate"]["holds"]
     assert decision["certificate"]["n"] == 0, "no row set a threshold"
     assert gateway.route(ONE, candidates=POOL[:2])["selected"] == ["adder"]
+
+
+def test_a_threshold_that_takes_too_long_is_not_waited_for(
+    serve: Serve, held: HeldSorting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its computation goes on, and the next request finds it."""
+    gateway = serve()
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "SUB_POOL_WAIT_S", 0.02)
+        certificate = gateway.route(ONE, candidates=POOL[:2])["certificate"]
+    assert certificate["reasons"].count("sub_pool_pending_whole_pool") == 1
+    assert certificate["holds"]
+    held.free.set()
+    assert gateway.route(ONE, candidates=POOL[:2])["selected"] == ["adder"]
+    assert held.pools == [POOL[:2]]
 
 
 def test_requests_past_the_limit_compute_nothing_of_their_own(
