@@ -6,9 +6,12 @@ import pytest
 
 from racer_core.aggregation.math_forms import math_form
 
-pytest.importorskip("math_verify")
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's parser warns of its own grammar
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _needs_its_library() -> None:
+    pytest.importorskip("math_verify")
 
 
 @pytest.mark.parametrize(

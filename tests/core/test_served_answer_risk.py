@@ -7,6 +7,7 @@ each check is 1e-6.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
@@ -105,11 +106,17 @@ def served(
     return risk, threshold
 
 
-def memorising(n: int) -> Callable[[float], float]:
-    """The vote that makes Clopper-Pearson on the rows' own answers fail most often.
+def memorising(threshold: float) -> float:
+    """The vote that makes Clopper-Pearson on 400 rows' own answers fail most often."""
+    places, best = worst_rates(400)
+    return float(np.interp(threshold, places, best))
 
-    By each place p of the threshold, the rate of right answers at which n rows, k - 1 of them below
-    p, most often look better than the bound allows.
+
+@cache
+def worst_rates(n: int) -> tuple[FloatArray, FloatArray]:
+    """Places p of the threshold, and the worst rate of right answers at each.
+
+    At that rate n rows, k - 1 of them below p, most often look better than the bound allows.
     """
     k = n - allowed_misses(n, ALPHA)
     lower = np.append(0.0, stats.beta.ppf(DELTA, np.arange(1, n + 1), n - np.arange(n)))
@@ -117,8 +124,7 @@ def memorising(n: int) -> Callable[[float], float]:
     places = np.linspace(0.7, 1.0, 61)
     fewest = np.searchsorted(lower, places[:, None] * rates, side="right")
     fails = stats.binom.sf(fewest - 1, k - 1, rates)
-    best = rates[fails.argmax(axis=1)]
-    return lambda threshold: float(np.interp(threshold, places, best))
+    return places, rates[fails.argmax(axis=1)]
 
 
 def window(threshold: float) -> float:
@@ -132,7 +138,7 @@ WORLDS = {
     "ties": World(right=lambda _: 0.9, atoms=4, uncounted=0.1, refused=(0.01, 0.2)),
     "one atom": World(right=lambda _: 0.7, atoms=1),
     "paper, empty sets": World(right=lambda _: 0.8, called_from=1.0),
-    "memorising": World(right=memorising(400)),
+    "memorising": World(right=memorising),
     "window": World(right=window),
 }
 

@@ -7,8 +7,9 @@ import pytest
 
 from racer_core.calibration.split_risk import split_risk
 from racer_core.calibration.threshold import threshold_from_sorted
+from tests.support.lazy import LazyModule
 
-stats = pytest.importorskip("scipy.stats")
+stats = LazyModule("scipy.stats")
 
 TIES = {
     "distinct": [1, 2, 3, 4, 5, 6, 7, 8, 9],

@@ -12,14 +12,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.realised_risk import BAND_DELTA, TIE_LEVEL, RealisedRisk
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.types import Score
 from tests.core.laws import assert_at_most
+from tests.support.lazy import LazyModule
 from tests.support.strategies import calibration_of
+
+stats = LazyModule("scipy.stats")
 
 FALSE_ALARM = 1e-6
 
