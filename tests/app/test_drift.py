@@ -484,7 +484,7 @@ def test_answers_under_other_conditions_give_no_loss(store: Store) -> None:
         rows = [json.loads(line) for line in (await monitor.sampler.rows())[0].splitlines()]
         assert [row["decision_id"] for row in rows] == [usual.decision_id]
 
-    monitored(store, story, shadow_rate=0.5)
+    monitored(store, story, shadow_rate=0.5, false_alarm=RARE)
 
 
 @pytest.mark.parametrize("kind", [RowsKind.QUESTIONS, RowsKind.TRAFFIC])

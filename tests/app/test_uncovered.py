@@ -136,6 +136,8 @@ def test_a_session_is_not_bound_to_the_candidate(serve: Serve, pool: FakePool) -
 def test_an_infeasible_alpha_is_covered(serve: Serve, pool: FakePool, policy: str) -> None:
     """Too few rows call the whole pool, whose set never misses, whatever the policy."""
     gateway = serve(routing={"on_uncovered": policy})
+    for name in POOL:
+        pool.say(name, f"as {name} says")  # no two agree: the vote needs all three calls
     certificate = gateway.chat(QUERY, {"alpha": 0.001})["racer"]["certificate"]
     assert (certificate["holds"], pool.models_called()) == (True, sorted(POOL))
 
