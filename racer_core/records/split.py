@@ -5,6 +5,7 @@ Random numbers come from numpy alone, so a split is the same on every platform.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -83,6 +84,8 @@ def split_file(
 ) -> FileSplit:
     """Split a file of rows, group by group, into files of JSON lines; all are written, or none.
 
+    The parts may be read by the users that may read the file.
+
     Args:
         path: The rows, in any format of :func:`read_rows`.
         folder: Where the parts are written; made if it does not exist.
@@ -97,6 +100,7 @@ def split_file(
     if existing := [str(name) for name in names if name.exists()]:
         raise InputError(f"{', '.join(existing)}: is there already; name a new folder")
     # No text is read here: any request of several turns has one of its conversation.
+    mode = stat.S_IMODE(path.stat().st_mode) if path.is_file() else None
     rows = read_rows(path, kind=kind, text="conversation", takes_unlabelled=True)
     parts = dict(
         zip(names, split_rows(rows, *shares.values(), seed=seed, by_group=True), strict=True)
@@ -106,7 +110,7 @@ def split_file(
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 written.callback(_remove, name)
-                write_rows(part, name)
+                write_rows(part, name, mode=mode)
             except OSError as exc:
                 raise InputError(f"{name}: cannot be written ({exc.strerror})") from exc
         written.pop_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,22 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
     return json.dumps(written, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_rows(rows: LabelledRows, path: str | Path) -> None:
+def write_rows(rows: LabelledRows, path: str | Path, *, mode: int | None = None) -> None:
     """Write a new file of JSON lines; an existing one is not changed.
 
     Args:
         rows: The rows.
         path: The new file, by custom ``.jsonl``.
+        mode: The permissions of the file, less the process's mask; None: the usual ones.
 
     Raises:
         FileExistsError: The file exists; other OSErrors are not caught either.
     """
-    with Path(path).open("x", encoding="utf-8", newline="\n") as file:
+    with open(
+        path,
+        "x",
+        encoding="utf-8",
+        newline="\n",
+        opener=lambda name, flags: os.open(name, flags, 0o666 if mode is None else mode),
+    ) as file:
         file.writelines(row_line(row, rows.pool) for row in rows.rows)
