@@ -14,8 +14,9 @@ from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.vote import Weight
 
 if TYPE_CHECKING:
+    from app.tools.labelling.confidences import RatingOptions
     from app.tools.labelling.grading import GradingOptions
-    from app.tools.labelling.run import CallForecast
+    from app.tools.labelling.run import CallForecast, LabellingReport
 
 
 @click.command()
@@ -113,23 +114,53 @@ def label(
         raise click.UsageError(f"Missing {missing}; only --from-shadow works without")
     if application is not None:
         raise click.UsageError("--application needs --from-shadow")
-    from app.tools.labelling import run
+    rating = _rating(evaluators, confidences)
+    report = _label_questions(
+        config, questions, rows, grading, rating, concurrency, ray, as_json=as_json
+    )
+    _say_shortfalls(report)
+    shown = {"out": str(rows), **report.as_json()}
+    if as_json:
+        print_json(shown)
+        return
+    out.print(tables.fields({name: shown[name] for name in shown if name not in ("kinds", "cut")}))
+    out.print(tables.labelled_kinds(report.rows))
+
+
+def _rating(evaluators: tuple[str, ...], confidences: tuple[str, ...]) -> RatingOptions | None:
+    """The ratings that the options name; None for none."""
     from app.tools.labelling.confidences import KINDS, RatingOptions
+
+    if not evaluators and not confidences:
+        return None
+    kinds = tuple(Weight(each) for each in dict.fromkeys(confidences)) or KINDS
+    return RatingOptions(evaluators=evaluators, kinds=kinds)
+
+
+def _label_questions(
+    config: Path,
+    questions: Path,
+    rows: Path,
+    grading: GradingOptions,
+    rating: RatingOptions | None,
+    concurrency: int,
+    ray: str | None,
+    *,
+    as_json: bool,
+) -> LabellingReport:
+    """Label the questions of a file, here or on a Ray cluster."""
+    from app.tools.labelling import run
     from racer_core.records.questions import read_questions
 
     configured, secrets = settings.load(config, serves=False)
-    questions_read = read_questions(questions, configured.routing.text)
-    rating = None
-    if evaluators or confidences:
-        kinds = tuple(Weight(each) for each in dict.fromkeys(confidences)) or KINDS
-        rating = RatingOptions(evaluators=evaluators, kinds=kinds)
+    questions_read = read_questions(questions, configured.text_of)
     remote = None
     if ray is not None:
         from app.tools.ray_batch.labelling import over_cluster
 
         remote = over_cluster(ray, config, grading, concurrency, rating)
     with progress_bars(as_json) as progress:
-        result = run.run(
+        return run.run(
             questions_read,
             questions.name,
             rows,
@@ -142,28 +173,26 @@ def label(
             announce=None if rating is None else _announce,
             remote=remote,
         )
-    if result.ratings is not None and result.ratings.failed:
+
+
+def _say_shortfalls(report: LabellingReport) -> None:
+    """Say on the error stream what failed or was cut. Raises KeyboardInterrupt after a stop."""
+    if report.ratings is not None and report.ratings.failed:
         err.print(
-            f"racer: {result.ratings.failed} ratings failed and are null in the rows "
-            f"({'; '.join(result.ratings.causes())})",
+            f"racer: {report.ratings.failed} ratings failed and are null in the rows "
+            f"({'; '.join(report.ratings.causes())})",
             soft_wrap=True,
         )
-    if result.interrupted:
+    if report.interrupted:
         err.print("racer: stopped; run the same command again to resume", soft_wrap=True)
         raise KeyboardInterrupt
-    if result.rows.cut:
-        counts = ", ".join(f"{name} {count}" for name, count in result.rows.cut.items())
+    if report.rows.cut:
+        counts = ", ".join(f"{name} {count}" for name, count in report.rows.cut.items())
         err.print(
-            f"racer: answers that the token limit cut, of {result.labelled} rows: {counts}. They "
+            f"racer: answers that the token limit cut, of {report.labelled} rows: {counts}. They "
             "count as given; a larger `max_tokens` in `parameters` needs a new file",
             soft_wrap=True,
         )
-    shown = {"out": str(rows), **result.as_json()}
-    if as_json:
-        print_json(shown)
-        return
-    out.print(tables.fields({name: shown[name] for name in shown if name not in ("kinds", "cut")}))
-    out.print(tables.labelled_kinds(result.rows))
 
 
 def _judge_samples(

@@ -58,7 +58,8 @@ def labelled_rows(
         own: The calibrations of the loaded artifact. Of other decisions, requests are rows whose
             candidates are sent the same now, and those that are not stored, without a label.
         sent_now: The digests of what candidates are sent for a request now, by name.
-        any_pool: Rows are all stored requests, each with the candidates of its own time.
+        any_pool: Rows are all stored requests, each with the candidates of its own time, and drawn
+            decisions whose request is lost, without a label.
         judge: The judge whose verdicts rows carry, as :func:`with_one_judge` takes it.
 
     Returns:
@@ -71,9 +72,12 @@ def labelled_rows(
         if each.decision.group_by != group_by:
             continue
         if any_pool:
-            if sample is None or exchange is None:
+            if sample is None:  # it was drawn, and its request is lost
+                each = replace(each, decision=replace(each.decision, scores=None, query=None))
+            elif exchange is None:
                 continue
-            of_row = tuple(sample.digests)
+            else:
+                of_row = tuple(sample.digests)
         elif each.decision.calibration_id not in own:
             if sample is not None and exchange is not None:
                 now = sent_now(exchange)

@@ -17,6 +17,7 @@ from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
 from racer_core.records.request import row_identity, with_request_cell
 from racer_core.records.row import (
+    RowQuery,
     optional_text,
     reference_text,
     row_group,
@@ -58,6 +59,7 @@ class Question:
     request: Mapping[str, Any] | None = None
     copy: int = 0  # how many earlier questions of the file are the same
     weight: float = 1.0
+    decision_id: str | None = None  # the decision of a gateway whose sample it belongs to
     # Candidate -> an answer to it that was recorded earlier.
     recorded: Mapping[str, RecordedAnswer] = field(default_factory=dict[str, RecordedAnswer])
 
@@ -65,8 +67,18 @@ class Question:
     def identity(self) -> str:
         """The text that identifies the question; copies of one have different ones."""
         return question_identity(
-            self.query, self.earlier, self.cluster, self.copy, request=self.request
+            self.query,
+            self.earlier,
+            self.cluster,
+            self.copy,
+            request=self.request,
+            decision_id=self.decision_id,
         )
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its request was never stored: a row of a sample that stays without a label."""
+        return not self.query and self.request is None
 
 
 class CopyCounter:
@@ -96,11 +108,14 @@ def question_identity(
     copy: int,
     *,
     request: Mapping[str, Any] | None = None,
+    decision_id: str | None = None,
 ) -> str:
     """A text that identifies a question: its query and the turns before it, or its whole request.
 
-    Its cluster and its copy belong to it.
+    Its cluster and its copy belong to it. A sampled decision is one question, whatever it asks.
     """
+    if decision_id is not None:
+        return f"\0decision {decision_id}"
     name = row_identity(query, earlier, request)
     return name if cluster is None and not copy else "\0" + json.dumps([name, cluster, copy])
 
@@ -134,7 +149,7 @@ def read_questions(
             question = _question(place, value, text)
             name = row_identity(question.query, question.earlier, question.request)
             first = first_of.setdefault(name, question)
-            if first.reference != question.reference:
+            if first.reference != question.reference and not question.is_lost:
                 raise InputError(f"same query as line {first.place}, with another reference")
             copy = copies.next(
                 question.query, question.earlier, question.cluster, request=question.request
@@ -171,7 +186,9 @@ def _question(place: Place, value: object, text: RoutedText | TextOfGroup) -> Qu
     if not isinstance(value, dict):
         raise InputError("a question must be a JSON object")
     row = cast("dict[str, Any]", value)
-    asked = row_query(row, text)
+    decision_id = optional_text(row, "decision_id") or None
+    is_lost = decision_id is not None and row.get("unlabelled") is True and "scores" in row
+    asked = RowQuery("") if is_lost else row_query(row, text)
     return Question(
         place=place,
         query=asked.query,
@@ -182,6 +199,7 @@ def _question(place: Place, value: object, text: RoutedText | TextOfGroup) -> Qu
         group=row_group(row),
         cluster=optional_text(row, "cluster") or None,
         weight=row_weight(row),
+        decision_id=decision_id,
         recorded=_recorded(row),
     )
 

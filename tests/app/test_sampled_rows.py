@@ -1,4 +1,4 @@
-"""Rows of a gateway's own sample, saved, divided and trained on by commands alone."""
+"""Rows of a gateway's own sample, saved, divided, trained on and replayed by commands alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
+from app.store import Store
+from app.store.tables import SampleRow
 from racer_core import artifacts
 from racer_core.records.reader import read_rows
 from racer_core.types import RowsKind
@@ -18,8 +21,10 @@ from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
+    SKILLS,
     Gateway,
     Serve,
+    candidates,
     configure,
     labelled,
     running,
@@ -100,6 +105,7 @@ def test_a_split_keeps_conversations_and_rows_without_a_label(
         for number, row in enumerate(rows_of_sample(200, 20, application="bot"))
     ]
     path = write(tmp_path / "rows.jsonl", rows)
+    path.chmod(0o600)  # and so are the parts
     code, out, err = racer("split", path, "--out", tmp_path / "parts", "--json")
     assert code == 0, err
     assert "traffic" in err
@@ -112,6 +118,7 @@ def test_a_split_keeps_conversations_and_rows_without_a_label(
     clusters = [{row["cluster"] for row in part if "cluster" in row} for part in parts]
     assert sum(map(len, clusters)) == len(set().union(*clusters)) == 5
     assert sum(any(row.get("unlabelled") for row in part) for part in parts) > 1
+    assert {stat.S_IMODE(Path(name).stat().st_mode) for name in json.loads(out)} == {0o600}
     assert read_rows(path, text="last_user", takes_unlabelled=True).kind is RowsKind.TRAFFIC
 
 
@@ -235,3 +242,118 @@ def test_a_sample_alone_trains_and_calibrates(
     # All rows of the router alone are none to calibrate on.
     code, _, err = racer("calibrate", files[0], "--application", "bot", *at)
     assert (code, "all 48 rows trained the router" in " ".join(err.split())) == (1, True)
+
+
+def judged_by_skill(body: dict[str, Any]) -> str:
+    """What candidates answer, and what the adder says of an answer as a judge."""
+    text = str(body["messages"])
+    if "candidate-" in text:
+        name = text.split("candidate-")[1].split()[0]
+        query = next(each for each in SKILLS if each.split("{}")[0] in text)
+        return "1" if name in SKILLS[query] or name == "poet" else "0"
+    return f"candidate-{body['model']} says so"
+
+
+def test_a_new_candidate_is_certified_by_the_old_sample(
+    racer: Command, tmp_path: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored requests are replayed to it alone while the old pool serves; nothing is edited."""
+    monkeypatch.setattr(pool, "answer", judged_by_skill)
+    bot = {"keys": ["data"], "premise": "drawn", "alpha": 0.3}
+    common: Any = {
+        "watching": SAMPLING,
+        "applications": {"bot": bot},
+        "store": "sqlite:///racer.db",
+    }
+    old_pool = [each for each in candidates(pool.url) if each["name"] != "poet"]
+    old = configure(tmp_path, tmp_path / "none", pool.url, candidates=old_pool, **common)
+    old = old.rename(tmp_path / "old.yaml")
+    new = configure(tmp_path, tmp_path / "artifact", pool.url, **common)
+    rows, labelled_rows = tmp_path / "rows.jsonl", tmp_path / "labelled.jsonl"
+    with running(old, KEYED) as gateway:
+        for row in labelled(20_000, 60).rows:
+            answer = gateway.chat(row.query)
+            verdicts = {name: name in row.correct for name in gateway.settings.pool}
+            body = {"decision_id": answer["id"], "correct": verdicts}
+            gateway.post("/feedback", ADMIN_KEY, json=body).raise_for_status()
+        assert sampled(gateway, 60) == {"whole": 60}
+        at = ("--url", gateway.url, "--key", ADMIN_KEY)
+        assert parsed(racer("samples", rows, "--pool", "any", *at, "--json"))["rows"] == 60
+        pool.requests.clear()
+        arguments = (
+            "--config",
+            new,
+            "--out",
+            labelled_rows,
+            "--grade",
+            "judge",
+            "--judge",
+            "adder",
+        )
+        report = parsed(racer("label", rows, *arguments, "--json"))
+        assert (report["calls"], report["reused"]) == (60, 120)
+        called = [each for each in pool.requests if "candidate-" not in str(each["messages"])]
+        assert {each["model"] for each in called} == {"poet"}
+        for before, after in zip(read(rows), read(labelled_rows), strict=True):
+            assert after["correct"] == before["correct"] | {"poet": True}
+            for name in ("request", "decision_id", "weight"):
+                assert after[name] == before[name]
+            assert after["group"] == "bot"
+        parsed(racer("split", labelled_rows, "--out", tmp_path / "parts", "--json"))
+        parts = [tmp_path / "parts" / f"{name}.jsonl" for name in ("train", "validation")]
+        parsed(trained(racer, tmp_path, *parts, "--config", new, "--json"))
+        assert gateway.chat("What is 50000 plus 1?")["racer"]["selected"]
+    with running(new, KEYED) as gateway:
+        at = ("--url", gateway.url, "--key", ADMIN_KEY, "--application", "bot", "--json")
+        code, out, err = racer("calibrate", labelled_rows, "--force", *at)
+        assert code == 0, err
+        evidence = json.loads(out)["evidence"]["uploads"]["bot"]
+        assert (evidence["rows"], evidence["source"]["trained_rows_left_out"]) == (30, 30)
+        racer_of = gateway.chat("Spell the number 70001 and then 70002")["racer"]
+        assert racer_of["certificate"]["holds"], racer_of["certificate"]["reasons"]
+        assert "poet" in racer_of["selected"]
+
+
+def test_a_lost_request_stays_a_row_without_a_label(
+    cold: Gateway, racer: Command, tmp_path: Path, pool: FakePool
+) -> None:
+    """Also for another pool: left out, the rows would be drawn by what the store could take."""
+    for row in labelled(20_000, 3).rows:
+        cold.chat(row.query)
+    sampled(cold, 3)
+    with Store(cold.settings.store) as store, store.transaction() as session:
+        session.execute(delete(SampleRow).where(SampleRow.decision_id == min(
+            row["decision_id"] for row in shadow_rows(cold)
+        )))  # fmt: skip
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    at = ("--url", cold.url, "--key", ADMIN_KEY, "--json")
+    report = parsed(racer("samples", rows, "--pool", "any", *at))
+    assert (report["rows"], report["without_label"]) == (3, 3)
+    pool.say("poet", "1")
+    arguments = ("--config", tmp_path / "racer.yaml", "--out", out, "--grade", "judge", "--judge")
+    for _ in range(2):  # a second run finds everything done
+        assert parsed(racer("label", rows, *arguments, "poet", "--json"))["labelled"] == 3
+    lost, *others = read(out)
+    assert lost["scores"] == dict.fromkeys(POOL, 0.0)
+    for name in ("decision_id", "weight", "unlabelled"):
+        assert lost[name] == read(rows)[0][name]
+    assert all(set(row["correct"]) == set(POOL) for row in others)
+
+
+def test_a_sampled_request_that_a_candidate_refuses_is_wrong(
+    racer: Command, tmp_path: Path, pool: FakePool
+) -> None:
+    """As in the sample; a question of a list stays without a row."""
+    pool.fail("poet", "400")
+    pool.say("adder", "1")
+    config = configure(tmp_path, tmp_path / "none", pool.url)
+    row = sampled_row(1, "Hello?", None)
+    graded = ("--config", config, "--grade", "judge", "--judge", "adder", "--json", "--out")
+    path, out = write(tmp_path / "in.jsonl", [row]), tmp_path / "out.jsonl"
+    assert parsed(racer("label", path, *graded, out))["labelled"] == 1
+    (found,) = read(out)
+    assert found["correct"] == {"adder": True, "speller": True, "poet": False}
+    assert (found["decision_id"], found["weight"]) == (row["decision_id"], row["weight"])
+    del row["decision_id"]
+    code, _, err = racer("label", write(path, [row]), *graded, tmp_path / "other.jsonl")
+    assert (code, "1 of 1 questions are not labelled" in " ".join(err.split())) == (1, True)

@@ -7,7 +7,6 @@ A finished row that lacks confidences is rated through the journal and replaced 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,12 +19,11 @@ from typing import Any, Self, cast
 from app.tools.labelling.answer_store import Answer
 from app.tools.labelling.append_only import append, json_line, lock, repair_tail, whole_lines
 from app.tools.labelling.confidences import AnswerConfidences, RatingPlan
-from racer_core import strict_json
+from app.tools.labelling.question_keys import digest, line_key, question_key, row_key
 from racer_core.errors import InputError
 from racer_core.records import formats
-from racer_core.records.checks import check_rows
-from racer_core.records.questions import CopyCounter, Question, question_identity
-from racer_core.records.row import optional_text, row_query
+from racer_core.records.checks import CheckedRows, RowLimits
+from racer_core.records.questions import CopyCounter, Question
 from racer_core.records.writer import row_line
 from racer_core.types import Confidences, LabelledRow
 
@@ -34,6 +32,9 @@ _BEGINNINGS = (
     b'{"query": "',
     b'{"messages": [',
     b'{"request": {',
+    b'{"group": "',
+    b'{"cluster": "',
+    b'{"decision_id": "',
     b'{"conditions": {',
     b'{"evaluators": {',
 )
@@ -110,7 +111,7 @@ class LabelFiles:
         Raises:
             InputError: It has one with another reference.
         """
-        if (key := _digest(question.identity)) not in self._references:
+        if (key := question_key(question)) not in self._references:
             return False
         if self._references[key] != question.reference:
             raise InputError(
@@ -121,21 +122,21 @@ class LabelFiles:
 
     def answers(self, question: Question) -> Mapping[str, Answer]:
         """The candidates' answers to an unfinished question."""
-        return self._answers.get(_digest(question.identity), {})
+        return self._answers.get(question_key(question), {})
 
     def verdict(self, question: Question, answer: str) -> bool | None:
         """The judge's verdict on an answer; None if there is none yet."""
-        return self._verdicts.get((_digest(question.identity), _digest(answer)))
+        return self._verdicts.get((question_key(question), digest(answer)))
 
     def add_answer(self, question: Question, candidate: str, answer: Answer) -> None:
         """Store a candidate's answer."""
-        key = _digest(question.identity)
+        key = question_key(question)
         self._answers.setdefault(key, {})[candidate] = answer
         self._write(self._journal, _answer_line(key, candidate, answer))
 
     def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
         """Store a judge's verdict."""
-        key = _digest(question.identity), _digest(answer)
+        key = question_key(question), digest(answer)
         self._verdicts[key] = correct
         self._write(self._journal, {"query": key[0], "judged": key[1], "correct": correct})
 
@@ -143,14 +144,14 @@ class LabelFiles:
         self, question: Question, evaluator: str, answer: str
     ) -> AnswerConfidences | None:
         """An evaluator's confidences in an answer; None if it has not rated it yet."""
-        rated = self._ratings.get(_digest(question.identity), {})
-        return rated.get(evaluator, {}).get(_digest(answer))
+        rated = self._ratings.get(question_key(question), {})
+        return rated.get(evaluator, {}).get(digest(answer))
 
     def add_confidences(
         self, question: Question, evaluator: str, answer: str, values: AnswerConfidences
     ) -> None:
         """Store an evaluator's confidences in an answer."""
-        key = _digest(question.identity), evaluator, _digest(answer)
+        key = question_key(question), evaluator, digest(answer)
         self._add_rating(*key, values)
         self._write(
             self._journal,
@@ -159,7 +160,7 @@ class LabelFiles:
 
     def add_row(self, question: Question, correct: Iterable[str]) -> None:
         """Write the row of a question and forget its partial answers."""
-        key = _digest(question.identity)
+        key = question_key(question)
         confidences = self._row_confidences(key)
         if key in self._unrated:
             row = replace(self._unrated.pop(key), confidences=confidences)
@@ -177,6 +178,7 @@ class LabelFiles:
                 group=question.group,
                 cluster=question.cluster,
                 weight=question.weight,
+                decision_id=question.decision_id,
                 conditions=self._digests(question),
                 confidences=confidences,
             )
@@ -184,13 +186,28 @@ class LabelFiles:
         self._references[key] = question.reference
         del self._answers[key]
 
+    def add_lost_row(self, question: Question) -> None:
+        """Write the row of a question whose request was never stored: it stays without a label."""
+        row = LabelledRow(
+            query="",
+            correct=frozenset(),
+            scores=(0.0,) * len(self._pool),
+            group=question.group,
+            cluster=question.cluster,
+            weight=question.weight,
+            decision_id=question.decision_id,
+            unlabelled=True,
+        )
+        append(self._rows, row_line(row, self._pool).encode(), self.out)
+        self._references[question_key(question)] = None
+
     def put_in_order(self, questions: Iterable[Question]) -> None:
         """Rewrite the rows in the questions' order; rows of other questions come first."""
-        self._put_in_order({_digest(each.identity): place for place, each in enumerate(questions)})
+        self._put_in_order({question_key(each): place for place, each in enumerate(questions)})
 
     def rows_of(self, questions: Iterable[Question]) -> Iterator[LabelledRow]:
         """The rows in the file of those questions that have one."""
-        keys = {_digest(each.identity) for each in questions}
+        keys = {question_key(each) for each in questions}
         data, _ = whole_lines(self._rows, self.out, _BEGINNINGS)
         return (row for key, row in self._keyed_rows(data) if key in keys)
 
@@ -201,7 +218,7 @@ class LabelFiles:
         self._rows.seek(0)
         lines = [line + b"\n" for line in self._rows.readall().split(b"\n") if line.strip()]
         copies = CopyCounter()
-        keys = [self._key(line, copies) or "" for line in lines]
+        keys = [line_key(line, copies) or "" for line in lines]
         rated = [self._rated_lines.get(key, line) for key, line in zip(keys, lines, strict=True)]
         order = sorted(range(len(lines)), key=lambda each: places.get(keys[each], -1))
         ordered = [rated[each] for each in order]
@@ -224,7 +241,7 @@ class LabelFiles:
     def _row_confidences(self, key: str) -> Confidences:
         """Evaluator -> kind -> candidate -> value, of the candidates with a readable answer."""
         digests = {
-            name: _digest(each.text)
+            name: digest(each.text)
             for name, each in self._answers[key].items()
             if each.text is not None
         }
@@ -261,16 +278,6 @@ class LabelFiles:
                 self._write(self._journal, {"evaluators": merged})
             self._evaluators = merged
 
-    def _key(self, line: bytes, copies: CopyCounter) -> str | None:
-        """The key of the row in the next line; None if the line holds no row."""
-        value = strict_json.load_object(line)
-        if not {"query", "messages", "request"} & value.keys():
-            return None
-        query, earlier, request = row_query(value, "last_user")
-        cluster = optional_text(value, "cluster") or None
-        copy = copies.next(query, earlier, cluster, request=request)
-        return _digest(question_identity(query, earlier, cluster, copy, request=request))
-
     def _open(self, stack: ExitStack, path: Path) -> FileIO:
         if path.exists() and not path.is_file():  # a device may have no end
             raise InputError(f"{path}: cannot be written (not a file)")
@@ -291,16 +298,11 @@ class LabelFiles:
         """The rows of whole lines, each with the key of its question."""
         if not data.strip():
             return
-        rows = check_rows(
-            formats.json_lines(data),
-            self.out.name,
-            self._pool,
-            text="last_user",
-        )
+        limits = RowLimits(text="conversation", takes_unlabelled=True)
+        lines = formats.json_lines(data)
         copies = CopyCounter()
-        for row in rows.rows:
-            copy = copies.next(row.query, row.earlier, row.cluster, request=row.request)
-            yield _key_of(row, copy), row
+        for row in CheckedRows(lines, self.out.name, self._pool, limits=limits, unit="line"):
+            yield row_key(row, copies), row
 
     def _is_rated(self, row: LabelledRow) -> bool:
         """Whether the row has the planned confidences in every readable answer."""
@@ -322,10 +324,10 @@ class LabelFiles:
             if text is None:
                 continue
             verdict_key = self._answers[key][name].verdict_key
-            self._verdicts[key, _digest(verdict_key)] = name in row.correct
+            self._verdicts[key, digest(verdict_key)] = name in row.correct
             for evaluator, kinds in row.confidences.items():
                 values = {kind: of[name] for kind, of in kinds.items() if name in of}
-                self._add_rating(key, evaluator, _digest(text), values)
+                self._add_rating(key, evaluator, digest(text), values)
 
     def _read_partial(self) -> bytes:
         data, tail = whole_lines(self._journal, self._partial, _BEGINNINGS)
@@ -388,16 +390,6 @@ class LabelFiles:
         append(file, json_line(line).encode(), self._partial)
 
 
-def _key_of(row: LabelledRow, copy: int) -> str:
-    return _digest(
-        question_identity(row.query, row.earlier, row.cluster, copy, request=row.request)
-    )
-
-
 def _answer_line(key: str, candidate: str, answer: Answer) -> dict[str, Any]:
     line = {"query": key, "candidate": candidate, "answer": answer.text}
     return {**line, "call": dict(answer.call)}
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -133,6 +133,9 @@ def run(
         plan=plan,
         evaluators=plan.identities(settings),
     ) as files:
+        for each in questions:
+            if each.is_lost and not files.is_labelled(each):
+                files.add_lost_row(each)
         labelling = _LabellingRun(questions, files, plan, progress)
         labelling.reuse_recorded(_digests(settings), settings.pool, trusts_labels=checker.paid)
         if announce is not None:
@@ -351,6 +354,8 @@ async def _check(
     problems: list[str] = []
     async with grader:
         for question in questions:
+            if question.is_lost:
+                continue
             try:
                 replayed(question, settings)
                 await grader.check(question)

@@ -94,7 +94,7 @@ class _Sample:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> _Sample:
-        asked = row_query({"request": value["request"]}, "last_user")
+        asked = row_query({"request": value["request"]}, "conversation")
         calls = value["calls"]
         return cls(
             decision_id=value["decision_id"],
