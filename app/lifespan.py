@@ -257,6 +257,7 @@ async def _open_store(
                     group_by=settings.group_by,
                     rates=settings.shadow_rates,
                     drawn=settings.drawn_applications,
+                    together=settings.together_applications,
                     pool=settings.pool,
                     cipher=None if key is None else Cipher(key.get_secret_value()),
                 ),

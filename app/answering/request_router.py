@@ -173,12 +173,15 @@ class RequestRouter:
 
 def _turn_of(request: InferenceRequest, sampler: Sampler) -> ConversationTurn | None:
     """The turn of a conversation by which a request is drawn."""
-    if not request.query.later:
+    application = request.application
+    is_together = application is not None and application.terms.turns == "together"
+    if not request.query.later and not is_together:
         return None
     return sampler.turn_of(
         request.fields,
         request.api_format.path,
         caller=request.caller.name,
-        application=request.application and request.application.name,
+        application=application and application.name,
         session=request.session,
+        is_together=is_together,
     )

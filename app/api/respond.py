@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -33,6 +33,7 @@ from app.wire.format import ApiFormat
 from app.wire.schemas import RacerOptions
 from racer_core.errors import InputError
 
+SESSION_HEADER: Final = "x-session-id"
 T = TypeVar("T")
 
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status; only logs and metrics show it
@@ -112,7 +113,7 @@ async def _routed(
         api_format=parsed.api_format,
         fields=parsed.fields,
         leader=parsed.options.stream == "leader",
-        session=http.headers.get("x-session-id"),
+        session=_session_of(http),
         spend=http.state.quota_ticket.spend,
     )
     note_prompt(http, services, lambda: request.query)
@@ -151,7 +152,15 @@ def application_of(
             param="application",
         )
     requested = named if requested is None else requested
-    return services.applications.of_request(requested, caller_of(http), fields, path)
+    found = services.applications.of_request(requested, caller_of(http), fields, path)
+    if found is None or found.terms.turns == "separate" or _session_of(http) is not None:
+        return found
+    return replace(found, lacks_session=True)
+
+
+def _session_of(http: HttpRequest) -> str | None:
+    """The id of a request's session."""
+    return http.headers.get(SESSION_HEADER) or None
 
 
 def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query]) -> None:

@@ -55,6 +55,7 @@ class _RowKind:
     conditions: tuple[str, ...]
     is_later: bool
     drawn: str | None = None
+    is_together: bool = False  # first and later turns are one population
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +245,7 @@ class RecordBuilder:
                 text=self._settings.text_of(kind.drawn),
                 query_chars=query_chars,
                 drawn=kind.drawn,
+                together=kind.is_together,
             )
             for kind, each in zip(used, built_others, strict=True)
         ]
@@ -290,6 +292,7 @@ class RecordBuilder:
                     conditions=first.conditions,
                     query_chars=query_chars,
                     drawn=first.drawn,
+                    together=first.is_together,
                 ),
                 *(each for each in populations if each.is_enough(alphas)),
             ),
@@ -317,11 +320,18 @@ class RecordBuilder:
             of_rows[[group == name for group in rows.groups or (None,) * len(rows)]] = len(vectors)
             drawn[len(vectors)] = name
             vectors.append(tuple(map(self._conditions.added.__getitem__, pool)))
-        kinds = 2 * of_rows + rows.later
+        together = [p for p, name in drawn.items() if name in self._settings.together_applications]
+        kinds = 2 * of_rows + (rows.later & ~np.isin(of_rows, together))
         by_kind = np.argsort(kinds, stable=True)
         ends = np.flatnonzero(np.diff(kinds[by_kind])) + 1
         parts = [
-            _RowKind(rows.take(part), vectors[place], bool(is_later), drawn.get(place))
+            _RowKind(
+                rows=rows.take(part),
+                conditions=vectors[place],
+                is_later=bool(is_later),
+                drawn=drawn.get(place),
+                is_together=place in together,
+            )
             for part in np.split(by_kind, ends)
             for place, is_later in [divmod(int(kinds[part[0]]), 2)]
         ]

@@ -299,6 +299,7 @@ class DriftMonitor:
             self._false_alarm,
             self._rng,
             counts_repeats=population.counts_repeats,
+            together=population.together,
         )
 
     def _learn(self, calibration_id: str, application: str, stored: StoredDriftState) -> None:

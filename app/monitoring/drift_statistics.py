@@ -54,6 +54,7 @@ def new_drift_state(
     rng: np.random.Generator,
     *,
     counts_repeats: bool = False,
+    together: bool = False,
 ) -> DriftState:
     """Tests that share the false-alarm probability: half for judged queries, half for the others.
 
@@ -63,21 +64,23 @@ def new_drift_state(
     no exact law to test it against. Rows that an earlier version scored, and rows uploaded with
     their own scores, have no embedding to compare.
 
-    Rows that are one of each cluster are not drawn like requests, so requests are compared with
-    each other alone.
+    Rows that are one of each cluster, or of later turns, too, are not drawn like first turns, so
+    these are compared with each other alone.
 
     Args:
         calibration: The calibration.
         false_alarm: The probability of any alarm while nothing changes.
         rng: Draws.
         counts_repeats: Repeats are fed in. Else queries are compared with the first row of each.
+        together: Some rows are of later turns.
     """
     rows = calibration
     if not counts_repeats and len(calibration.queries) < len(calibration.fingerprints):
         rows = calibration.take(first_of_each(calibration.fingerprints))
     alpha, projections = calibration.options.alpha, calibration.projections
     # Weights say that requests differ from the rows.
-    is_like_requests = not calibration.options.one_per_cluster and calibration.weights is None
+    is_other = calibration.options.one_per_cluster or together
+    is_like_requests = not is_other and calibration.weights is None
     compared = (LARGEST_SCORE, MEAN_SCORE) if is_like_requests else ()
     by_embedding = (EMBEDDING,) if is_like_requests and projections is not None else ()
     shares = _even_shares([*compared, SET_SIZE, *by_embedding])

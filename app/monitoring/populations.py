@@ -26,6 +26,7 @@ class MonitoredPopulation:
         calibration: The rows, with the application's alpha.
         calibration_ids: The calibrations with these rows: their decisions show the same risk.
         counts_repeats: The rows are a sample of traffic, with its own repeats: repeats count.
+        together: The rows are of later turns, too, unlike the queries.
     """
 
     application: str
@@ -33,6 +34,7 @@ class MonitoredPopulation:
     calibration: Calibration
     calibration_ids: tuple[str, ...]
     counts_repeats: bool
+    together: bool = False
 
     @property
     def decisions(self) -> tuple[tuple[str, ...], str]:
@@ -80,6 +82,7 @@ class MonitoredCalibration:
                     calibration=calibration,
                     calibration_ids=record.ids_of(name),
                     counts_repeats=record.counts_repeats_of(name),
+                    together=population.together,
                 )
         return cls(record=record, by_application=dict(sorted(found.items())))
 

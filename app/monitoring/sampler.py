@@ -39,6 +39,7 @@ class SamplerOptions:
         conditions: Finds what candidates are sent for a request.
         group_by: The configured origin of a request's group.
         rates: Sampling rates of applications with one of their own.
+        together: The applications whose first and later turns are one population.
         drawn: The applications whose rows are requests drawn from their traffic.
         pool: The candidates that rows label, in order.
         cipher: Encrypts the requests of samples; None: they are not stored.
@@ -48,6 +49,7 @@ class SamplerOptions:
     conditions: ConditionReader
     group_by: GroupBy
     rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    together: Collection[str] = ()
     drawn: Collection[str] = ()
     pool: Sequence[str] = ()
     cipher: Cipher | None = None
@@ -107,6 +109,7 @@ class Sampler:
         caller: str,
         application: str | None,
         session: str | None,
+        is_together: bool,
     ) -> ConversationTurn | None:
         """As :func:`app.monitoring.shadow_sample.conversation_turn`, with the sample's key."""
         return conversation_turn(
@@ -116,6 +119,7 @@ class Sampler:
             caller=caller,
             application=application,
             session=session,
+            is_together=is_together,
         )
 
     def draw(
@@ -205,6 +209,7 @@ class Sampler:
             options.pool,
             group_by=options.group_by,
             drawn=options.drawn,
+            together=options.together,
             conditions_of=cache(self._conditions_of),
             stores_requests=self._samples.stores_requests,
             own=own,

@@ -27,6 +27,7 @@ def labelled_rows(
     *,
     group_by: GroupBy,
     drawn: Collection[str],
+    together: Collection[str] = (),
     conditions_of: Callable[[str], Sequence[str] | None],
     stores_requests: bool,
     own: Collection[str],
@@ -42,7 +43,8 @@ def labelled_rows(
     - it was made under another ``group_by``, or by version 0.1;
     - no requests are stored, and it has no scores, or is unlike the rows and not of a drawn
       application;
-    - its request is larger than a row may be.
+    - its request is larger than a row may be;
+    - its application has first and later turns together, and its request no session.
 
     Answers that are too long for a row are left out of it. The ``cluster`` of a later turn is its
     conversation.
@@ -52,6 +54,7 @@ def labelled_rows(
         pool: The router's pool, in order.
         group_by: The configured origin of groups; a group of another origin is another one.
         drawn: The applications whose rows are requests drawn from their traffic.
+        together: The applications whose first and later turns are one population.
         conditions_of: The digests of the rows of a decision's calibration, by its id, for a
             decision without a sample beside it; None: unknown.
         stores_requests: Whether requests are stored.
@@ -70,6 +73,9 @@ def labelled_rows(
         sample, of_row = each.sample, pool
         exchange = None if sample is None else sample.exchange
         if each.decision.group_by != group_by:
+            continue
+        is_together = group_by == "application" and each.decision.group in together
+        if is_together and each.decision.turn is None:
             continue
         if any_pool:
             if sample is None:  # it was drawn, and its request is lost

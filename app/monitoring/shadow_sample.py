@@ -102,8 +102,12 @@ def conversation_turn(
     caller: str,
     application: str | None,
     session: str | None,
+    is_together: bool = False,
 ) -> ConversationTurn | None:
     """The place of a later turn in its conversation; None for a first turn.
+
+    Where turns are together, a session is a conversation. Each of its turns has a place, the first
+    one, too, and a request without a session has none.
 
     A conversation is known by its session, if it has one, and by its beginning: up to the turn
     after the first answer to the user, since a greeting and its answer may open all conversations.
@@ -116,19 +120,24 @@ def conversation_turn(
         caller: Name of the API key.
         application: The application of the request; None where none is configured.
         session: Id of the request's session.
+        is_together: First and later turns of the application are one population.
     """
+    if is_together and session is None:
+        return None
     try:
         conversation = conversation_of(fields, path)
-        if not conversation.is_later:
+        if not (conversation.is_later or is_together):
             return None
     except InputError:  # it was served: another part of the body says what it asks
         return None
     roles = [turn.role for turn in conversation.turns]
-    beginning = fields[TURN_FIELDS[path]]
-    added = len(roles) - len(beginning)  # a system prompt that is no turn of the body
-    beginning = beginning[: _beginning(roles) - added]
+    known_by: list[Any] = [caller, application, session]
+    if not is_together:
+        turns = fields[TURN_FIELDS[path]]
+        added = len(roles) - len(turns)  # a system prompt that is no turn of the body
+        known_by.append(turns[: _beginning(roles) - added])
     name = blake2b(
-        dump_json([caller, application, session, beginning]),
+        dump_json(known_by),
         key=blake2b(key, digest_size=32).digest(),
         person=b"conversation",
         digest_size=_DIGEST_BYTES,

@@ -40,6 +40,7 @@ class Membership:
         name: Its name; ``default`` for a request of no other.
         is_requested: The request names it, and neither its key nor its prompt says the same.
         terms: Its settings; those that are null are the configuration's.
+        lacks_session: Its turns are together, and nothing says to which conversation it belongs.
         prompt_digest: Digest of a system prompt and tools that no application lists, where the
             digest would have decided; else None. It is in the response and never stored: a reader
             of the store could test guesses of the prompt.
@@ -49,6 +50,7 @@ class Membership:
     is_requested: bool = False
     terms: Application = field(default=_NONE, compare=False)
     prompt_digest: str | None = None
+    lacks_session: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """The fields of the wire form."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from app.routing.reasons import HOLDING
-from app.settings.applications import Premise
+from app.settings.applications import Premise, Turns
 from racer_core.calibration.certificate import Certificate
 
 
@@ -18,10 +18,12 @@ class ServedCertificate(Certificate):
     HOLDING: ClassVar[frozenset[str]] = HOLDING
 
     premise: Premise = "alike"  # why rows cover the request
+    turns: Turns = "separate"  # whether it bounds the risk of first and later turns together
 
-    def under(self, premise: Premise) -> ServedCertificate:
-        """The same under another premise."""
-        return self if premise == self.premise else replace(self, premise=premise)
+    def under(self, premise: Premise, turns: Turns) -> ServedCertificate:
+        """The same under another premise, or for other turns."""
+        is_same = (premise, turns) == (self.premise, self.turns)
+        return self if is_same else replace(self, premise=premise, turns=turns)
 
     @property
     def header(self) -> str:
@@ -31,5 +33,5 @@ class ServedCertificate(Certificate):
     def as_json(self, remarks: Sequence[str] = ()) -> dict[str, Any]:
         """The wire form with the remarks on the query."""
         found = Certificate.as_json(self)
-        guarantee = found["guarantee"] | {"premise": self.premise}
+        guarantee = found["guarantee"] | {"premise": self.premise, "turns": self.turns}
         return {**found, "guarantee": guarantee, "remarks": list(remarks)}

@@ -61,7 +61,8 @@ class Premises:
         choice: The candidates among which the set is chosen.
         is_too_long: The router reads less, or more, of the query than it would of a row.
         is_too_large: No row of the request's application, whose rows are drawn, can be as large.
-        is_not_drawn: Those rows are requests to the whole pool, and the request is not.
+        is_not_drawn: Those rows are requests to the whole pool, or of known conversations, and the
+            request is not.
         is_other_kind: The fields that differ make it a request of another kind than any row.
         is_pending: The smaller pool's threshold is still being computed.
         has_rows: The calibration has rows for these candidates.

@@ -50,10 +50,11 @@ class Reason(StrEnum):
 
     NOT_DRAWN = "not_drawn"
     """The rows were drawn from the application's traffic, and none is a request for a part of the
-    pool: by its own choice, its key's, or because a candidate cannot serve it.
+    pool: by its own choice, its key's, or because a candidate cannot serve it. Or its turns are
+    `together`, and the request has no session.
 
-    Ask for the whole pool, or give the key and the kind of request an application of their own with
-    `premise: alike`.
+    Ask for the whole pool, send `x-session-id`, or give the key and the kind of request an
+    application of their own with `premise: alike`.
     """
 
     NO_CALIBRATION_FOR_POOL = "no_calibration_for_pool"
@@ -155,7 +156,7 @@ class Reason(StrEnum):
     """
 
     LATER_TURN = "later_turn"
-    """A later turn of a conversation, decided by the rows of later turns. The bound holds while
+    """A later turn of a conversation, decided by rows of such turns. The bound holds while
     earlier answers come from where those of the rows came: from the same sets, or fallback.
 
     Nothing; after a change of calibration sample later turns anew.

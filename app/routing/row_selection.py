@@ -19,7 +19,7 @@ from cachetools import LRUCache
 
 from app.routing.conditions import ROWS
 from app.routing.query import Query
-from app.settings.applications import Premise
+from app.settings.applications import Premise, Turns
 from app.store.calibration_record import CalibrationRecord, Population
 from racer_core.records.conversation import RoutedText
 
@@ -67,12 +67,14 @@ class RowSelection:
         differing: The fields in which the request was sent unlike the rows; none: it was sent like
             them.
         premise: Why rows cover a request that does not differ.
+        turns: Whether rows of first and of later turns are one population.
     """
 
     population: int
     turn: TurnKind
     differing: tuple[str, ...] = ()
     premise: Premise = "alike"
+    turns: Turns = "separate"
 
     @property
     def is_chosen_by_conditions(self) -> bool:
@@ -137,13 +139,20 @@ class RowSelector:
     ) -> RowSelection:
         """The rows drawn from an application, whatever its request consists of."""
         turn = TurnKind.LATER if later else TurnKind.FIRST
-        place = index.drawn.get((later, group))
+        is_together = record.populations[index.drawn[False, group]].together
+        place = index.drawn.get((later and not is_together, group))
         if place is None:
             place, turn = index.drawn[False, group], TurnKind.UNCALIBRATED
         added = tuple(map(self._added.get, record.calibration.pool))
         is_same = record.populations[place].conditions == added
         differing = () if is_same else (ROWS,)
-        return RowSelection(population=place, turn=turn, differing=differing, premise="drawn")
+        return RowSelection(
+            population=place,
+            turn=turn,
+            differing=differing,
+            premise="drawn",
+            turns="together" if is_together else "separate",
+        )
 
     def _index(self, record: CalibrationRecord) -> _Index:
         index = self._indexes.get(record.id)

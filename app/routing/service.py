@@ -226,7 +226,7 @@ class RoutingService:
                 group=threshold and threshold.group,
                 calibration_id=record.id,
                 reasons=reasons,
-            ).under(rows.premise),
+            ).under(rows.premise, rows.turns),
             pool_scores=self._best_first(choice.names, scored),
             fingerprint=fingerprint,
             scored=scored,
@@ -272,7 +272,10 @@ class RoutingService:
             ),
             is_too_large=query.is_too_large and rows.premise == "drawn",
             is_not_drawn=rows.premise == "drawn"
-            and not is_whole_but_for_outages(choice.names, choice.down, self._settings.pool),
+            and (
+                (application is not None and application.lacks_session)
+                or not is_whole_but_for_outages(choice.names, choice.down, self._settings.pool)
+            ),
             is_other_kind=query.conditions.is_other_kind and bool(rows.differing),
             is_pending=threshold is None,
             has_rows=threshold is None or threshold.calibration.n > 0,

@@ -15,6 +15,7 @@ from app.settings.routing import Alpha
 from racer_core.records.conversation import RoutedText
 
 Premise = Literal["alike", "drawn"]
+Turns = Literal["separate", "together"]
 DEFAULT: Final = "default"  # the application of requests and rows that belong to no other
 
 
@@ -56,18 +57,37 @@ class Application(Frozen):
     `routing.text`."""
     premise: Premise = "alike"
     """Its rows cover requests sent `alike`, or all, if they are `drawn` from its traffic."""
+    turns: Turns = "separate"
+    """Later turns have rows of their own (`separate`), or all turns of its conversations are one
+    population with one threshold (`together`; needs `premise: drawn`, and of clients a session id
+    of each conversation, `x-session-id`)."""
     checker: Checker | None = None
     """Labels the answers to its sampled requests."""
 
+    @model_validator(mode="after")
+    def _turns_are_drawn(self) -> Self:
+        if self.turns == "together" and self.premise != "drawn":
+            raise ValueError(
+                "`turns: together` needs `premise: drawn`: only rows drawn from the traffic have "
+                "first and later turns in its own shares"
+            )
+        return self
 
-def membership_digest(applications: Mapping[str, Application]) -> str:
-    """A text that changes with the requests of each application, its premise and its own text."""
+
+def membership_digest(applications: Mapping[str, Application], text: RoutedText) -> str:
+    """A text that changes with the requests of each application, its premise, turns and own text.
+
+    Args:
+        applications: The applications.
+        text: What the router reads of those without a text of their own.
+    """
     members = {
         name: [
             sorted(each.keys),
             sorted(each.prompts),
             each.premise,
             *([each.text] * bool(each.text)),
+            *([each.turns, text] * (each.turns == "together")),
         ]
         for name, each in sorted(applications.items())
     }

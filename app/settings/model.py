@@ -198,7 +198,11 @@ class Settings(Frozen):
 
         Rows under another grouping are of other populations.
         """
-        members = f" {membership_digest(self.applications)}" if self.applications else ""
+        members = (
+            f" {membership_digest(self.applications, self.routing.text)}"
+            if self.applications
+            else ""
+        )
         return self.group_by + members
 
     def text_of(self, application: str | None) -> RoutedText:
@@ -215,6 +219,11 @@ class Settings(Frozen):
     def drawn_applications(self) -> tuple[str, ...]:
         """The applications whose rows are drawn from their traffic."""
         return tuple(name for name, each in self.applications.items() if each.premise == "drawn")
+
+    @property
+    def together_applications(self) -> tuple[str, ...]:
+        """The applications whose first and later turns are one population."""
+        return tuple(name for name, each in self.applications.items() if each.turns == "together")
 
     @property
     def prices(self) -> tuple[float, ...] | None:

@@ -58,6 +58,7 @@ class Population:
             version that refused longer rows.
         drawn: The application whose traffic the rows were drawn from, as whole requests; None:
             requests must be sent like the rows.
+        together: They are first and later turns of conversations, which have one threshold.
         void_reasons: Premises that never held for these rows, beside those of the record.
     """
 
@@ -67,6 +68,7 @@ class Population:
     text: RoutedText = "last_user"
     query_chars: int | None = None
     drawn: str | None = None
+    together: bool = False
     void_reasons: tuple[str, ...] = ()
 
     def is_too_long(self, text_chars: int, query_chars: int) -> bool:
@@ -280,6 +282,7 @@ def _populations(
             text=settings["text"],
             query_chars=settings.get("query_chars"),
             drawn=settings.get("drawn"),
+            together=settings.get("together", False),
             void_reasons=tuple(settings.get("void_reasons", ())),
         )
 
@@ -298,6 +301,7 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "text": population.text,
         "query_chars": population.query_chars,
         "drawn": population.drawn,
+        "together": population.together,
         "groups": population.calibration.groups,
         "options": _options_document(population.calibration.options),
         "prices": population.calibration.prices,

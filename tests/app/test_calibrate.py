@@ -392,7 +392,7 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
         "group": None,
         "pool": list(POOL), "conditional": "pac", "weights": None, "labels": None, "trivial": False,
         "alpha_basis": "fixed", "risk_band": None, "risk_band_delta": None,
-        "answer_risk_max": None, "answer_risk_delta": None, "premise": "alike",
+        "answer_risk_max": None, "answer_risk_delta": None, "premise": "alike", "turns": "separate",
     }  # fmt: skip
     assert certificate["calibration_id"] == record["id"]
     assert (certificate["score"], certificate["n"]) == ("prob", 400)

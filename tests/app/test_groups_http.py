@@ -156,7 +156,7 @@ def test_alpha_moves_the_threshold_and_not_the_rows(grouped: Gateway) -> None:
         "group": "easy",
         "pool": [], "conditional": "marginal", "weights": None, "labels": None, "trivial": True,
         "alpha_basis": "band", "risk_band": 0.0, "risk_band_delta": 0.05,
-        "answer_risk_max": None, "answer_risk_delta": None, "premise": "alike",
+        "answer_risk_max": None, "answer_risk_delta": None, "premise": "alike", "turns": "separate",
     }  # fmt: skip
     assert "alpha_infeasible_whole_pool" in certificate["reasons"]
 

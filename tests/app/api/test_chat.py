@@ -94,6 +94,7 @@ def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
             "answer_risk_max": None,
             "answer_risk_delta": None,
             "premise": "alike",
+            "turns": "separate",
             "weights": None,
             "labels": None,
             "trivial": False,
