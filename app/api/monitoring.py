@@ -16,7 +16,7 @@ from app.errors import NotFound
 from app.monitoring.feedback import verdicts_as_json
 from app.route_table import JsonBody, Routes
 from app.services import Services
-from app.settings import DEFAULT
+from app.settings import DEFAULT, Settings
 from app.wire import bodies
 from racer_core.errors import InputError
 
@@ -180,6 +180,7 @@ async def shadow_rows(request: Request, services: Services) -> Response:
 async def waiting(request: Request, services: Services) -> Response:
     """With requests and answers, where requests are stored; `waiting` counts all of them.
 
+    `applications` counts samples that wait and that are labelled, and the rows that alpha needs.
     For verdicts that count (`POST /feedback`), in random order: those that are labelled first are a
     random part. For a judge, oldest first. `classes` has one number for equal answers; a candidate
     without an answer is wrong and needs no verdict.
@@ -191,7 +192,8 @@ async def waiting(request: Request, services: Services) -> Response:
         since=_since(query.get("since")),
         limit=_limit(query.get("limit", "100")),
     )
-    return bodies.json_response(found)
+    progress = await services.monitor.sampler.labels.progress(_alphas(services.settings))
+    return bodies.json_response(found | {"applications": progress})
 
 
 @routes.add(
@@ -209,6 +211,15 @@ async def add_judgements(request: Request, services: Services) -> Response:
         body.decision_id, body.judge, body.correct
     )
     return bodies.json_response({"decision_id": body.decision_id, "judge": body.judge, "new": new})
+
+
+def _alphas(settings: Settings) -> dict[str | None, float]:
+    """The alpha of each application; None where none is configured."""
+    usual = settings.routing.alpha
+    if not settings.applications:
+        return {None: usual}
+    own = {name: each.alpha for name, each in settings.applications.items()}
+    return {name: alpha or usual for name, alpha in ({DEFAULT: None} | own).items()}
 
 
 def _application(request: Request, services: Services) -> str | None:

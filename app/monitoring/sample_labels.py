@@ -51,6 +51,29 @@ class SampleLabels:
         found, count = await self._samples.run(self._waiting, application, judge, since, limit)
         return {"object": "list", "waiting": count, "data": [_as_json(each) for each in found]}
 
+    async def progress(
+        self, alphas: Mapping[str | None, float]
+    ) -> list[dict[str, str | int | float | None]]:
+        """Samples that wait and that are labelled, and the rows that alpha needs, by application.
+
+        Args:
+            alphas: Application -> its alpha; None -> alpha where no applications are configured.
+
+        Raises:
+            StoreError: The store cannot be used.
+        """
+        counts = await self._samples.run(self._samples.counts)
+        return [
+            {
+                "application": name,
+                "waiting": counts.get(name, (0, 0))[0],
+                "labelled": counts.get(name, (0, 0))[1],
+                "alpha": alpha,
+                "needed": fewest_rows(alpha),
+            }
+            for name, alpha in alphas.items()
+        ]
+
     def _waiting(
         self, application: str | None, judge: str | None, since: str | None, limit: int
     ) -> tuple[list[SampledDecision], int]:
@@ -80,6 +103,14 @@ class SampleLabels:
             return self._samples.add_judgements(decision_id, correct, judge=judge)
 
         return await self._samples.run(add)
+
+
+def fewest_rows(alpha: float) -> int:
+    """The fewest rows that count for a threshold below the whole pool: 1 / (n + 1) <= alpha."""
+    rows = max(0, int(1 / alpha) - 1)
+    while 1 / (rows + 1) > alpha:
+        rows += 1
+    return rows
 
 
 def _as_json(sampled: SampledDecision) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from sqlalchemy import ColumnElement, Row, Select, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app.ids import RANDOM_CHARS
@@ -28,6 +28,7 @@ from racer_core.types import CallRecord
 
 _LATER: Final = frozenset({Reason.LATER_TURN, Reason.MULTI_TURN})
 PAGE: Final = 500  # decisions that one statement reads
+_CAN_BE_SHOWN: Final[ColumnElement[bool]] = and_(SampleRow.body.is_not(None), SampleRow.whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +226,7 @@ class SampleStore:
             is_labelled = exists().where(
                 JudgementRow.decision_id == DecisionRow.id, JudgementRow.judge == judge
             )
-        wanted = _selected().where(SampleRow.body.is_not(None), SampleRow.whole, ~is_labelled)
+        wanted = _selected().where(_CAN_BE_SHOWN, ~is_labelled)
         if application is not None:
             wanted = wanted.where(SampleRow.application == application)
         with self._store.transaction() as session:
@@ -236,6 +237,20 @@ class SampleStore:
             if since is not None:
                 wanted = wanted.where(DecisionRow.created_at >= since)
             return self._decoded(session, session.execute(wanted.limit(limit)).all()), count
+
+    def counts(self) -> dict[str | None, tuple[int, int]]:
+        """Application -> samples that wait for verdicts that count, and samples that have them."""
+        labelled: ColumnElement[bool] = DecisionRow.judged.expression
+        waits = func.sum(case((and_(_CAN_BE_SHOWN, ~labelled), 1), else_=0))
+        ended = func.sum(case((labelled, 1), else_=0))
+        wanted = (
+            select(SampleRow.application, waits, ended)
+            .join(DecisionRow, DecisionRow.id == SampleRow.decision_id)
+            .where(DecisionRow.shadow)
+            .group_by(SampleRow.application)
+        )
+        with self._store.transaction() as session:
+            return {name: (int(some), int(rest)) for name, some, rest in session.execute(wanted)}
 
     def add_judgements(self, decision_id: str, correct: Mapping[str, bool], *, judge: str) -> int:
         """Store a judge model's verdicts; those that it gave before stay. Returns how many are new.

@@ -63,10 +63,10 @@ export async function getText(path, role, signal) {
   return arrived((await send(path, role, { signal })).text());
 }
 
-/** POST some JSON and read JSON. */
-export async function postJson(path, role, body, signal) {
+/** POST some JSON and read JSON; `keepalive` sends up to 64 KiB even where the page is closed meanwhile. */
+export async function postJson(path, role, body, signal, keepalive = false) {
   const headers = { "content-type": "application/json" };
-  const response = await send(path, role, { method: "POST", headers, body: JSON.stringify(body), signal });
+  const response = await send(path, role, { method: "POST", headers, body: JSON.stringify(body), signal, keepalive });
   return arrived(response.json());
 }
 

@@ -1,22 +1,35 @@
-/** Label: sampled requests whose answers wait for a verdict, one at a time, one click an answer. */
+/** Label: sampled requests whose answers wait for a verdict, one at a time, one click or key an answer. */
 
 import { ApiError, getJson, postJson } from "./api.js";
 import { keyWanted } from "./calibrate.js";
-import { byId, el, fill, notice, say } from "./dom.js";
-import { count, plural } from "./format.js";
+import { byId, el, fill, notice, say, table } from "./dom.js";
+import { count, number, plural } from "./format.js";
 import { hasKey, onKeys } from "./keys.js";
+import { distinctAnswers, sampleView } from "./sample.js";
 import { adviceFor, sentence } from "./words.js";
 
+const SELECT = "label-application";
 const PAGE = 20; // samples that are read at once
+const HOLD_MS = 10_000; // a label waits so long for a change, or until the next one; then it is sent and final
 
 /** Wire the tab; it reads samples when it comes to the front. */
 export function startLabel() {
   const body = byId("label-body");
+  const head = el("div", { class: "stack" });
+  const work = el("div", { class: "stack" });
   let samples = [];
-  let waiting = 0;
+  let current = null; // the sample that is shown
+  let held = []; // labels that are not sent: {sample, verdicts, problem}
+  let refused = []; // messages about labels that the gateway does not take
+  let progress = []; // what waits, by application
+  let application = ""; // the only one that is shown; "" shows all
+  let sending = Promise.resolve(); // until the labels on their way have arrived
+  let timer = null;
   let visible = false;
 
   onKeys(() => visible && load());
+  addEventListener("pagehide", () => send());
+  body.addEventListener("keydown", pressed);
 
   /** Read the samples that wait, and show the first. */
   async function load() {
@@ -24,12 +37,15 @@ export function startLabel() {
       fill(body, keyWanted("Requests of live traffic are shown to admins only."));
       return;
     }
+    await sending;
     try {
-      const found = await getJson(`shadow/waiting?limit=${PAGE}`, "admin");
-      waiting = found.waiting;
-      samples = found.data.filter((sample) => distinctAnswers(sample).some(({ judged }) => !judged));
-      if (samples.length > 0) next();
-      else fill(body, notice("good", "No sampled request waits for a label."));
+      const only = application ? `&application=${encodeURIComponent(application)}` : "";
+      const found = await getJson(`shadow/waiting?limit=${PAGE}${only}`, "admin");
+      progress = found.applications;
+      for (const { sample } of held) counted(sample, 1);
+      samples = found.data.filter((sample) => held.every((each) => each.sample.decision_id !== sample.decision_id) && distinctAnswers(sample).some(({ judged }) => !judged));
+      current = samples.shift() ?? null;
+      show();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       const advice = adviceFor(error);
@@ -37,116 +53,150 @@ export function startLabel() {
     }
   }
 
-  /** Show the next sample; read more if none is left of those that were read. */
-  function next() {
-    const sample = samples.shift();
-    if (sample === undefined) load();
-    else fill(body, sampleView(sample, waiting, done));
+  /** Show the sample and what is above it. A focus inside moves to the first button. */
+  function show() {
+    const focused = body.contains(document.activeElement) && document.activeElement.id !== SELECT;
+    fill(work, current === null ? notice("good", "No sampled request waits for a label.") : sampleView(current, done));
+    fill(body, head, work);
+    showHead();
+    if (focused) (work.querySelector("button") ?? head.querySelector("button, select"))?.focus();
   }
 
-  /** A sample has all its verdicts. */
-  function done() {
-    waiting -= 1;
-    say(`Noted. ${plural(waiting, "request")} left.`);
+  /** Show what waits, and the labels that may be changed. */
+  function showHead() {
+    const alerts = refused.map((message) => el("div", { class: "notice bad", role: "alert" }, message));
+    const focused = document.activeElement?.id === SELECT;
+    fill(head, filterView(), progressView(progress), alerts, held.map(heldView));
+    if (focused) byId(SELECT)?.focus();
+  }
+
+  /** Show the next sample; read more if none is left of those that were read. */
+  function next() {
+    current = samples.shift() ?? null;
+    show();
+    if (current === null) load();
+  }
+
+  /** Every answer of the current sample has a verdict: hold it, and send the one before. */
+  function done(verdicts) {
+    refused = [];
+    send();
+    held.push({ sample: current, verdicts, problem: null });
+    counted(current, 1);
+    timer = setTimeout(send, HOLD_MS);
+    say(`Noted. ${plural(waiting(), "request")} left.`);
     next();
+  }
+
+  /** Take a label back that is not sent, and show its sample again. */
+  function change(entry) {
+    held = held.filter((each) => each !== entry);
+    counted(entry.sample, -1);
+    if (current !== null) samples.unshift(current);
+    current = entry.sample;
+    show();
+  }
+
+  /** Send the labels that wait. A failure keeps its label; a conflict does not, and its sample comes again if it waits. */
+  async function send() {
+    clearTimeout(timer);
+    const entries = held;
+    held = [];
+    if (entries.length === 0) return;
+    showHead();
+    const answers = Promise.all(entries.map(sent));
+    sending = answers;
+    const problems = await answers;
+    const failed = entries.map((entry, place) => ({ ...entry, problem: problems[place] })).filter(({ problem }) => problem !== null);
+    if (failed.length === 0) return;
+    held = [...failed.filter(({ problem }) => problem.code !== "conflict"), ...held];
+    refused = failed.filter(({ problem }) => problem.code === "conflict").map(({ problem }) => sentence(problem.message));
+    if (refused.length > 0 && current === null) load();
+    else showHead();
+  }
+
+  /** How many samples wait, of the application that is shown. */
+  function waiting() {
+    return progress.filter((each) => !application || each.application === application).reduce((sum, each) => sum + each.waiting, 0);
+  }
+
+  /** Count a sample as labelled (1), or no longer (-1). */
+  function counted(sample, step) {
+    const row = progress.find((each) => each.application === sample.application);
+    if (!row) return;
+    row.waiting -= step;
+    row.labelled += step;
+  }
+
+  /** The choice of an application, and how many requests wait. */
+  function filterView() {
+    const names = progress.map((each) => each.application).filter((name) => name !== null);
+    const options = ["", ...names].map((name) => el("option", { value: name, selected: name === application }, name || "All applications"));
+    const left = waiting();
+    return el(
+      "div",
+      { class: "row" },
+      names.length === 0 ? null : el("div", {}, el("label", { for: SELECT }, "Application"), el("select", { id: SELECT, onchange: choose }, options)),
+      el("p", { class: "muted" }, `${plural(left, "request")} ${left === 1 ? "waits" : "wait"} for a label${current?.application ? `; this one is of ${current.application}` : ""}. Keys: R right, W wrong, U change the last label.`),
+    );
+  }
+
+  /** Show the samples of one application, or of all. */
+  function choose(event) {
+    application = event.target.value;
+    load();
+  }
+
+  /** A label that may still be changed. */
+  function heldView(entry) {
+    const { verdicts, problem } = entry;
+    const text = verdicts.map(([names, correct]) => `${names.join(", ")} ${correct ? "right" : "wrong"}`).join("; ");
+    return el(
+      "div",
+      { class: `notice ${problem ? "bad" : "info"} row` },
+      el("span", { role: problem ? "alert" : null }, problem ? `Not stored (${problem.message}): ` : "The last label: ", text),
+      el("button", { type: "button", class: "quiet small", onclick: () => change(entry) }, "Change"),
+      problem ? el("button", { type: "button", class: "quiet small", onclick: send }, "Send again") : null,
+    );
+  }
+
+  /** Keys, while the focus is inside: a verdict on the first answer without one, or a change of the last label. */
+  function pressed(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.id === SELECT) return;
+    const verdict = { r: "right", w: "wrong" }[event.key.toLowerCase()];
+    if (verdict) {
+      const open = [...work.querySelectorAll(".verdict")].find((each) => each.querySelector("button") && !each.querySelector('[aria-pressed="true"]'));
+      open?.querySelector(`[data-verdict="${verdict}"]`).click();
+    } else if (event.key.toLowerCase() === "u" && held.length > 0) change(held.at(-1));
   }
 
   return {
     /** Told when the tab comes to the front or leaves it. */
     shown(now) {
       if (now && !visible) load();
+      if (!now) send();
       visible = now;
     },
   };
 }
 
-/** A request and its distinct answers; `done` is called once each has a verdict. */
-function sampleView(sample, waiting, done) {
-  const groups = distinctAnswers(sample);
-  let left = groups.filter(({ judged }) => !judged).length;
-
-  /** An answer got its verdict. */
-  function judged() {
-    left -= 1;
-    if (left === 0) done();
+/** Send the verdicts on a sample; the error where they are not stored, else null. */
+async function sent({ sample, verdicts }) {
+  const correct = Object.fromEntries(verdicts.flatMap(([names, right]) => names.map((name) => [name, right])));
+  try {
+    await postJson("feedback", "admin", { decision_id: sample.decision_id, correct }, undefined, true);
+    return null;
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    return error;
   }
-  return [
-    el("p", { class: "muted" }, `${plural(waiting, "request")} ${waiting === 1 ? "waits" : "wait"} for a label${sample.application ? `; this one is of ${sample.application}` : ""}.`),
-    el("section", { class: "card", "aria-labelledby": "request-title" }, el("h2", { id: "request-title" }, "The request"), turnsView(sample.request)),
-    el(
-      "section",
-      { class: "card", "aria-labelledby": "answers-title" },
-      el("h2", { id: "answers-title" }, groups.length === 1 ? "The answer" : `${count(groups.length)} different answers`),
-      el("div", { class: "grid said" }, groups.map((group, index) => answerView(sample.decision_id, group, index, judged))),
-    ),
-  ];
 }
 
-/** The answers without those that equal another one: names, the first one's text, and whether it is judged. */
-function distinctAnswers({ answers, classes, correct }) {
-  const groups = new Map();
-  for (const [name, text] of Object.entries(answers)) {
-    if (text === null) continue; // it is wrong already
-    const key = classes[name] ?? `text ${text}`;
-    if (!groups.has(key)) groups.set(key, { text, names: [], judged: true });
-    const group = groups.get(key);
-    group.names.push(name);
-    group.judged &&= name in correct;
-  }
-  return [...groups.values()];
-}
-
-/** One answer, and two buttons. */
-function answerView(decision, { text, names, judged: known }, index, judged) {
-  const place = el("span", { class: "verdict" });
-  const button = (label, correct) =>
-    el("button", { type: "button", class: "quiet small", "aria-label": `Answer ${index + 1} is ${label.toLowerCase()}`, onclick: () => tell(correct) }, label);
-
-  /** Send the verdict on the candidates that gave this answer. */
-  async function tell(correct) {
-    fill(place, el("span", { class: "muted" }, "sending"));
-    try {
-      await postJson("feedback", "admin", { decision_id: decision, correct: Object.fromEntries(names.map((name) => [name, correct])) });
-      fill(place, el("span", { class: "muted" }, correct ? "right" : "wrong"));
-    } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      fill(place, el("span", { class: "muted", role: "alert" }, error.message), error.code === "conflict" ? null : [button("Right", true), button("Wrong", false)]);
-      if (error.code !== "conflict") return;
-    }
-    judged();
-  }
-  if (known) fill(place, el("span", { class: "muted" }, "labelled already"));
-  else fill(place, button("Right", true), button("Wrong", false));
-  return el(
-    "article",
-    { class: "answer" },
-    el("p", { class: "text", tabindex: text.length > 400 ? "0" : null }, text),
-    el("footer", {}, el("span", { class: "muted" }, names.join(", ")), place),
+/** Samples that wait and that are labelled, beside the rows that alpha needs. */
+function progressView(progress) {
+  return table(
+    "Rows by application",
+    ["Application", "Wait", "Labelled", "Needed at least"],
+    progress.map(({ application, waiting, labelled, alpha, needed }) => [application ?? "all requests", count(waiting), count(labelled), `${count(needed)} with a right answer (alpha ${number(alpha, 4)})`]),
   );
-}
-
-/** The turns of a request of any API, then its tools. */
-function turnsView(request) {
-  const tools = request.tools ?? request.functions;
-  return el(
-    "div",
-    { class: "turns" },
-    turnsOf(request).map(({ role, text }) => el("div", { class: "turn" }, el("span", { class: "muted" }, role), el("p", { class: "text", tabindex: text.length > 400 ? "0" : null }, text))),
-    tools?.length ? el("details", {}, el("summary", {}, plural(tools.length, "tool")), el("p", { class: "text" }, JSON.stringify(tools, null, 2))) : null,
-  );
-}
-
-/** Role and text of each turn. */
-function turnsOf({ messages, input, prompt, instructions }) {
-  const given = messages ?? (Array.isArray(input) ? input : [{ role: "user", content: input ?? prompt }]);
-  const turns = given.map((turn) => ({ role: turn.role ?? turn.type ?? "", text: textOf(turn) }));
-  return instructions ? [{ role: "system", text: instructions }, ...turns] : turns;
-}
-
-/** The text of a turn; what is no text as JSON, and images as a word. */
-function textOf(turn) {
-  const { content } = turn;
-  if (typeof content === "string") return content;
-  if (!Array.isArray(content)) return JSON.stringify(turn);
-  return content.map((part) => (typeof part === "string" ? part : (part.text ?? (/image/.test(part.type) ? "[image]" : JSON.stringify(part))))).join("\n");
 }

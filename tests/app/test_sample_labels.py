@@ -15,6 +15,7 @@ from app.monitoring.decision_store import DecisionStore
 from app.monitoring.decision_writer import DecisionWriter
 from app.monitoring.feedback import Feedback
 from app.monitoring.metrics import MonitoringMetrics
+from app.monitoring.sample_labels import fewest_rows
 from app.store import Store
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.judge import judge_candidate, judge_version
@@ -80,7 +81,8 @@ def test_a_sample_waits_until_every_candidate_has_a_verdict(sampling: Gateway) -
     assert waiting(sampling)["data"][0]["correct"] == body["correct"]
     body["correct"] = {"poet": False}
     assert sampling.post("/feedback", ADMIN_KEY, json=body).status_code == 200
-    assert waiting(sampling) == {"object": "list", "waiting": 0, "data": []}
+    found = waiting(sampling)
+    assert (found["waiting"], found["data"]) == (0, [])
 
 
 def test_samples_come_in_random_order_to_people_and_oldest_first_to_judges(
@@ -98,6 +100,34 @@ def test_samples_come_in_random_order_to_people_and_oldest_first_to_judges(
     later = waiting(sampling, f"?judge=j&since={since}")
     assert [each["decision_id"] for each in later["data"]] == ids[3:]
     assert later["waiting"] == 6
+
+
+def test_what_waits_is_counted_by_application_beside_what_alpha_needs(serve: Serve) -> None:
+    """Labelled samples, too; an application without samples has zeros."""
+    applications = {"support": {"keys": ["data"], "alpha": 0.05}, "agent": {"prompts": ["0" * 32]}}
+    gateway = serve(watching=WATCHING, environment=KEYED, applications=applications)
+    first = gateway.chat(ONE)["id"]
+    gateway.chat(TWO)
+    sampled(gateway, 2)
+    body = {"decision_id": first, "correct": dict.fromkeys(POOL, True)}
+    assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    rows = {each["application"]: each for each in waiting(gateway)["applications"]}
+    assert rows == {
+        "support": {
+            "application": "support", "waiting": 1, "labelled": 1, "alpha": 0.05, "needed": 19
+        },
+        "agent": {"application": "agent", "waiting": 0, "labelled": 0, "alpha": 0.1, "needed": 9},
+        "default": {
+            "application": "default", "waiting": 0, "labelled": 0, "alpha": 0.1, "needed": 9
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("alpha", "rows"), [(0.5, 1), (0.2, 4), (0.1, 9), (0.3, 3), (0.01, 99)])
+def test_the_fewest_rows_for_alpha(alpha: float, rows: int) -> None:
+    """One less is infeasible."""
+    assert fewest_rows(alpha) == rows
+    assert 1 / rows > alpha
 
 
 def test_only_admins_see_what_waits_and_only_where_requests_are_stored(

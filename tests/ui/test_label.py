@@ -58,6 +58,12 @@ def verdicts(fleet: Fleet, decision: str) -> dict[str, bool]:
     return found["feedback"]["correct"]
 
 
+def waiting(fleet: Fleet) -> int:
+    """How many samples wait for a label."""
+    found = fleet.gateway.get("/shadow/waiting", fleet.admin_key).json()
+    return found["waiting"]
+
+
 def at_label(opened: Open, fleet: Fleet, **options: Any) -> Tab:
     """The tab, with keys given, and a request."""
     tab = opened(fleet, "#label", **options)
@@ -67,7 +73,10 @@ def at_label(opened: Open, fleet: Fleet, **options: Any) -> Tab:
 
 
 def test_one_click_labels_equal_answers(sampling: Fleet, opened: Open) -> None:
-    """The next request follows, also one that came meanwhile; after the last the page says so."""
+    """The next request follows, also one that came meanwhile; after the last the page says so.
+
+    A label is stored with the next one, or when the tab is left.
+    """
     first = asked(sampling, *user(SUM))
     tab = at_label(opened, sampling)
     assert "1 request waits for a label" in tab.page.inner_text("#label")
@@ -78,15 +87,90 @@ def test_one_click_labels_equal_answers(sampling: Fleet, opened: Open) -> None:
     second = asked(sampling, *user(f"{SUM} Again?"))
     other = tab.page.locator("#label .answer", has_text=FEW[0])
     other.get_by_role("button", name="wrong").click()
-    other.get_by_text("wrong", exact=True).wait_for()
-    assert verdicts(sampling, first) == {FEW[0]: False}
+    assert other.get_by_role("button", name="wrong").get_attribute("aria-pressed") == "true"
     tab.page.locator("#label .answer", has_text="42").get_by_role("button", name="right").click()
     tab.page.wait_for_selector("#label >> text=Again?")
-    assert verdicts(sampling, first) == {name: name != FEW[0] for name in FEW}
     for number in (1, 2):
         tab.page.get_by_role("button", name=f"Answer {number} is right").click()
     tab.page.wait_for_selector("#label .notice.good")
-    assert verdicts(sampling, second) == dict.fromkeys(FEW, True)
+    assert until(lambda: verdicts(sampling, first) == {name: name != FEW[0] for name in FEW}, 10)
+    assert verdicts(sampling, second) == {}
+    tab.page.click("#tab-watch")
+    assert until(lambda: verdicts(sampling, second) == dict.fromkeys(FEW, True), 10)
+
+
+def test_the_last_label_can_be_changed_until_the_next(sampling: Fleet, opened: Open) -> None:
+    """By a button or a key; the request comes back without verdicts, and nothing was stored."""
+    asked(sampling, *user(SUM))
+    asked(sampling, *user(f"{SUM} Again?"))
+    tab = at_label(opened, sampling)
+    first = tab.page.inner_text("#label .turns")
+    tab.page.locator("#label .verdict button").first.focus()
+    for key in "rw":
+        tab.page.keyboard.press(key)
+    tab.until(f"document.querySelector('#label .turns').innerText !== {first!r}")
+    assert "1 request waits" in tab.page.inner_text("#label")
+    tab.page.keyboard.press("u")
+    tab.until(f"document.querySelector('#label .turns').innerText === {first!r}")
+    assert "2 requests wait" in tab.page.inner_text("#label")
+    assert tab.page.locator('#label [aria-pressed="true"]').count() == 0
+    for key in "wr":
+        tab.page.keyboard.press(key)
+    assert "The last label" in tab.page.inner_text("#label")
+    tab.page.get_by_role("button", name="Change").click()
+    tab.until(f"document.querySelector('#label .turns').innerText === {first!r}")
+    for key in "wrrr":
+        tab.page.keyboard.press(key)
+    tab.page.wait_for_selector("#label .notice.good")
+    tab.page.click("#tab-watch")
+    assert until(lambda: waiting(sampling) == 0, 10)
+
+
+def test_a_label_that_cannot_be_stored_stays(sampling: Fleet, opened: Open) -> None:
+    """The page says why and sends it again; an error that passes loses no label."""
+    decision = asked(sampling, *user(SUM))
+    tab = at_label(opened, sampling)
+    tab.refused = {507}
+    full = {"error": {"code": "store_full", "message": "the disk is full"}}
+    tab.page.route("**/feedback", lambda route: route.fulfill(status=507, json=full))
+    for number in (1, 2):
+        tab.page.get_by_role("button", name=f"Answer {number} is right").click()
+    tab.page.click("#tab-watch")
+    tab.page.click("#tab-label")
+    tab.page.wait_for_selector("#label [role=alert] >> text=the disk is full")
+    assert verdicts(sampling, decision) == {}
+    tab.page.unroute("**/feedback")
+    tab.page.get_by_role("button", name="Send again").click()
+    assert until(lambda: verdicts(sampling, decision) == dict.fromkeys(FEW, True), 10)
+
+
+def test_requests_of_one_application_are_shown_alone(
+    tmp_path: Path, candidates: FakePool, router: Path, opened: Open
+) -> None:
+    """With what waits, what is labelled and what alpha needs, of each."""
+    candidates.reset()
+    with served(
+        tmp_path,
+        FEW,
+        candidates,
+        artifact=router,
+        watching={"shadow_rate": 1.0, "store_requests": True},
+        applications={"bot": {"keys": ["data"], "alpha": 0.05}, "agent": {"keys": ["admin"]}},
+        environment={"RACER_SAMPLES_KEY": KEY},
+    ) as fleet:
+        asked(fleet, *user(SUM))
+        tab = at_label(opened, fleet)
+        table = tab.page.locator("#label table")
+        assert table.locator("tr", has_text="bot").inner_text().split()[:3] == ["bot", "1", "0"]
+        assert "19 with a right answer" in table.locator("tr", has_text="bot").inner_text()
+        assert "9 with a right answer" in table.locator("tr", has_text="agent").inner_text()
+        tab.page.select_option("#label-application", "agent")
+        tab.page.wait_for_selector("#label .notice.good")
+        assert "0 requests wait" in tab.page.inner_text("#label")
+        tab.page.select_option("#label-application", "bot")
+        tab.page.wait_for_selector("#label .answer")
+        assert "this one is of bot" in tab.page.inner_text("#label")
+        assert serious(tab) == []
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -107,16 +191,18 @@ def test_whole_requests_are_shown_and_accessible(
 
 
 def test_a_verdict_of_another_admin_is_said_and_left(sampling: Fleet, opened: Open) -> None:
-    """The page goes on to the next answer."""
+    """The verdict of the other admin stays."""
     decision = asked(sampling, *user(SUM))
     tab = at_label(opened, sampling)
     tab.refused = {409}
     body = {"decision_id": decision, "correct": dict.fromkeys(FEW, True)}
     assert sampling.gateway.post("/feedback", sampling.admin_key, json=body).status_code == 200
     tab.page.get_by_role("button", name="Answer 1 is wrong").click()
-    tab.page.wait_for_selector("#label [role=alert] >> text=another verdict")
     tab.page.get_by_role("button", name="Answer 2 is right").click()
     tab.page.wait_for_selector("#label .notice.good")
+    tab.page.click("#tab-watch")
+    tab.page.click("#tab-label")
+    tab.page.wait_for_selector("#label [role=alert] >> text=another verdict")
     assert verdicts(sampling, decision) == dict.fromkeys(FEW, True)
 
 
