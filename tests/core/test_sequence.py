@@ -140,7 +140,8 @@ def test_a_deadline_calls_all_others_at_once(policy):
 
 def test_a_failure_leads_to_the_reference_alone():
     """Its answer is the promised one; candidates beyond it are not called."""
-    policy = fit_policy(answers(np.random.default_rng(1), 300, CHANCES), reference="d")
+    rows = answers(np.random.default_rng(1), 300, CHANCES)
+    policy = fit_policy(rows, reference="d", before_reference=3)
     sequence = Sequence(policy, -math.inf)
     first = sequence.next_round()
     for name in first[:-1]:
@@ -154,7 +155,8 @@ def test_a_failure_leads_to_the_reference_alone():
 
 def test_a_reference_that_fails_leaves_the_vote_of_all_others_without_certificate():
     """All others of the pool are called, also those outside the order."""
-    policy = fit_policy(answers(np.random.default_rng(1), 300, CHANCES), reference="d")
+    rows = answers(np.random.default_rng(1), 300, CHANCES)
+    policy = fit_policy(rows, reference="d", before_reference=3)
     sequence = Sequence(policy, math.inf)
     for name in sequence.next_round():
         sequence.add(name, "x")

@@ -16,7 +16,7 @@ from racer_core.errors import CalibrationError, InputError
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.critical import critical_scores
-from racer_core.sequential.fit import default_borders, fit_policy, tuned_borders
+from racer_core.sequential.fit import default_borders, fit_policy, tuned_policy
 from racer_core.sequential.policy import Policy
 from racer_core.sequential.reliability import one_coin_reliabilities
 from racer_core.types import CandidateAnswer
@@ -140,7 +140,6 @@ def test_the_last_round_has_the_references_answer():
         assert outcomes.differs[:, 0].mean() > 0.05
         if reference is not None:
             assert policy.order[-1] == reference
-            assert len(policy.order) == 4
             assert (outcomes.winner[:, -1] == rows.pool.index(reference)).all()
     blank = replace(rows, classes=np.full_like(rows.classes, -1))
     assert fit_policy(rows, reference="d", max_rounds=2).outcomes(blank).differs[:, 0].all()
@@ -153,13 +152,17 @@ def test_borders():
     assert default_borders(8, 1) == (8,)
     assert default_borders(3, 2) == (3,)
     assert default_borders(4, None) == (1, 2, 3, 4)
+    for calls, rounds, expected in ((6, 1, (6,)), (6, 2, (5, 6)), (6, 3, (3, 5, 6)), (1, 3, (1,))):
+        assert default_borders(calls, rounds, has_reference=True) == expected
+    assert default_borders(3, None, has_reference=True) == (1, 2, 3)
 
 
-def test_tuned_borders_call_the_fewest_candidates():
+def test_tuned_policy_call_the_fewest_candidates():
     """Among all borders of at most three rounds, on the rows that they were chosen on."""
     rows = answers(np.random.default_rng(3), 400, CHANCES)
     policy = fit_policy(rows, max_rounds=3)
-    tuned = tuned_borders(policy, rows, 0.05, 3)
+    tuned = tuned_policy(policy, rows, 0.05, 3)
+    assert tuned_policy(policy, rows, 0.05, None).borders == (1, 2, 3, 4, 5)
 
     def calls(borders):
         calibration = SequentialCalibration(policy=replace(policy, borders=borders), answers=rows)
@@ -167,7 +170,7 @@ def test_tuned_borders_call_the_fewest_candidates():
 
     inner = [(), *((i,) for i in range(1, 5)), *itertools.combinations(range(1, 5), 2)]
     assert calls(tuned.borders) == min(calls((*each, 5)) for each in inner)
-    assert tuned_borders(policy, rows, 0.001, 3) is policy
+    assert tuned_policy(policy, rows, 0.001, 3) is policy
 
 
 def test_prices_move_cheap_candidates_to_the_front():
@@ -176,6 +179,19 @@ def test_prices_move_cheap_candidates_to_the_front():
     assert fit_policy(rows).order[0] == "e"
     prices = {name: 100.0 if name == "e" else 1.0 for name in rows.pool}
     assert fit_policy(rows, prices=prices).order[-1] == "e"
+
+
+def test_prices_decide_whether_the_reference_is_called_alone():
+    """Ten times dearer, it is spared where others agree; at the price of the others it is not."""
+    rows = answers(np.random.default_rng(4), 400, CHANCES)
+    dear = {name: 10.0 if name == "e" else 1.0 for name in rows.pool}
+    policy = fit_policy(rows, reference="e", prices=dear, before_reference=3)
+    assert len(policy.order) == 4
+    tuned = tuned_policy(policy, rows, 0.2, 2, dear)
+    assert 2 <= len(tuned.order) <= 4
+    assert tuned.borders == (len(tuned.order) - 1, len(tuned.order))
+    assert tuned_policy(policy, rows, 0.2, 2).order == ("e",)
+    assert tuned_policy(policy, rows, 0.001, 2, dear) is policy
 
 
 def test_a_policy_survives_json():
