@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray, winners
-from racer_core.aggregation.vote import OPTIONS
+from racer_core.aggregation.vote import OPTIONS, Method, aggregate
 from racer_core.errors import InputError
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses, same_answers
 from racer_core.sequential.reliability import vote_odds
-from racer_core.types import BoolArray, FloatArray, checked_pool
+from racer_core.types import BoolArray, CandidateAnswer, FloatArray, checked_pool
 
 Columns = NDArray[np.intp]
 
@@ -100,8 +100,7 @@ class Policy:
     def standing(self, classes: ClassArray, called: int) -> tuple[Columns, FloatArray]:
         """The winner (n,) and the doubt (n,) after the first calls of the order.
 
-        Calibration and serving share this code, which adds and multiplies in the same order for one
-        row as for many.
+        :meth:`vote` and :meth:`doubt` are the same for one row, bit by bit.
 
         Args:
             classes: Answers, shape (n, K); those of further candidates have no effect.
@@ -115,10 +114,32 @@ class Policy:
         doubt = _doubt(given, self._odds[first], at, self.options)
         return first[at], doubt
 
-    def elect(self, classes: ClassArray, called: Sequence[str]) -> Columns:
-        """The column that wins the vote of the candidates ``called``, shape (n,)."""
-        columns = np.array([self.pool.index(name) for name in called])
-        return columns[self._elected(classes[:, columns], columns)]
+    def vote(self, forms: Mapping[str, str | None]) -> str:
+        """The candidate that wins the vote of these answers, at least one.
+
+        Args:
+            forms: The normal form of each candidate's answer; None: it cannot be read.
+        """
+        answers = [
+            CandidateAnswer(candidate=name, text="", form=form, score=self._reliability[name])
+            for name, form in forms.items()
+        ]
+        return aggregate(answers, method=Method.LOG_ODDS, options=self.options).winner
+
+    def doubt(self, forms: Mapping[str, str | None], winner: str) -> float:
+        """The doubt about the winner's answer after these calls, named in their order.
+
+        It adds and multiplies in the order of :meth:`standing`.
+        """
+        strength: dict[str, float] = {}
+        for name, form in forms.items():
+            if form is not None:
+                strength[form] = strength.get(form, 1.0) * self._odds_of[name]
+        total = float(self.options)
+        for each in strength.values():
+            total += each - 1.0
+        form = forms[winner]
+        return 1.0 - (1.0 if form is None else strength[form]) / total
 
     def restrict(self, names: Sequence[str]) -> Self:
         """The policy of a smaller pool, whose reference is its own full vote.
@@ -166,6 +187,15 @@ class Policy:
         return np.array([self.pool.index(name) for name in self.order])
 
     @cached_property
+    def _reliability(self) -> dict[str, float]:
+        return dict(zip(self.pool, self.reliabilities, strict=True))
+
+    @cached_property
+    def _odds_of(self) -> dict[str, float]:
+        odds: list[float] = self._odds.tolist()
+        return dict(zip(self.pool, odds, strict=True))
+
+    @cached_property
     def _odds(self) -> FloatArray:
         return vote_odds(np.array(self.reliabilities), self.options)
 
@@ -185,7 +215,10 @@ class Policy:
 
 
 def _doubt(given: ClassArray, odds: FloatArray, winner: Columns, options: int) -> FloatArray:
-    """1 - posterior of the winner's answer in the one-coin model, shape (n,)."""
+    """1 - posterior of the winner's answer in the one-coin model, shape (n,).
+
+    ``Policy.doubt`` does the same operations in the same order.
+    """
     rows, calls = given.shape
     readable = given != UNREADABLE
     strength, total = np.ones((rows, calls)), np.full(rows, float(options))

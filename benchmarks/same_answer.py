@@ -1,0 +1,440 @@
+"""The promise "the same answer" on recorded answers: calls, rounds, price, risk, beside rivals.
+
+    PYTHONPATH=. python benchmarks/same_answer.py --data DATA [--encoder MINILM]
+
+DATA is a folder with rows that have answers, in any of its folders; without it the rows are
+simulated. In each split 46 % of the rows fit a policy, 30 % calibrate it, 24 % test it. Labels
+measure accuracy, and fit the rivals that need them; no policy sees them. Rivals that look at the
+query read embeddings of --encoder, by default character n-grams.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rig
+from verdict import table
+
+import racer_core as rc
+from racer_core.aggregation.answers import Equality
+from racer_core.calibration.laws import beta_binomial_pmf
+from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
+from racer_core.offline.embeddings import CachedEncoder, default_cache
+from racer_core.sequential.answer_classes import AnswerClasses
+from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.critical import critical_scores, round_nonconformity
+from racer_core.sequential.fit import default_borders, fit_policy, tuned_policy
+from racer_core.sequential.policy import Policy
+from racer_core.sequential.reliability import vote_odds
+from racer_core.sequential.serving import Sequence as Calls
+
+PARTS = (0.46, 0.76)  # borders between the rows that fit, calibrate and test
+FIRST_ROWS = 200  # of a gateway that has just begun: a quarter fits, the rest calibrates
+LAW = 0.975  # quantile of the mean over splits
+# Billions of parameters; gpt-3.5-turbo's size is not public, 20 is assumed.
+PRICES: Mapping[str, Mapping[str, float]] = {
+    "zeroeval_gsm": {
+        "gemma-2-2b-it": 2.6,
+        "command-r": 35.0,
+        "Mixtral-8x7B-Instruct-v0.1": 46.7,
+        "reka-flash-20240226": 21.0,
+        "Meta-Llama-3-8B-Instruct": 8.0,
+        "Qwen2-7B-Instruct": 7.6,
+        "gpt-3.5-turbo-0125": 20.0,
+        "Phi-3.5-mini-instruct": 3.8,
+    },
+    "mmlu_pro": {
+        "Mistral-7B-v0.1": 7.2,
+        "gemma-7b": 8.5,
+        "Meta-Llama-3-8B": 8.0,
+        "c4ai-command-r-v01": 35.0,
+        "Phi-3-mini-4k-instruct": 3.8,
+        "mathstral-7B": 7.2,
+        "Yi-34B": 34.4,
+        "Meta-Llama-3_1-8B-Instruct": 8.0,
+    },
+}
+SETS = {
+    "zeroeval_gsm": (Equality.NUMBER, "gpt-3.5-turbo-0125"),
+    "mmlu_pro": (Equality.CHOICE, "Yi-34B"),
+}
+ALPHAS = (0.02, 0.05, 0.1)
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """Rows with answers: what candidates say, who is right, and where the query lies."""
+
+    answers: AnswerClasses
+    labels: Any
+    embeddings: Any
+    prices: Mapping[str, float]
+    reference: str
+
+    def parts(self, rng: np.random.Generator) -> list[Any]:
+        """The rows that fit, calibrate and test."""
+        order = rng.permutation(len(self.answers))
+        return np.split(order, [int(share * len(order)) for share in PARTS])
+
+
+def recorded(path: Path, name: str, encoder: Any) -> Recorded:
+    """The rows of a file."""
+    rows = rc.read_rows(path)
+    equality, reference = SETS[name]
+    prints = [i.to_bytes(8) for i in range(len(rows))]
+    return Recorded(
+        answers=AnswerClasses.of(rows, equality, prints),
+        labels=rows.labels(),
+        embeddings=encoder.encode(rows.queries).embeddings,
+        prices=PRICES[name],
+        reference=reference,
+    )
+
+
+def simulated(rows: int) -> Recorded:
+    """Eight candidates whose wrong answers coincide now and then."""
+    rng = np.random.default_rng(0)
+    prices = PRICES["zeroeval_gsm"]
+    chances = np.linspace(0.5, 0.9, 8) * (1.3 - 0.6 * rng.random((rows, 1)))
+    right = rng.random((rows, 8)) < chances
+    classes = np.where(right, 0, rng.integers(1, 6, right.shape)).astype(np.int16)
+    prints = tuple(i.to_bytes(8) for i in range(rows))
+    answers = AnswerClasses(pool=tuple(prices), classes=classes, fingerprints=prints)
+    embeddings = rng.normal(size=(rows, 8)).astype(np.float32)
+    return Recorded(
+        answers=answers,
+        labels=right,
+        embeddings=embeddings,
+        prices=prices,
+        reference="gpt-3.5-turbo-0125",
+    )
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split: policies are fitted, calibrated and tested on its parts."""
+
+    rows: Recorded
+    fit: Any
+    calibration: Any
+    test: Any
+    salt: bytes
+
+    def served(self, policy: Policy, alpha: float, own: Any = None) -> Numbers:
+        """What a policy does to the test rows; ``own`` replaces the calibration rows."""
+        rows, test = self.rows, self.rows.answers.at(self.test)
+        calibrating = rows.answers.at(self.calibration if own is None else own)
+        calibration = SequentialCalibration(policy=policy, answers=calibrating, salt=self.salt)
+        stops = calibration.stops(test, calibration.lambda_hat(alpha))
+        price = np.cumsum([rows.prices[name] for name in policy.order])[stops.calls - 1]
+        paid_for = rows.prices.values() if policy.reference is None else [price_of_reference(rows)]
+        return {
+            "calls": stops.calls.mean(),
+            "rounds": stops.rounds.mean(),
+            "differs": stops.differs.mean(),
+            "right": rows.labels[self.test, stops.winner].mean(),
+            "price": price.mean() / sum(paid_for),
+            "without": (stops.calls < len(policy.order)).mean(),
+        }
+
+    def ignoring_answers(self, policy: Policy, alpha: float, *, shuffled: bool) -> Numbers:
+        """One shot (a fixed number of calls), or the control: doubts of another row's answers."""
+        rng = np.random.default_rng(len(self.rows.answers))
+        found = []
+        for part in (self.calibration, self.test):
+            answers = self.rows.answers.at(part)
+            outcomes = policy.outcomes(answers)
+            doubt = outcomes.doubt[rng.permutation(len(part))]
+            if not shuffled:
+                doubt = np.broadcast_to(-np.arange(doubt.shape[1], dtype=float), doubt.shape)
+            s = round_nonconformity(doubt, 1e-6 * rng.random(len(part)))
+            found.append((s, outcomes))
+        (s, outcomes), (tested, shown) = found
+        threshold = calibrate_threshold(critical_scores(s, outcomes.differs), alpha)
+        calls = (tested <= threshold).sum(axis=1)
+        at = np.arange(len(self.test)), calls - 1
+        return {
+            "calls": calls.mean(),
+            "rounds": calls.mean() if shuffled else 1.0,
+            "differs": shown.differs[at].mean(),
+            "right": self.rows.labels[self.test, shown.winner[at]].mean(),
+        }
+
+    def exact_waves(self, policy: Policy) -> Numbers:
+        """One by one until the other votes cannot change the winner."""
+        answers = self.rows.answers.at(self.test)
+        odds = vote_odds(np.array(policy.reliabilities), policy.options)
+        columns = [policy.pool.index(name) for name in policy.order]
+        counts = np.abs(np.log(odds))
+        calls = np.full(len(answers), len(columns))
+        for called in range(len(columns) - 1, 0, -1):
+            inside = np.zeros(len(columns))
+            inside[columns[:called]] = 1.0
+            votes = (answers.same * inside) @ np.log(odds)
+            votes = np.where((answers.classes >= 0) & (inside > 0), votes, 0.0)
+            winner, _ = policy.standing(answers.classes, called)
+            lead = np.take_along_axis(votes, winner[:, None], 1)
+            is_winner = np.take_along_axis(answers.same, winner[:, None, None], 1)[:, 0]
+            rival = np.where(is_winner, 0.0, votes).max(axis=1)
+            calls[lead[:, 0] - rival > counts @ (1.0 - inside)] = called
+        winner = policy.outcomes(answers).winner[:, -1]
+        right = self.rows.labels[self.test, winner].mean()
+        return {"calls": calls.mean(), "rounds": calls.mean(), "differs": 0.0, "right": right}
+
+    def votes(self, policy: Policy) -> Numbers:
+        """Accuracy of the full pool's votes and of the best candidate, by the test rows."""
+        labels, test = self.rows.labels, self.rows.answers.at(self.test)
+        equal = replace(policy, reliabilities=(0.5,) * len(policy.pool))
+        best = int(labels[self.fit].mean(axis=0).argmax())
+        return {
+            "majority": labels[self.test, equal.outcomes(test).winner[:, -1]].mean(),
+            "vote": labels[self.test, policy.outcomes(test).winner[:, -1]].mean(),
+            "best single": labels[self.test, best].mean(),
+        }
+
+    def chances(self, labels: Any) -> Any:
+        """Router scores of the test rows: a KNN on the rows that fit, with labels (n, K)."""
+        near = self.rows.embeddings
+        router = rc.EmbeddingRouter().fit(near[self.fit], labels[self.fit])
+        return np.asarray(router.predict(near[self.test]), dtype=np.float64)
+
+    def chain(self, policy: Policy, price: float) -> float:
+        """Accuracy of a chain that judges the last answer alone, at a given share of the price.
+
+        It accepts an answer that can be read if the candidate's router score is high enough. The
+        score is fitted on labels, and its threshold on the test rows themselves.
+        """
+        pool = policy.pool
+        columns = [pool.index(name) for name in policy.order]
+        readable = self.rows.answers.classes[self.test][:, columns] >= 0
+        score = np.where(readable, self.chances(self.rows.labels)[:, columns], -1.0)
+        score[:, -1] = np.inf
+        spent = np.cumsum([self.rows.prices[name] for name in policy.order])
+        best = 0.0
+        for threshold in np.linspace(0.0, 1.0, 201):
+            stop = (score >= threshold).argmax(axis=1)
+            if spent[stop].mean() <= price * spent[-1]:
+                chosen = np.array(columns)[stop]
+                best = max(best, float(self.rows.labels[self.test, chosen].mean()))
+        return best
+
+    def without_reference(self, policy: Policy) -> dict[str, Numbers]:
+        """Share of requests without the reference at realised differences: ours and rivals'."""
+        answers = self.rows.answers
+        column = answers.pool.index(self.rows.reference)
+        outcomes = policy.outcomes(answers.at(self.test))
+        same = answers.same[:, :, column]
+        chances = np.delete(self.chances(same), column, axis=1)
+        routed = np.delete(same[self.test], column, axis=1)
+        chosen = routed[np.arange(len(routed)), chances.argmax(axis=1)]
+        ours = swept(outcomes.doubt[:, -2], outcomes.differs[:, -2])
+        routing = swept(-chances.max(axis=1), ~chosen)
+        least = float((~np.delete(same[self.fit], column, axis=1)).mean(axis=0).min())
+        chance = {f"{alpha:g}": min(1.0, alpha / least) for alpha in ALPHAS}
+        return {"agreement": ours, "routing by embedding": routing, "chance": chance}
+
+
+def price_of_reference(rows: Recorded) -> float:
+    """The price of one call of the reference."""
+    return rows.prices[rows.reference]
+
+
+def swept(doubt: Any, differs: Any) -> Numbers:
+    """The largest share of requests, by ascending doubt, with these shares of differences."""
+    order = np.argsort(doubt + 1e-9 * np.random.default_rng(0).random(len(doubt)))
+    share = np.cumsum(differs[order]) / len(doubt)
+    return {f"{alpha:g}": float((share <= alpha).mean()) for alpha in ALPHAS}
+
+
+def measured(rows: Recorded, split: Split) -> dict[str, Numbers]:
+    """All measures of a split, by name."""
+    fit = rows.answers.at(split.fit)
+    found: dict[str, Numbers] = {}
+    single = fit_policy(fit, max_rounds=None)
+    cheap = fit_policy(fit, max_rounds=None, prices=rows.prices)
+    spared = fit_policy(fit, max_rounds=2, reference=rows.reference)
+    priced = fit_policy(fit, max_rounds=2, reference=rows.reference, prices=rows.prices)
+    calls = len(single.order)
+    order = np.concatenate([split.fit, split.calibration])[:FIRST_ROWS]
+    few, rest = np.split(order, [FIRST_ROWS // 4])
+    young = fit_policy(rows.answers.at(few), max_rounds=None)
+    for alpha in ALPHAS:
+
+        def put(name: str, numbers: Numbers, alpha: float = alpha) -> None:
+            found[f"{name} @ {alpha:g}"] = numbers
+
+        put("one by one", split.served(single, alpha))
+        for rounds in (2, 3):
+            plain = replace(single, borders=default_borders(calls, rounds))
+            put(f"{rounds} rounds", split.served(plain, alpha))
+            tuned = tuned_policy(single, fit, alpha, rounds)
+            put(f"{rounds} rounds, borders chosen", split.served(tuned, alpha))
+        put("one shot", split.ignoring_answers(single, alpha, shuffled=False))
+        put("another row's answers", split.ignoring_answers(single, alpha, shuffled=True))
+        put("200 rows, one by one", split.served(young, alpha, own=rest))
+        both = replace(young, borders=default_borders(calls, 2))
+        put("200 rows, 2 rounds", split.served(both, alpha, own=rest))
+        by_price = split.served(cheap, alpha)
+        put("by price, one by one", by_price)
+        tuned = tuned_policy(cheap, fit, alpha, 2, rows.prices)
+        put("by price, 2 rounds, borders chosen", split.served(tuned, alpha))
+        put("chain", {"right": split.chain(cheap, by_price["price"])})
+        put("reference", split.served(spared, alpha))
+        tuned = tuned_policy(priced, fit, alpha, 2, rows.prices)
+        put("reference, by price", split.served(tuned, alpha))
+        put("reference, equal prices", split.served(tuned_policy(spared, fit, alpha, 2), alpha))
+    found["exact waves"] = split.exact_waves(single)
+    found["votes"] = split.votes(single)
+    found |= {f"swept {name}": each for name, each in split.without_reference(spared).items()}
+    return found
+
+
+def law(splits: int, n: int, tested: int, alpha: float) -> float:
+    """The mean risk over splits that its exact law exceeds in 2.5 % of cases.
+
+    Differences among the test rows of a split are BetaBinomial or fewer, independent over splits.
+    """
+    misses = allowed_misses(n, alpha)
+    one, total = beta_binomial_pmf(tested, misses + 1, n - misses), np.ones(1)
+    for _ in range(splits):
+        total = np.convolve(total, one)
+    return float(np.searchsorted(np.cumsum(total), LAW) / tested / splits)
+
+
+def microseconds_a_call(rows: Recorded, requests: int = 200) -> float:
+    """CPU time of the policy, votes included, divided by the candidates called; one by one."""
+    policy = fit_policy(rows.answers, max_rounds=None)
+    forms = [[str(each) if each >= 0 else None for each in row] for row in rows.answers.classes]
+    column, called = {name: i for i, name in enumerate(policy.pool)}, 0
+    begin = time.process_time()
+    for row in forms[:requests]:
+        sequence = Calls(policy, -0.02)
+        while candidates := sequence.next_round():
+            for name in candidates:
+                called += 1
+                sequence.add(name, row[column[name]])
+    return 1e6 * (time.process_time() - begin) / called
+
+
+def run(rows: Recorded, splits: int, seed: int) -> dict[str, Any]:
+    """Means over splits, with the laws that bound their risks."""
+    found: dict[str, dict[str, list[float]]] = {}
+    sizes = (0, 0)
+    for number in range(splits):
+        parts = rows.parts(np.random.default_rng([seed, number]))
+        split = Split(rows, *parts, salt=b"%d" % number)
+        sizes = len(split.calibration), len(split.test)
+        for name, numbers in measured(rows, split).items():
+            for key, value in numbers.items():
+                found.setdefault(name, {}).setdefault(key, []).append(float(value))
+    means = {
+        name: {key: float(np.mean(values)) for key, values in each.items()}
+        for name, each in found.items()
+    }
+    return {
+        "rows": [len(rows.answers), *sizes],
+        "law": {f"{alpha:g}": law(splits, *sizes, alpha) for alpha in ALPHAS},
+        "microseconds_a_call": microseconds_a_call(rows),
+        "means": means,
+    }
+
+
+def markdown(name: str, result: Mapping[str, Any]) -> str:
+    """The tables of one set."""
+    means = result["means"]
+
+    def cell(method: str, alpha: float, keys: Sequence[str]) -> str:
+        each = means.get(f"{method} @ {alpha:g}") or means.get(method, {})
+        digits = {"calls": 2, "rounds": 2, "differs": 3, "price": 2, "without": 2}
+        shown = [
+            f"{100 * each[key]:.1f}" if key == "right" else f"{each[key]:.{digits[key]}f}"
+            for key in keys
+            if key in each
+        ]
+        return "; ".join(shown)
+
+    def rows_of(methods: Sequence[str], keys: Sequence[str]) -> list[tuple[str, ...]]:
+        return [(each, *(cell(each, alpha, keys) for alpha in ALPHAS)) for each in methods]
+
+    heads = [f"alpha {alpha:g}" for alpha in ALPHAS]
+    calls = (
+        *("one shot", "one by one", "2 rounds", "2 rounds, borders chosen", "3 rounds"),
+        *("3 rounds, borders chosen", "200 rows, one by one", "200 rows, 2 rounds"),
+        *("another row's answers", "exact waves"),
+    )
+    prices = ("by price, one by one", "by price, 2 rounds, borders chosen", "chain")
+    references = ("reference", "reference, by price", "reference, equal prices")
+    law_text = ", ".join(f"{each:.3f} at {alpha}" for alpha, each in result["law"].items())
+    votes = ", ".join(f"{key} {100 * each:.1f} %" for key, each in means["votes"].items())
+    swept_rows = [
+        (each, *(f"{means[f'swept {each}'][f'{alpha:g}']:.2f}" for alpha in ALPHAS))
+        for each in ("agreement", "routing by embedding", "chance")
+    ]
+    total, n, tested = result["rows"]
+    return "\n\n".join(
+        (
+            f"## {name}: {total} rows, {n} calibrate, {tested} test",
+            f"Full pool: {votes}. The law allows a mean risk of {law_text}. CPU of the policy "
+            f"{result['microseconds_a_call']:.0f} µs a call.",
+            "Calls (realised difference; rounds; accuracy):",
+            table(
+                ("reference: full vote", *heads),
+                rows_of(calls, ("calls", "differs", "rounds", "right")),
+            ),
+            "Share of the full pool's price (realised difference; calls; accuracy):",
+            table(
+                ("reference: full vote", *heads),
+                rows_of(prices, ("price", "differs", "calls", "right")),
+            ),
+            "Share of requests without the reference (realised difference; calls; price in calls "
+            "of the reference; accuracy):",
+            table(
+                ("reference: one candidate", *heads),
+                rows_of(references, ("without", "differs", "calls", "price", "right")),
+            ),
+            "The same share at equal realised difference, thresholds chosen on the test rows:",
+            table(("rule", *heads), swept_rows),
+        )
+    )
+
+
+def main() -> None:
+    """Measure all sets, and print Markdown tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="without it: simulated rows")
+    parser.add_argument("--encoder", type=Path, help="folder of all-MiniLM-L6-v2")
+    parser.add_argument("--rows", type=int, default=660, help="simulated rows")
+    parser.add_argument("--splits", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the result file here")
+    args = parser.parse_args()
+    sets = {"simulated": simulated(args.rows)} if args.data is None else {}
+    for name in SETS if args.data else ():
+        (path,) = args.data.rglob(f"{name}.jsonl*")
+        sets[name] = recorded(path, name, encoder_of(args.encoder))
+    results = {name: run(rows, args.splits, args.seed) for name, rows in sets.items()}
+    document: dict[str, Any] = {
+        "manifest": rig.manifest(splits=args.splits, seed=args.seed),
+        "results": results,
+    }
+    text = "\n\n".join(markdown(name, each) for name, each in results.items())
+    rig.publish(document, f"{rig.taken(document['manifest'])}.\n\n{text}\n", args.json)
+
+
+def encoder_of(folder: Path | None) -> Any:
+    """MiniLM from a folder, or character n-grams."""
+    if folder is None:
+        return rc.CharNgramEncoder()
+    from racer_core.encoder.huggingface import HuggingFaceEncoder
+
+    encoder = HuggingFaceEncoder(str(folder), dtype="float32", max_tokens=256)
+    return CachedEncoder(encoder, default_cache())
+
+
+if __name__ == "__main__":
+    main()
