@@ -21,6 +21,7 @@ from app.answering.shadow_calls import ShadowCalls
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.sampled_scores import SampledScores
 from app.calibrations.service import CalibrationService, setup_digest
+from app.calibrations.thinning import RateInForce
 from app.monitoring.checker import Checkers
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
@@ -195,6 +196,18 @@ def _sampled_scores(
     }
 
 
+def _sampling_rates(store: Store, since: str | None) -> list[RateInForce]:
+    return [
+        RateInForce(
+            application=each.application,
+            rate=each.rate,
+            requests=each.requests,
+            last_at=each.last_at,
+        )
+        for each in DecisionStatistics(store).sampling_rates(since)
+    ]
+
+
 async def _finish_samples(
     shadow_calls: ShadowCalls, checkers: Checkers | None, services: Services
 ) -> None:
@@ -301,6 +314,7 @@ async def _open_router_services(
             conditions=conditions,
             projections=DecisionStatistics(stored.store).projections,
             sampled_scores=partial(_sampled_scores, stored.store),
+            sampling_rates=partial(_sampling_rates, stored.store),
         ) as calibrations:
             yield RouterServices(
                 digest=trained.artifact.digest,

@@ -34,6 +34,7 @@ class Outcome:
     merged: Aggregate | None = None
     ratings: Ratings = field(default_factory=Ratings)  # the weights of the votes
     overhead_ms: float = 0.0
+    sampling_rate: float | None = None  # in force for the request; None: no candidate answers it
     shadow_rate: float | None = None  # of the shadow sample to which the request belongs
     turn: ConversationTurn | None = None  # by which the sample drew it
     explain: bool = False
@@ -89,6 +90,7 @@ class Outcome:
             merged=merged,
             ratings=ratings,
             overhead_ms=overhead_ms,
+            sampling_rate=state.sampling_rate,
             shadow_rate=state.shadow_rate,
             turn=state.turn,
             explain=options.explain,

@@ -35,7 +35,8 @@ class RequestState:
     vote: Vote
     started: float  # monotonic
     deadline: float  # monotonic
-    shadow_rate: float | None  # at which it was drawn for the shadow sample; None: it was not
+    sampling_rate: float  # of the shadow sample, in force for it
+    shadow_rate: float | None  # the same if it was drawn; None: it was not
     turn: ConversationTurn | None = None  # by which it was drawn; None: by its decision id
     replacements: tuple[str, ...] | None = None  # of a set that failed: the surviving pool's set
 

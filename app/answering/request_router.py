@@ -63,11 +63,12 @@ class RequestRouter:
         deadline = self._deadline(request.options.timeout, started)
         routed = await self._decision(request, deadline)
         decision_id = request.api_format.id_prefix + self._ids.new_id()
-        shadow_rate, turn = None, None
+        sampling_rate, is_sampled, turn = 0.0, False, None
         if self._monitor is not None and (sampler := self._monitor.sampler).is_on:
             # Drawn before anything overrides, refuses or fails it.
             turn = _turn_of(request, sampler)
-            shadow_rate = sampler.draw(decision_id, routed.application, turn)
+            sampling_rate = sampler.rate_of(routed.application)
+            is_sampled = sampler.draw(decision_id, sampling_rate, turn)
         kind = answer_forms.equality_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
@@ -89,8 +90,9 @@ class RequestRouter:
                 ),
                 started=started,
                 deadline=deadline,
-                shadow_rate=shadow_rate,
-                turn=None if shadow_rate is None else turn,
+                sampling_rate=sampling_rate,
+                shadow_rate=sampling_rate if is_sampled else None,
+                turn=turn if is_sampled else None,
             )
 
         try:

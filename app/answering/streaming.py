@@ -246,6 +246,7 @@ def _live_outcome(
         answers=(reply,),
         merged=Aggregate(winner=name, text="", votes={}),
         overhead_ms=overhead_ms,
+        sampling_rate=state.sampling_rate,
         shadow_rate=state.shadow_rate,
         turn=state.turn,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from fastapi import Request, Response
@@ -18,6 +17,7 @@ from app.route_table import JsonBody, Routes
 from app.services import Services
 from app.settings import DEFAULT, Settings
 from app.wire import bodies
+from app.wire.times import utc_time
 from racer_core.errors import InputError
 
 routes = Routes("watching")
@@ -255,10 +255,6 @@ def _since(value: str | None) -> str | None:
     if value is None:
         return None
     try:
-        time = datetime.fromisoformat(value)
+        return utc_time(value)
     except ValueError as exc:
-        raise InputError(
-            "since must be a time in ISO 8601, such as 2026-01-31T12:00:00Z", param="since"
-        ) from exc
-    time = time if time.tzinfo else time.replace(tzinfo=UTC)
-    return time.astimezone(UTC).isoformat(timespec="microseconds")
+        raise InputError(f"since {exc}", param="since") from exc

@@ -5,6 +5,7 @@ One file holds the queries' texts, the other one all arrays.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from array import array
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.calibrations.columns import RowColumns, Texts
+from app.calibrations.thinning import draw_of
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import Markers, ReasoningFilter
@@ -55,6 +57,7 @@ class ColumnWriter:
         markers: Markers,
         salt: str,
         store_key: str,
+        samples_key: bytes,
         text: RoutedText,
         own_texts: Mapping[str, RoutedText],
         query_chars: int,
@@ -65,6 +68,7 @@ class ColumnWriter:
         self._training_chars = training_chars
         self._salt = salt
         self._store_key = store_key.encode()
+        self._samples_key = samples_key
         self._text: RoutedText = text
         self._own_texts = own_texts
         self._prints = bytearray()
@@ -91,7 +95,7 @@ class ColumnWriter:
         self._answered = bytearray()
         self._later = bytearray()
         self._unlabelled = bytearray()
-        self._sampled = bytearray()
+        self._draws = array("d")
         self._decision_ids: list[bytes] = []
         self._sample_prints = bytearray()
         self._judged = array("b")
@@ -139,7 +143,8 @@ class ColumnWriter:
         self._answered.append(bool(row.answers))
         self._later.append(bool(row.earlier))
         self._unlabelled.append(row.unlabelled)
-        self._sampled.append(row.decision_id is not None)
+        draw = draw_of(row, self._samples_key)
+        self._draws.append(math.nan if draw is None else draw)
         self._decision_ids.append((row.decision_id or "").encode())
         unit = sampled_unit(row)
         self._sample_prints += bytes(PRINT_BYTES) if unit is None else fingerprint(self._salt, unit)
@@ -209,7 +214,7 @@ class ColumnWriter:
             answered=np.frombuffer(self._answered, np.bool_),
             later=np.frombuffer(self._later, np.bool_),
             unlabelled=np.frombuffer(self._unlabelled, np.bool_),
-            sampled=np.frombuffer(self._sampled, np.bool_),
+            draws=np.frombuffer(self._draws, np.float64),
             decision_ids=np.array(
                 self._decision_ids if any(self._decision_ids) else [], dtype=np.bytes_
             ),
@@ -265,7 +270,8 @@ def load(
             answered=saved["answered"],
             later=saved["later"],
             unlabelled=saved["unlabelled"],
-            sampled=saved["sampled"],
+            sampled=~np.isnan(saved["draws"]),
+            draws=saved["draws"],
             decision_ids=saved["decision_ids"] if len(saved["decision_ids"]) else None,
             sample_prints=_digests(saved["sample_prints"]) or None,
             judged=judged if judged.size else None,

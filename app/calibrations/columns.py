@@ -103,6 +103,8 @@ class RowColumns:
             row has any.
         unlabelled: Whether a row has no label, shape (n,).
         sampled: Whether a row is of a gateway's random sample, shape (n,).
+        draws: The number of each row that a rate above it draws, shape (n,); NaN for a row that is
+            not sampled. None: no row is.
         decision_ids: The sampled decision of each row, empty for a row without, shape (n,); None:
             no row has one.
         sample_prints: Keyed hash of the sampled conversation, else decision, of each row, zeros for
@@ -131,6 +133,7 @@ class RowColumns:
     guessed_kind: RowsKind
     unlabelled: BoolArray
     sampled: BoolArray
+    draws: FloatArray | None = None
     decision_ids: NDArray[np.bytes_] | None = None
     sample_prints: tuple[bytes, ...] | None = None
     verified: BoolArray | None = None
@@ -220,6 +223,7 @@ class RowColumns:
             condition_ids=self.condition_ids[rows],
             unlabelled=self.unlabelled[rows],
             sampled=self.sampled[rows],
+            draws=None if self.draws is None else self.draws[rows],
             decision_ids=None if self.decision_ids is None else self.decision_ids[rows],
             sample_prints=None
             if self.sample_prints is None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final
 
 from app.calibrations.column_files import ColumnWriter
+from app.calibrations.thinning import draw_of
 from app.routing.applications import prompt_digest
 from app.routing.conditions import ConditionReader
 from app.routing.query import MAX_DRAWN_BYTES, MAX_ROW_BYTES, is_too_large_to_draw, needs_of_body
@@ -17,7 +18,6 @@ from app.settings.candidates import Capabilities
 from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import MARKERS, Markers
-from racer_core.calibration.shadow import is_sampled
 from racer_core.errors import InputError, RowsError
 from racer_core.records.checks import CheckedRows, RowLimits
 from racer_core.records.conversation import RoutedText
@@ -142,6 +142,7 @@ def parse(
             markers=instructions.markers,
             salt=instructions.salt,
             store_key=instructions.store_key,
+            samples_key=bytes.fromhex(instructions.samples_key),
             text=instructions.text,
             own_texts=instructions.own_texts,
             query_chars=instructions.query_chars,
@@ -219,14 +220,12 @@ class _RowConditions:
 
     def _check_draw(self, row: LabelledRow) -> None:
         """Raises InputError if a sampled row was not drawn at the rate that its weight states."""
-        if row.decision_id is None:
+        draw = draw_of(row, self._key)
+        if row.decision_id is None or draw is None:
             return
         rate = 1.0 / row.weight
         # Of a rate's inverse the last bits may be lost.
-        is_rate = rate <= 1.0 + _ROUNDING
-        drawn_by = row.decision_id if row.turn is None else row.cluster or ""
-        rate_up = min(1.0, rate * (1.0 + _ROUNDING))
-        if not (is_rate and is_sampled(self._key, drawn_by.encode(), rate_up, row.turn or 0)):
+        if not draw < rate * (1.0 + _ROUNDING) <= (1.0 + _ROUNDING) ** 2:
             raise InputError(
                 f"the decision {row.decision_id[:64]} was not drawn at the rate {rate:.4g} that "
                 "its weight states: use the rows of `GET /shadow/rows` of this store unchanged"

@@ -374,7 +374,7 @@ class RecordBuilder:
         return build(
             self._trained,
             replace(rows, groups=self._groups(rows)),
-            _with_sampling_rates(guarantee, rows),
+            guarantee,
             scorer=partial(self._scorer.score_rows, progress=partial(progress, "scoring")),
             prices=self._settings.prices,
         )
@@ -411,19 +411,6 @@ def _with_clusters(
         one_per_cluster=is_one_each,
         has_dependent_rows=not is_one_each and rows.are_dependent(kind),
     )
-
-
-def _with_sampling_rates(guarantee: CalibrationOptions, rows: RowColumns) -> CalibrationOptions:
-    """The terms, with the bound on weights that rows of a gateway's own samples need.
-
-    Their weights are the inverse rates at which the gateway drew requests, so that the largest one
-    bounds them. Rows of one rate need no weights.
-    """
-    weights = rows.weights
-    if guarantee.max_weight is not None or weights is None or not rows.sampled.all():
-        return guarantee
-    largest = float(weights.max())
-    return guarantee if weights.min() == largest else replace(guarantee, max_weight=largest)
 
 
 def _unverified_scores(rows: RowColumns) -> BoolArray:

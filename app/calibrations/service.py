@@ -33,6 +33,7 @@ from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.row_reader import read_rows
 from app.calibrations.sampled_scores import StoredScores, compared
 from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
+from app.calibrations.thinning import SamplingRates, thinned
 from app.calibrations.trained_rows import without_trained
 from app.calibrations.upload import Upload
 from app.errors import ConfirmNeeded, Conflict, LimitNotKept
@@ -48,6 +49,7 @@ from app.telemetry.metrics import Metrics
 from app.wire import bodies
 from app.wire.candidate_payload import BodySettings
 from app.wire.schemas import CalibrateFields, CalibrateOptions
+from racer_core.errors import InputError
 from racer_core.trained_router import TrainedRouter
 from racer_core.types import FloatArray, RowsKind
 
@@ -83,6 +85,7 @@ class CalibrationService:
         conditions: Finds what candidates are sent, but for the query.
         projections: Embeddings of recorded queries.
         sampled_scores: Scores of sampled decisions.
+        sampling_rates: Sampling rates of stored requests.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class CalibrationService:
         conditions: ConditionReader,
         projections: ServedQueries,
         sampled_scores: StoredScores,
+        sampling_rates: SamplingRates,
     ) -> None:
         self._settings = settings
         self._salt = trained.artifact.salt
@@ -107,6 +111,7 @@ class CalibrationService:
         self._training_chars = trained.artifact.longest_text
         self._projections = projections
         self._sampled_scores = sampled_scores
+        self._sampling_rates = sampling_rates
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
@@ -201,6 +206,7 @@ class CalibrationService:
         if options.application is not None:
             options = self._for_application(options, options.application)
             check_rows(rows, options.application or "")
+        rows, sampling = await self._store.run(self._thinned, rows, options)
         served = None
         if options.reweight:
             is_traffic = (options.rows_kind or rows.guessed_kind) is RowsKind.TRAFFIC
@@ -214,6 +220,8 @@ class CalibrationService:
             "bytes": upload.size,
             "key": sender,
             "trained_rows_left_out": trained_rows,
+            "since": options.since,
+            "sampling": sampling,
         }
         fixed = stated if seen is None else seen
         try:
@@ -309,6 +317,27 @@ class CalibrationService:
             },
         )
         return read_rows(upload, instructions, progress, add_fields), options
+
+    def _thinned(
+        self, rows: RowColumns, options: CalibrateOptions
+    ) -> tuple[RowColumns, list[dict[str, Any]]]:
+        """The rows as a sample at one rate for each application, unless the upload bounds weights.
+
+        Blocks.
+        """
+        if options.since is not None and not rows.sampled.any():
+            raise InputError(
+                "since is a time for rows of the gateway's own sample, and no row has a "
+                "`decision_id`: leave it out, or upload rows of `GET /shadow/rows`",
+                param="since",
+            )
+        if options.max_weight is not None or not rows.sampled.any():
+            return rows, []
+        return thinned(
+            rows,
+            self._sampling_rates(options.since),
+            by_application=bool(self._settings.applications),
+        )
 
     def _for_application(self, options: CalibrateOptions, name: str) -> CalibrateOptions:
         """The options of an upload that replaces the rows of one application.

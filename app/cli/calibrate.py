@@ -148,8 +148,6 @@ def calibrate(
     """Calibrate a running gateway with labelled ROWS; Ctrl-C cancels without a change."""
     if (rows is None) != from_shadow:
         raise click.UsageError("give ROWS or --from-shadow")
-    if since is not None and not from_shadow:
-        raise click.UsageError("--since needs --from-shadow")
     if judge is not None and (not from_shadow or delta is None):
         raise click.UsageError("--judge needs --from-shadow and --delta")
     options = {
@@ -164,6 +162,7 @@ def calibrate(
         "smoothing": smoothing,
         "rows_kind": kind or (RowsKind.TRAFFIC.value if from_shadow else None),
         "one_per_cluster": one_per_cluster or None,
+        "since": since,
         "expected_active_id": expected_active_id,
         "allow_overlap": allow_overlap,
         "activate": activate,
@@ -199,6 +198,7 @@ def calibrate(
             else:
                 _print(result, name, as_json=as_json)
                 _say_trained(result, name)
+                _show_thinning(result, name)
                 if from_shadow:
                     _show_conversations(result, name)
     for each in refusals[:-1]:
@@ -231,10 +231,9 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
     if result["refusal"] is not None:  # of a dry run: the rest is shown all the same
         err.print(f"It would be refused: {result['refusal']}", highlight=False, markup=False)
     head = {name: result[name] for name in ("id", "active")}
-    evidence = dict(result["evidence"])
+    evidence = dict(_evidence(result, application))
     if application is not None:
         head["application"] = application
-        evidence = dict(evidence["uploads"][application])
     tables = {name: evidence.pop(name, []) for name in ("curve", "groups")}
     out.print(report.fields(head | _flat(evidence)))
     for name, lines in tables.items():
@@ -244,10 +243,7 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
 
 def _say_trained(result: Mapping[str, Any], application: str | None) -> None:
     """Say on the error stream how many rows were left out because they trained the router."""
-    evidence = result["evidence"]
-    if application is not None:
-        evidence = evidence["uploads"][application]
-    if count := evidence["source"].get("trained_rows_left_out"):
+    if count := _evidence(result, application)["source"].get("trained_rows_left_out"):
         err.print(
             f"racer: {count} sampled rows trained the router and were left out",
             highlight=False,
@@ -256,11 +252,37 @@ def _say_trained(result: Mapping[str, Any], application: str | None) -> None:
         )
 
 
+def _show_thinning(result: Mapping[str, Any], application: str | None) -> None:
+    """Say how many sampled rows a change of the rate costs, and which requests have none."""
+    for each in _evidence(result, application)["source"]["sampling"]:
+        of_it = f"application {each['application']}: " if each["application"] else ""
+        if each["kept"] < each["drawn"]:
+            text = (
+                f"{of_it}{each['kept']} of {each['drawn']} sampled rows were used, those of the "
+                f"lowest sampling rate, {each['rate']:.4g}"
+            )
+            if each["since"] is not None and 2 * each["kept"] < each["drawn"]:
+                text += f". It ended: use those since then by --since {each['since']}"
+            err.print(text, highlight=False, markup=False, soft_wrap=True)
+        if each["unsampled"]:
+            err.print(
+                f"{of_it}{each['unsampled']} requests came while the sampling was off, and the "
+                "rows do not stand for them",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def _evidence(result: Mapping[str, Any], application: str | None) -> Mapping[str, Any]:
+    """The evidence of an upload, that of the application alone if its rows were replaced."""
+    evidence = result["evidence"]
+    return evidence if application is None else evidence["uploads"][application]
+
+
 def _show_conversations(result: Mapping[str, Any], application: str | None) -> None:
     """Say how many conversations have several rows, and what follows."""
-    evidence = result["evidence"]
-    if application is not None:
-        evidence = evidence["uploads"][application]
+    evidence = _evidence(result, application)
     sample, turns = evidence["sample"], evidence.get("later_turns", {})
     if shared := sample["shared_clusters"]:
         consequence = "one row of each was used"

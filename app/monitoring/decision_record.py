@@ -77,6 +77,8 @@ class DecisionRecord:
         reasons: Every reason in it.
         served_by: The candidate whose text was returned, if any.
         answered: The candidates that answered.
+        sampling_rate: The sampling rate in force for the request; None where it could not be drawn,
+            and in records of earlier versions.
         shadow_rate: The sampling rate of a decision in the shadow sample; None outside it.
         conversation: The conversation by whose turn it was drawn for the shadow sample; None: by
             its id.
@@ -112,6 +114,7 @@ class DecisionRecord:
     reasons: tuple[str, ...] = ()
     served_by: str | None = None
     answered: tuple[str, ...] = ()
+    sampling_rate: float | None = None
     shadow_rate: float | None = None
     conversation: str | None = None
     turn: int | None = None

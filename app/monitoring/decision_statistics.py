@@ -50,6 +50,16 @@ class DecisionCounts:
     judged: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateCount:
+    """How many requests of an application came while a sampling rate was in force."""
+
+    application: str  # empty where none is configured
+    rate: float
+    requests: int
+    last_at: str  # the time of the last of them
+
+
 class DecisionStatistics:
     """Read-only queries on the store's tables; each method is one transaction, and blocks.
 
@@ -129,6 +139,27 @@ class DecisionStatistics:
         with self._store.transaction() as session:
             day, hour = count(timedelta(days=1)), count(timedelta(hours=1))
         return {name: max(number, 24 * hour.get(name, 0)) for name, number in day.items()}
+
+    def sampling_rates(self, since: str | None = None) -> list[RateCount]:
+        """The sampling rates of requests, drawn or not, by application.
+
+        Args:
+            since: Only requests from then on: UTC, ISO 8601; None: all that are stored.
+        """
+        of_request = DecisionRow.application, DecisionRow.sampling_rate
+        statement = (
+            select(*of_request, func.count(), func.max(DecisionRow.created_at))
+            .where(DecisionRow.sampling_rate.is_not(None))
+            .group_by(*of_request)
+        )
+        if since is not None:
+            statement = statement.where(DecisionRow.created_at >= since)
+        with self._store.transaction() as session:
+            return [
+                RateCount(application=name, rate=rate, requests=requests, last_at=last_at)
+                for name, rate, requests, last_at in session.execute(statement)
+                if rate is not None
+            ]
 
     def losses(self, calibration_ids: Sequence[str], application: str = "") -> list[float]:
         """The losses of an application's shadow decisions that count."""

@@ -241,6 +241,7 @@ def _row(decision: DecisionRecord, ordinary: bool) -> dict[str, Any]:
         "null_selected": decision.null_selected,
         "ordinary": ordinary,
         "shadow": decision.shadow_rate is not None,
+        "sampling_rate": decision.sampling_rate,
         "judged": False,
         "loss": None,
         "document": decision.document(),

@@ -122,11 +122,9 @@ class Sampler:
             is_together=is_together,
         )
 
-    def draw(
-        self, decision_id: str, application: str | None, turn: ConversationTurn | None = None
-    ) -> float | None:
+    def draw(self, decision_id: str, rate: float, turn: ConversationTurn | None = None) -> bool:
         """As :meth:`app.monitoring.shadow_sample.ShadowSample.draw`."""
-        return self._sample.draw(decision_id, application, turn)
+        return self._sample.draw(decision_id, rate, turn)
 
     def rate_of(self, application: str | None) -> float:
         """The rate in force for an application's requests."""

@@ -77,21 +77,16 @@ class ShadowSample:
         self._share = min(1.0, 2.0 ** -ceil(log2(expected / budget))) if expected else 1.0
         return self._share
 
-    def draw(
-        self, decision_id: str, application: str | None, turn: ConversationTurn | None = None
-    ) -> float | None:
-        """The rate at which a decision was drawn; None where it is not in the sample.
+    def draw(self, decision_id: str, rate: float, turn: ConversationTurn | None = None) -> bool:
+        """Whether a decision is in the sample.
 
         Args:
             decision_id: The decision, which draws it.
-            application: The application of its request.
+            rate: The rate in force.
             turn: The turn of a conversation, which draws it instead.
         """
-        if not self.is_on:
-            return None
-        rate = self.rate_of(application)
         drawn_by, number = (decision_id, 0) if turn is None else (turn.conversation, turn.number)
-        return rate if is_sampled(self._key, drawn_by.encode(), rate, number) else None
+        return is_sampled(self._key, drawn_by.encode(), rate, number)
 
 
 def conversation_turn(

@@ -53,6 +53,7 @@ class DecisionRow(Base):
         ).ddl_if(dialect="sqlite"),
         Index("decisions_by_kind", "calibration_id", "ordinary").ddl_if(dialect="postgresql"),
         Index("decisions_by_sample", "calibration_id", "application", "shadow", "judged", "loss"),
+        Index("decisions_by_rate", "application", "sampling_rate", "created_at"),
         # Queries that another gateway has seen; a single gateway keeps them in memory.
         Index("decisions_by_query", "fingerprint").ddl_if(dialect="postgresql"),
     )
@@ -71,6 +72,7 @@ class DecisionRow(Base):
     neighbours: Mapped[bytes | None] = mapped_column(LargeBinary)  # pattern ids, 4 bytes each
     fingerprint: Mapped[str | None] = mapped_column(String(64))  # keyed hash of the query
     application: Mapped[str] = mapped_column(String(256), server_default="")
+    sampling_rate: Mapped[float | None]  # in force for it; None where it could not be drawn
 
 
 class VerdictRow(Base):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from app.settings.validation import suggestion
+from app.wire.times import utc_time
 from racer_core.types import RiskTarget, RowsKind, Score
 
 SCORE: Final = "Nonconformity score."
@@ -222,6 +223,11 @@ class CalibrateOptions(BaseModel):
         max_length=128,
         description="The application of all rows: they replace its rows in the active calibration,"
         " and those of all others stay.",
+    )
+    since: Annotated[str, AfterValidator(utc_time)] | None = Field(
+        default=None,
+        description="Sampled rows stand for the requests from then on: they are thinned to the"
+        " lowest sampling rate since. Default: since the first stored request.",
     )
     activate: bool = Field(default=True, description="False only stores the calibration.")
     expected_active_id: str | None = Field(default=None, description=EXPECTED)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.cli.console import start_of
-from app.store import now
+from app.store import KeyPurpose, Store, now
+from racer_core.calibration.shadow import is_sampled
 from tests.app.conftest import Command
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
+    POOL,
     Gateway,
     Serve,
     as_json,
+    configure,
     labelled,
+    running,
     user,
 )
-from tests.support.samples import KEY, sampled
+from tests.support.samples import KEY, sampled, shadow_rows
+from tests.upstreams.scripted import FakePool
 
 
 def ask_and_label(gateway: Gateway, start: int, count: int, application: str | None = None) -> None:
@@ -31,6 +37,15 @@ def ask_and_label(gateway: Gateway, start: int, count: int, application: str | N
         verdicts = {name: name in row.correct for name in rows.pool}
         body = {"decision_id": answer["id"], "correct": verdicts}
         assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+
+
+def label_everything(gateway: Gateway) -> list[str]:
+    """A verdict on every candidate of every sampled decision; returns their ids."""
+    ids = [row["decision_id"] for row in shadow_rows(gateway)]
+    for each in ids:
+        body = {"decision_id": each, "correct": dict.fromkeys(POOL, True)}
+        assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    return ids
 
 
 def test_the_sample_of_live_traffic_calibrates(serve: Serve, racer: Command) -> None:
@@ -47,6 +62,52 @@ def test_the_sample_of_live_traffic_calibrates(serve: Serve, racer: Command) -> 
     assert (evidence["sample"]["kind"], evidence["sample"]["guessed"]) == ("traffic", False)
     assert evidence["shift"]["active_id"] == before
     assert gateway.ready()["calibration"] == result["id"] != before
+
+
+def test_rows_of_several_rates_are_thinned(
+    tmp_path: Path, artifact: Path, pool: FakePool, racer: Command
+) -> None:
+    """The rate rises from 0.2 to 1: a law without weights, and how to take all rows since."""
+    for rate in (0.0, 0.2, 1.0):
+        watching = {"shadow_rate": rate, "store_requests": rate > 0.0}
+        path = configure(tmp_path, artifact, pool.url, watching=watching)
+        with running(path, {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}) as gateway:
+            if rate == 0.0:
+                gateway.chat("What comes before the sample?")
+                continue
+            start = 20_000 + round(100 * rate)
+            for row in labelled(start, 60).rows:
+                gateway.chat(row.query)
+            if rate < 1.0:
+                continue
+            sampled(gateway, 60)
+            drawn = label_everything(gateway)
+            with Store(gateway.settings.store) as store:
+                key = store.key(KeyPurpose.SAMPLES)
+            kept = [each for each in drawn if is_sampled(key, each.encode(), 0.2)]
+            assert len(drawn) - 60 < len(kept) < len(drawn)
+            at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
+            code, out, err = racer("calibrate", *at, "--alpha", "0.5", "--delta", "0.5")
+            assert code == 0, err
+            evidence = json.loads(out)["evidence"]
+            source = evidence["source"]
+            (sampling,) = source["sampling"]
+            assert (evidence["rows"], evidence["weights"]) == (len(kept), None)
+            assert (sampling["drawn"], sampling["kept"]) == (len(drawn), len(kept))
+            assert (sampling["rate"], sampling["unsampled"], source["since"]) == (0.2, 1, None)
+            said = " ".join(err.split())
+            assert f"{len(kept)} of {len(drawn)} sampled rows were used" in said
+            assert "1 requests came while the sampling was off" in said
+            assert f"--since {sampling['since']}" in said
+            code, out, err = racer("calibrate", *at, "--since", sampling["since"])
+            assert code == 0, err
+            evidence = json.loads(out)["evidence"]
+            assert (evidence["rows"], evidence["source"]["since"]) == (60, sampling["since"])
+            assert "sampled rows were used" not in err
+            rows = [row | {"weight": 5.0} for row in shadow_rows(gateway)]
+            response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+            assert response.status_code == 422
+            assert "was not drawn at the rate 0.2 that its weight states" in response.text
 
 
 def test_conversations_with_several_rows_are_counted(serve: Serve, racer: Command) -> None:
@@ -130,7 +191,6 @@ def test_each_application_is_calibrated_by_itself(serve: Serve, racer: Command) 
     [
         ((), "give ROWS or --from-shadow"),
         (("rows.jsonl", "--from-shadow"), "give ROWS or --from-shadow"),
-        (("rows.jsonl", "--since", "3d"), "--since needs --from-shadow"),
         (("--from-shadow", "--since", "soon"), "'soon' is neither a time in ISO 8601"),
     ],
 )

@@ -58,9 +58,9 @@ def test_the_rates_of_all_applications_are_lowered_alike() -> None:
     requests = {"bot": 100, "agent": 100, "off": 10_000}
     assert sample.fit_budget(requests, calls=2, budget=150) == 0.5
     assert [sample.rate_of(name) for name in ("bot", "agent", "off", None)] == [0.5, 0.25, 0, 0.25]
-    drawn = [sample.draw(f"{number}", "bot") for number in range(200)]
-    assert set(drawn) == {None, 0.5}
-    assert {sample.draw(f"{number}", "off") for number in range(200)} == {None}
+    drawn = [sample.draw(f"{number}", sample.rate_of("bot")) for number in range(200)]
+    assert set(drawn) == {True, False}
+    assert not any(sample.draw(f"{number}", sample.rate_of("off")) for number in range(200))
 
 
 def test_requests_are_those_of_the_day_or_of_a_busy_hour(store: Store) -> None:

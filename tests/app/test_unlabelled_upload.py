@@ -107,10 +107,10 @@ def test_rows_of_one_sampling_rate_have_the_exact_law(serve: Serve, noisy_artifa
     assert "rows with weights need max_weight" in error_message(response, 422)
 
 
-def test_rows_of_a_gateways_sample_bring_the_bound_of_their_weights(
+def test_rows_of_a_gateways_sample_are_thinned_to_their_lowest_rate(
     serve: Serve, noisy_artifact: Path
 ) -> None:
-    """The gateway chose the rates, so the lowest of them bounds the weights of its requests."""
+    """The exact law holds then, with delta too; an upload with `max_weight` keeps its weights."""
     gateway = serve(calibrated=False, artifact=noisy_artifact)
     with Store(gateway.settings.store) as store:
         key = store.key(KeyPurpose.SAMPLES)
@@ -123,8 +123,28 @@ def test_rows_of_a_gateways_sample_bring_the_bound_of_their_weights(
             next(each for each in ids if is_sampled(key, each.encode(), 1 / weight))
         ]
     ]
-    weights = upload(gateway, drawn)["evidence"]["weights"]
-    assert (weights["kind"], weights["max_weight"]) == ("known", 100)
+    lowest = [row for row in drawn if is_sampled(key, row["decision_id"].encode(), 0.01)]
+    assert 60 < len(lowest) < len(drawn)
+    found = upload(gateway, drawn, delta=0.1)["evidence"]
+    plain = upload(gateway, lowest, delta=0.1)["evidence"]
+    for name in ("weights", "n", "rows", "lambda_hat", "risk_q05", "risk_q95", "delta"):
+        assert found[name] == plain[name]
+    assert (found["weights"], found["rows"]) == (None, len(lowest))
+    sampling = {"application": None, "rate": 0.01, "since": None, "unsampled": 0}
+    sampling |= {"drawn": len(drawn), "kept": len(lowest)}
+    assert found["source"]["sampling"] == [sampling]
+    weighted = upload(gateway, drawn, max_weight=100)["evidence"]
+    assert weighted["weights"]["max_weight"] == 100
+    assert weighted["source"]["sampling"] == []
+
+
+def test_a_window_is_one_of_sampled_rows(serve: Serve) -> None:
+    """Rows of a file stand for no time; the error says so, and what a time is."""
+    gateway = serve(calibrated=False)
+    problems = {"2026-01-31": (400, "no row has a `decision_id`"), "soon": (422, "ISO 8601")}
+    for since, (status, problem) in problems.items():
+        response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": ROWS, "since": since})
+        assert problem in error_message(response, status)
 
 
 def test_each_population_has_the_weights_of_its_own_rate(
