@@ -165,14 +165,18 @@ class Services:
     def missing(self) -> tuple[MissingPart, ...]:
         """What is missing for certificates, in the order in which it is made."""
         folder, active = self.settings.artifact, self.stored and self.stored.active
+        watching = self.settings.watching
+        has_rows = self.settings.samples_traffic and watching.store_requests
         parts: list[MissingPart] = []
         if self.artifact.router is None:
             reason = self.artifact.refusal or f"no artifact is at {folder} yet"
             out = "artifact" if folder is None else folder
+            rows = "racer label questions.jsonl --config racer.yaml --out rows.jsonl"
+            if has_rows:
+                rows = "racer samples rows.jsonl --url http://HOST:PORT"
             command = (
-                "racer label questions.jsonl --config racer.yaml --out rows.jsonl, then racer "
-                "train --config racer.yaml --data train.jsonl --validation validation.jsonl "
-                f"--out {out}"
+                f"{rows}, then racer split rows.jsonl, then racer train --config racer.yaml --data "
+                f"train.jsonl --validation validation.jsonl --out {out}"
             )
             if folder is None:
                 reason = "no artifact is configured"
@@ -180,7 +184,8 @@ class Services:
             parts.append(MissingPart(part="artifact", reason=reason, next=command))
         if active is None or not active.ready:
             reason = ActiveCalibration.NONE_YET if active is None else active.why_not
-            command = "racer calibrate calibration.jsonl --url http://HOST:PORT"
+            rows = "--from-shadow" if has_rows else "calibration.jsonl"
+            command = f"racer calibrate {rows} --url http://HOST:PORT"
             parts.append(MissingPart(part="calibration", reason=reason, next=command))
         return tuple(parts)
 

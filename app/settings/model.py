@@ -174,6 +174,11 @@ class Settings(Frozen):
         )
 
     @property
+    def samples_traffic(self) -> bool:
+        """Whether any application's requests are sampled."""
+        return self._sampled_at() is not None
+
+    @property
     def shadow_rates(self) -> dict[str, float]:
         """The sampling rates of applications with one of their own."""
         return {

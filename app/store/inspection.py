@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from sqlalchemy import URL, Engine, create_engine, make_url, select
+from sqlalchemy import URL, Engine, create_engine, func, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.errors import RecoveryNeeded, StoreUnavailable
 from app.store import engine, schema
 from app.store.calibrations import Summary, summarised
-from app.store.tables import ActiveRow, CalibrationRow
+from app.store.tables import ActiveRow, CalibrationRow, DecisionRow
 
+_SAMPLED: Final = (
+    select(DecisionRow.judged, func.count()).where(DecisionRow.shadow).group_by(DecisionRow.judged)
+)
 _CUT_SHORT: Final = "SQLITE_READONLY_ROLLBACK"
 
 
@@ -27,10 +30,12 @@ class StoreInspection:
     version: str | None = None  # of its tables; None without tables
     active: Summary | None = None  # the active calibration of the requested artifact and fleet
     other: Summary | None = None  # otherwise the newest active one of another
+    sampled: int = 0  # decisions of the shadow sample
+    unlabelled: int = 0  # of them those without a verdict on every candidate
 
 
 def inspect_store(url: str, setup: str | None) -> StoreInspection:
-    """Read the version, and which calibration decides.
+    """Read the version, the size of the shadow sample, and which calibration decides.
 
     Args:
         url: Of the store.
@@ -47,13 +52,17 @@ def inspect_store(url: str, setup: str | None) -> StoreInspection:
     try:
         with opened.connect() as connection:
             found = schema.version(connection)
-        if found != schema.HEAD or setup is None:
+        if found != schema.HEAD:
             return StoreInspection(version=found)
         with Session(opened) as session:
-            active = _newest(session, setup)
-            return StoreInspection(
-                version=found, active=active, other=None if active else _newest(session, None)
+            counts = {judged: count for judged, count in session.execute(_SAMPLED)}
+            samples = StoreInspection(
+                version=found, sampled=sum(counts.values()), unlabelled=counts.get(False, 0)
             )
+            if setup is None:
+                return samples
+            active = _newest(session, setup)
+            return replace(samples, active=active, other=None if active else _newest(session, None))
     except SQLAlchemyError as exc:
         cause = getattr(exc, "orig", None)
         if isinstance(cause, sqlite3.Error) and cause.sqlite_errorname == _CUT_SHORT:

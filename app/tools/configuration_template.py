@@ -146,6 +146,15 @@ routing:
   risk_target: answerable
   on_abstain: refuse      # when no candidate is likely right: refuse, strongest or error
 
+# Labelled rows from live traffic: a random part of the requests goes to every candidate, and is
+# stored encrypted by the key in $RACER_SAMPLES_KEY, see docs/live-traffic.md. To turn it on:
+# applications:
+#   bot: {{keys: [data], premise: drawn}}  # `data`: the requests with $RACER_DATA_KEY
+# watching:
+#   shadow_rate: 0.05       # one request in twenty
+#   shadow_calls_per_day: 20000
+#   store_requests: true
+
 aggregation:
   method: majority
   equality: exact         # when two answers are equal: choice, number, exact, json, math, auto

@@ -26,7 +26,16 @@ from app import settings
 from app.store import Store, Summary, schema
 from app.store.inspection import StoreInspection, inspect_store, read_only
 from app.tools.doctor import artifact as artifact_check
-from app.tools.doctor import calibration, clock, configuration, encoder, endpoints, gpu, ports
+from app.tools.doctor import (
+    calibration,
+    clock,
+    configuration,
+    encoder,
+    endpoints,
+    gpu,
+    ports,
+    sampling,
+)
 from app.tools.doctor import store as store_check
 from app.tools.doctor.finding import Finding, State
 from app.tools.doctor.gpu import GpuStatus
@@ -109,7 +118,7 @@ def test_a_healthy_gateway_has_nothing_to_cure(
     names = [f"endpoint {name}" for name in POOL]
     assert list(found) == [
         *("configuration", "artifact", "encoder", "GPU", *names, "clock"),
-        *("store", "disk", "calibration", "port"),
+        *("store", "disk", "sampling", "calibration", "port"),
     ]
     assert "60 rows count, alpha 0.1" in found["calibration"]["found"]
     assert all(each.seen == ["GET /v1/models"] for each in servers.values())
@@ -161,6 +170,49 @@ def test_without_a_router_no_store_is_looked_at(racer: Command, config: Path) ->
     assert code == 0
     assert found["artifact"]["state"] == "warning"
     assert "store" not in found
+
+
+@pytest.mark.parametrize(
+    ("watching", "sampled", "unlabelled", "has_artifact", "state", "words"),
+    [
+        ({}, 0, 0, False, OK, "off"),
+        ({"shadow_rate": 0.1, "store_requests": True}, 0, 0, False, OK, "$RACER_SAMPLES_KEY"),
+        ({"shadow_rate": 0.1, "store_requests": True}, 5, 5, False, WARNING, "tab Label"),
+        ({"shadow_rate": 0.1, "store_requests": True}, 5, 2, False, WARNING, "racer samples"),
+        ({"shadow_rate": 0.1, "store_requests": True}, 5, 2, True, WARNING, "--from-shadow"),
+        ({"shadow_rate": 0.1}, 5, 2, False, WARNING, "store_requests"),
+        ({"shadow_rate": 0.1}, 5, 2, True, WARNING, "5 sampled, 2 wait"),
+    ],
+)
+def test_the_sample_says_which_command_is_next(
+    config: Path,
+    watching: dict[str, Any],
+    sampled: int,
+    unlabelled: int,
+    has_artifact: bool,
+    state: State,
+    words: str,
+) -> None:
+    """From drawing to labels, a router and a calibration."""
+    values = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(values | {"watching": watching}))
+    read, _ = settings.load(config, {}, serves=False)
+    counted = StoreInspection(sampled=sampled, unlabelled=unlabelled)
+    is_so(sampling.check(read, counted, has_artifact=has_artifact), state, words)
+
+
+def test_a_store_counts_its_sample(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """Decisions that were drawn, and those of them that wait; a calibration needs no cure."""
+    watching = {"shadow_rate": 1.0, "feedback": "all"}
+    path = configure(tmp_path, artifact, pool.url, watching=watching)
+    with running(path, ENVIRONMENT) as gateway:
+        gateway.calibrate(60)
+        ids = [gateway.chat(row.query)["id"] for row in labelled(20_000, 3).rows]
+        verdicts = {"decision_id": ids[0], "correct": dict.fromkeys(POOL, True)}
+        gateway.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
+        store_url = gateway.settings.store
+    found = inspect_store(store_url, None)
+    assert (found.sampled, found.unlabelled) == (3, 2)
 
 
 # Configuration, artifact, encoder ---------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from app import settings
 from app.settings import schema
 from app.tools import first_configuration
 from tests.support.gateway import Command
+from tests.support.samples import KEY
 from tests.upstreams.scripted import FakePool
 
 UNREACHABLE = "http://127.0.0.1:1"
@@ -83,6 +85,20 @@ def test_the_gateway_starts_with_it(racer: Command) -> None:
         values = written(racer, server.url, "--out", "deep/er/gateway.yaml", "--port", 8123)
     assert values["port"] == 8123
     assert racer("validate", "--config", "deep/er/gateway.yaml")[0] == 0
+
+
+def test_its_commented_lines_sample_live_traffic(racer: Command) -> None:
+    """Red when the lines are no valid settings."""
+    with FakePool(models=["qwen"]) as server:
+        written(racer, server.url)
+    path = Path("racer.yaml")
+    text = path.read_text()
+    commented = text[text.index("# applications:") : text.index("aggregation:")]
+    path.write_text(text.replace(commented, re.sub("(?m)^# ", "", commented)))
+    read, _ = settings.load(path, {"RACER_SAMPLES_KEY": KEY})
+    assert read.drawn_applications == ("bot",)
+    assert read.samples_traffic
+    assert read.watching.store_requests
 
 
 @pytest.mark.parametrize(

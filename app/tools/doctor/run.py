@@ -17,6 +17,7 @@ from app.tools.doctor import (
     endpoints,
     gpu,
     ports,
+    sampling,
     store,
 )
 from app.tools.doctor.finding import Finding
@@ -62,5 +63,7 @@ def _store_findings(
         setup = setup_digest(trained.artifact.digest, settings.candidates)
     findings, inspection = store.check(secrets.store(settings), setup)
     yield from findings
+    if inspection is not None:
+        yield sampling.check(settings, inspection, has_artifact=trained is not None)
     if inspection is not None and setup is not None:
         yield calibration.check(inspection, settings.routing.alpha, datetime.now(UTC))
