@@ -5,6 +5,7 @@ import os
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,18 +23,41 @@ settings.register_profile(
 settings.register_profile("search", deadline=None, max_examples=2_000)
 settings.load_profile("racer")
 
+# Files that need torch or transformers run in one worker: importing them takes 6 s of CPU time.
+TORCH = (
+    "app/test_cli.py",
+    "app/test_doctor.py",
+    "app/test_train_command.py",
+    "benchmarks/test_encoder_gpu.py",
+    "core/test_artifacts.py",
+    "core/test_deberta.py",
+    "core/test_evaluate.py",
+    "core/test_fit.py",
+    "core/test_gpu.py",
+    "core/test_graphs.py",
+    "core/test_huggingface.py",
+    "core/test_hybrid.py",
+    "core/test_near_copies.py",
+    "core/test_offline.py",
+    "core/test_oracles.py",
+    "core/test_renamed.py",
+    "core/test_resume.py",
+    "core/test_router_dc.py",
+    "core/test_routers.py",
+    "core/test_selection.py",
+    "core/test_sources.py",
+)
+
 # Files that take longest run first, so that no worker is left alone with one at the end. A folder
 # stands for all of its files.
 LONG = (
+    *TORCH,
     "faults",
     "fuzz",
     "core/test_groups.py",
     "core/test_report.py",
     "core/test_cover_laws.py",
     "core/test_monitoring.py",
-    "core/test_oracles.py",
-    "core/test_evaluate.py",
-    "core/test_offline.py",
     "app/test_certificate_machine.py",
     "app/test_jobs.py",
     "app/test_label.py",
@@ -84,6 +108,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``--dist loadfile`` gives all files of ``TORCH`` to one worker."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class TorchInOneWorker(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "torch" if file.removeprefix("tests/") in TORCH else file
+
+    return TorchInOneWorker(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

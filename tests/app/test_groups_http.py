@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -309,6 +309,12 @@ def test_rows_get_the_group_that_their_query_would_have() -> None:
     assert Grouping.open("key").of_request(TWO, "a", "b") == "b"
 
 
+@pytest.fixture(scope="module")
+def language_of() -> Callable[[str], str]:
+    """The detector, whose model takes half a second to load."""
+    return language_detector()
+
+
 @pytest.mark.parametrize(
     ("text", "language"),
     [
@@ -323,9 +329,11 @@ def test_rows_get_the_group_that_their_query_would_have() -> None:
         ("\x00\ud800", "und"),
     ],
 )
-def test_languages_are_recognised(text: str, language: str) -> None:
+def test_languages_are_recognised(
+    language_of: Callable[[str], str], text: str, language: str
+) -> None:
     """ISO 639 codes; "und" for what is no language, or a guess."""
-    assert language_detector()(text) == language
+    assert language_of(text) == language
 
 
 def test_a_long_text_costs_no_more_than_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -538,6 +538,7 @@ def test_a_locked_store_is_busy(serve: Serve, tmp_path: Path) -> None:
             reading = threads.submit(gateway.post, decision, ADMIN_KEY)
             while not waiting.done():
                 assert gateway.route(ONE)["selected"]
+                time.sleep(0.02)
             responses = [waiting.result(), reading.result()]
         assert time.monotonic() - begun > 4
         for response in responses:

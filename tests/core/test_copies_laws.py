@@ -116,7 +116,7 @@ def test_one_row_per_cluster_keeps_alpha_for_a_random_cluster(racer, one_per_clu
     Rows of large clusters are easier and most of all rows, but few clusters are large.
     """
     rng = np.random.default_rng(5)
-    n, trials = 39, 400
+    n, trials = 39, 400 if one_per_cluster else 100  # all rows together miss three in five
     options = replace(BY_PROB, one_per_cluster=one_per_cluster)
     missed = 0
     for _ in range(trials):

@@ -1,6 +1,7 @@
 """Standard errors over rows cover fresh pools of rows; the spread over splits does not."""
 
 import numpy as np
+import pytest
 
 from racer_core.calibration.patterns import PatternModel
 from racer_core.offline.evaluate import evaluate
@@ -75,6 +76,7 @@ def simulated(pools, seed, per_cluster=1):
     return {name: np.array(rows) for name, rows in found.items()}
 
 
+@pytest.mark.slow
 def test_intervals_over_rows_cover_fresh_pools_and_the_spread_over_splits_does_not():
     """Of 40 fresh pools, the 95 % intervals over rows cover the mean size in 27 or more.
 
