@@ -24,6 +24,7 @@ from racer_core.records.row import (
     row_query,
     row_weight,
 )
+from racer_core.records.sampled import parse_turn
 from racer_core.types import CallRecord, Turn
 
 
@@ -60,6 +61,7 @@ class Question:
     copy: int = 0  # how many earlier questions of the file are the same
     weight: float = 1.0
     decision_id: str | None = None  # the decision of a gateway whose sample it belongs to
+    turn: int | None = None  # its place in the conversation whose draw it was
     # Candidate -> an answer to it that was recorded earlier.
     recorded: Mapping[str, RecordedAnswer] = field(default_factory=dict[str, RecordedAnswer])
 
@@ -189,6 +191,7 @@ def _question(place: Place, value: object, text: RoutedText | TextOfGroup) -> Qu
     decision_id = optional_text(row, "decision_id") or None
     is_lost = decision_id is not None and row.get("unlabelled") is True and "scores" in row
     asked = RowQuery("") if is_lost else row_query(row, text)
+    cluster = optional_text(row, "cluster") or None
     return Question(
         place=place,
         query=asked.query,
@@ -197,9 +200,10 @@ def _question(place: Place, value: object, text: RoutedText | TextOfGroup) -> Qu
         reference=reference_text(row),
         task=optional_text(row, "task"),
         group=row_group(row),
-        cluster=optional_text(row, "cluster") or None,
+        cluster=cluster,
         weight=row_weight(row),
         decision_id=decision_id,
+        turn=parse_turn(row, decision_id, cluster),
         recorded=_recorded(row),
     )
 

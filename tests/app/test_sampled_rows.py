@@ -101,7 +101,7 @@ def test_a_split_keeps_conversations_and_rows_without_a_label(
     rows = rows_of_sample(0, 60, application="bot")
     rows += [sampled_row(100 + n, "Again", None, application="bot") for n in range(20)]
     rows += [
-        row | {"cluster": f"{number % 5}" * 32}
+        row | {"cluster": f"{number % 5}" * 32, "turn": 2 + number // 5}
         for number, row in enumerate(rows_of_sample(200, 20, application="bot"))
     ]
     path = write(tmp_path / "rows.jsonl", rows)
@@ -196,7 +196,7 @@ def cold(tmp_path: Path, pool: FakePool) -> Iterator[Gateway]:
         tmp_path / "artifact",
         pool.url,
         watching=SAMPLING,
-        applications={"bot": {"keys": ["data"], "premise": "drawn", "alpha": 0.2}},
+        applications={"bot": {"keys": ["data"], "premise": "drawn", "alpha": 0.3}},
     )
     with running(path, KEYED) as gateway:
         yield gateway
@@ -216,24 +216,24 @@ def test_a_sample_alone_trains_and_calibrates(
     cold: Gateway, racer: Command, tmp_path: Path
 ) -> None:
     """Four commands, of which none edits a file; what trained the router does not calibrate it."""
-    ask_and_label(cold, 20_000, 120)
-    assert sampled(cold, 120) == {"whole": 120}
+    ask_and_label(cold, 20_000, 60)
+    assert sampled(cold, 60) == {"whole": 60}
     at = ("--url", cold.url, "--key", ADMIN_KEY)
     rows = tmp_path / "rows.jsonl"
     report = parsed(racer("samples", rows, *at, "--json"))
-    assert (report["rows"], report["without_label"]) == (120, 12)
+    assert (report["rows"], report["without_label"]) == (60, 6)
     shares = ("--share", "train=0.4", "--share", "validation=0.1", "--out", tmp_path)
     parts = parsed(racer("split", rows, *shares, "--json"))
-    assert sorted(parts.values()) == [12, 48]
+    assert sorted(parts.values()) == [6, 24]
     files = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
     config = tmp_path / "racer.yaml"
     parsed(trained(racer, tmp_path, *files, "--config", config, "--json"))
     assert until(lambda: cold.ready().get("missing", [{}])[0].get("part") == "calibration", 10)
     code, out, err = racer("calibrate", "--from-shadow", "--force", *at, "--json")
     assert code == 0, err
-    assert "60 sampled rows trained the router and were left out" in " ".join(err.split())
+    assert "30 sampled rows trained the router and were left out" in " ".join(err.split())
     evidence = json.loads(out)["evidence"]["uploads"]["bot"]
-    assert (evidence["rows"], evidence["overlap"]) == (60, 0)
+    assert (evidence["rows"], evidence["overlap"]) == (30, 0)
     waiting = {row["decision_id"] for row in read(rows) if row.get("unlabelled")}
     known = {row["decision_id"] for file in files for row in read(file)}
     assert evidence["unlabelled"] == len(waiting - known)
@@ -241,7 +241,7 @@ def test_a_sample_alone_trains_and_calibrates(
     assert answer["certificate"]["holds"], answer["certificate"]["reasons"]
     # All rows of the router alone are none to calibrate on.
     code, _, err = racer("calibrate", files[0], "--application", "bot", *at)
-    assert (code, "all 48 rows trained the router" in " ".join(err.split())) == (1, True)
+    assert (code, "all 24 rows trained the router" in " ".join(err.split())) == (1, True)
 
 
 def judged_by_skill(body: dict[str, Any]) -> str:
@@ -347,13 +347,14 @@ def test_a_sampled_request_that_a_candidate_refuses_is_wrong(
     pool.fail("poet", "400")
     pool.say("adder", "1")
     config = configure(tmp_path, tmp_path / "none", pool.url)
-    row = sampled_row(1, "Hello?", None)
+    row = sampled_row(1, "Hello?", None, cluster="c" * 32, turn=3)
     graded = ("--config", config, "--grade", "judge", "--judge", "adder", "--json", "--out")
     path, out = write(tmp_path / "in.jsonl", [row]), tmp_path / "out.jsonl"
     assert parsed(racer("label", path, *graded, out))["labelled"] == 1
     (found,) = read(out)
     assert found["correct"] == {"adder": True, "speller": True, "poet": False}
-    assert (found["decision_id"], found["weight"]) == (row["decision_id"], row["weight"])
-    del row["decision_id"]
+    for name in ("decision_id", "weight", "cluster", "turn"):
+        assert found[name] == row[name]
+    del row["decision_id"], row["turn"]
     code, _, err = racer("label", write(path, [row]), *graded, tmp_path / "other.jsonl")
     assert (code, "1 of 1 questions are not labelled" in " ".join(err.split())) == (1, True)

@@ -179,6 +179,7 @@ class LabelFiles:
                 cluster=question.cluster,
                 weight=question.weight,
                 decision_id=question.decision_id,
+                turn=question.turn,
                 conditions=self._digests(question),
                 confidences=confidences,
             )
@@ -196,6 +197,7 @@ class LabelFiles:
             cluster=question.cluster,
             weight=question.weight,
             decision_id=question.decision_id,
+            turn=question.turn,
             unlabelled=True,
         )
         append(self._rows, row_line(row, self._pool).encode(), self.out)
