@@ -154,9 +154,9 @@ class StoredRequestsUnreadable(StoreError):
 
     def __init__(self) -> None:
         super().__init__(
-            "stored requests of the shadow sample cannot be decrypted: set $RACER_SAMPLES_KEY to "
-            "the key that encrypted them and restart; if it is lost, so are they: read the rows "
-            "since the change of the key with `since`"
+            "stored requests of the shadow sample cannot be decrypted, not one of the newest: set "
+            "$RACER_SAMPLES_KEY to the key that encrypted them and restart; if it is lost, so are "
+            "they: wait for new samples, or read the rows since the change of the key with `since`"
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from fastapi import Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.caller import caller_of
@@ -144,9 +145,10 @@ async def reset(request: Request, services: Services) -> Response:
 async def shadow_rows(request: Request, services: Services) -> Response:
     """JSON lines for `POST /calibrate`, oldest first; one without verdicts is `unlabelled`.
 
-    A row has the whole request where requests are stored, else router scores. Later turns of one
-    conversation have one `cluster`. Beside a judge's verdicts labels stand on a random part alone;
-    `x-racer-labels-left-out` counts the others.
+    A row has the whole request where requests are stored, else router scores; `unreadable` marks
+    one whose request cannot be decrypted. Later turns of one conversation have one `cluster`.
+    Beside a judge's verdicts labels stand on a random part alone; `x-racer-labels-left-out` counts
+    the others.
     """
     rows, labels_left_out = await services.monitor.sampler.rows(
         application=_application(request, services),
@@ -155,7 +157,7 @@ async def shadow_rows(request: Request, services: Services) -> Response:
         any_pool=_is_any_pool(request.query_params.get("pool")),
     )
     headers = {"x-racer-labels-left-out": str(labels_left_out)}
-    return Response(rows, media_type="application/x-ndjson", headers=headers)
+    return StreamingResponse(rows, media_type="application/x-ndjson", headers=headers)
 
 
 @routes.add(

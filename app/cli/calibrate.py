@@ -220,6 +220,11 @@ def _say_labels(saved: SavedRows, delta: float | None) -> None:
                 f". Labels left out: {saved.labels_left_out}, which are no random part or stand "
                 "beside no verdict; label what the page's tab Label shows first, and run the judge"
             )
+    if saved.unreadable:
+        text += (
+            f". Requests that cannot be decrypted: {saved.unreadable}; their rows are scores or "
+            "misses: set $RACER_SAMPLES_KEY of the gateway to their key, too, or use --since"
+        )
     err.print(f"racer: {text}", markup=False, highlight=False, soft_wrap=True)
 
 

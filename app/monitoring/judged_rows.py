@@ -8,7 +8,9 @@ candidates refuse, a checker labels what it understands, and people choose.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from app.ids import random_part
@@ -16,10 +18,46 @@ from app.ids import random_part
 LABELS_ALONE: Final = ""  # instead of a judge's name: rows carry no verdicts
 
 
-def with_one_judge(
-    rows: Sequence[dict[str, Any]], judge: str | None
-) -> tuple[list[dict[str, Any]], int]:
-    """The rows with the verdicts of one judge, and with labels on a random part of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenVerdicts:
+    """Which rows carry the verdicts of one judge, and which their label, by decision id.
+
+    Attributes:
+        judge: The judge's name.
+        rows: The rows that were there when this was chosen. Later ones wait for the next export, so
+            that the labels stay a random part.
+        judged: Those with this judge's verdicts.
+        labelled: Those with a label.
+        left_out: How many lost their label.
+    """
+
+    judge: str
+    rows: frozenset[str]
+    judged: frozenset[str]
+    labelled: frozenset[str]
+    left_out: int
+
+    def row(self, row: dict[str, Any]) -> dict[str, Any] | None:
+        """A row with these verdicts; None if it was not there."""
+        decision = row["decision_id"]
+        if decision not in self.rows:
+            return None
+        chosen = without_verdicts(row)
+        if decision in self.judged:
+            chosen |= {"judged": row["judged"][self.judge], "judge": self.judge}
+        if "correct" in chosen and decision not in self.labelled:
+            del chosen["correct"]
+            chosen["unlabelled"] = True
+        return chosen
+
+
+def without_verdicts(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without the verdicts of judges."""
+    return {name: value for name, value in row.items() if name != "judged"}
+
+
+def choose_verdicts(rows: Iterable[dict[str, Any]], judge: str | None) -> ChosenVerdicts | None:
+    """The verdicts of one judge, beside labels on a random part of the rows.
 
     Rows are ordered by the random part of their decision ids, as people are shown samples. Of rows
     with verdicts, those before the first without a label keep their labels. If any row has
@@ -28,40 +66,28 @@ def with_one_judge(
     Args:
         rows: Rows with `decision_id` and, in `judged`, the complete verdicts of every judge.
         judge: The judge's name; None: the one with verdicts on most rows, of several the first by
-            name; `LABELS_ALONE`: none.
+            name.
 
     Returns:
-        The rows, and how many lost their label.
+        The choice; None where no row has verdicts of such a judge.
     """
-    counts = Counter(sorted(name for row in rows for name in row.get("judged", ())))
+    verdicts: dict[str, Sequence[str]] = {}
+    labels = set[str]()
+    for row in rows:
+        verdicts[row["decision_id"]] = tuple(row.get("judged", ()))
+        if "correct" in row:
+            labels.add(row["decision_id"])
+    counts = Counter(sorted(name for names in verdicts.values() for name in names))
     if judge is None and counts:
         judge = counts.most_common(1)[0][0]
-    chosen = [_of_judge(row, judge) for row in rows]
     if judge is None or judge not in counts:
-        return chosen, 0
-    labelled = _random_labels(chosen)
-    left_out = 0
-    for row in chosen:
-        if "correct" in row and row["decision_id"] not in labelled:
-            del row["correct"]
-            row["unlabelled"] = True
-            left_out += 1
-    return chosen, left_out
-
-
-def _of_judge(row: dict[str, Any], judge: str | None) -> dict[str, Any]:
-    """The row with this judge's verdicts alone."""
-    verdicts = row.get("judged", {}).get(judge)
-    others = {name: value for name, value in row.items() if name != "judged"}
-    return others if verdicts is None else others | {"judged": verdicts, "judge": judge}
-
-
-def _random_labels(rows: Sequence[dict[str, Any]]) -> set[str]:
-    """The decisions that keep their labels."""
-    labelled = set[str]()
-    judged = (row for row in rows if "judged" in row)
-    for row in sorted(judged, key=lambda row: random_part(row["decision_id"])):
-        if "correct" not in row:
-            break
-        labelled.add(row["decision_id"])
-    return labelled
+        return None
+    judged = [decision for decision, names in verdicts.items() if judge in names]
+    labelled = frozenset(takewhile(labels.__contains__, sorted(judged, key=random_part)))
+    return ChosenVerdicts(
+        judge=judge,
+        rows=frozenset(verdicts),
+        judged=frozenset(judged),
+        labelled=labelled,
+        left_out=len(labels - labelled),
+    )

@@ -6,14 +6,16 @@ of a sample contains no text of it.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar, cast
 
-from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, or_, select
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, or_, select, true
+from sqlalchemy.orm import InstrumentedAttribute, Session, defer
 
+from app.errors import StoredRequestsUnreadable
 from app.ids import RANDOM_CHARS
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord
@@ -29,6 +31,7 @@ from racer_core.types import CallRecord
 _LATER: Final = frozenset({Reason.LATER_TURN, Reason.MULTI_TURN})
 PAGE: Final = 500  # decisions that one statement reads
 _CAN_BE_SHOWN: Final[ColumnElement[bool]] = and_(SampleRow.body.is_not(None), SampleRow.whole)
+CHECKED: Final = 100  # stored requests, to see whether a key is wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class Sample:
         whole: Every candidate answered, or refuses this request for good and is wrong: the
             decision can be labelled.
         exchange: The request and its answers; None where requests are not stored.
+        is_unreadable: They are stored, and no key of this start decrypts them.
     """
 
     decision_id: str
@@ -72,6 +76,7 @@ class Sample:
     digests: Mapping[str, str]
     whole: bool
     exchange: SampledExchange | None = None
+    is_unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +141,6 @@ class SampleStore:
 
         Raises:
             NotFound: It is not stored, or not in the sample.
-            StoredRequestsUnreadable: The key does not decrypt its request.
         """
         with self._store.transaction() as session:
             rows = session.execute(_selected().where(DecisionRow.id == decision_id)).all()
@@ -146,49 +150,67 @@ class SampleStore:
         return found[0]
 
     def rows(
-        self,
-        *,
-        application: str | None = None,
-        since: str | None = None,
-    ) -> list[SampledDecision]:
-        """Every decision of the shadow sample, oldest first; one transaction for each page.
+        self, *, application: str | None = None, since: str | None = None
+    ) -> Iterator[SampledDecision]:
+        """Every decision of the shadow sample, oldest first, with one request in memory at a time.
+
+        One transaction for each page of decisions, and one for each request.
 
         Args:
             application: Only its requests; None: those of all.
             since: Only decisions from then on: UTC, ISO 8601.
-
-        Raises:
-            StoredRequestsUnreadable: The key does not decrypt the requests.
         """
-        wanted = _selected()
-        if application is not None:
-            wanted = wanted.where(DecisionRow.application == application)
-        if since is not None:
-            wanted = wanted.where(DecisionRow.created_at >= since)
-        found: list[SampledDecision] = []
-        after: ColumnElement[bool] | None = None
+        page = _of(_selected().options(defer(SampleRow.body, raiseload=True)), application, since)
+        after: ColumnElement[bool] = true()
         while True:
-            page = wanted if after is None else wanted.where(after)
             with self._store.transaction() as session:
-                read = session.execute(page.limit(PAGE)).all()
-                found += self._decoded(session, read)
+                read = session.execute(page.where(after).limit(PAGE)).all()
+                found = self._decoded(session, read, with_requests=False)
+            for each in found:
+                yield self._with_request(each)
             if len(read) < PAGE:
-                return found
+                return
             last = read[-1][0]
             after = or_(
                 DecisionRow.created_at > last.created_at,
                 and_(DecisionRow.created_at == last.created_at, DecisionRow.id > last.id),
             )
 
+    def has_judgements(self, application: str | None = None, since: str | None = None) -> bool:
+        """Whether any of these decisions has a judge model's verdict."""
+        judged = select(JudgementRow.decision_id).join(
+            DecisionRow, DecisionRow.id == JudgementRow.decision_id
+        )
+        with self._store.transaction() as session:
+            return session.scalar(_of(judged, application, since).limit(1)) is not None
+
+    def check_readable(self, application: str | None = None, since: str | None = None) -> None:
+        """Check that the keys of this start are not altogether wrong.
+
+        Raises:
+            StoredRequestsUnreadable: They decrypt none of the newest ``CHECKED`` stored requests.
+        """
+        stored = (
+            select(SampleRow.decision_id)
+            .join(DecisionRow, DecisionRow.id == SampleRow.decision_id)
+            .where(SampleRow.body.is_not(None))
+            .order_by(DecisionRow.created_at.desc())
+        )
+        with self._store.transaction() as session:
+            newest = list(session.scalars(_of(stored, application, since).limit(CHECKED)))
+        if newest and all(self._read_exchange(each)[1] for each in newest):
+            raise StoredRequestsUnreadable
+
     def decisions(self, decision_ids: Sequence[str]) -> Iterator[tuple[DecisionRecord, bool]]:
         """Sampled decisions, and which are later turns.
 
         One transaction for each page.
         """
+        without_requests = _selected().options(defer(SampleRow.body, raiseload=True))
         for start in range(0, len(decision_ids), PAGE):
             page = DecisionRow.id.in_(decision_ids[start : start + PAGE])
             with self._store.transaction() as session:
-                rows = session.execute(_selected().where(page)).all()
+                rows = session.execute(without_requests.where(page)).all()
                 found = [
                     (each.document, None if sample is None else sample.later)
                     for each, sample in rows
@@ -210,7 +232,7 @@ class SampleStore:
 
         For verdicts that count they come in random order, so that those that people label first are
         a random part; for a judge, oldest first. A sample without the answers of all candidates
-        waits for none.
+        waits for none. One that cannot be decrypted is counted and not returned.
 
         Args:
             application: Only its requests; None: those of all.
@@ -219,8 +241,9 @@ class SampleStore:
             since: Returns only decisions from then on: UTC, ISO 8601. The others are counted, too.
 
         Raises:
-            StoredRequestsUnreadable: The key does not decrypt the requests.
+            StoredRequestsUnreadable: As :meth:`check_readable`.
         """
+        self.check_readable(application, since)
         is_labelled: ColumnElement[bool] = DecisionRow.judged.expression
         if judge is not None:
             is_labelled = exists().where(
@@ -236,7 +259,17 @@ class SampleStore:
                 wanted = wanted.order_by(None).order_by(_random_part(DecisionRow.id))
             if since is not None:
                 wanted = wanted.where(DecisionRow.created_at >= since)
-            return self._decoded(session, session.execute(wanted.limit(limit)).all()), count
+            found: list[SampledDecision] = []
+            for offset in itertools.count(step=limit):
+                page = session.execute(wanted.offset(offset).limit(limit)).all()
+                found += [
+                    each
+                    for each in self._decoded(session, page)
+                    if each.sample is None or not each.sample.is_unreadable
+                ]
+                if len(found) >= limit or len(page) < limit:
+                    break
+        return found[:limit], count
 
     def counts(self) -> dict[str | None, tuple[int, int]]:
         """Application -> samples that wait for verdicts that count, and samples that have them."""
@@ -280,6 +313,8 @@ class SampleStore:
         self,
         session: Session,
         rows: Sequence[Row[DecisionRow, SampleRow | None]],
+        *,
+        with_requests: bool = True,
     ) -> list[SampledDecision]:
         """The rows with their verdicts."""
         decisions = [
@@ -298,7 +333,7 @@ class SampleStore:
         return [
             SampledDecision(
                 decision=decision,
-                sample=None if sample is None else self._sample(sample),
+                sample=None if sample is None else self._sample(sample, with_requests),
                 correct=correct.get(decision.decision_id, {}),
                 judgements=judgements.get(decision.decision_id, {}),
             )
@@ -327,12 +362,10 @@ class SampleStore:
             "body": body,
         }
 
-    def _sample(self, row: SampleRow) -> Sample:
-        exchange = None
-        if self._cipher is not None and row.body is not None:
-            exchange = SampledExchange(
-                **json.loads(self._cipher.decrypt(row.body, row.decision_id))
-            )
+    def _sample(self, row: SampleRow, with_request: bool) -> Sample:
+        exchange, is_unreadable = None, False
+        if with_request:
+            exchange, is_unreadable = self._exchange(row.decision_id, row.body)
         return Sample(
             decision_id=row.decision_id,
             application=row.application,
@@ -342,7 +375,36 @@ class SampleStore:
             digests=json.loads(row.digests),
             whole=row.whole,
             exchange=exchange,
+            is_unreadable=is_unreadable,
         )
+
+    def _with_request(self, sampled: SampledDecision) -> SampledDecision:
+        """A decision that was read without its request."""
+        if sampled.sample is None:
+            return sampled
+        exchange, is_unreadable = self._read_exchange(sampled.sample.decision_id)
+        sample = replace(sampled.sample, exchange=exchange, is_unreadable=is_unreadable)
+        return replace(sampled, sample=sample)
+
+    def _read_exchange(self, decision_id: str) -> tuple[SampledExchange | None, bool]:
+        """As :meth:`_exchange`, in a transaction of its own."""
+        if self._cipher is None:
+            return None, False
+        of_it = SampleRow.decision_id == decision_id
+        with self._store.transaction() as session:
+            body = session.scalar(select(SampleRow.body).where(of_it))
+        return self._exchange(decision_id, body)
+
+    def _exchange(
+        self, decision_id: str, body: bytes | None
+    ) -> tuple[SampledExchange | None, bool]:
+        """A stored request with its answers; and whether it cannot be decrypted."""
+        if self._cipher is None or body is None:
+            return None, False
+        try:
+            return SampledExchange(**json.loads(self._cipher.decrypt(body, decision_id))), False
+        except StoredRequestsUnreadable:
+            return None, True
 
 
 def _random_part(decision_id: InstrumentedAttribute[str]) -> ColumnElement[str]:
@@ -359,3 +421,13 @@ def _selected() -> Select[DecisionRow, SampleRow | None]:
         .order_by(DecisionRow.created_at, DecisionRow.id)
     )
     return cast("Select[DecisionRow, SampleRow | None]", statement)
+
+
+Selected = TypeVar("Selected", bound=Select[*tuple[Any, ...]])
+
+
+def _of(statement: Selected, application: str | None, since: str | None) -> Selected:
+    """The statement for decisions of one application, or of all, from a time on."""
+    if application is not None:
+        statement = statement.where(DecisionRow.application == application)
+    return statement if since is None else statement.where(DecisionRow.created_at >= since)

@@ -7,16 +7,17 @@ answers, and reads them again: as samples that wait for a label, and as rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, Final
 
 from app.errors import StoreDamaged, StoreError
 from app.monitoring import shadow_rows
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.decision_writer import DecisionWriter
+from app.monitoring.judged_rows import LABELS_ALONE
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.sample_labels import SampleLabels
 from app.monitoring.sample_store import Sample, SampledExchange, SampleStore
@@ -28,6 +29,8 @@ from app.store import Store
 from app.store.encryption import Cipher
 
 log = logging.getLogger(__name__)
+
+PART_BYTES: Final = 2**18  # of rows that are sent together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +172,7 @@ class Sampler:
         since: str | None = None,
         any_pool: bool = False,
         judge: str | None = None,
-    ) -> tuple[bytes, int]:
+    ) -> tuple[AsyncIterator[bytes], int]:
         """The decisions of the shadow sample as labelled rows, JSON lines, oldest first.
 
         Args:
@@ -180,12 +183,26 @@ class Sampler:
                 `LABELS_ALONE`: none.
 
         Returns:
-            The rows, and how many lost their label beside a judge's verdicts.
+            Some rows at a time, and how many lost their label beside a judge's verdicts. The store
+            may fail between them: StoreError.
 
         Raises:
-            StoreError: The store cannot be used, or the key does not decrypt the requests.
+            StoreError: The store cannot be used, or no key decrypts the newest requests.
         """
-        return await self._store.run(self._rows, self._setup, application, since, judge, any_pool)
+
+        def begin() -> tuple[Iterator[bytes], bytes, int]:
+            lines, left_out = self._rows(self._setup, application, since, judge, any_pool)
+            return lines, _join(lines), left_out
+
+        lines, first, left_out = await self._store.run(begin)
+
+        async def parts() -> AsyncIterator[bytes]:
+            part = first
+            while part:
+                yield part
+                part = await self._store.run(_join, lines)
+
+        return parts(), left_out
 
     def _rows(
         self,
@@ -194,26 +211,25 @@ class Sampler:
         since: str | None,
         judge: str | None,
         any_pool: bool,
-    ) -> tuple[bytes, int]:
-        options = self._options
-        own = [] if setup is None else self._store.ids(setup)
-        found = self._samples.rows(application=application, since=since)
+    ) -> tuple[Iterator[bytes], int]:
+        options, samples = self._options, self._samples
+        samples.check_readable(application, since)
 
         def sent_now(exchange: SampledExchange) -> Mapping[str, str]:
             return options.conditions.read(exchange.request, exchange.path).digests
 
         return shadow_rows.labelled_rows(
-            found,
+            partial(samples.rows, application=application, since=since),
             options.pool,
             group_by=options.group_by,
             drawn=options.drawn,
             together=options.together,
             conditions_of=cache(self._conditions_of),
-            stores_requests=self._samples.stores_requests,
-            own=own,
+            stores_requests=samples.stores_requests,
+            own=[] if setup is None else self._store.ids(setup),
             sent_now=sent_now,
             any_pool=any_pool,
-            judge=judge,
+            judge=judge if samples.has_judgements(application, since) else LABELS_ALONE,
         )
 
     def _conditions_of(self, calibration_id: str) -> tuple[str, ...] | None:
@@ -224,3 +240,13 @@ class Sampler:
             log.warning("%s: its decisions are no shadow rows", exc)
             return None
         return None if first.drawn else first.conditions  # drawn rows have other digests
+
+
+def _join(lines: Iterator[bytes]) -> bytes:
+    """Some of the lines; empty at the end."""
+    part = bytearray()
+    for line in lines:
+        part += line
+        if len(part) >= PART_BYTES:
+            break
+    return bytes(part)

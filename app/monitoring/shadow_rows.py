@@ -6,13 +6,13 @@ would depend on what candidates could answer and judges could decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
-from app.monitoring.judged_rows import with_one_judge
+from app.monitoring.judged_rows import LABELS_ALONE, choose_verdicts, without_verdicts
 from app.monitoring.sample_store import SampledDecision, SampledExchange
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
@@ -22,7 +22,7 @@ from racer_core.calibration.certificate import base_reason
 
 
 def labelled_rows(
-    sampled: Iterable[SampledDecision],
+    read: Callable[[], Iterable[SampledDecision]],
     pool: Sequence[str],
     *,
     group_by: GroupBy,
@@ -34,8 +34,8 @@ def labelled_rows(
     sent_now: Callable[[SampledExchange], Mapping[str, str]],
     any_pool: bool = False,
     judge: str | None = None,
-) -> tuple[bytes, int]:
-    """Sampled decisions as rows, JSON lines.
+) -> tuple[Iterator[bytes], int]:
+    """Sampled decisions as rows, each a line of JSON; one of them is in memory at a time.
 
     These decisions are no rows:
 
@@ -47,10 +47,11 @@ def labelled_rows(
     - its application has first and later turns together, and its request no session.
 
     Answers that are too long for a row are left out of it. The ``cluster`` of a later turn is its
-    conversation.
+    conversation. A decision whose stored request cannot be decrypted is a row, too, marked
+    ``unreadable``: left out, the rows would depend on what can be decrypted.
 
     Args:
-        sampled: The decisions, oldest first.
+        read: Reads the decisions, oldest first. It is called twice where rows carry verdicts.
         pool: The router's pool, in order.
         group_by: The configured origin of groups; a group of another origin is another one.
         drawn: The applications whose rows are requests drawn from their traffic.
@@ -63,40 +64,48 @@ def labelled_rows(
         sent_now: The digests of what candidates are sent for a request now, by name.
         any_pool: Rows are all stored requests, each with the candidates of its own time, and drawn
             decisions whose request is lost, without a label.
-        judge: The judge whose verdicts rows carry, as :func:`with_one_judge` takes it.
+        judge: The judge whose verdicts rows carry, as :func:`choose_verdicts` takes it;
+            ``LABELS_ALONE``: none.
 
     Returns:
-        The rows, and how many lost their label beside verdicts.
+        The lines, and how many rows lost their label beside verdicts.
     """
-    rows: list[dict[str, Any] | None] = []
-    for each in sampled:
+
+    def row_of(each: SampledDecision) -> dict[str, Any] | None:
         sample, of_row = each.sample, pool
         exchange = None if sample is None else sample.exchange
         if each.decision.group_by != group_by:
-            continue
+            return None
         is_together = group_by == "application" and each.decision.group in together
         if is_together and each.decision.turn is None:
-            continue
+            return None
         if any_pool:
-            if sample is None:  # it was drawn, and its request is lost
+            if sample is None or sample.is_unreadable:  # it was drawn, and its request is lost
                 each = replace(each, decision=replace(each.decision, scores=None, query=None))
             elif exchange is None:
-                continue
+                return None
             else:
                 of_row = tuple(sample.digests)
         elif each.decision.calibration_id not in own:
             if sample is not None and exchange is not None:
                 now = sent_now(exchange)
                 if any(sample.digests.get(name) != now[name] for name in pool):
-                    continue
+                    return None
             elif each.decision.calibration_id is not None:
-                if sample is not None or not stores_requests:
-                    continue  # its scores are another router's
+                is_lost = sample is None or sample.is_unreadable
+                if not (is_lost and stores_requests):
+                    return None  # its scores are another router's
                 each = replace(each, decision=replace(each.decision, scores=None, query=None))
-        rows.append(_row(each, of_row, drawn, conditions_of, stores_requests=stores_requests))
-    found, labels_left_out = with_one_judge([row for row in rows if row is not None], judge)
-    lines = (_line(row) for row in found)
-    return b"".join(line for line in lines if line is not None), labels_left_out
+        return _row(each, of_row, drawn, conditions_of, stores_requests=stores_requests)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        return (row for each in read() if (row := row_of(each)) is not None)
+
+    verdicts = None if judge == LABELS_ALONE else choose_verdicts(rows(), judge)
+    choose = without_verdicts if verdicts is None else verdicts.row
+    chosen = (row for each in rows() if (row := choose(each)) is not None)
+    lines = (line for row in chosen if (line := _line(row)) is not None)
+    return lines, 0 if verdicts is None else verdicts.left_out
 
 
 def _line(row: Mapping[str, Any]) -> bytes | None:
@@ -135,9 +144,11 @@ def _row(
     )
     if is_drawn and is_too_large:
         return None
-    if exchange is None and not is_drawn and not (conditions and _is_like_rows(decision)):
+    is_unreadable = sample is not None and sample.is_unreadable
+    is_row = exchange is not None or is_drawn or is_unreadable
+    if not is_row and not (conditions and _is_like_rows(decision)):
         return None
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"unreadable": True} if is_unreadable else {}
     is_scored = decision.scores is not None and len(decision.scores) == len(pool)
     if exchange is not None:
         row["request"] = exchange.request

@@ -32,11 +32,13 @@ class SavedRows:
         files: Application -> its file; None: there are no applications.
         judge: The judge whose verdicts the rows carry; None: they carry none.
         labels_left_out: Rows that lost their label beside the verdicts.
+        unreadable: Rows whose stored request cannot be decrypted.
     """
 
     files: Mapping[str | None, Path]
     judge: str | None
     labels_left_out: int
+    unreadable: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,7 @@ class GatewayClient:
         query = SampleQuery(application=application, since=since, judge=judge)
         files: dict[str | None, Path] = {}
         name_of_judge: str | None = None
+        unreadable = 0
         with ExitStack() as stack:
             sample = stack.enter_context(self.sampled_rows(query))
             opened: dict[str | None, BinaryIO] = {}
@@ -144,7 +147,13 @@ class GatewayClient:
                     opened[name] = stack.enter_context(files[name].open("wb"))
                 opened[name].write(line)
                 name_of_judge = name_of_judge or row.get("judge")
-        return SavedRows(files=files, judge=name_of_judge, labels_left_out=sample.labels_left_out)
+                unreadable += row.get("unreadable") is True
+        return SavedRows(
+            files=files,
+            judge=name_of_judge,
+            labels_left_out=sample.labels_left_out,
+            unreadable=unreadable,
+        )
 
     @contextmanager
     def sampled_rows(self, query: SampleQuery) -> Generator[SampledRows]:
@@ -248,6 +257,10 @@ class GatewayClient:
             yield
         except httpx2.TimeoutException as exc:
             raise GatewayUnreachable(f"the gateway at {self._url} did not answer in time") from exc
+        except httpx2.RemoteProtocolError as exc:
+            raise GatewayUnreachable(
+                f"the gateway at {self._url} ended its answer early: see its log and try again"
+            ) from exc
         except (httpx2.TransportError, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as exc:
             raise GatewayUnreachable(
                 f"no gateway answers at {self._url}: start one with `racer serve` or `racer demo`"

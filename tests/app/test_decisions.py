@@ -293,7 +293,7 @@ def test_a_shadow_decision_deleted_meanwhile_has_no_label(
                 assert DecisionStore(another).prune(30.0, 10) == 1
 
         with before_statements(database, prune):
-            found = SampleStore(store).rows()
+            found = list(SampleStore(store).rows())
     assert [bool(each.correct) for each in found] == [False, True]
 
 

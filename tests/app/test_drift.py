@@ -38,6 +38,7 @@ from tests.support.monitored import (
     decision_record,
     decision_records,
     draw_scores,
+    exported_rows,
     verdicts_on_all,
 )
 from tests.upstreams.scripted import FakePool
@@ -481,7 +482,7 @@ def test_answers_under_other_conditions_give_no_loss(store: Store) -> None:
         assert (report["shadow"]["judged"], report["shadow"]["counted"]) == (61, 1)
         assert report["feedback"]["identified"] == 1
         assert report["alarms"]["streams"]["largest_score"]["rounds"] == 61
-        rows = [json.loads(line) for line in (await monitor.sampler.rows())[0].splitlines()]
+        rows = await exported_rows(monitor)
         assert [row["decision_id"] for row in rows] == [usual.decision_id]
 
     monitored(store, story, shadow_rate=0.5, false_alarm=RARE)

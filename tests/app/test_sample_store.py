@@ -96,22 +96,55 @@ def test_without_a_key_no_text_is_stored(store: Store) -> None:
     assert SampleStore(store).get(other.decision_id).sample == replace(other, exchange=None)
 
 
-def test_another_key_and_a_moved_request_are_one_clear_error(store: Store) -> None:
-    """The decision id is authenticated; decisions that need no text are read as ever."""
+def test_another_key_is_one_clear_error(store: Store) -> None:
+    """Where it decrypts nothing; decisions that need no text are read as ever."""
+    for _ in range(2):
+        SampleStore(store, Cipher(KEY)).add(sample_of(sampled(store)))
+    other = SampleStore(store, Cipher(bytes(32)))
+    with pytest.raises(StoredRequestsUnreadable, match="RACER_SAMPLES_KEY"):
+        other.check_readable()
+    with pytest.raises(StoredRequestsUnreadable):
+        other.waiting()
+    assert len(list(SampleStore(store).rows())) == 2
+
+
+def test_a_request_that_cannot_be_decrypted_blocks_no_other(store: Store) -> None:
+    """The decision id is authenticated; the sample is read without it, and is marked."""
     first, second = sample_of(sampled(store)), sample_of(sampled(store))
     samples = SampleStore(store, Cipher(KEY))
     for each in (first, second):
         samples.add(each)
-    with pytest.raises(StoredRequestsUnreadable, match="RACER_SAMPLES_KEY"):
-        SampleStore(store, Cipher(bytes(32))).rows()
-    assert len(SampleStore(store).rows()) == 2
     with store.transaction() as session:
         moved = session.get_one(SampleRow, first.decision_id).body
         of_second = SampleRow.decision_id == second.decision_id
         session.execute(update(SampleRow).where(of_second).values(body=moved))
-    with pytest.raises(StoredRequestsUnreadable):
-        samples.get(second.decision_id)
-    assert samples.get(first.decision_id).sample == first
+    damaged = replace(second, exchange=None, is_unreadable=True)
+    samples.check_readable()
+    assert [each.sample for each in samples.rows()] == [first, damaged]
+    assert samples.get(second.decision_id).sample == damaged
+    found, count = samples.waiting(limit=1)
+    assert ([each.sample for each in found], count) == ([first], 2)
+    assert [each.sample for each in samples.waiting(judge="j")[0]] == [first]
+
+
+def test_one_request_is_in_memory_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a whole export: each is decrypted when its row is read."""
+    samples, decrypted = SampleStore(store, Cipher(KEY)), list[str]()
+    for _ in range(3):
+        samples.add(sample_of(sampled(store)))
+
+    plain = Cipher.decrypt
+
+    def decrypt(cipher: Cipher, value: bytes, row_id: str) -> bytes:
+        decrypted.append(row_id)
+        return plain(cipher, value, row_id)
+
+    monkeypatch.setattr(Cipher, "decrypt", decrypt)
+    rows = samples.rows()
+    for number in range(1, 4):
+        row = next(rows)
+        assert decrypted[-1] == row.decision.decision_id
+        assert len(decrypted) == number
 
 
 def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +174,7 @@ def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.Monke
     )
     samples = SampleStore(store)
     samples.add(sample_of(decisions[0], application="bot"))
-    found = samples.rows(application="bot")
+    found = list(samples.rows(application="bot"))
     ids = [each.decision.decision_id for each in found]
     assert set(ids) == {each.decision_id for each in (*decisions, elsewhere, unrouted)}
     assert [each.decision.created_at for each in found] == sorted(
@@ -150,7 +183,7 @@ def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.Monke
     assert [each.decision.decision_id for each in found if each.sample] == [
         decisions[0].decision_id
     ]
-    later = samples.rows(application="bot", since=times[0])
+    later = list(samples.rows(application="bot", since=times[0]))
     assert len(later) == 3
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.errors import StoreFull
+from app.errors import StoreFull, StoreUnavailable
 from app.monitoring.sample_store import SampledExchange, SampleStore
 from app.settings import key_format
 from tests.support.gateway import (
@@ -20,6 +22,7 @@ from tests.support.gateway import (
     POOL,
     TWO,
     UNANSWERABLE,
+    Command,
     Gateway,
     Serve,
     as_json,
@@ -35,6 +38,7 @@ from tests.upstreams.scripted import FakePool
 
 from .test_leaving import CHAT, opened
 
+OTHER_KEY = KEY[::-1].replace("=", "") + "="
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
 WATCHING = {"shadow_rate": 1.0, "store_requests": True, "feedback": "all"}
 
@@ -257,25 +261,88 @@ def test_a_full_disk_is_one_warning_and_serving_goes_on(
 def test_a_lost_key_is_one_error_and_serving_goes_on(
     tmp_path: Path, artifact: Path, pool: FakePool
 ) -> None:
-    """Rows since the change of the key are read as ever; without requests all are."""
+    """Once the new key has stored requests, those of the old one are rows without them."""
     path = configure(tmp_path, artifact, pool.url, watching=WATCHING)
     with running(path, KEYED) as gateway:
         gateway.calibrate(60)
         gateway.chat(ONE)
         sampled(gateway, 1)
-    other = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY[::-1].replace("=", "") + "="}
+    other = {**ENVIRONMENT, "RACER_SAMPLES_KEY": OTHER_KEY}
     with running(path, other) as gateway:
+        message = error_message(gateway.get("/shadow/rows", ADMIN_KEY), 409)
+        assert "RACER_SAMPLES_KEY" in message
         answer = gateway.chat(TWO)
         assert answer["choices"][0]["message"]["content"] == "42"
         sampled(gateway, 1)
-        message = error_message(gateway.get("/shadow/rows", ADMIN_KEY), 409)
-        assert "RACER_SAMPLES_KEY" in message
-        since = gateway.get(f"/decisions/{answer['id']}", ADMIN_KEY).json()["created_at"]
-        (row,) = shadow_rows(gateway, f"?since={since.replace('+', '%2B')}")
+        lost, row = shadow_rows(gateway)
+        assert (lost["unreadable"], lost["unlabelled"], "request" in lost) == (True, True, False)
         assert row["request"]["messages"] == user(TWO)
+        since = gateway.get(f"/decisions/{answer['id']}", ADMIN_KEY).json()["created_at"]
+        assert shadow_rows(gateway, f"?since={since.replace('+', '%2B')}") == [row]
+        unreadable, other = shadow_rows(gateway, "?pool=any")
+        assert (unreadable["unlabelled"], set(unreadable["scores"].values())) == (True, {0.0})
+        assert other == row
     path = configure(tmp_path, artifact, pool.url, watching={"shadow_rate": 1.0})
     with running(path, ENVIRONMENT) as gateway:
         assert ["scores" in row for row in shadow_rows(gateway)] == [True, True]
+
+
+def damage(gateway: Gateway, decision: str) -> None:
+    """Change a byte of a stored request."""
+    with closing(sqlite3.connect(gateway.settings.store.removeprefix("sqlite:///"))) as database:
+        of_it = "WHERE decision_id = ?"
+        ((body,),) = database.execute(f"SELECT body FROM samples {of_it}", (decision,))
+        changed = body[:-1] + bytes([body[-1] ^ 1])
+        database.execute(f"UPDATE samples SET body = ? {of_it}", (changed, decision))
+        database.commit()
+
+
+@pytest.mark.parametrize("premise", ["alike", "drawn"])
+def test_a_damaged_request_counts_as_a_miss(serve: Serve, premise: str) -> None:
+    """Its row is not left out, unless another request is asked for; the others are as ever."""
+    gateway = serve(
+        calibrated=False,
+        watching=WATCHING,
+        environment=KEYED,
+        applications={"bot": {"keys": ["data"], "premise": premise}},
+    )
+    answers = [gateway.chat(f"What is {number} plus 50?") for number in range(12)]
+    for answer in answers:
+        body = {"decision_id": answer["id"], "correct": dict.fromkeys(POOL, True)}
+        gateway.post("/feedback", ADMIN_KEY, json=body).raise_for_status()
+    sampled(gateway, 12)
+    damage(gateway, answers[3]["id"])
+    rows = shadow_rows(gateway)
+    assert [row["decision_id"] for row in rows] == [answer["id"] for answer in answers]
+    assert [row.get("unreadable", False) for row in rows] == [n == 3 for n in range(12)]
+    assert ["correct" in row for row in rows] == [n != 3 for n in range(12)]
+    made = upload(gateway, rows)
+    assert made.status_code == 200, made.text
+    evidence = made.json()["evidence"]
+    assert (evidence["rows"], evidence["unlabelled"]) == (12, 1)
+
+
+def test_rows_are_sent_in_parts_and_never_cut_silently(
+    sampling: Gateway, racer: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that fails after the first part ends the connection: no file has half of the rows."""
+    for text in (ONE, TWO):
+        sampling.chat(text)
+    sampled(sampling, 2)
+    monkeypatch.setattr("app.monitoring.sampler.PART_BYTES", 1)
+    monkeypatch.setattr("app.monitoring.sample_store.PAGE", 1)
+    assert len(shadow_rows(sampling)) == 2
+    plain, calls = SampleStore._read_exchange, list[str]()
+
+    def fail(samples: SampleStore, decision: str) -> Any:
+        calls.append(decision)
+        if len(calls) == 3:  # the first is that of the check, the second that of the first part
+            raise StoreUnavailable("the database went away")
+        return plain(samples, decision)
+
+    monkeypatch.setattr(SampleStore, "_read_exchange", fail)
+    code, _, err = racer("calibrate", "--from-shadow", "--url", sampling.url, "--key", ADMIN_KEY)
+    assert (code, "ended its answer early" in err) == (3, True), err
 
 
 def test_a_stop_finishes_the_calls_or_stores_what_there_is(

@@ -32,7 +32,12 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.monitored import MonitoredStore, calibration_record, decision_record
+from tests.support.monitored import (
+    MonitoredStore,
+    calibration_record,
+    decision_record,
+    exported_rows,
+)
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -242,11 +247,11 @@ def test_a_repeat_is_a_shadow_row_of_its_own(store: Store) -> None:
         )
         decision_store.set_loss(note, None)
 
-    async def story() -> bytes:
+    async def story() -> list[dict[str, Any]]:
         async with await world.monitor() as monitor:
-            return (await monitor.sampler.rows())[0]
+            return await exported_rows(monitor)
 
-    rows = [json.loads(line) for line in asyncio.run(story()).splitlines()]
+    rows = asyncio.run(story())
     ids = {one.decision_id: True, again.decision_id: False, before.decision_id: True}
     assert {row["decision_id"]: row["correct"]["adder"] for row in rows} == ids
     assert [row.get("query") for row in rows].count(ONE) == 2  # else scores stand in for it

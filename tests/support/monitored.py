@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -179,3 +180,9 @@ class MonitoredStore:
 def verdicts_on_all(labels: Sequence[bool]) -> Mapping[str, bool]:
     """A verdict on every candidate."""
     return dict(zip(POOL, (bool(label) for label in labels), strict=True))
+
+
+async def exported_rows(monitor: Monitor) -> list[dict[str, Any]]:
+    """The rows of the shadow sample."""
+    parts, _ = await monitor.sampler.rows()
+    return [json.loads(line) for line in b"".join([part async for part in parts]).splitlines()]

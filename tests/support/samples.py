@@ -54,5 +54,5 @@ def exported(sampled: Sequence[SampledDecision], **options: Any) -> list[dict[st
         "own": own,
         "sent_now": lambda _: {},
     }
-    found, _ = labelled_rows(sampled, POOL, **usual | options)
-    return [json.loads(row) for row in found.splitlines()]
+    found, _ = labelled_rows(lambda: sampled, POOL, **usual | options)
+    return [json.loads(row) for row in found]
