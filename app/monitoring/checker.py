@@ -24,7 +24,7 @@ from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
 from app.monitoring.checker_calls import CheckerCall, open_checker
-from app.monitoring.sample_store import SampledExchange
+from app.monitoring.sample_record import SampledExchange
 from app.settings import Secrets, Settings
 from app.settings.secrets import CHECKER_KEY
 from racer_core.errors import RacerError

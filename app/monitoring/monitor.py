@@ -27,7 +27,7 @@ from app.monitoring.feedback import Feedback
 from app.monitoring.housekeeping import Housekeeping
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
-from app.monitoring.sample_store import Sample
+from app.monitoring.sample_record import Sample
 from app.monitoring.sampler import Sampler, SamplerOptions
 from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.verification import Verification, calibration_of, verify

@@ -7,7 +7,8 @@ from typing import Any
 
 from app.errors import Conflict
 from app.monitoring.decision_writer import DecisionWriter
-from app.monitoring.sample_store import SampledDecision, SampleStore
+from app.monitoring.sample_record import SampledDecision
+from app.monitoring.sample_store import SampleStore
 from racer_core.errors import InputError
 
 

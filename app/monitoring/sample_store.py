@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar, cast
 
 from sqlalchemy import ColumnElement, Row, Select, and_, case, exists, func, or_, select, true
@@ -20,88 +20,20 @@ from app.ids import RANDOM_CHARS
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_store import unknown_decision
-from app.routing.reasons import Reason
+from app.monitoring.sample_record import (
+    Sample,
+    SampledDecision,
+    SampledExchange,
+    is_later_turn,
+)
 from app.store import Store, now
 from app.store.encryption import Cipher
 from app.store.engine import insert_into
 from app.store.tables import DecisionRow, JudgementRow, SampleRow, VerdictRow
-from racer_core.calibration.certificate import base_reason
-from racer_core.types import CallRecord
 
-_LATER: Final = frozenset({Reason.LATER_TURN, Reason.MULTI_TURN})
 PAGE: Final = 500  # decisions that one statement reads
 _CAN_BE_SHOWN: Final[ColumnElement[bool]] = and_(SampleRow.body.is_not(None), SampleRow.whole)
 CHECKED: Final = 100  # stored requests, to see whether a key is wrong
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledExchange:
-    """A whole request and the answers of its candidates.
-
-    Attributes:
-        request: The body as the client sent it.
-        path: The endpoint of candidates to which it goes.
-        answers: Candidate -> its answer as rows record it; null where it is none.
-        calls: Candidate -> what is known of its call.
-    """
-
-    request: Mapping[str, Any]
-    path: str
-    answers: Mapping[str, str | None]
-    calls: Mapping[str, CallRecord]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """What is kept of one decision of the shadow sample beside its record.
-
-    Attributes:
-        decision_id: The decision.
-        application: The application of the request; None where none is configured.
-        later: The request is a turn after the first of a conversation.
-        conversation: Keyed hash that the turns of one conversation share; None for a first turn.
-        classes: Candidate -> class of its answer, equal for equal answers; None without an answer.
-        digests: Candidate -> digest of what it was sent, but for the query.
-        whole: Every candidate answered, or refuses this request for good and is wrong: the
-            decision can be labelled.
-        exchange: The request and its answers; None where requests are not stored.
-        is_unreadable: They are stored, and no key of this start decrypts them.
-    """
-
-    decision_id: str
-    application: str | None
-    later: bool
-    conversation: str | None
-    classes: Mapping[str, int | None]
-    digests: Mapping[str, str]
-    whole: bool
-    exchange: SampledExchange | None = None
-    is_unreadable: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledDecision:
-    """A decision of the shadow sample with everything that is stored of it.
-
-    Attributes:
-        decision: Its record.
-        sample: What is kept beside it; None where its candidates could not all be called, or the
-            store took no more.
-        correct: Candidate -> verdict that counts.
-        judgements: Judge model -> candidate -> its verdict.
-    """
-
-    decision: DecisionRecord
-    sample: Sample | None
-    correct: Mapping[str, bool]
-    judgements: Mapping[str, Mapping[str, bool]]
-
-    @property
-    def is_later(self) -> bool:
-        """Whether it is a later turn; without a sample the reasons of the decision say it."""
-        if self.sample is not None:
-            return self.sample.later
-        return not _LATER.isdisjoint(map(base_reason, self.decision.reasons))
 
 
 class SampleStore:
@@ -217,8 +149,7 @@ class SampleStore:
                 ]
             for document, later in found:
                 decision = DecisionRecord.from_document(document, None)
-                reasons = {base_reason(each) for each in decision.reasons}
-                yield decision, not _LATER.isdisjoint(reasons) if later is None else later
+                yield decision, is_later_turn(decision.reasons) if later is None else later
 
     def waiting(
         self,

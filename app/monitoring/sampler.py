@@ -20,7 +20,8 @@ from app.monitoring.decision_writer import DecisionWriter
 from app.monitoring.judged_rows import LABELS_ALONE
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.sample_labels import SampleLabels
-from app.monitoring.sample_store import Sample, SampledExchange, SampleStore
+from app.monitoring.sample_record import Sample, SampledExchange
+from app.monitoring.sample_store import SampleStore
 from app.monitoring.shadow_sample import ConversationTurn, ShadowSample, conversation_turn
 from app.routing.conditions import ConditionReader
 from app.settings import GroupBy

@@ -22,7 +22,7 @@ from app import settings
 from app.errors import SettingsError, StoreFull
 from app.monitoring import checker
 from app.monitoring.checker import ATTEMPTS, Checkers
-from app.monitoring.sample_store import SampledExchange
+from app.monitoring.sample_record import SampledExchange
 from app.settings import Secrets, Settings
 from racer_core.types import CallRecord
 from tests.support.waiting import eventually

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.monitoring.sample_store import Sample, SampledDecision, SampledExchange
+from app.monitoring.sample_record import Sample, SampledDecision, SampledExchange
 from app.monitoring.shadow_sample import ConversationTurn, conversation_turn
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.records.units import cluster_units, one_per_unit

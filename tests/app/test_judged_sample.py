@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.monitoring.sample_store import Sample, SampledDecision
+from app.monitoring.sample_record import Sample, SampledDecision
 from app.tools.labelling import judge
 from app.tools.labelling.judge import judge_candidate, judge_version
 from racer_core.calibration.judge_correction import Parts, corrected_thresholds

@@ -14,7 +14,8 @@ from sqlalchemy import select, update
 from app.errors import NotFound, SettingsError, StoredRequestsUnreadable
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_store import DecisionStore
-from app.monitoring.sample_store import Sample, SampledExchange, SampleStore
+from app.monitoring.sample_record import Sample, SampledExchange
+from app.monitoring.sample_store import SampleStore
 from app.settings.loading import parse
 from app.store import Store
 from app.store.encryption import Cipher

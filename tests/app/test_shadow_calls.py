@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from app.errors import StoreFull, StoreUnavailable
-from app.monitoring.sample_store import SampledExchange, SampleStore
+from app.monitoring.sample_record import SampledExchange
+from app.monitoring.sample_store import SampleStore
 from app.settings import key_format
 from tests.support.gateway import (
     ADMIN_KEY,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from app.monitoring.sample_store import SampledDecision
+from app.monitoring.sample_record import SampledDecision
 from app.monitoring.shadow_rows import labelled_rows
 from tests.support.gateway import ADMIN_KEY, Gateway
 from tests.support.monitored import POOL
