@@ -13,7 +13,13 @@ from app.calibrations.column_files import ColumnWriter
 from app.calibrations.thinning import draw_of
 from app.routing.applications import prompt_digest
 from app.routing.conditions import ConditionReader
-from app.routing.query import MAX_DRAWN_BYTES, MAX_ROW_BYTES, is_too_large_to_draw, needs_of_body
+from app.routing.query import (
+    MAX_DRAWN_BYTES,
+    MAX_ROW_BYTES,
+    NO_CANDIDATE,
+    is_too_large_to_draw,
+    needs_of_body,
+)
 from app.settings.candidates import Capabilities
 from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
@@ -258,15 +264,16 @@ class _RowConditions:
                 "cover no such request: leave the row out"
             )
         sent = self._reader.read(fields, path)
-        if is_drawn and self._capabilities:
-            query = needs_of_body(fields, path, sent)
-            for name, able in self._capabilities.items():
-                if not query.suits(able):
-                    raise InputError(
-                        f"its request is none that {name!r} can serve, by its `capabilities`, and "
-                        "rows that are drawn cover no such request: leave the row out (a row of "
-                        "the sample: take those since `capabilities` changed)"
-                    )
+        query = needs_of_body(fields, path, sent)
+        unable = [name for name, able in self._capabilities.items() if not query.suits(able)]
+        if is_drawn and unable:
+            raise InputError(
+                f"its request is none that {unable[0]!r} can serve, by its `capabilities`, and "
+                "rows that are drawn cover no such request: leave the row out (a row of "
+                "the sample: take those since `capabilities` changed)"
+            )
+        if unable and len(unable) == len(self._capabilities):
+            raise InputError(NO_CANDIDATE)
         if row.group is None and self._prompts:
             named = self._prompts.get(prompt_digest(fields, path) or "")
             if named is not None:

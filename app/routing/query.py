@@ -22,6 +22,9 @@ _UNMEASURED: Final = GATEWAY_FIELDS | {"store"}
 
 _GUIDED = ("guided_", "structured_outputs")  # vLLM's own spellings of structured outputs
 # A tuple, not a set: a client's `type` may be a list, which has no hash.
+NO_CANDIDATE: Final = (
+    "no candidate can serve its request, by their `capabilities`: leave it out, or add a candidate"
+)
 _IMAGES = ("image_url", "input_image", "image", "video_url")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from app.errors import LabellingIncomplete
 from app.routing.conditions import ConditionReader
+from app.routing.query import NO_CANDIDATE, needs_of_body
 from app.settings import Candidate, Secrets, Settings
 from app.tools.labelling.answer_store import Answer
 from app.tools.labelling.confidences import (
@@ -352,12 +353,17 @@ async def _check(
     No call was made before.
     """
     problems: list[str] = []
+    conditions = ConditionReader(settings.candidates).configured
     async with grader:
         for question in questions:
             if question.is_lost:
                 continue
             try:
-                replayed(question, settings)
+                request = replayed(question, settings)
+                query = needs_of_body(request.fields, request.api_format.path, conditions)
+                # A sampled request stays a row: without it the rows would not be drawn at random.
+                if question.decision_id is None and not query.able(settings.candidates):
+                    raise InputError(NO_CANDIDATE)
                 await grader.check(question)
             except InputError as exc:
                 problems.append(f"line {question.place}: {exc}")
