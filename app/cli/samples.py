@@ -70,15 +70,15 @@ def samples(
 
 
 @dataclass(slots=True)
-class _Saved:
+class _RowCounts:
     """Counts of saved rows."""
 
     rows: int = 0
     without_label: int = 0
 
 
-def _save(lines: Iterable[bytes], file: BinaryIO, show: Progress) -> _Saved:
-    saved = _Saved()
+def _save(lines: Iterable[bytes], file: BinaryIO, show: Progress) -> _RowCounts:
+    saved = _RowCounts()
     for line in lines:
         file.write(line)
         saved.rows += 1
