@@ -17,6 +17,7 @@ from racer_core.offline.train import train
 from tests.support import databases
 from tests.support.gateway import (
     ENVIRONMENT,
+    TRAINED,
     Command,
     Gateway,
     Serve,
@@ -65,9 +66,10 @@ def store(database: str) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A KNN router on character n-grams, trained on 400 rows."""
+    """A KNN router on character n-grams, trained on 200 rows: every start loads them."""
     folder = tmp_path_factory.mktemp("artifact")
-    train(labelled(0, 400), labelled(5_000, 200), folder, encoder=CharNgramEncoder(), kind="knn")
+    rows = labelled(0, TRAINED)
+    train(rows, labelled(5_000, 200), folder, encoder=CharNgramEncoder(), kind="knn")
     return folder
 
 

@@ -39,6 +39,7 @@ from tests.support.gateway import (
     ENVIRONMENT,
     ONE,
     POOL,
+    TRAINED,
     TWO,
     UNANSWERABLE,
     Gateway,
@@ -744,7 +745,7 @@ def test_a_compressed_file_is_refused(unsure: Gateway, name: str) -> None:
 def test_training_rows_are_refused_or_void_the_guarantee(serve: Serve) -> None:
     """Overlap is 422 with a number; allowed, every certificate says so."""
     gateway = serve(calibrated=False)
-    rows = labelled(390, 40)  # ten of them were training rows
+    rows = labelled(TRAINED - 10, 40)  # ten of them were training rows
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(rows)})
     assert "10 of 40 rows" in error_message(response, 422)
     assert response.json()["error"]["code"] == "training_overlap"

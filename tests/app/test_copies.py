@@ -18,6 +18,7 @@ from tests.support.gateway import (
     ADMIN_KEY,
     ONE,
     POOL,
+    TRAINED,
     Gateway,
     Serve,
     as_json,
@@ -120,7 +121,7 @@ def test_the_kind_of_rows_is_said_or_guessed_and_reported(serve: Serve) -> None:
 def test_traffic_may_repeat_training_queries_if_it_is_said(serve: Serve) -> None:
     """Counted in the evidence, and no reason against the certificate; refused by a guess."""
     gateway = serve(calibrated=False)
-    rows = as_json(labelled(380, 60))  # twenty of them were training rows
+    rows = as_json(labelled(TRAINED - 20, 60))  # twenty of them were training rows
     upload(gateway, rows, rows_kind="traffic")
     assert gateway.route(ONE)["certificate"]["holds"]
     [shown] = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
@@ -129,7 +130,7 @@ def test_traffic_may_repeat_training_queries_if_it_is_said(serve: Serve) -> None
     assert "20 of 80 rows" in error_message(
         gateway.post("/calibrate", ADMIN_KEY, json=repeated), 422
     )
-    training = {"rows": as_json(labelled(300, 60)), "rows_kind": "traffic"}
+    training = {"rows": as_json(labelled(TRAINED - 100, 60)), "rows_kind": "traffic"}
     response = gateway.post("/calibrate", ADMIN_KEY, json=training)
     assert "no fresh sample of traffic" in error_message(response, 422)
     made = upload(gateway, training["rows"], rows_kind="traffic", allow_overlap=True)

@@ -23,7 +23,17 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import RiskTarget, Score
-from tests.support.gateway import ADMIN_KEY, ONE, TWO, Gateway, Serve, as_json, candidates, labelled
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ONE,
+    TRAINED,
+    TWO,
+    Gateway,
+    Serve,
+    as_json,
+    candidates,
+    labelled,
+)
 from tests.upstreams.scripted import FakePool
 
 
@@ -416,7 +426,7 @@ def test_smoothing_survives_a_restart(serve: Serve, tmp_path: Path) -> None:
 def test_an_overlap_stays_void_after_a_restart(serve: Serve, tmp_path: Path) -> None:
     """A premise that never held is part of the record."""
     first = serve(calibrated=False, folder=tmp_path)
-    first.calibrate(rows=labelled(390, 40), allow_overlap=True)
+    first.calibrate(rows=labelled(TRAINED - 10, 40), allow_overlap=True)
     second = serve(calibrated=False, folder=tmp_path)
     assert second.route(ONE)["certificate"]["reasons"] == ["training_overlap"]
 

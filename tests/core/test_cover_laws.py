@@ -55,8 +55,14 @@ def together(one, other):
     return type(one)(*map(np.concatenate, pairs))
 
 
-@pytest.mark.parametrize(("n", "alpha", "trials", "queries"), SIZES)
-@pytest.mark.parametrize("score", COVERS)
+@pytest.mark.parametrize(
+    ("score", "n", "alpha", "trials", "queries"),
+    [
+        pytest.param(score, *size, marks=(pytest.mark.slow,) * (at > 0 and score != COVERS[0]))
+        for score in COVERS
+        for at, size in enumerate(SIZES)
+    ],
+)
 @pytest.mark.parametrize("target", BINARY_TARGETS)
 def test_smoothed_risk_has_its_exact_value(target, score, n, alpha, trials, queries):
     """Smoothed on both sides no two scores are equal, so the risk is floor(alpha(n+1))/(n+1).

@@ -96,7 +96,9 @@ def test_variance_is_that_of_the_mean_cost_over_samples():
     assert np.mean(plain) < 0.5 * np.var(means)
 
 
-@pytest.mark.parametrize("alphas", [(0.05,), (0.1,), PAPER_ALPHAS])
+@pytest.mark.parametrize(
+    "alphas", [(0.05,), pytest.param((0.1,), marks=pytest.mark.slow), PAPER_ALPHAS]
+)
 def test_false_alarm_rate_on_exchangeable_scores_is_kept(alphas):
     """At one level and over the whole grid; this test fails by luck once in a million."""
     assert false_alarms(alphas) <= most_false_alarms()

@@ -38,6 +38,7 @@ SKILLS = {
 ONE = "What is 3 plus 4?"  # the adder alone is selected
 TWO = "Compare 3 with 4 in one word"  # the adder and the speller
 UNANSWERABLE = "Write a poem about 3 and 4"  # abstained
+TRAINED = 200  # rows of the fixture `artifact`: fifty of each kind, more than the 40 neighbours
 
 
 def labelled(start: int, count: int) -> LabelledRows:
@@ -198,7 +199,7 @@ def configure(folder: Path, artifact: Path, upstream: str, **changes: Any) -> Pa
     folder.mkdir(exist_ok=True)
     path = folder / "racer.yaml"
     values |= {"routing": routing, "watching": watching, "fleet": fleet} | changes
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    path.write_text(yaml.dump(values, Dumper=yaml.CSafeDumper), encoding="utf-8")
     return path
 
 
