@@ -245,7 +245,7 @@ async def _open_store(
 ) -> AsyncGenerator[StoreServices]:
     async with AsyncExitStack() as stack:
         store = stack.enter_context(await asyncio.to_thread(Store, secrets.store(settings)))
-        key = secrets.samples_key
+        keys = [key.get_secret_value() for key in secrets.samples_keys]
         active = ActiveCalibration(metrics)
         calibration_sync = CalibrationSync(
             store,
@@ -272,7 +272,7 @@ async def _open_store(
                     drawn=settings.drawn_applications,
                     together=settings.together_applications,
                     pool=settings.pool,
-                    cipher=None if key is None else Cipher(key.get_secret_value()),
+                    cipher=Cipher(*keys) if keys else None,
                 ),
             )
         )

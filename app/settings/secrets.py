@@ -36,7 +36,7 @@ class Secrets:
     # By name of the candidate, or of an evaluator with a server of its own.
     candidate_keys: Mapping[str, SecretStr] = field(default_factory=dict[str, SecretStr])
     store_url: SecretStr | None = None  # may hold a password
-    samples_key: SecretBytes | None = None  # encrypts the requests of the shadow sample
+    samples_keys: tuple[SecretBytes, ...] = ()  # the first encrypts the shadow sample's requests
     checker_key: SecretStr | None = None  # bearer token for the checkers' URLs
 
     def store(self, settings: Settings) -> str:
@@ -95,15 +95,15 @@ def read_secrets(
         admin_key=admin_key,
         candidate_keys=keys,
         store_url=SecretStr(store_url) if store_url else None,
-        samples_key=_samples_key(
+        samples_keys=_samples_keys(
             environment, is_required=serves and settings.watching.store_requests
         ),
         checker_key=SecretStr(checker_key) if checker_key else None,
     )
 
 
-def _samples_key(environment: Mapping[str, str], *, is_required: bool) -> SecretBytes | None:
-    """The key that encrypts stored requests; None where none is set, and none are stored."""
+def _samples_keys(environment: Mapping[str, str], *, is_required: bool) -> tuple[SecretBytes, ...]:
+    """The keys of stored requests, the newest first; none where no request is stored."""
     value, make_one = environment.get(SAMPLES_KEY, ""), "make one with `openssl rand -base64 32`"
     if not value:
         if is_required:
@@ -111,16 +111,20 @@ def _samples_key(environment: Mapping[str, str], *, is_required: bool) -> Secret
                 f"watching.store_requests: ${SAMPLES_KEY} is not set, and requests are stored only "
                 f"encrypted: {make_one}, and keep it as long as the stored requests"
             )
-        return None
-    try:
-        key = base64.b64decode(value.strip(), validate=True)
-    except (binascii.Error, ValueError):
-        key = b""
-    if len(key) != SAMPLES_KEY_BYTES:
-        raise SettingsError(
-            f"${SAMPLES_KEY} is no key of {SAMPLES_KEY_BYTES} bytes in base64: {make_one}"
-        )
-    return SecretBytes(key)
+        return ()
+    keys: list[SecretBytes] = []
+    for place, each in enumerate(value.split(","), 1):
+        try:
+            key = base64.b64decode(each.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if len(key) != SAMPLES_KEY_BYTES:
+            which = f"key {place} of ${SAMPLES_KEY}" if "," in value else f"${SAMPLES_KEY}"
+            raise SettingsError(
+                f"{which} is no key of {SAMPLES_KEY_BYTES} bytes in base64: {make_one}"
+            )
+        keys.append(SecretBytes(key))
+    return tuple(keys)
 
 
 def _key(environment: Mapping[str, str], variable: str) -> SecretStr | None:

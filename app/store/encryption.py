@@ -6,6 +6,7 @@ A value moved to another row, or changed, is not decrypted.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -17,19 +18,19 @@ _NONCE_BYTES: Final = 12  # drawn at random: one key may encrypt 2**32 values
 
 
 class Cipher:
-    """Encrypts and decrypts with one key.
+    """Encrypts with the first key, and decrypts with any.
 
     Args:
-        key: 32 bytes.
+        keys: The newest key first, each of 32 bytes.
     """
 
-    def __init__(self, key: bytes) -> None:
-        self._aead = AESGCM(key)
+    def __init__(self, *keys: bytes) -> None:
+        self._aeads = [AESGCM(key) for key in keys]
 
     def encrypt(self, value: bytes, row_id: str) -> bytes:
         """The encrypted value, which only a row with this id can hold."""
         nonce = os.urandom(_NONCE_BYTES)
-        return nonce + self._aead.encrypt(nonce, value, row_id.encode())
+        return nonce + self._aeads[0].encrypt(nonce, value, row_id.encode())
 
     def decrypt(self, value: bytes, row_id: str) -> bytes:
         """The value of the row with this id.
@@ -38,7 +39,7 @@ class Cipher:
             StoredRequestsUnreadable: Another key encrypted it, or it was changed.
         """
         nonce, encrypted = value[:_NONCE_BYTES], value[_NONCE_BYTES:]
-        try:
-            return self._aead.decrypt(nonce, encrypted, row_id.encode())
-        except (InvalidTag, ValueError) as exc:  # ValueError: cut off
-            raise StoredRequestsUnreadable from exc
+        for aead in self._aeads:
+            with suppress(InvalidTag, ValueError):  # ValueError: cut off
+                return aead.decrypt(nonce, encrypted, row_id.encode())
+        raise StoredRequestsUnreadable

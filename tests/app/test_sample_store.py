@@ -24,6 +24,7 @@ from tests.support.monitored import POOL, calibration_record, decision_record
 
 RECORD = calibration_record()
 KEY = bytes(range(32))
+NEW_KEY = bytes(32)
 EXCHANGE = SampledExchange(
     request={"model": "auto", "messages": [{"role": "user", "content": "a secret question"}]},
     path="chat/completions",
@@ -244,6 +245,7 @@ watching: {store_requests: %s}
     [
         ("true", None, "openssl rand -base64 32"),
         ("true", "c2hvcnQ=", "32 bytes in base64"),
+        ("true", f"{base64.b64encode(KEY).decode()},", "key 2 of .RACER_SAMPLES_KEY is no key"),
         ("false", "not base64 at all", "32 bytes in base64"),
     ],
 )
@@ -262,6 +264,22 @@ def test_the_key_is_read_and_not_shown() -> None:
     _, secrets = parse(
         CONFIGURATION % "true", Path("racer.yaml"), {"RACER_SAMPLES_KEY": text + "\n"}
     )
-    assert secrets.samples_key is not None
-    assert secrets.samples_key.get_secret_value() == KEY
+    (key,) = secrets.samples_keys
+    assert key.get_secret_value() == KEY
     assert text not in repr(secrets)
+
+
+def test_a_rotated_key_reads_what_the_old_one_encrypted(store: Store) -> None:
+    """The first of several keys encrypts, all decrypt; dropping a key loses its requests."""
+    texts = [base64.b64encode(each).decode() for each in (NEW_KEY, KEY)]
+    _, secrets = parse(
+        CONFIGURATION % "true", Path("racer.yaml"), {"RACER_SAMPLES_KEY": ", ".join(texts)}
+    )
+    keys = [each.get_secret_value() for each in secrets.samples_keys]
+    assert keys == [NEW_KEY, KEY]
+    old, new = sample_of(sampled(store)), sample_of(sampled(store))
+    SampleStore(store, Cipher(KEY)).add(old)
+    SampleStore(store, Cipher(*keys)).add(new)
+    assert [each.sample for each in SampleStore(store, Cipher(*keys)).rows()] == [old, new]
+    found = [each.sample for each in SampleStore(store, Cipher(NEW_KEY)).rows()]
+    assert found == [replace(old, exchange=None, is_unreadable=True), new]
