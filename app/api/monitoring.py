@@ -24,6 +24,7 @@ from racer_core.errors import InputError
 routes = Routes("watching")
 
 MAX_WAITING: Final = 1_000  # samples in one answer
+MAX_LABELS: Final = 1_000_000
 
 
 class JudgementRequest(BaseModel):
@@ -135,6 +136,11 @@ async def reset(request: Request, services: Services) -> Response:
                 "with verdicts on most rows.",
             ),
             _query(
+                "labels",
+                {"type": "integer", "minimum": 1},
+                "The number of labels beside verdicts, fixed before they were given.",
+            ),
+            _query(
                 "pool",
                 {"type": "string", "enum": ["any"]},
                 "`any`: all stored requests, each with the candidates of its time, to label anew.",
@@ -154,6 +160,7 @@ async def shadow_rows(request: Request, services: Services) -> Response:
         application=_application(request, services),
         since=_since(request.query_params.get("since")),
         judge=request.query_params.get("judge"),
+        labels=_labels(request.query_params.get("labels")),
         any_pool=_is_any_pool(request.query_params.get("pool")),
     )
     headers = {"x-racer-labels-left-out": str(labels_left_out)}
@@ -239,9 +246,18 @@ def _application(request: Request, services: Services) -> str | None:
 
 def _limit(value: str) -> int:
     """A number of samples. Raises InputError."""
-    is_number = value.isascii() and value.isdigit() and len(value) <= len(str(MAX_WAITING))
-    if not is_number or not 1 <= int(value) <= MAX_WAITING:
-        raise InputError(f"limit must be a whole number from 1 to {MAX_WAITING}", param="limit")
+    return _number(value, "limit", MAX_WAITING)
+
+
+def _labels(value: str | None) -> int | None:
+    """A number of labels. Raises InputError."""
+    return None if value is None else _number(value, "labels", MAX_LABELS)
+
+
+def _number(value: str, name: str, largest: int) -> int:
+    is_number = value.isascii() and value.isdigit() and len(value) <= len(str(largest))
+    if not is_number or not 1 <= int(value) <= largest:
+        raise InputError(f"{name} must be a whole number from 1 to {largest}", param=name)
     return int(value)
 
 

@@ -224,6 +224,7 @@ class ColumnWriter:
             judged=self._table(np.frombuffer(self._judged, np.int8))[
                 : None if self._is_judged else 0
             ],
+            judge=np.array([self._judge or ""], dtype=np.str_),
             conditions=np.array([*self._conditions], dtype=np.str_),
             condition_ids=np.asarray(self._condition_ids, np.int64),
         )
@@ -275,6 +276,7 @@ def load(
             decision_ids=saved["decision_ids"] if len(saved["decision_ids"]) else None,
             sample_prints=_digests(saved["sample_prints"]) or None,
             judged=judged if judged.size else None,
+            judge=str(saved["judge"][0]) or None,
             conditions=tuple(tuple(map(str, vector)) for vector in saved["conditions"]),
             condition_ids=saved["condition_ids"],
             duplicates=duplicates,

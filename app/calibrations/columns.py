@@ -101,6 +101,7 @@ class RowColumns:
         weights: Weight of each row, shape (n,); None if all are 1.
         judged: A judge's verdicts, shape (n, K): 1 right, 0 wrong, -1 for a row without; None if no
             row has any.
+        judge: The name of that judge, with the digest of its prompt; None: no row says it.
         unlabelled: Whether a row has no label, shape (n,).
         sampled: Whether a row is of a gateway's random sample, shape (n,).
         draws: The number of each row that a rate above it draws, shape (n,); NaN for a row that is
@@ -140,6 +141,7 @@ class RowColumns:
     quality: FloatArray | None = None
     weights: FloatArray | None = None
     judged: NDArray[np.int8] | None = None
+    judge: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse columns that do not belong together."""

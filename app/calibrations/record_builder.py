@@ -390,12 +390,14 @@ class RecordBuilder:
     ) -> dict[str, Any]:
         """The evidence; a dry run also shows other choices of alpha and the groups."""
         calibration, stacked = built.calibration, self._trained.artifact.stacked
-        found = evidence(calibration) | {
+        found: dict[str, Any] = evidence(calibration) | {
             "duplicates": rows.duplicates,
             "near_duplicates": rows.near_duplicates,
             "training_copies": built.training_copies,
             "answer_risk": answer_risk(rows, calibration, self._settings.aggregation, stacked),
         }
+        if found["judge"] is not None:
+            found["judge"]["name"] = rows.judge
         if dry_run:
             found |= {"curve": curve(calibration), "groups": groups(calibration)}
         return found

@@ -28,7 +28,7 @@ from app.cli.console import (
     progress_bars,
 )
 from app.errors import GatewayRefused
-from app.tools.gateway_client import GatewayClient, Progress, SavedRows
+from app.tools.gateway_client import GatewayClient, Progress, SampleQuery, SavedRows
 from racer_core.errors import RacerError
 from racer_core.types import RiskTarget, RowsKind, Score
 
@@ -50,6 +50,12 @@ from racer_core.types import RiskTarget, RowsKind, Score
 @click.option(
     "--judge",
     help="With `--from-shadow --delta`: correct this judge's verdicts; default: the one with most.",
+)
+@click.option(
+    "--labels",
+    type=click.IntRange(1),
+    help="With `--from-shadow --delta`: how many labels stand beside verdicts, fixed before they "
+    "were given; default: all in the tab's order.",
 )
 @click.option("--alpha", type=float, help="Risk level; default: the configuration's.")
 @click.option("--delta", type=float, help="P(risk <= alpha) >= 1 - delta instead of the mean.")
@@ -126,6 +132,7 @@ def calibrate(
     application: str | None,
     since: str | None,
     judge: str | None,
+    labels: int | None,
     alpha: float | None,
     delta: float | None,
     score: str | None,
@@ -148,8 +155,9 @@ def calibrate(
     """Calibrate a running gateway with labelled ROWS; Ctrl-C cancels without a change."""
     if (rows is None) != from_shadow:
         raise click.UsageError("give ROWS or --from-shadow")
-    if judge is not None and (not from_shadow or delta is None):
-        raise click.UsageError("--judge needs --from-shadow and --delta")
+    for name, given in (("--judge", judge), ("--labels", labels)):
+        if given is not None and (not from_shadow or delta is None):
+            raise click.UsageError(f"{name} needs --from-shadow and --delta")
     options = {
         "alpha": alpha,
         "delta": delta,
@@ -179,9 +187,13 @@ def calibrate(
         else:
             folder = Path(stack.enter_context(TemporaryDirectory()))
             # A judge's verdicts need delta; without it the rows are those of labels alone.
-            saved = client.save_shadow_rows(
-                folder, application, since, judge if delta is not None else ""
+            query = SampleQuery(
+                application=application,
+                since=since,
+                judge=judge if delta is not None else "",
+                labels=labels,
             )
+            saved = client.save_shadow_rows(folder, query)
             _say_labels(saved, delta)
             files = saved.files
         refusals: list[RacerError] = []

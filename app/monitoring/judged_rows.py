@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from app.ids import random_part
+from racer_core.errors import InputError
 
 LABELS_ALONE: Final = ""  # instead of a judge's name: rows carry no verdicts
 
@@ -56,38 +57,56 @@ def without_verdicts(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "judged"}
 
 
-def choose_verdicts(rows: Iterable[dict[str, Any]], judge: str | None) -> ChosenVerdicts | None:
+def choose_verdicts(
+    rows: Iterable[dict[str, Any]], judge: str | None, labels: int | None = None
+) -> ChosenVerdicts | None:
     """The verdicts of one judge, beside labels on a random part of the rows.
 
     Rows are ordered by the random part of their decision ids, as people are shown samples. Of rows
-    with verdicts, those before the first without a label keep their labels. If any row has
-    verdicts, a row with a label alone loses it, which counts as a miss.
+    with verdicts, those before the first without a label keep their labels, or as many of these as
+    were fixed beforehand. If any row has verdicts, a row with a label alone loses it, which counts
+    as a miss.
+
+    The bound is proved for a number of labels that depends on no label. To stop where thresholds
+    look good breaks it, as it breaks every test that is repeated until it passes.
 
     Args:
         rows: Rows with `decision_id` and, in `judged`, the complete verdicts of every judge.
         judge: The judge's name; None: the one with verdicts on most rows, of several the first by
             name.
+        labels: The number of labels, fixed before they were given; None: as many as there are.
 
     Returns:
         The choice; None where no row has verdicts of such a judge.
+
+    Raises:
+        InputError: Fewer than ``labels`` rows stand before the first without a label.
     """
     verdicts: dict[str, Sequence[str]] = {}
-    labels = set[str]()
+    with_label = set[str]()
     for row in rows:
         verdicts[row["decision_id"]] = tuple(row.get("judged", ()))
         if "correct" in row:
-            labels.add(row["decision_id"])
+            with_label.add(row["decision_id"])
     counts = Counter(sorted(name for names in verdicts.values() for name in names))
     if judge is None and counts:
         judge = counts.most_common(1)[0][0]
     if judge is None or judge not in counts:
         return None
     judged = [decision for decision, names in verdicts.items() if judge in names]
-    labelled = frozenset(takewhile(labels.__contains__, sorted(judged, key=random_part)))
+    labelled = list(takewhile(with_label.__contains__, sorted(judged, key=random_part)))
+    if labels is not None and len(labelled) < labels:
+        raise InputError(
+            f"of the first {labels} judged rows in the order of the page's tab Label, row "
+            f"{len(labelled) + 1} has no label: label what the tab shows first, or have the judge "
+            "read more rows",
+            param="labels",
+        )
+    labelled = frozenset(labelled[:labels])
     return ChosenVerdicts(
         judge=judge,
         rows=frozenset(verdicts),
         judged=frozenset(judged),
         labelled=labelled,
-        left_out=len(labels - labelled),
+        left_out=len(with_label - labelled),
     )

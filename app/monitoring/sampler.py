@@ -173,6 +173,7 @@ class Sampler:
         since: str | None = None,
         any_pool: bool = False,
         judge: str | None = None,
+        labels: int | None = None,
     ) -> tuple[AsyncIterator[bytes], int]:
         """The decisions of the shadow sample as labelled rows, JSON lines, oldest first.
 
@@ -182,17 +183,20 @@ class Sampler:
             any_pool: All stored requests, each with the candidates of its own time.
             judge: The judge model whose verdicts rows carry; None: the one with verdicts on most;
                 `LABELS_ALONE`: none.
+            labels: The number of labels beside verdicts, fixed beforehand; None: as many as there
+                are in random order.
 
         Returns:
             Some rows at a time, and how many lost their label beside a judge's verdicts. The store
             may fail between them: StoreError.
 
         Raises:
+            InputError: There are fewer labels in random order.
             StoreError: The store cannot be used, or no key decrypts the newest requests.
         """
 
         def begin() -> tuple[Iterator[bytes], bytes, int]:
-            lines, left_out = self._rows(self._setup, application, since, judge, any_pool)
+            lines, left_out = self._rows(self._setup, application, since, judge, labels, any_pool)
             return lines, _join(lines), left_out
 
         lines, first, left_out = await self._store.run(begin)
@@ -211,6 +215,7 @@ class Sampler:
         application: str | None,
         since: str | None,
         judge: str | None,
+        labels: int | None,
         any_pool: bool,
     ) -> tuple[Iterator[bytes], int]:
         options, samples = self._options, self._samples
@@ -231,6 +236,7 @@ class Sampler:
             sent_now=sent_now,
             any_pool=any_pool,
             judge=judge if samples.has_judgements(application, since) else LABELS_ALONE,
+            labels=labels,
         )
 
     def _conditions_of(self, calibration_id: str) -> tuple[str, ...] | None:

@@ -34,6 +34,7 @@ def labelled_rows(
     sent_now: Callable[[SampledExchange], Mapping[str, str]],
     any_pool: bool = False,
     judge: str | None = None,
+    labels: int | None = None,
 ) -> tuple[Iterator[bytes], int]:
     """Sampled decisions as rows, each a line of JSON; one of them is in memory at a time.
 
@@ -66,6 +67,7 @@ def labelled_rows(
             decisions whose request is lost, without a label.
         judge: The judge whose verdicts rows carry, as :func:`choose_verdicts` takes it;
             ``LABELS_ALONE``: none.
+        labels: The number of labels beside verdicts, as :func:`choose_verdicts` takes it.
 
     Returns:
         The lines, and how many rows lost their label beside verdicts.
@@ -101,7 +103,7 @@ def labelled_rows(
     def rows() -> Iterator[dict[str, Any]]:
         return (row for each in read() if (row := row_of(each)) is not None)
 
-    verdicts = None if judge == LABELS_ALONE else choose_verdicts(rows(), judge)
+    verdicts = None if judge == LABELS_ALONE else choose_verdicts(rows(), judge, labels)
     choose = without_verdicts if verdicts is None else verdicts.row
     chosen = (row for each in rows() if (row := choose(each)) is not None)
     lines = (line for row in chosen if (line := _line(row)) is not None)

@@ -50,6 +50,8 @@ class SampleQuery:
         since: Only decisions from this time on, in ISO 8601; None: all that are stored.
         judge: The judge whose verdicts rows carry; None: the one with verdicts on most rows; empty:
             none.
+        labels: The number of labels beside verdicts, fixed beforehand; None: as many as there are
+            in random order.
         pool: ``any``: all stored requests, each with the candidates of its time; None: the rows of
             the configured pool.
     """
@@ -57,11 +59,12 @@ class SampleQuery:
     application: str | None = None
     since: str | None = None
     judge: str | None = None
+    labels: int | None = None
     pool: str | None = None
 
     def as_params(self) -> dict[str, str]:
         """The parameters of the request."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: str(value) for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,22 +120,16 @@ class GatewayClient:
             raise RacerError(f"{path}: cannot be read ({reason})") from exc
         return self._job_result(answer["job"], progress) if "job" in answer else answer
 
-    def save_shadow_rows(
-        self, folder: Path, application: str | None, since: str | None, judge: str | None
-    ) -> SavedRows:
+    def save_shadow_rows(self, folder: Path, query: SampleQuery) -> SavedRows:
         """GET /shadow/rows into files, one for each application.
 
         Args:
             folder: Where the files are written.
-            application: Only rows of this application; None: those of all.
-            since: Only decisions from this time on, in ISO 8601; None: all that are stored.
-            judge: The judge whose verdicts rows carry; None: the one with verdicts on most rows;
-                empty: none.
+            query: Which rows.
 
         Raises:
             InputError: There are no rows.
         """
-        query = SampleQuery(application=application, since=since, judge=judge)
         files: dict[str | None, Path] = {}
         name_of_judge: str | None = None
         unreadable = 0

@@ -14,6 +14,7 @@ from app.monitoring.sample_record import Sample, SampledDecision
 from app.tools.labelling import judge
 from app.tools.labelling.judge import judge_candidate, judge_version
 from racer_core.calibration.judge_correction import Parts, corrected_thresholds
+from racer_core.errors import InputError
 from racer_core.types import BoolArray
 from tests.core.laws import assert_at_most
 from tests.support.judges import Population, errors, losses, population, verdicts
@@ -125,6 +126,19 @@ def test_labels_stay_on_the_rows_before_the_first_without_one() -> None:
     assert all(row.get("unlabelled", False) == ("correct" not in row) for row in rows)
     assert {row["judge"] for row in rows} == {"j"}
     assert labels_of(exported(sampled, judge="")).sum() == 7
+
+
+def test_a_number_of_labels_is_fixed_beforehand() -> None:
+    """Of the first rows in the same order; later labels are left out, and missing ones refused."""
+    yes = (True, True, False)
+    sampled = [decision(i, correct=yes, j=yes) for i in range(8)]
+    order = offered(sampled)
+    assert labels_of(exported(sampled, labels=3))[order].tolist() == [True] * 3 + [False] * 5
+    sampled[order[3]] = replace(sampled[order[3]], correct={})
+    assert labels_of(exported(sampled, labels=3)).sum() == 3
+    with pytest.raises(InputError, match=r"of the first 4 judged rows .* row 4 has no label"):
+        exported(sampled, labels=4)
+    assert labels_of(exported(sampled, labels=4, judge="")).sum() == 7  # beside no verdicts
 
 
 def test_rows_carry_the_verdicts_of_one_judge() -> None:

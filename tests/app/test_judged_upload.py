@@ -110,8 +110,14 @@ def test_samples_that_a_judge_and_people_read_calibrate(serve: Serve, racer: Com
     assert (evidence["judge"]["rows"], evidence["judge"]["human_rows"]) == (60, 30)
     assert (evidence["unlabelled"], evidence["feasible"]) == (0, True)
     assert set(evidence["judge"]["error"].values()) == {0.0}
+    assert evidence["judge"]["name"] == "j"
     words = "verdicts of the judge j, corrected by labels. Labels left out: 1,"
     assert words in " ".join(err.split())
+    fixed = ("--alpha", "0.4", "--delta", "0.2", "--labels")
+    code, out, err = racer("calibrate", *at, *fixed, "20")
+    assert (code, json.loads(out)["evidence"]["judge"]["human_rows"]) == (0, 20), err
+    code, out, err = racer("calibrate", *at, *fixed, "35")
+    assert (code, "row 31 has no label" in " ".join(err.split())) == (1, True)
     code, out, err = racer("calibrate", *at, "--alpha", "0.4")
     assert (code, "labels alone; with --delta" in " ".join(err.split())) == (0, True)
     evidence = json.loads(out)["evidence"]

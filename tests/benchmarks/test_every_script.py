@@ -17,6 +17,7 @@ SMALL = {
     "calibration_speed.py": (["--rows", "20000"], "manifest"),
     "answer_limits.py": (["--rows", "300", "--draws", "2"], "results"),
     "judge_correction.py": (["--rows", "400", "--people", "60", "--draws", "2"], "results"),
+    "label_stopping.py": (["--draws", "1"], "results"),
     "same_answer.py": (["--rows", "300", "--splits", "1"], "results"),
     "oracles.py": (["--largest", "12", "--rows", "100"], "compared"),
     "uncached.py": (["--tiny", "--rounds", "1", "--queries", "3"], "manifest"),
