@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 @click.option(
     "--grade",
     "kind",
-    type=click.Choice(["choice", "number", "math", "exact", "judge"]),
+    type=click.Choice(["choice", "number", "math", "exact", "judge", "checker"]),
     required=True,
-    help="How an answer is compared with the reference.",
+    help="How an answer is compared with the reference; `checker`: with `--from-shadow` alone.",
 )
 @click.option("--judge", help="With `--grade judge`: a candidate, or the URL of another server.")
 @click.option("--judge-model", help="Model name of the judge at that URL.")
@@ -68,7 +68,8 @@ if TYPE_CHECKING:
 @click.option(
     "--from-shadow",
     is_flag=True,
-    help="Judge the stored answers of live traffic at a gateway instead; needs `--grade judge`.",
+    help="Label the stored answers of live traffic at a gateway instead, by `--grade judge`, or by "
+    "`--grade checker`: the applications' `checker`.",
 )
 @click.option("--application", help="With `--from-shadow`: only this application's requests.")
 @URL
@@ -96,7 +97,8 @@ def label(
 
     After an interruption the same command resumes and repeats no finished call. With an evaluator,
     rows of an earlier run are rated, too. With `--from-shadow` a judge's verdicts on sampled
-    requests go to the gateway; `racer calibrate` corrects them by people's labels.
+    requests go to the gateway; `racer calibrate` corrects them by people's labels. A checker's are
+    labels.
     """
     from app.tools.labelling.grading import GradingOptions
 
@@ -107,8 +109,10 @@ def label(
                 "--from-shadow reads requests and answers from the gateway: leave out QUESTIONS, "
                 "--out, --evaluator, --confidence and --ray"
             )
-        _judge_samples(config, grading, application, concurrency, url, key, as_json=as_json)
+        _label_samples(config, grading, application, concurrency, url, key, as_json=as_json)
         return
+    if kind == "checker":
+        raise click.UsageError("--grade checker needs --from-shadow: questions have references")
     if questions is None or rows is None:
         missing = "argument QUESTIONS" if questions is None else "option --out"
         raise click.UsageError(f"Missing {missing}; only --from-shadow works without")
@@ -195,7 +199,7 @@ def _say_shortfalls(report: LabellingReport) -> None:
         )
 
 
-def _judge_samples(
+def _label_samples(
     config: Path,
     grading: GradingOptions,
     application: str | None,
@@ -205,26 +209,31 @@ def _judge_samples(
     *,
     as_json: bool,
 ) -> None:
-    """Judge the samples of a gateway, and print how many."""
-    from app.tools.labelling.shadow_judging import judge_samples
+    """Have the samples of a gateway judged or checked, and print how many."""
+    from app.tools.labelling.shadow_checking import check_samples
+    from app.tools.labelling.shadow_judging import JudgingReport, judge_samples
 
-    if grading.kind != "judge":
+    if grading.kind not in ("judge", "checker"):
         raise click.UsageError(
             f"--grade {grading.kind} compares with references, which live requests lack: use "
-            "--grade judge, an application's `checker`, or feedback"
+            "--grade judge, --grade checker with an application's `checker`, or feedback"
         )
-    configured, secrets = settings.load(config, serves=False)
+    if grading.kind == "checker" and grading.judge is not None:
+        raise click.UsageError("--judge needs --grade judge")
+    configured, secrets = settings.load(config)
     with GatewayClient(url, key) as gateway, progress_bars(as_json) as progress:
-        report = judge_samples(
-            gateway,
-            grading,
-            settings=configured,
-            secrets=secrets,
-            application=application,
-            concurrency=concurrency,
-            progress=progress,
-        )
-    if report.interrupted:
+        options: dict[str, Any] = {
+            "settings": configured,
+            "secrets": secrets,
+            "application": application,
+            "concurrency": concurrency,
+            "progress": progress,
+        }
+        if grading.kind == "checker":
+            report = check_samples(gateway, **options)
+        else:
+            report = judge_samples(gateway, grading, **options)
+    if isinstance(report, JudgingReport) and report.interrupted:
         err.print("racer: stopped; run the same command again to resume", soft_wrap=True)
         raise KeyboardInterrupt
     if as_json:

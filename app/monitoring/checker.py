@@ -124,22 +124,12 @@ class Checkers:
             exchange: The request and the answers. A candidate without an answer is not judged.
         """
         queue = self._queues.get(application or "")
-        messages = {
-            name: _message(text, exchange.calls.get(name, {}))
-            for name, text in exchange.answers.items()
-            if text is not None
-        }
-        if queue is None or not messages:
+        if queue is None or not any(text is not None for text in exchange.answers.values()):
             return
-        document = {
-            "decision_id": decision_id,
-            "application": application,
-            "request": exchange.request,
-            "answers": messages,
-        }
-        queue.add(
-            _Check(decision_id=decision_id, data=dump_json(document), names=frozenset(messages))
+        data, names = checker_document(
+            decision_id, application, exchange.request, exchange.answers, exchange.calls
         )
+        queue.add(_Check(decision_id=decision_id, data=data, names=names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +231,28 @@ class _CheckQueue:
             self._lost,
         )
         self._warned_at, self._lost = now, 0
+
+
+def checker_document(
+    decision_id: str,
+    application: str | None,
+    request: Mapping[str, Any],
+    answers: Mapping[str, str | None],
+    calls: Mapping[str, CallRecord],
+) -> tuple[bytes, frozenset[str]]:
+    """The document that a checker is sent, as JSON, and the candidates that answered."""
+    messages = {
+        name: _message(text, calls.get(name, {}))
+        for name, text in answers.items()
+        if text is not None
+    }
+    document = {
+        "decision_id": decision_id,
+        "application": application,
+        "request": request,
+        "answers": messages,
+    }
+    return dump_json(document), frozenset(messages)
 
 
 def read_verdicts(

@@ -179,12 +179,18 @@ class GatewayClient:
             )
 
     def waiting_samples(
-        self, *, judge: str, application: str | None, since: str | None, limit: int
+        self, *, judge: str | None, application: str | None, since: str | None, limit: int
     ) -> dict[str, Any]:
-        """GET /shadow/waiting: samples that wait for the verdicts of a judge, oldest first."""
+        """GET /shadow/waiting: samples that wait for a judge's verdicts, or for labels (None)."""
         options = {"judge": judge, "application": application, "since": since, "limit": limit}
         query = {name: str(value) for name, value in options.items() if value is not None}
         return self._request("GET", "/shadow/waiting", params=query)
+
+    def add_feedback(self, decision_id: str, correct: Mapping[str, bool]) -> None:
+        """POST /feedback: verdicts that count, with an admin key."""
+        self._request(
+            "POST", "/feedback", json={"decision_id": decision_id, "correct": dict(correct)}
+        )
 
     def add_judgements(self, decision_id: str, judge: str, correct: Mapping[str, bool]) -> None:
         """POST /shadow/judgements: a judge's verdicts on all answers to a sample."""

@@ -322,6 +322,63 @@ def test_a_gateway_without_stored_requests_is_one_sentence(label: Label, gateway
     assert (code, "requests are not stored" in stderr) == (1, True)
 
 
+def by_checker(gateway: Gateway, racer: Command, folder: Path, **checker: Any) -> Any:
+    """``racer label --from-shadow --grade checker``."""
+    applications = {"support": {**SUPPORT["support"], "checker": checker}}
+    config = configure(
+        folder,
+        folder / "none",
+        gateway.url,
+        applications=applications,
+        watching={"shadow_rate": 1.0},
+    )
+    code, printed, stderr = racer(
+        "label", "--from-shadow", "--json", "--config", config, "--url", gateway.url,
+        "--key", ADMIN_KEY, "--grade", "checker",
+    )  # fmt: skip
+    return code, json.loads(printed or "{}"), stderr
+
+
+def test_a_checker_labels_stored_samples_that_wait(
+    serve: Serve, pool: FakePool, racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those from before it was configured; verdicts that count stay. Again: nothing is left."""
+    monkeypatch.setattr("app.tools.labelling.shadow_checking.PAGE", 2)
+    gateway = serve(watching=WATCHING, environment=KEYED, applications=SUPPORT)
+    pool.say("poet", "a rose")
+    ids = [gateway.chat(f"{ONE} {number}")["id"] for number in range(5)]
+    sampled(gateway, 5)
+    body = {"decision_id": ids[0], "correct": {"poet": True}}
+    assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    function = {"function": "tests.support.checkers:right"}
+    code, report, stderr = by_checker(gateway, racer, tmp_path, **function)
+    assert (code, report) == (0, {"waiting": 5, "labelled": 5}), stderr
+    correct = [feedback_of(gateway, each)["correct"] for each in ids]
+    assert correct[0] == dict.fromkeys(POOL, True)
+    assert correct[1:] == [{"adder": True, "speller": True, "poet": False}] * 4
+    assert by_checker(gateway, racer, tmp_path, **function)[1] == {"waiting": 0, "labelled": 0}
+
+
+def test_a_checker_that_fails_leaves_stored_samples_without_labels(
+    serve: Serve, racer: Command, tmp_path: Path
+) -> None:
+    """One sentence with the cause; without a checker one that says what to set."""
+    gateway = serve(watching=WATCHING, environment=KEYED, applications=SUPPORT)
+    gateway.chat("raise")
+    sampled(gateway, 1)
+    function = {"function": "tests.support.checkers:says"}
+    code, _, stderr = by_checker(gateway, racer, tmp_path, **function)
+    assert code == 1
+    assert "1 of 1 samples are not labelled (" in " ".join(stderr.split())
+    assert waiting(gateway)["waiting"] == 1
+    config = configure(tmp_path / "b", tmp_path / "none", gateway.url, applications=SUPPORT)
+    code, _, stderr = racer(
+        "label", "--from-shadow", "--config", config, "--url", gateway.url, "--key", ADMIN_KEY,
+        "--grade", "checker",
+    )  # fmt: skip
+    assert (code, "set `applications.NAME.checker`" in " ".join(stderr.split())) == (2, True)
+
+
 # A checker ----------------------------------------------------------------------------------------
 
 
