@@ -53,13 +53,14 @@ class DecisionRow(Base):
         ).ddl_if(dialect="sqlite"),
         Index("decisions_by_kind", "calibration_id", "ordinary").ddl_if(dialect="postgresql"),
         Index("decisions_by_sample", "calibration_id", "application", "shadow", "judged", "loss"),
+        Index("decisions_by_time", "created_at", "application"),
         Index("decisions_by_rate", "application", "sampling_rate", "created_at"),
         # Queries that another gateway has seen; a single gateway keeps them in memory.
         Index("decisions_by_query", "fingerprint").ddl_if(dialect="postgresql"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
-    created_at: Mapped[str] = mapped_column(String(32), index=True)
+    created_at: Mapped[str] = mapped_column(String(32))
     calibration_id: Mapped[str] = mapped_column(CALIBRATION_ID)
     key: Mapped[str] = mapped_column(String(128))  # name of the API key
     selected: Mapped[str]  # the set in the order of the pool: JSON

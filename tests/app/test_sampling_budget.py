@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import text
 
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_statistics import DecisionStatistics
@@ -14,6 +16,7 @@ from app.monitoring.monitor import Monitor
 from app.monitoring.shadow_sample import ShadowSample
 from app.store import Store
 from tests.support.monitored import MonitoredStore, calibration_record, decision_record
+from tests.support.statements import before_statements
 
 from .test_drift import monitored
 
@@ -75,6 +78,29 @@ def test_requests_are_those_of_the_day_or_of_a_busy_hour(store: Store) -> None:
     count = DecisionStatistics(store).daily_requests
     assert count(NOW, by_application=True) == {"bot": 50, "agent": 72}
     assert count(NOW, by_application=False) == {"": 72}
+
+
+@pytest.mark.parametrize("by_application", [True, False])
+def test_the_budget_reads_an_index_by_time_alone(database: str, by_application: bool) -> None:
+    """Of a million decisions those of a day, and no row of the table."""
+    statements: list[str] = []
+    with Store(database) as store:
+        made = decisions(2_000, hours=48, group="bot")
+        DecisionStore(store).add(made, [False] * len(made))
+        with before_statements(database, statements.append):
+            DecisionStatistics(store).daily_requests(NOW, by_application=by_application)
+        assert len(statements) == 2
+        with store.transaction() as session:
+            is_sqlite = session.get_bind().dialect.name == "sqlite"
+            if not is_sqlite:
+                session.execute(text("SET LOCAL enable_seqscan = off"))  # 2,000 rows are few
+            how = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN "
+            value = NOW.isoformat(timespec="microseconds")
+            for each in statements:
+                statement = re.sub(r"\?|%\(\w+\)s", f"'{value}'", each)
+                plan = str(session.execute(text(how + statement.replace(":", "\\:"))).all())
+                assert "decisions_by_time" in plan, plan
+                assert "SCAN" not in plan, plan
 
 
 def test_a_gateway_begins_within_its_budget(store: Store) -> None:
