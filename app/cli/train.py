@@ -25,9 +25,7 @@ from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import REASONING
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
-from racer_core.records.reader import read_rows
-from racer_core.records.row import MAX_QUERY_CHARS
-from racer_core.types import LabelledRows, RowsKind
+from racer_core.types import RowsKind
 
 
 @click.command()
@@ -112,13 +110,14 @@ def train(
     artifact notes the decisions, and `racer calibrate` leaves them out.
     """
     from app.tools import evaluation
+    from app.tools.router_rows import read_rows
     from racer_core.offline import train as training
     from racer_core.offline.training_rows import RowCounts, with_labels
 
     configured = settings.load(config, serves=False)[0] if config else None
     specs = _candidates(configured) if configured else None
     given_kind = None if kind is None else RowsKind(kind)
-    rows, held_out = (_read(each, configured, given_kind) for each in (data, validation))
+    rows, held_out = (read_rows(each, configured, given_kind) for each in (data, validation))
     choice = training.EncoderChoice(
         name=encoder or DEFAULT_ENCODER,
         pooling=pooling,
@@ -153,18 +152,6 @@ def train(
         return
     out.print(tables.fields(result))
     out.print(tables.training_rows(counts))
-
-
-def _read(path: Path, configured: settings.Settings | None, kind: RowsKind | None) -> LabelledRows:
-    """The rows of a file; with a configuration, also later turns, by each application's text."""
-    if configured is None:
-        return read_rows(path, max_query_chars=MAX_QUERY_CHARS, kind=kind, takes_unlabelled=True)
-    from racer_core.offline.training_rows import with_texts
-
-    rows = read_rows(
-        path, configured.pool, kind=kind, text=configured.text_of, takes_unlabelled=True
-    )
-    return with_texts(rows, configured.text_of, configured.limits.query_chars)
 
 
 def _candidates(configured: settings.Settings) -> list[artifacts.CandidateSpec]:

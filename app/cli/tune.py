@@ -11,7 +11,6 @@ from app import settings
 from app.cli import tables
 from app.cli.console import FILE, JSON, ROWS_KIND, err, out, print_json, progress_bars
 from app.errors import SettingsError
-from racer_core.records.reader import read_rows
 from racer_core.types import RiskTarget, RowsKind
 
 
@@ -43,17 +42,17 @@ def tune(
     """
     from app.routing.artifact import open_racer
     from app.tools import tuning
+    from app.tools.router_rows import read_rows
     from racer_core.offline import tune as search
+    from racer_core.offline.training_rows import with_labels
 
     configured, secrets = settings.load(config, serves=False)
     if objective == "cost" and configured.prices is None:
         raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
-    rows = read_rows(
-        validation,
-        configured.pool,
-        max_query_chars=configured.limits.query_chars,
-        kind=None if kind is None else RowsKind(kind),
-    )
+    read = read_rows(validation, configured, None if kind is None else RowsKind(kind))
+    rows = with_labels(read, "validation rows")
+    if left_out := len(read) - len(rows):
+        err.print(f"racer: {left_out} of {len(read)} rows have no label and are left out")
     opened = open_racer(configured)
     search.check_rows(opened, rows, configured.routing.risk_target)
     rows = tuning.servable_confidences(rows, configured)

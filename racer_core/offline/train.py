@@ -237,10 +237,6 @@ def _checked(rows: LabelledRows, pool: Sequence[str], source: str) -> LabelledRo
     if set(rows.pool) != set(pool):
         raise RowsError(source, [f"their pool {list(rows.pool)} is not {list(pool)}"])
     found = with_labels(rows, source)
-    is_sample = all(row.decision_id is not None for row in found.rows)
-    found = replace(
-        found, rows=tuple(replace(row, weight=1.0) if is_sample else row for row in found.rows)
-    )
     check_queries(found, source)
     return found
 

@@ -31,6 +31,7 @@ def with_labels(rows: LabelledRows, source: str) -> LabelledRows:
 
     Of a row without a label the verdicts of its judge model are learnt: the router needs no right
     labels for the guarantee, which calibration rows alone carry. Rows without either are left out.
+    Sampled rows have no weight any more: a router may learn from any mixture of rates.
 
     Raises:
         RowsError: No row is left.
@@ -92,6 +93,8 @@ class RowCounts:
 
 
 def _labelled(row: LabelledRow) -> LabelledRow:
+    if row.decision_id is not None:
+        row = replace(row, weight=1.0)
     if not row.unlabelled or row.judged is None:
         return row
     return replace(row, correct=row.judged, unlabelled=False)

@@ -175,7 +175,8 @@ def _refuse_turns(field: str, earlier: tuple[Turn, ...], text: RoutedText | None
     if earlier and text is None:
         raise InputError(
             f'"{field}" has several turns: they are another population than first turns, which '
-            "only a running gateway calibrates beside them (racer calibrate)"
+            "only a running gateway calibrates beside them (racer calibrate), and `racer train` reads "
+            "with --config"
         )
 
 
@@ -192,8 +193,7 @@ def _is_unlabelled(row: Mapping[str, Any], is_judged: bool, *, is_allowed: bool)
         raise InputError('"unlabelled" stands instead of "correct" and "quality"')
     if not is_allowed:
         raise InputError(
-            "the row has no label, and only `racer calibrate` takes such rows: label it, or leave "
-            "it out"
+            "the row has no label, which is of use in calibration alone: label it, or leave it out"
         )
     return True
 

@@ -188,6 +188,20 @@ def test_the_router_learns_what_it_reads_of_an_application(racer: Command, tmp_p
     assert known in artifact.training_fingerprints
 
 
+def test_a_sample_tunes_score_and_vote(racer: Command, tmp_path: Path, artifact: Path) -> None:
+    """Rows without a label are left out, and rates do not matter."""
+    answers = {"answers": dict.fromkeys(POOL, "42")}
+    rows = [row | answers for row in rows_of_sample(70_000, 160)]
+    rows[0]["weight"] = 8.0
+    rows += [sampled_row(80_000 + n, f"Unknown {n}", None) for n in range(5)]
+    config = configure(tmp_path, artifact, "http://127.0.0.1:9/v1")
+    path = write(tmp_path / "validation.jsonl", rows)
+    code, out, err = racer("tune", "--config", config, "--validation", path, "--json")
+    assert code == 0, err
+    assert json.loads(out)["kind"] == "traffic"
+    assert "5 of 165 rows have no label" in " ".join(err.split())
+
+
 @pytest.fixture
 def cold(tmp_path: Path, pool: FakePool) -> Iterator[Gateway]:
     """A gateway that samples, with an application and without an artifact."""

@@ -132,7 +132,7 @@ def test_a_row_may_say_that_its_label_is_missing():
     assert "correct" not in row_line(row, ("a", "b"))
     assert stream(GOOD | {"unlabelled": False}) == stream(GOOD)
     message = refusal(GOOD, UNLABELLED)
-    assert "line 2: the row has no label, and only `racer calibrate` takes such rows" in message
+    assert "line 2: the row has no label, which is of use in calibration alone" in message
 
 
 @pytest.mark.parametrize(
