@@ -10,7 +10,8 @@ from typing import Any, cast
 from racer_core.errors import InputError, RowsError
 from racer_core.records.conversation import RoutedText, TextOfGroup
 from racer_core.records.formats import Numbered, Place
-from racer_core.records.row import parse_row, row_pool, shown
+from racer_core.records.row import parse_row, row_pool
+from racer_core.records.row_numbers import shown
 from racer_core.records.units import RowSurvey
 from racer_core.types import LabelledRow, LabelledRows, RowsKind, checked_pool
 

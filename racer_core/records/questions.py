@@ -22,8 +22,8 @@ from racer_core.records.row import (
     reference_text,
     row_group,
     row_query,
-    row_weight,
 )
+from racer_core.records.row_numbers import row_weight
 from racer_core.records.sampled import parse_turn
 from racer_core.types import CallRecord, Turn
 

@@ -27,13 +27,20 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from racer_core.errors import InputError
 from racer_core.records.conversation import RoutedText, TextOfGroup, parse_messages
 from racer_core.records.request import parse_request, request_conversation
+from racer_core.records.row_numbers import (
+    chance,
+    refuse_unknown,
+    row_quality,
+    row_scores,
+    row_weight,
+    shown,
+)
 from racer_core.records.sampled import parse_turn
 from racer_core.types import CallRecord, Confidences, LabelledRow, Turn, checked_pool
 
@@ -55,12 +62,6 @@ class RowQuery(NamedTuple):
     query: str
     earlier: tuple[Turn, ...] = ()
     request: dict[str, Any] | None = None
-
-
-def shown(pool: Sequence[str]) -> str:
-    """A pool in a message, with long names and long pools shortened."""
-    names = [name[:40] for name in pool[:10]]
-    return f"[{', '.join(names)}{', ...' if len(pool) > 10 else ''}]"
 
 
 def row_pool(row: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -100,8 +101,8 @@ def parse_row(
     fields = cast("dict[str, Any]", row)
     if "candidates" in fields and set(_names(fields["candidates"], "candidates")) != set(pool):
         raise InputError(f"its candidates are not the pool {shown(pool)}")
-    scores = _scores(fields, pool)
-    quality = _quality(fields, pool)
+    scores = row_scores(fields, pool)
+    quality = row_quality(fields, pool)
     judged = _judged(fields.get("judged"), pool)
     unlabelled = _is_unlabelled(fields, judged is not None, is_allowed=takes_unlabelled)
     asked = RowQuery("") if scores else row_query(fields, text)
@@ -175,8 +176,8 @@ def _refuse_turns(field: str, earlier: tuple[Turn, ...], text: RoutedText | None
     if earlier and text is None:
         raise InputError(
             f'"{field}" has several turns: they are another population than first turns, which '
-            "only a running gateway calibrates beside them (racer calibrate), and `racer train` reads "
-            "with --config"
+            "only a running gateway calibrates beside them (racer calibrate), and "
+            "`racer train` reads with --config"
         )
 
 
@@ -215,14 +216,14 @@ def _correct(
         )
     if isinstance(value, dict):
         labels = cast("dict[str, Any]", value)
-        _refuse_unknown(labels, pool)
+        refuse_unknown(labels, pool)
         if missing := [name for name in pool if name not in labels]:
             raise InputError(f'"correct" has no label for {missing}')
         if wrong := [name for name in pool if not isinstance(labels[name], bool)]:
             raise InputError(f'"correct" must be true or false for {wrong}')
         return frozenset(name for name in pool if labels[name])
     names = _names(value, "correct")
-    _refuse_unknown(names, pool)
+    refuse_unknown(names, pool)
     if not header and set(row_pool(row) or ()) != set(pool):
         raise InputError('"correct" is a list, so "candidates" must name the judged candidates')
     if len(set(names)) != len(names):
@@ -245,7 +246,7 @@ def _answers(value: object, pool: tuple[str, ...]) -> dict[str, str | None]:
     if not isinstance(value, dict):
         raise InputError('"answers" must be an object: candidate to text or null')
     answers = cast("dict[str, Any]", value)
-    _refuse_unknown(answers, pool)
+    refuse_unknown(answers, pool)
     if any(text is not None and not isinstance(text, str) for text in answers.values()):
         raise InputError('"answers" must be texts or null')
     return answers
@@ -264,7 +265,7 @@ def _conditions(value: object, pool: tuple[str, ...]) -> dict[str, str]:
 
 def _calls(value: object, pool: tuple[str, ...]) -> dict[str, CallRecord]:
     calls = _object(value, "calls")
-    _refuse_unknown(calls, pool)
+    refuse_unknown(calls, pool)
     return {
         name: {
             each: known
@@ -302,9 +303,9 @@ def _checked_kinds(value: object, evaluator: str) -> dict[str, Any]:
 
 def _ratings(value: object, pool: tuple[str, ...], field: str) -> dict[str, float | None]:
     ratings = _object(value, field)
-    _refuse_unknown(ratings, pool)
+    refuse_unknown(ratings, pool)
     return {
-        name: None if ratings[name] is None else _chance(ratings[name], f'"{field}" of {name!r}')
+        name: None if ratings[name] is None else chance(ratings[name], f'"{field}" of {name!r}')
         for name in pool
         if name in ratings
     }
@@ -318,65 +319,11 @@ def _object(value: object, field: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def _scores(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...] | None:
-    """Router scores that replace a query; scores beside a query are ignored."""
-    if "scores" not in row or any(name in row for name in ("query", "messages", "request")):
-        return None
-    return _shares(row["scores"], "scores", pool)
-
-
-def _quality(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...] | None:
-    """Qualities on a grid of 1e-6, on which sums of losses are exact."""
-    if row.get("quality") is None:
-        return None
-    return tuple(round(grade, 6) for grade in _shares(row["quality"], "quality", pool))
-
-
-def row_weight(row: Mapping[str, Any]) -> float:
-    """The weight of a row, 1 by default."""
-    value = row.get("weight")
-    if value is None:
-        return 1.0
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError('"weight" must be a number')
-    if not 0.0 < value <= sys.float_info.max:  # also true for NaN
-        raise InputError('"weight" must be above 0 and finite')
-    return float(value)
-
-
-def _shares(value: object, field: str, pool: tuple[str, ...]) -> tuple[float, ...]:
-    """A number in [0, 1] for every candidate, in the order of the pool."""
-    if not isinstance(value, dict):
-        raise InputError(f'"{field}" must be an object: candidate to a number')
-    shares = cast("dict[str, Any]", value)
-    _refuse_unknown(shares, pool)
-    return tuple(_share(shares.get(name), field, name) for name in pool)
-
-
-def _share(value: object, field: str, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f'"{field}" has no number for {name!r}')
-    return _chance(value, f"the {field.removesuffix('s')} of {name!r}")
-
-
-def _chance(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{what} is not a number")
-    if not 0.0 <= value <= 1.0:  # also true for NaN
-        raise InputError(f"{what} is NaN or outside [0, 1]")
-    return float(value)
-
-
 def _names(value: object, field: str) -> list[str]:
     names = cast("list[Any]", value) if isinstance(value, list) else None
     if names is None or not all(isinstance(name, str) for name in names):
         raise InputError(f'"{field}" must be a list of candidate names')
     return names
-
-
-def _refuse_unknown(names: Mapping[str, Any] | list[str], pool: tuple[str, ...]) -> None:
-    if unknown := [name for name in names if name not in pool]:
-        raise InputError(f"unknown candidate {unknown[0][:80]!r}; the pool is {shown(pool)}")
 
 
 def row_group(row: Mapping[str, Any]) -> str | None:
