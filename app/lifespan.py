@@ -191,6 +191,7 @@ def _sampled_scores(
             later=later,
             application=decision.application,
             rate=decision.shadow_rate,
+            calibration_id=decision.calibration_id,
         )
         for decision, later in SampleStore(store).decisions(decision_ids)
     }

@@ -96,6 +96,8 @@ class RowColumns:
         assumed: How many rows came without digests, and count as labelled with what the
             configuration sends.
         guessed_kind: The kind of the file, for an upload that does not say it.
+        answered_by: The calibration by which each row's request was answered, or the fallback;
+            empty where that is unknown, shape (n,). None: no row is sampled.
         quality: Quality of each candidate's answer, shape (n, K), NaN for a row without; None if no
             row has one.
         weights: Weight of each row, shape (n,); None if all are 1.
@@ -138,6 +140,7 @@ class RowColumns:
     decision_ids: NDArray[np.bytes_] | None = None
     sample_prints: tuple[bytes, ...] | None = None
     verified: BoolArray | None = None
+    answered_by: NDArray[np.str_] | None = None
     quality: FloatArray | None = None
     weights: FloatArray | None = None
     judged: NDArray[np.int8] | None = None
@@ -181,6 +184,19 @@ class RowColumns:
         """The number of clusters that have several rows."""
         _, counts = np.unique(self.clusters[self.clusters >= 0], return_counts=True)
         return int((counts > 1).sum())
+
+    @property
+    def later_turns_answered_by(self) -> dict[str, int]:
+        """How many rows of later turns were answered by which calibration, as far as is known.
+
+        Earlier answers of their conversations came from this calibration or from those before it.
+        """
+        if self.answered_by is None:
+            return {}
+        names, counts = np.unique(self.answered_by[self.later], return_counts=True)
+        found = dict(zip(names.tolist(), counts.tolist(), strict=True))
+        found.pop("", None)
+        return found
 
     def are_dependent(self, kind: RowsKind) -> bool:
         """Whether some rows of one cluster are no independent draws.
@@ -231,4 +247,5 @@ class RowColumns:
             if self.sample_prints is None
             else tuple(self.sample_prints[i] for i in chosen),
             verified=None if self.verified is None else self.verified[rows],
+            answered_by=None if self.answered_by is None else self.answered_by[rows],
         )

@@ -264,6 +264,7 @@ class RecordBuilder:
                 "clusters": rows.cluster_count,
                 "shared_clusters": rows.shared_clusters,
                 "unit": built.calibration.options.unit,
+                "later_turns_answered_by": rows.later_turns_answered_by,
             },
         }
         if limit is not None:

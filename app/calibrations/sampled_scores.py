@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from app.calibrations.columns import RowColumns
 from racer_core.errors import InputError
+
+FALLBACK: Final = "fallback"  # instead of the calibration that answered a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +30,14 @@ class SampledScores:
         later: The request is a turn after the first of a conversation.
         application: Its application; empty where none is configured.
         rate: The rate at which it was drawn; None: it was not.
+        calibration_id: The calibration by which it was answered; None: by the fallback.
     """
 
     scores: tuple[float, ...] | None
     later: bool
     application: str
     rate: float | None
+    calibration_id: str | None = None
 
 
 class StoredScores(Protocol):
@@ -67,6 +71,7 @@ def compared(
     ids = [each.decode() for each in rows.decision_ids.tolist()]
     found = stored([each for each in ids if each], setup)
     verified, later = np.zeros(len(rows), np.bool_), rows.later.copy()
+    answered_by = [""] * len(rows)
     groups = rows.groups or (None,) * len(rows)
     for place, (decision_id, group) in enumerate(zip(ids, groups, strict=True)):
         known = found.get(decision_id)
@@ -78,6 +83,7 @@ def compared(
                     f"{known.rate or 0:.4g}, and its weight {weight:.4g} states another: use the "
                     "rows of `GET /shadow/rows` unchanged"
                 )
+            answered_by[place] = known.calibration_id or FALLBACK
         if np.isnan(rows.scores[place]).any():
             continue  # a whole request
         if known is not None:
@@ -93,4 +99,4 @@ def compared(
                     f"{group!r}: upload rows of `GET /shadow/rows` while their decisions are "
                     "stored, or turn `watching.store_requests` on"
                 )
-    return replace(rows, verified=verified, later=later)
+    return replace(rows, verified=verified, later=later, answered_by=np.array(answered_by))

@@ -354,6 +354,7 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
             "clusters": None,
             "shared_clusters": 0,
             "unit": "request",
+            "later_turns_answered_by": {},
         },
     }
     assert evidence["risk_q05"] < 0.1 < evidence["risk_q95"] < 0.2

@@ -116,6 +116,7 @@ def test_conversations_with_several_rows_are_counted(serve: Serve, racer: Comman
         watching={"shadow_rate": 1.0, "store_requests": True},
         environment={**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY},
     )
+    before = gateway.ready()["calibration"]
     ask_and_label(gateway, 20_000, 40)
     for place in range(12):
         answer = {"role": "assistant", "content": "Hi"}
@@ -130,7 +131,9 @@ def test_conversations_with_several_rows_are_counted(serve: Serve, racer: Comman
     ):
         code, out, err = racer("calibrate", *at, *option)
         assert code == 0, err
-        assert json.loads(out)["evidence"]["sample"]["shared_clusters"] == 6
+        sample = json.loads(out)["evidence"]["sample"]
+        assert sample["shared_clusters"] == 6
+        assert sample["later_turns_answered_by"] == {before: 12}
         assert f"6 of 6 conversations have several rows: {consequence}" in " ".join(err.split())
 
 
