@@ -133,6 +133,8 @@ class ShadowCalls:
                 request.api_format,
                 candidate_payload(request.fields, self._candidates[name], request.api_format.path),
                 deadline=deadline,
+                # To circuit breakers it is a call of the client, whose prompt may be why it fails:
+                # under another name one prompt would fail for two callers, and so for all.
                 caller=request.caller.name,
             )
             reply.check_not_empty()

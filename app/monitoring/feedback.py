@@ -210,6 +210,12 @@ def _new_verdicts(
             raise Conflict(
                 f"{name} already has another verdict for this decision; nothing was changed"
             )
+        elif earlier.correct != right and stored.loss is not None:
+            raise Conflict(
+                f"the loss of this decision is already counted, in the risk and the drift alarms, "
+                f"with the gateway's own verdict on {name}; nothing was changed: correct a verdict "
+                "of the gateway before the last answer has one"
+            )
         elif earlier.correct != right:
             new[name] = right  # an admin's verdict replaces one that waits, or the gateway's own
     return new

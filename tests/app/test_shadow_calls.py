@@ -16,6 +16,7 @@ from app.errors import StoreFull, StoreUnavailable
 from app.monitoring.sample_record import SampledExchange
 from app.monitoring.sample_store import SampleStore
 from app.settings import key_format
+from app.upstream.fleet import Fleet
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -169,6 +170,37 @@ def test_an_admin_corrects_what_the_sampling_found(sampling: Gateway, pool: Fake
     assert row["correct"] == dict.fromkeys(POOL, True)
     verdicts["correct"] = {"poet": False}
     assert sampling.post("/feedback", ADMIN_KEY, json=verdicts).status_code == 409
+
+
+def test_a_loss_that_is_counted_is_not_corrected(sampling: Gateway, pool: FakePool) -> None:
+    """The risk and the alarms had the gateway's own verdict; the refusal says so."""
+    pool.say("poet", " ")
+    decision = sampling.chat(ONE)["id"]
+    sampled(sampling, 1)
+    others = {"decision_id": decision, "correct": {"adder": True, "speller": False}}
+    sampling.post("/feedback", ADMIN_KEY, json=others).raise_for_status()
+    rows = shadow_rows(sampling)
+    late = {"decision_id": decision, "correct": {"poet": True}}
+    message = error_message(sampling.post("/feedback", ADMIN_KEY, json=late), 409)
+    assert "already counted" in message
+    assert shadow_rows(sampling) == rows
+
+
+def test_one_caller_alone_fails_in_the_background(sampling: Gateway, pool: FakePool) -> None:
+    """Shadow calls that fail are the client's: another key's calls go on."""
+    callers = set[str]()
+    ask = Fleet.ask
+
+    async def spy(fleet: Fleet, *args: Any, **options: Any) -> Any:
+        callers.add(options["caller"])
+        return await ask(fleet, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Fleet, "ask", spy)
+        sampling.chat(ONE)
+        sampled(sampling, 1)
+    assert callers == {"data"}
+    assert pool.models_called() == sorted(POOL)
 
 
 def test_a_failure_that_is_not_the_requests_is_called_again(
