@@ -19,14 +19,16 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
+from app.calibrations.seen_rows import SeenRows
 from app.errors import Conflict, SettingsError, StoreError
-from app.store import Store, now
+from app.store import KeyPurpose, Store, now
 from app.store.backup import calibrations
 from app.store.backup import file as backup_file
 from app.store.backup.file import Backup
 from app.store.calibration_record import CalibrationRecord, Population
 from app.store.engine import open_engine
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
+from racer_core.calibration.shadow import is_sampled
 from racer_core.errors import InputError
 from tests.support.databases import Postgres
 from tests.support.gateway import TWO, Command, Gateway, Serve, configure
@@ -136,6 +138,23 @@ def test_the_manifest_says_what_is_there(saved: Path) -> None:
     assert manifest["format"] == 1
     assert manifest["counts"] == {"calibrations": 4, "active": 2, "watches": 4, "keys": 0}
     assert [each["sha256"] for each in manifest["calibrations"]] == sums
+
+
+def test_a_restored_store_has_other_keys(store: Store, another: Store, saved: Path) -> None:
+    """They are secrets: rows of earlier draws are refused, and what was shown is forgotten."""
+    rng = np.random.default_rng(0)
+    hashes = rng.integers(2**63, size=50, dtype=np.uint64)
+    SeenRows(store).add("digest", hashes, [])
+    assert SeenRows(store).fixed_terms(hashes) == []
+    keys = {purpose: store.key(purpose) for purpose in KeyPurpose}
+    restored(another, saved)
+    assert SeenRows(another).fixed_terms(hashes) is None
+    assert not any(another.key(purpose) == key for purpose, key in keys.items())
+    samples = KeyPurpose.SAMPLES
+    drawn = [each for each in range(20_000) if is_sampled(keys[samples], b"%d" % each, 0.01)]
+    again = [each for each in drawn if is_sampled(another.key(samples), b"%d" % each, 0.01)]
+    assert len(drawn) > 100
+    assert len(again) < len(drawn) / 5  # false alarm below 1e-9
 
 
 def test_a_second_time_changes_nothing(another: Store, saved: Path) -> None:
