@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,27 @@ def test_the_sample_is_saved_as_a_file(serve: Serve, racer: Command, tmp_path: P
     failed(racer("samples", tmp_path / "none" / "rows.jsonl", *at), 1, "cannot be written")
     assert len(read(out)) == 3
     assert [each.name for each in tmp_path.glob("*rows*")] == ["rows.jsonl"]
+
+
+def test_a_sample_that_breaks_off_replaces_nothing(racer: Command, tmp_path: Path) -> None:
+    """The gateway died in the middle: one sentence, and the file of before."""
+    out = tmp_path / "rows.jsonl"
+    out.write_text("before")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                head = "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"
+                connection.sendall(head.encode() + b'{"weight": 1}\n')
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        failed(racer("samples", out, "--url", url, "--json"), 3, "ended its answer early")
+        thread.join(10)
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]
 
 
 def test_a_split_keeps_conversations_and_rows_without_a_label(
