@@ -120,6 +120,7 @@ def evaluation(result: Evaluation, alphas: Sequence[float]) -> list[Table | str]
         *map(_table, overview.overview(result, alphas or overview.SHOWN)),
         f"{overview.LEGEND}\n",
         _table(overview.controls(result)),
+        *map(_table, overview.same_answer(result)),
         *map(_table, overview.evaluators(result)),
         *(f"not measured: {each}" for each in sections.unmeasured(result)),
     ]

@@ -24,6 +24,7 @@ from racer_core.offline.evaluation_result import (
 from racer_core.offline.protocol import CalibrationScope, Split, split_benchmarks
 from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.row_errors import RowSums
+from racer_core.offline.same_answer import SequenceKey
 from racer_core.offline.split_evaluation import SplitEvaluation
 from racer_core.offline.table import EvaluationTable
 from racer_core.renamed import renamed
@@ -53,6 +54,7 @@ def evaluate(
     controls: dict[str, Runs] = {}
     choices: list[BestSetting] = []
     evaluators: dict[EvaluatorKey, Runs] = {}
+    sequences: dict[SequenceKey, Runs] = {}
     rows: dict[str, tuple[int, int, int]] = {}
     sums = _row_sums(tables)
     for number, own in enumerate(_by_split(tables), 1):
@@ -66,6 +68,8 @@ def evaluate(
             choices += run.choices()
             for key, measured in run.evaluators():
                 _append(evaluators.setdefault(key, {}), measured)
+            for sequence, measured in run.sequences():
+                _append(sequences.setdefault(sequence, {}), measured)
         progress("splits", number, protocol.splits)
     if len(controls) > 1:
         cells |= _averaged_cells(cells)
@@ -88,6 +92,7 @@ def evaluate(
         controls=controls,
         choices=tuple(choices),
         evaluators=evaluators,
+        sequences=sequences,
         unrated={} if table.rated is None else table.rated.unrated,
         sums=sums,
     )

@@ -13,6 +13,7 @@ from racer_core.aggregation.vote import Weight
 from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.protocol import Order, Protocol, order_member
 from racer_core.offline.row_errors import Influence, RowSums, standard_error
+from racer_core.offline.same_answer import SequenceKey
 from racer_core.offline.votes import Rule
 from racer_core.types import RiskTarget, RowsKind, enum_member
 
@@ -99,6 +100,8 @@ class Evaluation:
     learned: int = 0  # rows that were left out because the artifact was trained or tuned on them
     # `auc`, `accuracy` and `failed` on the validation rows, and `chosen`: 1 where it was chosen.
     evaluators: Mapping[EvaluatorKey, Runs] = field(default_factory=dict[EvaluatorKey, Runs])
+    # `calls`, `rounds`, `price`, `differs`, `accuracy` of sequential calls and of their rivals.
+    sequences: Mapping[SequenceKey, Runs] = field(default_factory=dict[SequenceKey, Runs])
     # Rows without a kind of confidence, of the kinds that some rows lack.
     unrated: Mapping[Weight, int] = field(default_factory=dict[Weight, int])
 
@@ -216,6 +219,14 @@ class Evaluation:
                     "splits": {name: [_number(x) for x in xs] for name, xs in runs.items()},
                 }
                 for key, runs in self.evaluators.items()
+            ],
+            "same_answer": [
+                asdict(key)
+                | {
+                    "mean": {name: _number(np.mean(values)) for name, values in runs.items()},
+                    "splits": {name: [_number(x) for x in xs] for name, xs in runs.items()},
+                }
+                for key, runs in self.sequences.items()
             ],
             "unrated": dict(self.unrated),
         }

@@ -22,9 +22,11 @@ from racer_core.offline.evaluation_result import (
 )
 from racer_core.offline.protocol import COMPARED_AT, Rows, Split
 from racer_core.offline.row_errors import RowSums
+from racer_core.offline.same_answer import SAME_ANSWER_AT, SequenceKey, compared
 from racer_core.offline.split_calibration import SplitCalibration
 from racer_core.offline.split_votes import SplitVotes, TestedSetting
 from racer_core.offline.table import EvaluationTable
+from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.types import BoolArray, FloatArray, RiskTarget, any_column
 
 
@@ -95,6 +97,24 @@ class SplitEvaluation:
             return iter(())
         clusters = self._table.error_clusters[self._part.validation]
         return self._votes.evaluators(self._scope, self._sums, clusters)
+
+    def sequences(self) -> Iterator[tuple[SequenceKey, dict[str, float]]]:
+        """Sequential calls and their rivals; the validation rows fit their policy, unlabelled."""
+        table, part = self._table, self._part
+        if table.classes is None:
+            return
+        answers = AnswerClasses(
+            pool=table.pool, classes=table.classes, fingerprints=table.rows.fingerprints
+        )
+        for calling, alpha, measured in compared(
+            answers,
+            table.rows.labels,
+            (part.validation, part.calibration, part.test),
+            [alpha for alpha in SAME_ANSWER_AT if alpha in table.protocol.alphas],
+            table.rows.scores,
+            table.protocol.prices,
+        ):
+            yield SequenceKey(scope=self._scope, calling=calling, alpha=alpha), measured
 
     def controls(self) -> dict[str, float]:
         """The controls that the sets are compared with, on the same test rows."""

@@ -136,6 +136,28 @@ def evaluators(evaluation: Evaluation) -> list[Grid]:
     ]
 
 
+def same_answer(evaluation: Evaluation) -> list[Grid]:
+    """Sequential calls beside their rivals; none where rows have no answers."""
+    if not evaluation.sequences:
+        return []
+    priced = evaluation.protocol.prices is not None
+    names = ("calls", "rounds", *(("price",) if priced else ()), "differs", "accuracy")
+    return [
+        Grid(
+            title="same answer as the full pool's vote by agreement, on at least 1 - alpha",
+            measured_on=described(evaluation),
+            head=("scope", "alpha", "calling", *names),
+            rows=tuple(
+                (
+                    *(key.scope, f"{key.alpha:g}", key.calling.value),
+                    *(spread(runs[name]) if name in runs else "-" for name in names),
+                )
+                for key, runs in evaluation.sequences.items()
+            ),
+        )
+    ]
+
+
 def rows(evaluation: Evaluation) -> Grid:
     """How many rows each scope has in every split."""
     return Grid(

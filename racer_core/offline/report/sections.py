@@ -52,6 +52,7 @@ def sections(
         grids=(
             *overview.overview(evaluation, overview.SHOWN),
             overview.controls(evaluation),
+            *overview.same_answer(evaluation),
             *overview.evaluators(evaluation),
         ),
     )

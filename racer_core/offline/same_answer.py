@@ -1,0 +1,210 @@
+"""Sequential calls on the rows of a split, beside rivals: calls, rounds, price, risk, accuracy.
+
+The policy sees no label. Labels measure accuracy, and the chain, a rival, is fitted on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from racer_core.calibration.threshold import calibrate_threshold
+from racer_core.offline.protocol import Rows
+from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
+from racer_core.sequential.critical import (
+    critical_scores,
+    round_nonconformity,
+    rounds_called,
+    tie_noise,
+)
+from racer_core.sequential.fit import default_borders, fit_policy
+from racer_core.sequential.policy import Columns, Outcomes, Policy
+from racer_core.sequential.reliability import vote_odds
+from racer_core.types import BoolArray, FloatArray
+
+SAME_ANSWER_AT = (0.02, 0.05, 0.1)  # levels, of those that are evaluated
+_SALT = b"evaluate"
+_CHAIN_STEPS = 201
+
+
+class Calling(StrEnum):
+    """How candidates are called; the reference is the vote of the whole pool."""
+
+    ONE_BY_ONE = "one by one"
+    TWO_ROUNDS = "2 rounds"
+    THREE_ROUNDS = "3 rounds"
+    ONE_SHOT = "one shot"  # a number of calls that ignores the answers
+    SHUFFLED = "another row's answers"  # the control: doubts of another row
+    EXACT = "until decided"  # the winner can no longer change
+    CHAIN = "chain"  # the last answer alone is judged, by its router score
+
+
+ROUNDS = {Calling.ONE_BY_ONE: None, Calling.TWO_ROUNDS: 2, Calling.THREE_ROUNDS: 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceKey:
+    """A way of calling at a level, in one scope."""
+
+    scope: str
+    calling: Calling
+    alpha: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTrial:
+    """A policy, calibrated and tested on rows that did not fit it.
+
+    Attributes:
+        policy: The policy.
+        answers: All rows.
+        labels: Their correctness, shape (n, K).
+        calibration: The rows that calibrate.
+        test: The rows that are served.
+        prices: Price of a call of each candidate, in the order of the pool.
+        salt: Of the noise that breaks ties.
+    """
+
+    policy: Policy
+    answers: AnswerClasses
+    labels: BoolArray
+    calibration: Rows
+    test: Rows
+    prices: tuple[float, ...]
+    salt: bytes = _SALT
+
+    def sequential(self, alpha: float) -> dict[str, float]:
+        """What the policy does."""
+        noise = tie_noise(self.salt, self.answers.fingerprints)
+        rounds = self._rounds(round_nonconformity(self._outcomes.doubt, noise), alpha)
+        return self._measured(rounds, rounds)
+
+    def ignoring_answers(self, alpha: float, *, shuffled: bool) -> dict[str, float]:
+        """One shot, which calls a calibrated number of candidates, or doubts of another row."""
+        rng = np.random.default_rng(len(self.answers))
+        doubt = self._outcomes.doubt[rng.permutation(len(self.answers))]
+        if not shuffled:
+            doubt = np.broadcast_to(-np.arange(doubt.shape[1], dtype=np.float64), doubt.shape)
+        noise: FloatArray = 1e-6 * rng.random(len(doubt))
+        rounds = self._rounds(round_nonconformity(doubt, noise), alpha)
+        return self._measured(rounds, rounds if shuffled else np.ones_like(rounds))
+
+    def until_decided(self) -> dict[str, float]:
+        """One by one until the other votes cannot change the winner: exact, without alpha."""
+        policy, rows = self.policy, self.answers.at(self.test)
+        weights = np.log(vote_odds(np.array(policy.reliabilities), policy.options))
+        columns = [policy.pool.index(name) for name in policy.order]
+        calls: Columns = np.full(len(rows), len(columns))
+        for called in range(len(columns) - 1, 0, -1):
+            inside = np.zeros(len(columns))
+            inside[columns[:called]] = 1.0
+            given = (rows.classes != UNREADABLE) & (inside > 0.0)
+            votes: FloatArray = np.where(given, (rows.same * inside) @ weights, 0.0)
+            winner = self._outcomes.winner[self.test, called - 1]
+            lead = np.take_along_axis(votes, winner[:, None], 1)[:, 0]
+            is_winner = np.take_along_axis(rows.same, winner[:, None, None], 1)[:, 0]
+            rival = np.where(is_winner, 0.0, votes).max(axis=1)
+            calls[lead - rival > float(np.abs(weights) @ (1.0 - inside))] = called
+        return self._measured(calls, calls)
+
+    def chain(self, scores: FloatArray, price: float) -> dict[str, float]:
+        """The most accurate chain for at most this mean price, in the order of the policy.
+
+        Where every chain is dearer, the one that accepts every readable answer.
+
+        It accepts the first readable answer of a candidate whose router score (n, K) is high
+        enough; the least score is chosen on the test rows themselves.
+        """
+        columns = np.array([self.policy.pool.index(name) for name in self.policy.order])
+        classes = self.answers.classes[self.test][:, columns]
+        score = np.where(classes != UNREADABLE, scores[self.test][:, columns], -1.0)
+        score[:, -1] = np.inf
+        reference = self._outcomes.winner[self.test, -1]
+        best: dict[str, float] | None = None
+        for least in np.linspace(0.0, 1.0, _CHAIN_STEPS):
+            calls: Columns = (score >= least).argmax(axis=1) + 1
+            winner = columns[calls - 1]
+            same = self.answers.same[self.test, winner, reference] | (winner == reference)
+            measured = self._shown(calls, calls, winner, ~same)
+            is_affordable = measured["price"] <= price
+            if best is None or (is_affordable and measured["accuracy"] > best["accuracy"]):
+                best = measured
+        assert best is not None
+        return best
+
+    @cached_property
+    def _outcomes(self) -> Outcomes:
+        return self.policy.outcomes(self.answers)
+
+    def _rounds(self, s: FloatArray, alpha: float) -> Columns:
+        """Rounds of the test rows at the threshold of the calibration rows, shape (n,)."""
+        own = self.calibration
+        critical = critical_scores(s[own], self._outcomes.differs[own])
+        return rounds_called(s[self.test], calibrate_threshold(critical, alpha))
+
+    def _measured(self, stops: Columns, rounds: Columns) -> dict[str, float]:
+        """The measures of test rows that stop after these rounds of the policy."""
+        at = self.test, stops - 1
+        calls = np.array(self.policy.borders)[stops - 1]
+        return self._shown(calls, rounds, self._outcomes.winner[at], self._outcomes.differs[at])
+
+    def _shown(
+        self, calls: Columns, rounds: Columns, winner: Columns, differs: BoolArray
+    ) -> dict[str, float]:
+        spent = np.cumsum([self.prices[self.policy.pool.index(x)] for x in self.policy.order])
+        return {
+            "calls": float(calls.mean()),
+            "rounds": float(rounds.mean()),
+            "price": float(spent[calls - 1].mean()) / sum(self.prices),
+            "differs": float(differs.mean()),
+            "accuracy": float(self.labels[self.test, winner].mean()),
+        }
+
+
+def compared(
+    answers: AnswerClasses,
+    labels: BoolArray,
+    parts: tuple[Rows, Rows, Rows],
+    alphas: Sequence[float],
+    scores: FloatArray,
+    prices: tuple[float, ...] | None = None,
+) -> Iterator[tuple[Calling, float, dict[str, float]]]:
+    """Every way of calling at every level, with its measures.
+
+    Args:
+        answers: All rows.
+        labels: Their correctness, shape (n, K).
+        parts: The rows that fit, calibrate and test.
+        alphas: Levels.
+        scores: Router scores of all rows, for the chain, shape (n, K).
+        prices: Price of a call of each candidate; None: all are equal.
+    """
+    fit, calibration, test = parts
+    single = SequenceTrial(
+        policy=fit_policy(answers.at(fit), max_rounds=None),
+        answers=answers,
+        labels=labels,
+        calibration=calibration,
+        test=test,
+        prices=prices or (1.0,) * len(answers.pool),
+    )
+    trials = {
+        calling: replace(single, policy=replace(single.policy, borders=borders))
+        for calling, borders in (
+            (calling, default_borders(len(answers.pool), rounds))
+            for calling, rounds in ROUNDS.items()
+        )
+    }
+    decided = single.until_decided()
+    for alpha in alphas:
+        found = {calling: trial.sequential(alpha) for calling, trial in trials.items()}
+        found[Calling.ONE_SHOT] = single.ignoring_answers(alpha, shuffled=False)
+        found[Calling.SHUFFLED] = single.ignoring_answers(alpha, shuffled=True)
+        found[Calling.EXACT] = decided
+        found[Calling.CHAIN] = single.chain(scores, found[Calling.ONE_BY_ONE]["price"])
+        for calling, measured in found.items():
+            yield calling, alpha, measured
