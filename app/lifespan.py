@@ -192,6 +192,7 @@ def _sampled_scores(
             application=decision.application,
             rate=decision.shadow_rate,
             calibration_id=decision.calibration_id,
+            created_at=decision.created_at,
         )
         for decision, later in SampleStore(store).decisions(decision_ids)
     }

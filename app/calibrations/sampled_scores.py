@@ -31,12 +31,14 @@ class SampledScores:
         application: Its application; empty where none is configured.
         rate: The rate at which it was drawn; None: it was not.
         calibration_id: The calibration by which it was answered; None: by the fallback.
+        created_at: When it was made: UTC, ISO 8601.
     """
 
     scores: tuple[float, ...] | None
     later: bool
     application: str
     rate: float | None
+    created_at: str
     calibration_id: str | None = None
 
 
@@ -49,7 +51,12 @@ class StoredScores(Protocol):
 
 
 def compared(
-    rows: RowColumns, stored: StoredScores, *, setup: str, drawn: Collection[str]
+    rows: RowColumns,
+    stored: StoredScores,
+    *,
+    setup: str,
+    drawn: Collection[str],
+    since: str | None = None,
 ) -> RowColumns:
     """The rows, with what the store says of those that bring scores.
 
@@ -61,10 +68,11 @@ def compared(
         setup: Digest of artifact and fleet.
         drawn: The applications whose rows are drawn from their traffic. Rows of theirs without a
             request must be stored decisions: nothing else says what they were.
+        since: The time from which on the rows stand for all requests; None: any.
 
     Raises:
-        InputError: A row states another rate than its decision was drawn at, or a drawn row
-            without a request is not what is stored.
+        InputError: A row states another rate than its decision was drawn at, is older than
+            ``since``, or is a drawn row without a request that is not what is stored.
     """
     if rows.decision_ids is None:
         return rows
@@ -84,6 +92,12 @@ def compared(
                     "rows of `GET /shadow/rows` unchanged"
                 )
             answered_by[place] = known.calibration_id or FALLBACK
+            if since is not None and known.created_at < since:
+                raise InputError(
+                    f"row {place + 1}: the decision {decision_id} was made at {known.created_at}, "
+                    f"before `since`, {since}: leave older rows out, or state an earlier time",
+                    param="since",
+                )
         if np.isnan(rows.scores[place]).any():
             continue  # a whole request
         if known is not None:

@@ -198,6 +198,7 @@ class CalibrationService:
             self._sampled_scores,
             setup=self._setup,
             drawn=self._settings.drawn_applications,
+            since=options.since,
         )
         if options.rows_kind is None and rows.sampled.all():
             options = options.model_copy(update={"rows_kind": RowsKind.TRAFFIC})

@@ -57,7 +57,8 @@ def feedback_range(
 def estimate(losses: Sequence[float]) -> RiskEstimate:
     """The risk that the judged shadow sample shows.
 
-    Sampling never looks at the query: at any rate, the judged queries are drawn like all queries.
+    Sampling never looks at the query: at one rate, the judged queries are drawn like all queries.
+    Where the rate changed, they are drawn like all queries as long as the population does not.
     """
     values = np.array(losses, dtype=np.float64)
     return estimate_risk(values, np.ones(values.size), values.size)

@@ -104,6 +104,9 @@ def test_rows_of_several_rates_are_thinned(
             evidence = json.loads(out)["evidence"]
             assert (evidence["rows"], evidence["source"]["since"]) == (60, sampling["since"])
             assert "sampled rows were used" not in err
+            body = {"rows": shadow_rows(gateway), "since": sampling["since"]}
+            response = gateway.post("/calibrate", ADMIN_KEY, json=body)
+            assert (response.status_code, "before `since`" in response.text) == (400, True)
             rows = [row | {"weight": 5.0} for row in shadow_rows(gateway)]
             response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
             assert response.status_code == 422
