@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,10 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, max_examples=2_000)
 settings.load_profile("racer")
+
+# What few tests need and every worker would import: one to six seconds of CPU time each.
+HEAVY = {"matplotlib", "pandas", "scipy", "sympy", "torch", "transformers"}
+COLLECTED = pytest.StashKey[set[str]]()  # those of them that the collection imported
 
 # Files that need torch or transformers run in one worker: importing them takes 6 s of CPU time.
 TORCH = (
@@ -73,18 +78,20 @@ LONG = (
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect without garbage collections: next to nothing of what is created is garbage.
 
     Tests collect garbage rarely, as `racer serve` does: else it takes a tenth of their time.
     """
     gc.disable()
+    before = HEAVY & sys.modules.keys()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.set_threshold(10_000)
         gc.enable()
+        session.config.stash[COLLECTED] = (HEAVY & sys.modules.keys()) - before
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import COLLECTED
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "aiohttp", "fastapi", "scipy", "safetensors", "matplotlib")
 
@@ -126,6 +128,11 @@ def touched(text, private):
             case _:
                 found = []
         yield from private.intersection(found)
+
+
+def test_collecting_the_tests_imports_nothing_heavy(request):
+    """Each worker collects all tests: import such a module by `tests.support.lazy`."""
+    assert request.config.stash[COLLECTED] == set()
 
 
 def test_no_test_touches_a_private_name():

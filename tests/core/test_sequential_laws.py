@@ -6,7 +6,6 @@ fails with probability 1e-6. Each tempting wrong version is seen to break the la
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.threshold import allowed_misses
@@ -18,6 +17,9 @@ from racer_core.sequential.critical import (
 )
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.core.sequential_worlds import FALSE_ALARM, lost_at, paths, thresholds
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 N, ALPHA, TRIALS = 39, 0.2, 4_000
 M = allowed_misses(N, ALPHA) + 1  # 8: M/(N + 1) = 0.2 exactly
