@@ -13,45 +13,39 @@ from typing import TypeVar
 from app.access.api_keys import KeyRing
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
-from app.answering.answer_forms import AnswerReader, Embed
+from app.answering.chat_services import ChatServices
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
-from app.answering.service import ChatService
 from app.answering.shadow_calls import ShadowCalls
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.sampled_scores import SampledScores
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.thinning import RateInForce
+from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.checker import Checkers
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
 from app.monitoring.sample_store import SampleStore
 from app.monitoring.sampler import SamplerOptions
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.answer_calibrations import AnswerCalibrations, answer_setup
 from app.routing.applications import Applications
 from app.routing.artifact import open_racer
 from app.routing.calibration_sync import CalibrationSync
-from app.routing.candidate_choice import CandidateChooser
 from app.routing.conditions import ConditionReader
 from app.routing.encoder_worker import EncoderWorker
-from app.routing.fallback import FallbackRouting
 from app.routing.groups import Grouping
-from app.routing.request import Routing
-from app.routing.row_selection import RowSelector
 from app.routing.scorer import RouterBackend
-from app.routing.service import RoutingService
 from app.services import PARTS, Drain, RouterServices, Services, StoreServices
 from app.settings import Secrets, Settings
 from app.store import KeyPurpose, Store
 from app.store.encryption import Cipher
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics
-from app.telemetry.tracing import Tracer, open_tracer
+from app.telemetry.tracing import open_tracer
 from app.ui.assets import Assets
 from app.upstream.fleet import Fleet
-from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.stacked import StackedVote
 from racer_core.trained_router import TrainedRouter
 
 log = logging.getLogger(__name__)
@@ -122,10 +116,12 @@ async def open_services(
         conditions = ConditionReader(settings.candidates, settings.limits.extra_fields)
         grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
         stored = None
+        answers = AnswerCalibrations(None, setup="", prices=None)
         if settings.artifact is not None:
             stored = await stack.enter_async_context(
                 _open_store(settings, secrets, grouping, conditions, metrics)
             )
+            answers = stored.answer_calibrator.calibrations
             await stack.enter_async_context(QuotaLeases(stored.store, quotas.buckets()))
         mathematics = MathPool(DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
@@ -139,7 +135,7 @@ async def open_services(
             stored and stored.monitor,
             on_answers=checkers and checkers.submit,
         )
-        chat_services = _ChatServiceFactory(
+        chat_services = ChatServices(
             settings=settings,
             fleet=fleet,
             grouping=grouping,
@@ -147,6 +143,7 @@ async def open_services(
             mathematics=mathematics,
             monitor=stored and stored.monitor,
             shadow_calls=shadow_calls,
+            answer_calibrations=answers,
             metrics=metrics,
             tracer=tracer,
         )
@@ -248,6 +245,9 @@ async def _open_store(
     async with AsyncExitStack() as stack:
         store = stack.enter_context(await asyncio.to_thread(Store, secrets.store(settings)))
         keys = [key.get_secret_value() for key in secrets.samples_keys]
+        samples_key = await store.run(store.key, KeyPurpose.SAMPLES)
+        setup = answer_setup(settings, conditions.added)
+        answers = AnswerCalibrator(settings, store, key=samples_key, setup=setup)
         active = ActiveCalibration(metrics)
         calibration_sync = CalibrationSync(
             store,
@@ -267,7 +267,7 @@ async def _open_store(
                 active=active,
                 metrics=metrics,
                 sampling=SamplerOptions(
-                    key=await store.run(store.key, KeyPurpose.SAMPLES),
+                    key=samples_key,
                     conditions=conditions,
                     group_by=settings.group_by,
                     rates=settings.shadow_rates,
@@ -275,9 +275,11 @@ async def _open_store(
                     together=settings.together_applications,
                     pool=settings.pool,
                     cipher=Cipher(*keys) if keys else None,
+                    answer_setup=setup,
                 ),
             )
         )
+        await answers.catch_up()
         calibration_sync.subscribe(monitor.on_shared_state)
         yield StoreServices(
             store=store,
@@ -285,6 +287,7 @@ async def _open_store(
             active=active,
             grouping=grouping,
             monitor=monitor,
+            answer_calibrator=answers,
         )
 
 
@@ -294,7 +297,7 @@ async def _open_router_services(
     open_router: OpenRouter,
     stored: StoreServices,
     conditions: ConditionReader,
-    chat_services: _ChatServiceFactory,
+    chat_services: ChatServices,
 ) -> AsyncGenerator[RouterServices]:
     """Load the artifact and its encoder off the event loop, and its active calibration."""
     opened = await asyncio.to_thread(open_router, settings, chat_services.metrics)
@@ -323,75 +326,3 @@ async def _open_router_services(
                 chat=chat_services.by_router(trained, scoring, stored.active),
                 calibrations=calibrations,
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ChatServiceFactory:
-    """Makes chat services: one for the fallback, one for a router."""
-
-    settings: Settings
-    fleet: Fleet
-    grouping: Grouping
-    conditions: ConditionReader
-    mathematics: MathPool
-    monitor: Monitor | None
-    shadow_calls: ShadowCalls
-    metrics: Metrics
-    tracer: Tracer | None
-
-    def by_fallback(self) -> ChatService:
-        """Without an artifact: queries are fingerprinted with a key of this process."""
-        fingerprint = partial(artifacts.fingerprint, artifacts.new_salt())
-        return self._chat(self._fallback(fingerprint), embed=None, stacked=None)
-
-    def by_router(
-        self, trained: TrainedRouter, scoring: RouterBackend, active: ActiveCalibration
-    ) -> ChatService:
-        """With a router; the fallback answers while no calibration is active."""
-        routing = RoutingService(
-            settings=self.settings,
-            trained=trained,
-            scoring=scoring,
-            active=active,
-            grouping=self.grouping,
-            rows=RowSelector(
-                self.settings.routing.text, self.conditions.added, self.settings.own_texts
-            ),
-            candidates=self._candidates(),
-            fallback=self._fallback(trained.fingerprint),
-            metrics=self.metrics,
-        )
-        return self._chat(routing, embed=scoring.embed, stacked=trained.artifact.stacked)
-
-    def _candidates(self) -> CandidateChooser:
-        return CandidateChooser(self.settings, self.fleet.down)
-
-    def _fallback(self, fingerprint: Callable[[str], bytes]) -> FallbackRouting:
-        return FallbackRouting(
-            settings=self.settings,
-            candidates=self._candidates(),
-            grouping=self.grouping,
-            fingerprint=fingerprint,
-            metrics=self.metrics,
-        )
-
-    def _chat(
-        self, routing: Routing, *, embed: Embed | None, stacked: StackedVote | None
-    ) -> ChatService:
-        reader = AnswerReader(
-            embed,
-            self.mathematics.form,
-            similarity=self.settings.aggregation.similarity,
-            embed_chars=self.settings.limits.query_chars,
-        )
-        return ChatService(
-            settings=self.settings,
-            routing=routing,
-            fleet=self.fleet,
-            reader=reader,
-            monitor=self.monitor,
-            shadow_calls=self.shadow_calls,
-            stacked=stacked,
-            metrics=self.metrics,
-            tracer=self.tracer,
-        )

@@ -12,6 +12,7 @@ from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
+from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
@@ -76,6 +77,7 @@ class StoreServices:
     active: ActiveCalibration
     grouping: Grouping
     monitor: Monitor
+    answer_calibrator: AnswerCalibrator
 
 
 class RouterSlot(Protocol):
@@ -153,6 +155,11 @@ class Services:
     def monitor(self) -> Monitor:
         """Stored decisions and drift alarms."""
         return self._stored.monitor
+
+    @property
+    def answer_calibrator(self) -> AnswerCalibrator:
+        """Calibrations of the promise `same_answer`."""
+        return self._stored.answer_calibrator
 
     @property
     def calibration(self) -> str | None:

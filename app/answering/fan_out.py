@@ -32,8 +32,17 @@ class StopRule(Protocol):
         """Whether no outstanding answer, of ``out``, can change the winning class."""
         ...
 
-    def wave(self, results: FanOutResult, left: Sequence[str]) -> int:
-        """The number of candidates of ``left`` to call now; at least one."""
+    def wave(self, results: FanOutResult, left: Sequence[str]) -> Sequence[str]:
+        """The candidates of ``left`` to call now; at least one."""
+        ...
+
+    @property
+    def hurry_s(self) -> float | None:
+        """Seconds until further candidates are called beside a slow wave; None: never."""
+        ...
+
+    def hurry(self) -> Sequence[str]:
+        """These candidates, all of them not called yet."""
         ...
 
 
@@ -77,17 +86,27 @@ async def fan_out(
     results = FanOutResult() if into is None else into
     left = list(names)
     out: dict[asyncio.Task[Reply], str] = {}
+    hurry_s = vote.hurry_s
+    has_rounds = hurry_s is not None
     try:
         while out or left:
             if not out:
-                wave = left[: vote.wave(results, left)]
-                left = left[len(wave) :]
-                if len(wave) > 1:
+                wave = vote.wave(results, left)
+                left = _without(left, wave) if has_rounds else left[len(wave) :]
+                if len(wave) > 1 or has_rounds:
                     out = {asyncio.ensure_future(_awaited(call(name))): name for name in wave}
                 else:  # a call with nothing beside it needs no task
                     await _collect(results, wave[0], call(wave[0]), vote)
             if out:
-                done, _ = await asyncio.wait(out, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    out, timeout=hurry_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    further, hurry_s = vote.hurry(), None
+                    left = _without(left, further)
+                    out |= {asyncio.ensure_future(_awaited(call(name))): name for name in further}
+                elif hurry_s is not None:
+                    hurry_s = vote.hurry_s
                 for task in done:
                     await _collect(results, out.pop(task), task, vote)
             if any(task.done() for task in out):  # a reply that has arrived votes too
@@ -102,6 +121,10 @@ async def fan_out(
                 task.cancel()
             await asyncio.gather(*out, return_exceptions=True)
     return results
+
+
+def _without(names: Sequence[str], called: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in called]
 
 
 async def _awaited(call: Awaitable[Reply]) -> Reply:

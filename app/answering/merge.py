@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from app.answering.evaluator import Evaluator
+from app.answering.evaluator import Evaluator, Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome
 from app.answering.request import RequestState
@@ -46,14 +46,16 @@ class Merger:
     async def _elected(self, state: RequestState, results: FanOutResult) -> Outcome:
         voters = _voters(results)
         medoids = await state.vote.cluster(results, voters)
-        ratings = await self._evaluator.rate(
-            state.request.query.text,
-            {name: results.replies[name].answer or "" for name in voters},
-            state.routed.group,
-            results.forms,
-            deadline=state.deadline,
-            caller=state.request.caller.name,
-        )
+        ratings = Ratings()
+        if state.vote.is_rated:
+            ratings = await self._evaluator.rate(
+                state.request.query.text,
+                {name: results.replies[name].answer or "" for name in voters},
+                state.routed.group,
+                results.forms,
+                deadline=state.deadline,
+                caller=state.request.caller.name,
+            )
         merged = state.vote.elect(results, voters, ratings, medoids)
         return Outcome.of(
             state,

@@ -9,6 +9,7 @@ from typing import Any, Self
 from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
+from app.answering.rounds import RoundsVote
 from app.monitoring.decision_record import RequestEnd
 from app.monitoring.shadow_sample import ConversationTurn
 from app.routing.certificate import ServedCertificate
@@ -69,6 +70,9 @@ class Outcome:
             for name in dict.fromkeys((*state.selected, *results.replies))  # best first
             if name in results.replies
         )
+        routed = state.routed
+        if isinstance(state.vote, RoundsVote):
+            routed = state.vote.rounds.ended(routed)
         ratings = ratings or Ratings()
         body: dict[str, Any] = {}
         if answer is not None:
@@ -80,8 +84,8 @@ class Outcome:
             )
         return cls(
             decision_id=state.decision_id,
-            routed=state.routed,
-            certificate=state.routed.certificate.with_reasons(*answer_reasons(state, results)),
+            routed=routed,
+            certificate=routed.certificate.with_reasons(*answer_reasons(state, results)),
             body=body,
             answers=answers,
             failures={name: exc.kind for name, exc in results.failures.items()},
@@ -187,6 +191,8 @@ def stream_headers(state: RequestState) -> dict[str, str]:
 
 def answer_reasons(state: RequestState, results: FanOutResult) -> tuple[str, ...]:
     """What the answers of the set do to its certificate."""
+    if isinstance(state.vote, RoundsVote):
+        return state.vote.rounds.reasons(results)
     if failed := [name for name in results.failures if name in state.selected]:
         return failure_reasons(failed, is_outvoted=state.vote.settled(results))
     return (Reason.SET_UNANSWERED,) if results.is_unanswered_by(state.selected) else ()

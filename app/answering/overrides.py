@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from app.answering.request import InferenceRequest
 from app.answering.sessions import Sessions
 from app.errors import Abstained, Forbidden
@@ -9,6 +11,8 @@ from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.reasons import Reason
 from app.settings import Settings
 from racer_core.aggregation.answers import Equality
+
+_UNPINNED: Final = (ChosenBy.FALLBACK, ChosenBy.ROUNDS)
 
 
 class Overrides:
@@ -31,8 +35,8 @@ class Overrides:
         if (observed := self._routing.observe) is not None:
             return _observing(request, routed, observed)
         routed = self._abstaining(request, routed)
-        # A session is not bound to the fallback: its next turn may be certified.
-        if request.session is not None and routed.chosen_by is not ChosenBy.FALLBACK:
+        # A session is not bound to the fallback, for its next turn may be certified, nor to rounds.
+        if request.session is not None and routed.chosen_by not in _UNPINNED:
             routed = self._pinned(request, request.session, routed)
         selected = routed.decision.selected
         if self._only_top and kind is Equality.SEMANTIC and len(selected) > 1:

@@ -54,4 +54,5 @@ class RequestState:
         """The same, but only the best candidate of the set is called."""
         if len(self.selected) < 2:
             return self
-        return replace(self, routed=self.routed.calling(self.selected[:1], Reason.LEADER))
+        routed = self.routed.calling(self.selected[:1], Reason.LEADER)
+        return replace(self, routed=routed, vote=self.vote.at_once())

@@ -11,6 +11,7 @@ from app.answering.decision_log import DecisionLog
 from app.answering.outcome import Outcome
 from app.answering.overrides import Overrides
 from app.answering.request import InferenceRequest, RequestState
+from app.answering.rounds import Rounds, RoundsVote
 from app.answering.vote import Vote
 from app.errors import Abstained
 from app.ids import IdGenerator
@@ -21,6 +22,7 @@ from app.routing.decision import CertifiedDecision
 from app.routing.reasons import Remark
 from app.routing.request import Routing, RoutingRequest
 from app.routing.risk_levels import RiskLevels
+from app.routing.same_answer import SameAnswerRouting
 from app.settings import Settings
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method
@@ -39,6 +41,7 @@ class RequestRouter:
         reader: AnswerReader,
         stacked: StackedVote | None,
         decision_log: DecisionLog,
+        same_answer: SameAnswerRouting,
     ) -> None:
         self._settings = settings
         self._routing = routing
@@ -46,6 +49,7 @@ class RequestRouter:
         self._reader = reader
         self._stacked = stacked
         self._decision_log = decision_log
+        self._same_answer = same_answer
         self._overrides = Overrides(settings)
         self._rule = self._rule_without_scores = settings.aggregation
         if self._rule.method in (Method.LOG_ODDS, Method.STACKED):  # a score of 0 votes against
@@ -74,20 +78,24 @@ class RequestRouter:
         )
 
         def state(decision: CertifiedDecision) -> RequestState:
+            vote = Vote(
+                rule=self._rule if decision.scored is not None else self._rule_without_scores,
+                kind=kind,
+                reader=self._reader,
+                stacked=self._stacked,
+                scores=decision.vote_scores,
+                members=decision.decision.selected,
+                deadline=deadline,
+                waits_for_all=request.options.explain,
+            )
+            if decision.rounds is not None:
+                threshold = decision.decision.lambda_hat
+                vote = RoundsVote.of(vote, Rounds(decision.rounds, threshold, decision_id))
             return RequestState(
                 request=request,
                 decision_id=decision_id,
                 routed=decision,
-                vote=Vote(
-                    rule=self._rule if decision.scored is not None else self._rule_without_scores,
-                    kind=kind,
-                    reader=self._reader,
-                    stacked=self._stacked,
-                    scores=decision.vote_scores,
-                    members=decision.decision.selected,
-                    deadline=deadline,
-                    waits_for_all=request.options.explain,
-                ),
+                vote=vote,
                 started=started,
                 deadline=deadline,
                 sampling_rate=sampling_rate,
@@ -124,6 +132,9 @@ class RequestRouter:
 
     async def _decision(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         """The decision, with what the monitor knows of the calibration and of this query."""
+        promised = self._same_answer.section(request)
+        if promised is not None:
+            return await self._same_answer.route(request, promised)
         routed = self._with_alarms(await self._routing.route(request, deadline))
         if self._monitor is None:
             return routed

@@ -26,6 +26,7 @@ from app.monitoring.decision_record import RequestEnd
 from app.monitoring.monitor import Monitor
 from app.routing.request import Routing, RoutingRequest
 from app.routing.risk_levels import RiskLevels
+from app.routing.same_answer import SameAnswerRouting
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
@@ -45,6 +46,7 @@ class ChatService:
         reader: AnswerReader,
         monitor: Monitor | None,
         stacked: StackedVote | None,
+        same_answer: SameAnswerRouting,
         metrics: Metrics,
         shadow_calls: ShadowCalls | None = None,
         tracer: Tracer | None = None,
@@ -65,6 +67,7 @@ class ChatService:
             reader=reader,
             stacked=stacked,
             decision_log=self._decision_log,
+            same_answer=same_answer,
         )
         self._dispatcher = Dispatcher(settings, routing, fleet)
         self._merger = Merger(self._evaluator, tracer)

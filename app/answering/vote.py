@@ -83,11 +83,30 @@ class Vote:
             return False
         return early.decided(votes, self._scores_of(out), **self._parameters())
 
-    def wave(self, results: FanOutResult, left: Sequence[str]) -> int:
-        """The number of candidates of ``left`` to call now."""
+    def wave(self, results: FanOutResult, left: Sequence[str]) -> Sequence[str]:
+        """The candidates of ``left`` to call now."""
         if self.waits_for_all or not self.stops_early or self.rule.waves == "all":
-            return len(left)
-        return early.first_wave(self.votes(results), self._scores_of(left), **self._parameters())
+            return left
+        votes, scores = self.votes(results), self._scores_of(left)
+        return left[: early.first_wave(votes, scores, **self._parameters())]
+
+    @property
+    def hurry_s(self) -> float | None:
+        """Seconds until :meth:`hurry`; None: never."""
+        return None
+
+    def hurry(self) -> Sequence[str]:
+        """Further candidates to call, beside those that are under way."""
+        return ()
+
+    def at_once(self) -> Vote:
+        """The vote of the same request where its calls have no rounds."""
+        return self
+
+    @property
+    def is_rated(self) -> bool:
+        """Whether evaluators weigh the answers, where some are configured."""
+        return True
 
     def votes(
         self,

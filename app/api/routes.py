@@ -20,6 +20,7 @@ from app.api import (
     monitoring,
     responses,
     route,
+    same_answer,
     ui,
 )
 from app.route_table import RouteTable
@@ -33,6 +34,7 @@ _ROUTES: Final = (
     *route.routes,
     *models.routes,
     *calibrate.routes,
+    *same_answer.routes,
     *feedback.routes,
     *monitoring.routes,
     *ui.routes,

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import tables as report
+from app.cli.calibrate_answers import calibrate_answers
 from app.cli.console import (
     ADMIN_KEY,
     FILE,
@@ -41,6 +42,11 @@ from racer_core.types import RiskTarget, RowsKind, Score
     "--from-shadow",
     is_flag=True,
     help="Take the gateway's own sample of its traffic (`watching.shadow_rate`) instead of a file.",
+)
+@click.option(
+    "--same-answer",
+    is_flag=True,
+    help="Calibrate the promise `same_answer` from the gateway's own sample; needs no labels.",
 )
 @click.option(
     "--application",
@@ -129,6 +135,7 @@ def calibrate(
     url: str,
     key: str | None,
     from_shadow: bool,
+    same_answer: bool,
     application: str | None,
     since: str | None,
     judge: str | None,
@@ -153,6 +160,11 @@ def calibrate(
     as_json: bool,
 ) -> None:
     """Calibrate a running gateway with labelled ROWS; Ctrl-C cancels without a change."""
+    if same_answer:
+        if rows is not None or from_shadow:
+            raise click.UsageError("--same-answer takes neither ROWS nor --from-shadow")
+        calibrate_answers(url, key, application, dry_run=dry_run, as_json=as_json)
+        return
     if (rows is None) != from_shadow:
         raise click.UsageError("give ROWS or --from-shadow")
     for name, given in (("--judge", judge), ("--labels", labels)):

@@ -46,6 +46,8 @@ class Sample:
             decision can be labelled.
         exchange: The request and its answers; None where requests are not stored.
         is_unreadable: They are stored, and no key of this start decrypts them.
+        answer_setup: Digest of the configuration by which answers have their classes; None in
+            samples of earlier versions.
     """
 
     decision_id: str
@@ -57,6 +59,7 @@ class Sample:
     whole: bool
     exchange: SampledExchange | None = None
     is_unreadable: bool = False
+    answer_setup: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -291,6 +291,7 @@ class SampleStore:
             "digests": dump_json(dict(sample.digests)).decode(),
             "whole": sample.whole,
             "body": body,
+            "answer_setup": sample.answer_setup,
         }
 
     def _sample(self, row: SampleRow, with_request: bool) -> Sample:
@@ -307,6 +308,7 @@ class SampleStore:
             whole=row.whole,
             exchange=exchange,
             is_unreadable=is_unreadable,
+            answer_setup=row.answer_setup,
         )
 
     def _with_request(self, sampled: SampledDecision) -> SampledDecision:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, Final
@@ -46,6 +46,8 @@ class SamplerOptions:
         together: The applications whose first and later turns are one population.
         drawn: The applications whose rows are requests drawn from their traffic.
         pool: The candidates that rows label, in order.
+        answer_setup: Digest of when answers are equal, as
+            :func:`app.routing.answer_calibrations.answer_setup` gives it.
         cipher: Encrypts the requests of samples; None: they are not stored.
     """
 
@@ -56,6 +58,7 @@ class SamplerOptions:
     together: Collection[str] = ()
     drawn: Collection[str] = ()
     pool: Sequence[str] = ()
+    answer_setup: str | None = None
     cipher: Cipher | None = None
 
 
@@ -158,6 +161,7 @@ class Sampler:
             StoreError: The store cannot be used.
         """
         await self._decision_writer.written(sample.decision_id)
+        sample = replace(sample, answer_setup=self._options.answer_setup)
         return await self._store.run(self._samples.add, sample)
 
     def count(self, outcome: str) -> None:

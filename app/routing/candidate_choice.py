@@ -72,6 +72,18 @@ class CandidateChooser:
             alpha = min(usual if alpha is None else alpha, most)
         return alpha
 
+    def alpha_within(self, request: RoutingRequest, usual: float) -> float:
+        """The alpha of the promise `same_answer`: the request's own or the usual one.
+
+        Raises:
+            Forbidden: The request itself asks for more than its key may.
+        """
+        alpha, most = request.options.alpha, request.caller.max_alpha
+        if alpha is not None:
+            self.alpha(request, usual)  # refuses it
+            return alpha
+        return usual if most is None else min(usual, most)
+
     def _allowed(self, request: RoutingRequest) -> tuple[str, ...]:
         """The candidates that the request, its pool and its key leave."""
         names = self._settings.pool

@@ -12,6 +12,7 @@ from app.routing.certificate import ServedCertificate
 from app.routing.reasons import Reason, Remark
 from app.routing.scorer import ScoredQuery
 from app.store.calibration_record import CalibrationRecord
+from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.types import RoutingDecision
 
 
@@ -22,6 +23,7 @@ class ChosenBy(StrEnum):
     EVERYONE = "everyone"  # no threshold applied, such as after a failure of the router
     STRONGEST = "strongest"  # the threshold selected none, and the best candidate is called
     FALLBACK = "fallback"  # a configured candidate: no calibration is active or covers the request
+    ROUNDS = "rounds"  # the promise `same_answer`: all that may be called, in the order of calls
     OVERRIDDEN = "overridden"  # another set is called: a session's, an observed candidate's
 
 
@@ -41,6 +43,7 @@ class CertifiedDecision:
     chosen: tuple[str, ...]  # the selected set, even where others are called instead
     chosen_by: ChosenBy
     repeated: bool = False  # the query was seen before, by this key or another, or is a row
+    rounds: SequentialCalibration | None = None  # ends the calls; None: the set is called at once
     remarks: tuple[Remark, ...] = ()  # what its sender may know of the query
 
     @property
@@ -73,7 +76,8 @@ class CertifiedDecision:
         """The same, but these candidates are called instead of the selected set."""
         scores = tuple(self.vote_scores.get(name, 0.0) for name in names)
         decision = replace(self.decision, selected=tuple(names), scores=scores)
-        return replace(self, decision=decision, certificate=self.certificate.with_reasons(reason))
+        certificate = self.certificate.with_reasons(reason)
+        return replace(self, decision=decision, certificate=certificate, rounds=None)
 
     def choosing(self, names: Sequence[str], by: ChosenBy, reason: Reason) -> CertifiedDecision:
         """The same, but this set was selected, by another rule than the threshold."""

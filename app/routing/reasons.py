@@ -19,7 +19,8 @@ class Reason(StrEnum):
     NOT_CALIBRATED = "not_calibrated"
     """No calibration is active. `routing.fallback` chose the candidates, and no row.
 
-    `GET /readyz` says what is missing and which command comes next.
+    `GET /readyz` says what is missing and which command comes next; for the promise `same_answer`
+    it is `racer calibrate --same-answer`.
     """
 
     MULTI_TURN = "multi_turn_uncalibrated"
@@ -163,6 +164,19 @@ class Reason(StrEnum):
     Nothing; after a change of calibration sample later turns anew.
     """
 
+    REFERENCE_UNAVAILABLE = "reference_unavailable"
+    """Of the promise `same_answer`: the reference is down, failed, or may not be called by the
+    request. The vote of the other candidates was returned.
+
+    Allow the reference, or repair it.
+    """
+
+    TERMS_ASSUMED = "terms_assumed_independent_of_query"
+    """Of the promise `same_answer`: the request chose its reference or its number of rounds.
+
+    Nothing, if the choice did not depend on the query.
+    """
+
     ALPHA_INFEASIBLE = CoreReason.ALPHA_INFEASIBLE.value
     """Alpha is below 1/(n + 1). The whole pool was called.
 
@@ -293,6 +307,7 @@ class Remark(StrEnum):
 HOLDING: Final[frozenset[str]] = CORE_HOLDING | {
     Reason.POOL_ASSUMED,
     Reason.GROUP_ASSUMED,
+    Reason.TERMS_ASSUMED,
     Reason.LABELLED_CONDITIONS,
     Reason.LATER_TURN,
     Reason.ROUTER_FAILED,

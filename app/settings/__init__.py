@@ -11,12 +11,15 @@ from app.settings.limits import Limits
 from app.settings.loading import load, parse
 from app.settings.model import AUTO, GroupBy, Settings
 from app.settings.routing import SET, WHOLE_POOL
+from app.settings.same_answer import COMPARABLE, VOTE, SameAnswer
 from app.settings.secrets import Secrets
 
 __all__ = [
     "AUTO",
+    "COMPARABLE",
     "DEFAULT",
     "SET",
+    "VOTE",
     "WHOLE_POOL",
     "Aggregation",
     "Application",
@@ -27,6 +30,7 @@ __all__ = [
     "FleetSettings",
     "GroupBy",
     "Limits",
+    "SameAnswer",
     "Secrets",
     "Settings",
     "load",

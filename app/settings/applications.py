@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from app.settings.base import Frozen
 from app.settings.candidates import Name, Url
 from app.settings.routing import Alpha
+from app.settings.same_answer import SameAnswer
 from racer_core.records.conversation import RoutedText
 
 Premise = Literal["alike", "drawn"]
@@ -63,6 +64,8 @@ class Application(Frozen):
     of each conversation, `x-session-id`)."""
     checker: Checker | None = None
     """Labels the answers to its sampled requests."""
+    same_answer: SameAnswer | None = None
+    """As the section `same_answer`, for its requests; null: that."""
 
     @model_validator(mode="after")
     def _turns_are_drawn(self) -> Self:

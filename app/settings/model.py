@@ -16,6 +16,7 @@ from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
+from app.settings.same_answer import COMPARABLE, VOTE, SameAnswer
 from app.settings.telemetry import TelemetrySettings
 from racer_core.records.conversation import RoutedText
 from racer_core.types import Score
@@ -61,6 +62,8 @@ class Settings(Frozen):
     )
     """Populations of requests by name, each with its own rows, threshold and terms; they replace
     `routing.group_by`."""
+    same_answer: SameAnswer | None = None
+    """The promise `same_answer`, for requests to `auto`; null: none of them unless it asks."""
     embeddings: Name | None = None
     """Candidate that serves `/v1/embeddings`; null: the endpoint is off."""
     encoder: EncoderSettings = EncoderSettings()
@@ -121,6 +124,9 @@ class Settings(Frozen):
         for name, each in self.applications.items():
             if each.on_uncovered not in (None, SET, WHOLE_POOL):
                 named[f"applications.{name}.on_uncovered"] = (each.on_uncovered,)
+        for place, each in self._same_answers.items():
+            if each.reference != VOTE:
+                named[f"{place}.reference"] = (each.reference,)
         named |= {f"pools.{name}": pool.candidates for name, pool in self.pools.items()}
         named |= {f"access.keys.{key.name}": key.candidates or () for key in self.access.keys}
         for place, names in named.items():
@@ -162,6 +168,16 @@ class Settings(Frozen):
                 raise ValueError(
                     f"applications.{name}.checker: it labels sampled requests, and none are "
                     f"sampled: set `applications.{name}.shadow_rate`"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _same_answers_can_be_compared(self) -> Self:
+        for place in self._same_answers:
+            if self.aggregation.equality not in COMPARABLE:
+                raise ValueError(
+                    f"{place}: answers cannot be compared two by two under `aggregation.equality: "
+                    f"{self.aggregation.equality}`; set one of {', '.join(COMPARABLE)}"
                 )
         return self
 
@@ -214,6 +230,25 @@ class Settings(Frozen):
         """What the router reads of an application's requests and rows."""
         own = self.applications.get(application or DEFAULT)
         return self.routing.text if own is None or own.text is None else own.text
+
+    @property
+    def promises_same_answers(self) -> bool:
+        """Whether any application's requests have the promise `same_answer` by default."""
+        return bool(self._same_answers)
+
+    def same_answer_of(self, application: str | None) -> SameAnswer | None:
+        """The promise `same_answer` that an application's requests have by default."""
+        own = self.applications.get(application or DEFAULT)
+        return self.same_answer if own is None or own.same_answer is None else own.same_answer
+
+    @property
+    def _same_answers(self) -> dict[str, SameAnswer]:
+        """The sections of the promise `same_answer`, by their place."""
+        sections = {"same_answer": self.same_answer} | {
+            f"applications.{name}.same_answer": each.same_answer
+            for name, each in self.applications.items()
+        }
+        return {place: each for place, each in sections.items() if each is not None}
 
     @property
     def own_texts(self) -> dict[str, RoutedText]:

@@ -106,6 +106,8 @@ class SampleRow(Base):
     digests: Mapped[str]  # candidate -> digest of what it was sent: JSON
     whole: Mapped[bool]  # every candidate was called: it can be labelled
     body: Mapped[bytes | None] = mapped_column(LargeBinary)  # request and answers, encrypted
+    # Digest of what the configuration adds to requests and of when answers are equal.
+    answer_setup: Mapped[str | None] = mapped_column(String(64))
 
 
 class JudgementRow(Base):
@@ -120,6 +122,23 @@ class JudgementRow(Base):
     judge: Mapped[str] = mapped_column(String(256), primary_key=True)  # name of the judge model
     correct: Mapped[bool]
     created_at: Mapped[str] = mapped_column(String(32))
+
+
+class AnswerCalibrationRow(Base):
+    """One calibration of the promise `same_answer`, as ``answer_calibrations.py`` encodes it.
+
+    Of those of one setup and application the one that was activated last decides.
+    """
+
+    __tablename__ = "answer_calibrations"
+
+    id: Mapped[str] = mapped_column(CALIBRATION_ID, primary_key=True)
+    created_at: Mapped[str] = mapped_column(String(32), index=True)
+    activated_at: Mapped[str | None] = mapped_column(String(32))
+    answer_setup: Mapped[str] = mapped_column(String(64), index=True)
+    application: Mapped[str] = mapped_column(String(256))
+    document: Mapped[str]  # pool, evidence, number of lost rows: JSON
+    arrays: Mapped[bytes] = mapped_column(LargeBinary)  # answer classes and keyed noise: npz
 
 
 class SeenRowsRow(Base):

@@ -101,6 +101,11 @@ class GatewayClient:
         body = {"query": text, "alpha": alpha, "execute": execute}
         return self._request("POST", "/route", json=body)
 
+    def calibrate_answers(self, application: str | None, *, dry_run: bool) -> dict[str, Any]:
+        """POST /same-answer/calibrate."""
+        body = {"application": application, "dry_run": dry_run}
+        return self._request("POST", "/same-answer/calibrate", json=body)
+
     def calibrate(
         self, path: Path, options: dict[str, Any], progress: Progress | None = None
     ) -> dict[str, Any]:

@@ -37,6 +37,19 @@ class DecisionOptions(BaseModel):
     )
     group: str | None = Field(default=None, max_length=128, description=GROUP)
     application: str | None = Field(default=None, max_length=128, description=APPLICATION)
+    promise: Literal["same_answer", "set"] | None = Field(
+        default=None,
+        description="`same_answer`: calls in rounds until the answer is likely the reference's; "
+        "`set`: the router's set. Default: the application's.",
+    )
+    reference: str | None = Field(
+        default=None,
+        max_length=256,
+        description="With `same_answer`: `vote`, that of the whole pool, or a candidate.",
+    )
+    max_rounds: int | None = Field(
+        default=None, ge=1, le=3, description="With `same_answer`: most rounds of calls."
+    )
     usage: Literal["sum", "winner"] = Field(
         default="sum", description="Token usage of the answer: of all calls, or of the winner's."
     )

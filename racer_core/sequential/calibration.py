@@ -52,12 +52,15 @@ class SequentialCalibration:
     Attributes:
         policy: Order, rounds, vote and stopping score.
         answers: The calibration rows, drawn as requests are.
+        lost: Further rows without the answers of all candidates. Left out, the rows would be drawn
+            by what could be answered; they count as lost at every threshold.
         salt: Key of the noise that breaks ties, drawn anew for every calibration; None adds none:
             then rows with equal scores stop together, and the risk is below alpha.
     """
 
     policy: Policy
     answers: AnswerClasses
+    lost: int = 0
     salt: bytes | None = None
 
     def __post_init__(self) -> None:
@@ -67,15 +70,16 @@ class SequentialCalibration:
 
     @property
     def n(self) -> int:
-        """The number of rows."""
-        return len(self.answers)
+        """The number of rows, lost ones included."""
+        return len(self.answers) + self.lost
 
     @cached_property
     def ascending(self) -> FloatArray:
         """The rows' critical scores in ascending order, shape (n,)."""
         outcomes = self.policy.outcomes(self.answers)
         s = self.nonconformity(outcomes.doubt, self.answers.fingerprints)
-        return np.sort(critical_scores(s, outcomes.differs))
+        scores = np.sort(critical_scores(s, outcomes.differs))
+        return np.append(scores, np.full(self.lost, np.inf))
 
     def nonconformity(self, doubt: FloatArray, fingerprints: tuple[bytes, ...]) -> FloatArray:
         """S of every round, shape (n, R), of rows with these fingerprints."""
@@ -105,6 +109,10 @@ class SequentialCalibration:
         at = np.arange(len(answers)), rounds - 1
         calls = np.array(self.policy.borders)[rounds - 1]
         return Stops(rounds, calls, outcomes.winner[at], outcomes.differs[at])
+
+    def expected_calls(self, threshold: float) -> float:
+        """Mean number of calls of the rows at a threshold."""
+        return float(self.stops(self.answers, threshold).calls.mean())
 
     def restrict(self, names: Sequence[str]) -> Self:
         """The calibration of a smaller pool: its order, votes, references and critical scores.

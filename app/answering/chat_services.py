@@ -1,0 +1,127 @@
+"""Factory of chat services: of the fallback before an artifact is loaded, and of a router."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from app.answering.answer_forms import AnswerReader, Embed
+from app.answering.math_process import MathPool
+from app.answering.service import ChatService
+from app.answering.shadow_calls import ShadowCalls
+from app.monitoring.monitor import Monitor
+from app.routing.active_calibration import ActiveCalibration
+from app.routing.answer_calibrations import AnswerCalibrations
+from app.routing.candidate_choice import CandidateChooser
+from app.routing.conditions import ConditionReader
+from app.routing.fallback import FallbackRouting
+from app.routing.groups import Grouping
+from app.routing.request import Routing
+from app.routing.row_selection import RowSelector
+from app.routing.same_answer import SameAnswerRouting
+from app.routing.scorer import RouterBackend
+from app.routing.service import RoutingService
+from app.settings import Settings
+from app.telemetry.metrics import Metrics
+from app.telemetry.tracing import Tracer
+from app.upstream.fleet import Fleet
+from racer_core import artifacts
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.trained_router import TrainedRouter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatServices:
+    """Makes chat services: one for the fallback, one for a router."""
+
+    settings: Settings
+    fleet: Fleet
+    grouping: Grouping
+    conditions: ConditionReader
+    mathematics: MathPool
+    monitor: Monitor | None
+    shadow_calls: ShadowCalls
+    answer_calibrations: AnswerCalibrations
+    metrics: Metrics
+    tracer: Tracer | None
+
+    def by_fallback(self) -> ChatService:
+        """Without an artifact: queries are fingerprinted with a key of this process."""
+        fingerprint = partial(artifacts.fingerprint, artifacts.new_salt())
+        fallback = self._fallback(fingerprint)
+        return self._chat(fallback, fallback, fingerprint, embed=None, stacked=None)
+
+    def by_router(
+        self, trained: TrainedRouter, scoring: RouterBackend, active: ActiveCalibration
+    ) -> ChatService:
+        """With a router; the fallback answers while no calibration is active."""
+        fallback = self._fallback(trained.fingerprint)
+        routing = RoutingService(
+            settings=self.settings,
+            trained=trained,
+            scoring=scoring,
+            active=active,
+            grouping=self.grouping,
+            rows=RowSelector(
+                self.settings.routing.text, self.conditions.added, self.settings.own_texts
+            ),
+            candidates=self._candidates(),
+            fallback=fallback,
+            metrics=self.metrics,
+        )
+        return self._chat(
+            routing,
+            fallback,
+            trained.fingerprint,
+            embed=scoring.embed,
+            stacked=trained.artifact.stacked,
+        )
+
+    def _candidates(self) -> CandidateChooser:
+        return CandidateChooser(self.settings, self.fleet.down)
+
+    def _fallback(self, fingerprint: Callable[[str], bytes]) -> FallbackRouting:
+        return FallbackRouting(
+            settings=self.settings,
+            candidates=self._candidates(),
+            grouping=self.grouping,
+            fingerprint=fingerprint,
+            metrics=self.metrics,
+        )
+
+    def _chat(
+        self,
+        routing: Routing,
+        fallback: FallbackRouting,
+        fingerprint: Callable[[str], bytes],
+        *,
+        embed: Embed | None,
+        stacked: StackedVote | None,
+    ) -> ChatService:
+        reader = AnswerReader(
+            embed,
+            self.mathematics.form,
+            similarity=self.settings.aggregation.similarity,
+            embed_chars=self.settings.limits.query_chars,
+        )
+        return ChatService(
+            settings=self.settings,
+            routing=routing,
+            fleet=self.fleet,
+            reader=reader,
+            monitor=self.monitor,
+            shadow_calls=self.shadow_calls,
+            stacked=stacked,
+            same_answer=SameAnswerRouting(
+                settings=self.settings,
+                calibrations=self.answer_calibrations,
+                candidates=self._candidates(),
+                fallback=fallback,
+                grouping=self.grouping,
+                fingerprint=fingerprint,
+                metrics=self.metrics,
+            ),
+            metrics=self.metrics,
+            tracer=self.tracer,
+        )

@@ -1,0 +1,228 @@
+"""Calls in rounds under the promise `same_answer`: when to call more, and which answer wins.
+
+The calls of a request are those of a :class:`racer_core.sequential.serving.Sequence`, which decides
+as calibration did. Calling more than it demands keeps the promise. So once half of the time to the
+deadline is over, all candidates that are left are called at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import numpy as np
+
+from app.answering.evaluator import Ratings
+from app.answering.fan_out import FanOutResult
+from app.answering.vote import Vote
+from app.routing.decision import CertifiedDecision
+from app.routing.premises import failure_reasons
+from app.routing.reasons import Reason
+from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.critical import tie_noise
+from racer_core.sequential.reliability import vote_odds
+from racer_core.sequential.serving import Sequence as CallSequence
+from racer_core.types import Aggregate
+
+HURRY_SHARE: Final = 0.5  # of the time to the deadline
+
+
+class Rounds:
+    """The calls of one request.
+
+    Args:
+        found: The calibration for the candidates that it may call.
+        threshold: lambda_hat.
+        decision_id: The id of its decision, which breaks ties.
+    """
+
+    def __init__(self, found: SequentialCalibration, threshold: float, decision_id: str) -> None:
+        noise = tie_noise(found.salt, (decision_id.encode(),))
+        self._sequence = CallSequence(found.policy, threshold, float(noise[0]))
+        self._policy = found.policy
+        self._waiting: set[str] = set()  # called, without a result
+        self._forms: dict[str, str | None] = {}
+        self._failed: set[str] = set()
+        self._has_answer = False  # that can be returned
+        self.next: tuple[str, ...] = ()
+        self._begin()
+
+    def report(self, results: FanOutResult) -> None:
+        """Take the results that arrived, and begin the next round where one is complete."""
+        for name in [each for each in self._waiting if each in results.replies]:
+            is_answer = results.replies[name].answer is not None
+            self._has_answer |= is_answer
+            self._add(name, results.forms.get(name) if is_answer else None)
+        for name in [each for each in self._waiting if each in results.failures]:
+            if results.failures[name].is_of_request:  # rows record it as an unreadable answer
+                self._add(name, None)
+            else:
+                self._waiting.discard(name)
+                self._failed.add(name)
+                self._sequence.fail(name)
+        if not self._waiting:
+            self._begin()
+
+    def call_rest(self) -> tuple[str, ...]:
+        """Make one round of what is under way and of all that are left, which it returns."""
+        self.next = self._sequence.call_rest()
+        self._waiting.update(self.next)
+        return self.next
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no call is under way and none follows."""
+        return not self._waiting
+
+    @property
+    def votes(self) -> dict[str, float]:
+        """The weight of every answer that can be read."""
+        weights = self._weights()
+        votes: dict[str, float] = {}
+        for name, form in self._forms.items():
+            if form is not None:
+                votes[form] = votes.get(form, 0.0) + weights[name]
+        return votes
+
+    def winner(self, among: Collection[str]) -> str:
+        """The candidate whose answer is returned, of those with one."""
+        winner = self._sequence.winner
+        if winner is None or winner not in among:
+            winner = self._policy.vote({name: self._forms.get(name) for name in sorted(among)})
+        return winner
+
+    def reasons(self, results: FanOutResult) -> tuple[str, ...]:
+        """What the answers do to the certificate."""
+        if not self._sequence.has_reference or self._sequence.winner not in results.replies:
+            failed = failure_reasons(sorted(self._failed), is_outvoted=False)
+            return (Reason.REFERENCE_UNAVAILABLE, *failed)
+        return failure_reasons(sorted(self._failed), is_outvoted=self.is_settled)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether candidates that failed could not have changed the answer."""
+        if not self._failed:
+            return True
+        if self._policy.reference is not None:
+            return self._sequence.has_reference  # the reference was called, and its answer returned
+        weights, votes = self._weights(), self.votes
+        form = self._forms.get(self._sequence.winner or "")
+        if form is None:
+            return False
+        rival = max([0.0, *(each for other, each in votes.items() if other != form)])
+        return votes[form] - rival > sum(abs(weights[name]) for name in self._failed)
+
+    def ended(self, routed: CertifiedDecision) -> CertifiedDecision:
+        """The decision with the calls that were made."""
+        planned, decision = routed.certificate.same_answer, routed.decision
+        assert planned is not None
+        called = {*self._forms, *self._failed, *self._waiting}
+        kept = [
+            (name, score)
+            for name, score in zip(decision.selected, decision.scores, strict=True)
+            if name in called
+        ]
+        names = tuple(name for name, _ in kept)
+        made = replace(
+            planned, rounds=self._sequence.rounds, calls=len(names), stopped=self._sequence.stopped
+        )
+        return replace(
+            routed,
+            decision=replace(decision, selected=names, scores=tuple(score for _, score in kept)),
+            chosen=names,
+            certificate=replace(routed.certificate, same_answer=made),
+        )
+
+    def _begin(self) -> None:
+        """Begin the next round; one of all that are left where nothing can be returned yet."""
+        is_empty = bool(self._forms) and not self._has_answer and not self._failed
+        self.next = self._sequence.call_rest() if is_empty else self._sequence.next_round()
+        if is_empty and not self.next:
+            self.next = self._sequence.next_round()
+        self._waiting.update(self.next)
+
+    def _add(self, name: str, form: str | None) -> None:
+        self._waiting.discard(name)
+        self._forms[name] = form
+        self._sequence.add(name, form)
+
+    def _weights(self) -> Mapping[str, float]:
+        policy = self._policy
+        odds = vote_odds(np.array(policy.reliabilities), policy.options)
+        return dict(zip(policy.pool, np.log(odds).tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsVote(Vote):
+    """The vote of a request that is answered in rounds.
+
+    Attributes:
+        rounds: The state of its calls.
+        hurries_at: A ``time.monotonic()``; from then on no round waits for another.
+        plain: The vote of the same request where its calls have no rounds.
+    """
+
+    rounds: Rounds
+    hurries_at: float
+    plain: Vote
+
+    @classmethod
+    def of(cls, vote: Vote, rounds: Rounds) -> Self:
+        """The vote of a request that would be answered at once."""
+        now = time.monotonic()
+        return cls(
+            rule=vote.rule,
+            kind=vote.kind,
+            reader=vote.reader,
+            stacked=None,
+            scores=vote.scores,
+            members=vote.members,
+            deadline=vote.deadline,
+            rounds=rounds,
+            hurries_at=now + HURRY_SHARE * (vote.deadline - now),
+            plain=vote,
+        )
+
+    def at_once(self) -> Vote:
+        """The vote of the same request where its calls have no rounds."""
+        return self.plain
+
+    @property
+    def is_rated(self) -> bool:
+        """No evaluator weighs the answers: calibration knows none."""
+        return False
+
+    @property
+    def hurry_s(self) -> float | None:
+        """Seconds until what is left is called without waiting for a round."""
+        return max(0.0, self.hurries_at - time.monotonic())
+
+    def hurry(self) -> Sequence[str]:
+        """The candidates that join the round that is under way: all that are left."""
+        return self.rounds.call_rest()
+
+    def decided(self, results: FanOutResult, out: Sequence[str]) -> bool:
+        """Whether the calls are over: the round is complete, and no other one follows."""
+        self.rounds.report(results)
+        return self.rounds.is_over
+
+    def settled(self, results: FanOutResult) -> bool:
+        """Whether candidates that failed could not have changed the answer."""
+        return self.rounds.is_settled
+
+    def wave(self, results: FanOutResult, left: Sequence[str]) -> Sequence[str]:
+        """The candidates of the round that begins."""
+        return self.rounds.next
+
+    def elect(
+        self,
+        results: FanOutResult,
+        among: Collection[str],
+        ratings: Ratings,
+        medoids: frozenset[str],
+    ) -> Aggregate:
+        """The answer that the sequence returns."""
+        winner = self.rounds.winner(results.replies)
+        return Aggregate(winner=winner, text=results.replies[winner].text, votes=self.rounds.votes)

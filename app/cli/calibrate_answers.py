@@ -1,0 +1,41 @@
+"""``racer calibrate --same-answer``: calibrates the promise `same_answer` from sampled traffic."""
+
+from __future__ import annotations
+
+from app.cli import tables as report
+from app.cli.console import err, out, print_json
+from app.tools.gateway_client import GatewayClient
+
+_SHOWN = ("rows", "fitting", "n", "lost", "alpha", "reference", "max_rounds", "candidates")
+
+
+def calibrate_answers(
+    url: str, key: str | None, application: str | None, *, dry_run: bool, as_json: bool
+) -> None:
+    """Have a gateway calibrate, and print the evidence.
+
+    Args:
+        url: The gateway.
+        key: An admin key.
+        application: The application; None where none is configured.
+        dry_run: Change nothing.
+        as_json: Print the whole result as JSON.
+
+    Raises:
+        GatewayRefused: Too few rows, or answers that cannot be compared.
+    """
+    with GatewayClient(url, key) as client:
+        result = client.calibrate_answers(application, dry_run=dry_run)
+    if as_json:
+        print_json(result)
+        return
+    if result["refusal"] is not None:
+        err.print(f"Not activated: {result['refusal']}", highlight=False, markup=False)
+    evidence = result["evidence"]
+    shown = {name: result[name] for name in ("id", "active", "application")}
+    shown |= {name: evidence[name] for name in _SHOWN}
+    shown["first round"] = ", ".join(evidence["first_round"])
+    shown["expected calls"] = f"{evidence['expected_calls']:.2f}"
+    if evidence["price_share"] is not None:
+        shown["share of the price"] = f"{evidence['price_share']:.2f}"
+    out.print(report.fields(shown))

@@ -1,0 +1,165 @@
+"""Answer rows: what all candidates answered to sampled requests. Blocks: use threads.
+
+They calibrate the promise `same_answer`, and need no label and no stored request. A sampled request
+without the answers of all candidates counts as lost: left out, the rows would be drawn by what
+could be answered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+from sqlalchemy import func, select
+
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.sample_record import is_later_turn
+from app.routing.premises import is_whole_but_for_outages
+from app.routing.reasons import Reason
+from app.store import Store
+from app.store.tables import DecisionRow, SampleRow
+from racer_core.calibration.shadow import is_sampled
+from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
+
+MAX_ROWS: Final = 10_000  # the newest
+_Stored = tuple[str, bool | None, str | None, bool | None, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRow:
+    """One sampled request of an application.
+
+    Attributes:
+        decision_id: Its decision.
+        created_at: When it was made.
+        classes: Candidate -> class of its answer, null where it cannot be read; None: not all
+            candidates answered.
+    """
+
+    decision_id: str
+    created_at: str
+    classes: Mapping[str, int | None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRows:
+    """The rows of one application, drawn at one rate, oldest first.
+
+    Attributes:
+        rows: Each request once.
+        pending: Requests whose answers may still arrive; neither they nor later ones are rows.
+        thinned: Rows left out because the sampling rate was lower for a time.
+    """
+
+    rows: Sequence[AnswerRow]
+    pending: int
+    thinned: int
+
+    def classes(self, pool: tuple[str, ...], start: int, stop: int | None) -> AnswerClasses:
+        """The whole rows in a part of them."""
+        part = [row for row in self.rows[start:stop] if row.classes is not None]
+        found = [
+            [UNREADABLE if (given := (row.classes or {})[name]) is None else given for name in pool]
+            for row in part
+        ]
+        return AnswerClasses(
+            pool=pool,
+            classes=np.array(found, dtype=np.int16).reshape(len(part), len(pool)),
+            fingerprints=tuple(row.decision_id.encode() for row in part),
+        )
+
+    def lost(self, start: int) -> int:
+        """How many rows of a part lack answers."""
+        return sum(row.classes is None for row in self.rows[start:])
+
+
+def answer_rows(
+    store: Store,
+    *,
+    application: str,
+    pool: tuple[str, ...],
+    answer_setup: str,
+    key: bytes,
+    pending_since: str,
+) -> AnswerRows:
+    """The rows of an application's first turns under one setup.
+
+    Requests that only a part of the pool may or can serve, but for outages, are no rows.
+
+    Args:
+        store: Where samples are.
+        application: The application; empty where none is configured.
+        pool: The candidates.
+        answer_setup: The setup in force: rows of another one are no rows.
+        key: Key of the draws.
+        pending_since: Answers to decisions from then on may still arrive.
+
+    Raises:
+        StoreError: The store cannot be used.
+    """
+    statement = (
+        select(
+            DecisionRow.document,
+            SampleRow.later,
+            SampleRow.classes,
+            SampleRow.whole,
+            SampleRow.answer_setup,
+        )
+        .outerjoin(SampleRow, SampleRow.decision_id == DecisionRow.id)
+        .where(DecisionRow.shadow, DecisionRow.application == application)
+        .order_by(DecisionRow.created_at.desc(), DecisionRow.id.desc())
+        .limit(MAX_ROWS)
+    )
+    with store.transaction() as session:
+        stored = session.execute(statement).all()
+    rows: list[AnswerRow] = []
+    waiting: list[str] = []
+    for each in reversed(stored):
+        document, later, classes, whole, setup = cast("_Stored", each)
+        if setup != answer_setup and (classes is not None or not rows):
+            rows, waiting = [], []  # the setup changed since: what came before is another sample
+            continue
+        decision = DecisionRecord.from_document(document, None)
+        if not _could_be_a_row(decision, pool, later):
+            continue
+        if classes is None and decision.created_at >= pending_since:
+            waiting.append(decision.created_at)
+        rows.append(
+            AnswerRow(
+                decision_id=decision.decision_id,
+                created_at=decision.created_at,
+                classes=_classes(classes, pool) if whole else None,
+            )
+        )
+    if waiting:
+        rows = [row for row in rows if row.created_at < min(waiting)]
+    lowest = _lowest_rate(store, application, rows[0].created_at) if rows else 1.0
+    kept = [row for row in rows if is_sampled(key, row.decision_id.encode(), lowest)]
+    return AnswerRows(rows=kept, pending=len(waiting), thinned=len(rows) - len(kept))
+
+
+def _lowest_rate(store: Store, application: str, since: str) -> float:
+    """The lowest sampling rate that was in force, whether a request was drawn at it or not."""
+    statement = select(func.min(DecisionRow.sampling_rate)).where(
+        DecisionRow.application == application,
+        DecisionRow.created_at >= since,
+        DecisionRow.sampling_rate > 0.0,
+    )
+    with store.transaction() as session:
+        return session.scalar(statement) or 1.0
+
+
+def _could_be_a_row(decision: DecisionRecord, pool: Sequence[str], later: bool | None) -> bool:
+    reasons = [each.partition(":") for each in decision.reasons]
+    if later is None:
+        later = is_later_turn(decision.reasons)
+    down = [name for reason, _, name in reasons if reason == Reason.CANDIDATE_DOWN]
+    return not later and is_whole_but_for_outages(decision.pool, down, pool)
+
+
+def _classes(stored: str | None, pool: Sequence[str]) -> Mapping[str, int | None] | None:
+    found: dict[str, Any] = json.loads(stored or "{}")
+    return found if all(name in found for name in pool) else None

@@ -1,0 +1,202 @@
+"""Routing under the promise `same_answer`: order of calls, first round and threshold.
+
+Needs neither scores nor an artifact: policy and threshold come from the answers that all candidates
+gave to sampled requests of the same application. Until there are enough, the fallback answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from app.routing.answer_calibrations import AnswerCalibrations, RoundsPlan, RoundsTerms
+from app.routing.candidate_choice import CandidateChooser
+from app.routing.certificate import AnswerGuarantee, ServedCertificate
+from app.routing.decision import CertifiedDecision, ChosenBy
+from app.routing.fallback import FallbackRouting
+from app.routing.groups import Grouping
+from app.routing.premises import CandidateChoice, is_whole_but_for_outages
+from app.routing.reasons import Reason
+from app.routing.request import RoutingRequest
+from app.settings import VOTE, SameAnswer, Settings
+from app.store.answer_calibrations import AnswerCalibrationRecord
+from app.telemetry.metrics import Metrics
+from racer_core.errors import InputError
+from racer_core.types import RoutingDecision, checked_alpha
+
+RISK_TARGET: Final = "same_answer"
+SCORE: Final = "stopping_score"
+_USUAL: Final = SameAnswer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SameAnswerRouting:
+    """Decides requests under the promise.
+
+    Attributes:
+        settings: Which applications have the promise, and its terms.
+        calibrations: The active calibrations.
+        candidates: The candidates that a request may call.
+        fallback: Decides while there is no calibration.
+        grouping: Finds the request's group.
+        fingerprint: Keyed hash of a query.
+        metrics: Counts decisions.
+    """
+
+    settings: Settings
+    calibrations: AnswerCalibrations
+    candidates: CandidateChooser
+    fallback: FallbackRouting
+    grouping: Grouping
+    fingerprint: Callable[[str], bytes]
+    metrics: Metrics
+
+    def section(self, request: RoutingRequest) -> SameAnswer | None:
+        """The terms of a request with this promise; None for a request of another promise."""
+        promise = request.options.promise
+        if promise is None and not self.settings.promises_same_answers:
+            return None
+        application = request.application and request.application.name
+        section = self.settings.same_answer_of(application)
+        if promise is None:
+            return section
+        return (section or _USUAL) if promise == RISK_TARGET else None
+
+    async def route(self, request: RoutingRequest, section: SameAnswer) -> CertifiedDecision:
+        """The decision: candidates in the order of calls, with the threshold that ends them.
+
+        Raises:
+            InputError: An unknown reference, alpha outside (0, 1), or no candidate is left.
+            Forbidden: The key may not request this alpha or candidate.
+            NotFound: A candidate that is not in the pool.
+        """
+        terms = self._terms(request, section)
+        application = request.application and request.application.name
+        record = self.calibrations.find(application)
+        if record is None:
+            return await self.fallback.route(request, math.inf)
+        choice = self.candidates.choice(request)
+        alpha = checked_alpha(self.candidates.alpha_within(request, section.alpha))
+        wanted = record, choice.names, terms, alpha
+        plan = self.calibrations.kept(*wanted)
+        if plan is None:
+            plan = await asyncio.to_thread(self.calibrations.plan, *wanted)
+        routed = self._certified(request, section, terms, alpha, record, choice, plan)
+        limit = self.settings.limits.fan_out
+        if len(routed.decision.selected) > limit:
+            routed = routed.calling(routed.decision.selected[:limit], Reason.FAN_OUT_LIMITED)
+        self.metrics.count_decision(
+            plan.calibration.policy.borders[0], holds=routed.certificate.holds
+        )
+        return routed
+
+    def _terms(self, request: RoutingRequest, section: SameAnswer) -> RoundsTerms:
+        options = request.options
+        reference = options.reference or section.reference
+        if reference not in (VOTE, *self.settings.pool):
+            raise InputError(
+                f"no candidate {reference[:128]!r}; a reference is `{VOTE}` or one of "
+                f"{list(self.settings.pool)}",
+                param="reference",
+            )
+        return RoundsTerms(reference, options.max_rounds or section.max_rounds)
+
+    def _certified(
+        self,
+        request: RoutingRequest,
+        section: SameAnswer,
+        terms: RoundsTerms,
+        alpha: float,
+        record: AnswerCalibrationRecord,
+        choice: CandidateChoice,
+        plan: RoundsPlan,
+    ) -> CertifiedDecision:
+        threshold, found = plan.threshold, plan.calibration
+        policy = found.policy
+        reliabilities = dict(zip(policy.pool, policy.reliabilities, strict=True))
+        # Behind a reference come those that are called only after it failed.
+        names = tuple(dict.fromkeys((*policy.order, *policy.pool)))
+        decision = RoutingDecision(
+            selected=names,
+            scores=tuple(map(reliabilities.__getitem__, names)),
+            null_selected=False,
+            alpha=alpha,
+            score=self.settings.routing.score,
+            lambda_hat=threshold,
+            truncated=False,
+        )
+        text, application = request.query.text, request.application
+        reasons = self._reasons(request, section, terms, record, choice)
+        if alpha != section.alpha:
+            reasons = (*reasons, Reason.ALPHA_ASSUMED)
+        if threshold == math.inf:
+            reasons = (*reasons, Reason.ALPHA_INFEASIBLE)
+        certificate = ServedCertificate(
+            risk_target=RISK_TARGET,
+            alpha=alpha,
+            delta=None,
+            r=1,
+            unit="request",
+            group=record.application or None,
+            pool=policy.pool,
+            weights=None,
+            labels=None,
+            trivial=threshold == math.inf,
+            lambda_hat=threshold,
+            score=SCORE,
+            n=found.n,
+            is_alpha_fixed=Reason.ALPHA_ASSUMED not in reasons,
+            risk_band=None,
+            answer_limit=None,
+            calibration_id=record.id,
+            reasons=tuple(map(str, reasons)),
+            premise="drawn",
+            same_answer=AnswerGuarantee(
+                reference=policy.reference or VOTE,
+                equality=self.settings.aggregation.equality,
+                max_rounds=terms.max_rounds,
+                first_round=policy.order[: policy.borders[0]],
+                expected_calls=plan.expected_calls,
+            ),
+        )
+        return CertifiedDecision(
+            decision=decision,
+            certificate=certificate,
+            pool_scores={},
+            fingerprint=self.fingerprint(text),
+            scored=None,
+            record=None,
+            population=0,
+            group=self.grouping.of_request(
+                text, request.options.group, request.caller.group, application
+            ),
+            member=application,
+            chosen=names,
+            chosen_by=ChosenBy.ROUNDS,
+            rounds=found if len(names) > 1 else None,
+        )
+
+    def _reasons(
+        self,
+        request: RoutingRequest,
+        section: SameAnswer,
+        terms: RoundsTerms,
+        record: AnswerCalibrationRecord,
+        choice: CandidateChoice,
+    ) -> tuple[str, ...]:
+        """What the certificate rests on, in the order of a certificate."""
+        application = request.application
+        is_same = terms == RoundsTerms(section.reference, section.max_rounds)
+        is_whole = is_whole_but_for_outages(choice.names, choice.down, record.pool)
+        has_reference = terms.reference == VOTE or terms.reference in choice.names
+        facts = (
+            (not has_reference, Reason.REFERENCE_UNAVAILABLE),
+            (not is_whole, Reason.NOT_DRAWN),
+            (request.query.later, Reason.MULTI_TURN),
+            (not is_same, Reason.TERMS_ASSUMED),
+            (application is not None and application.is_requested, Reason.GROUP_ASSUMED),
+        )  # fmt: skip
+        return (*choice.reasons, *(reason for is_so, reason in facts if is_so))

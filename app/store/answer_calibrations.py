@@ -1,0 +1,218 @@
+"""Stored calibrations of the promise `same_answer`: answer classes of sampled requests. Blocks.
+
+A record holds rows, not thresholds: policy and threshold of any reference, number of rounds, alpha
+and smaller pool follow from them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from sqlalchemy import select, update
+
+from app.errors import Conflict, NotFound, StoreDamaged
+from app.store.calibrations import Store
+from app.store.engine import notify, now
+from app.store.tables import AnswerCalibrationRow
+from racer_core.errors import RacerError
+from racer_core.sequential.answer_classes import AnswerClasses
+
+_COLUMNS: Final = (
+    AnswerCalibrationRow.id,
+    AnswerCalibrationRow.created_at,
+    AnswerCalibrationRow.activated_at,
+    AnswerCalibrationRow.answer_setup,
+    AnswerCalibrationRow.application,
+    AnswerCalibrationRow.document,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerCalibrationRecord:
+    """Rows of answer classes that were drawn from one application's traffic.
+
+    Attributes:
+        id: Its id.
+        created_at: UTC, ISO 8601.
+        answer_setup: Digest of what the configuration adds to requests and of when answers are
+            equal; under another one it says nothing.
+        application: The application; empty where none is configured.
+        fitting: The rows that fit policies.
+        rows: The rows that calibrate thresholds.
+        lost: Calibration rows without the answers of all candidates, which count as lost.
+        salt: Key of the noise that breaks ties.
+        alpha: The risk level for which the rounds are tuned.
+        evidence: What was found when it was made.
+    """
+
+    id: str
+    created_at: str
+    answer_setup: str
+    application: str
+    fitting: AnswerClasses
+    rows: AnswerClasses
+    lost: int
+    salt: bytes
+    alpha: float
+    evidence: Mapping[str, Any]
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The candidates, in the order of the columns."""
+        return self.rows.pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerCalibrationSummary:
+    """A record without its rows."""
+
+    id: str
+    created_at: str
+    activated_at: str | None
+    active: bool  # it decides for its application under the configured setup
+    application: str
+    evidence: Mapping[str, Any]
+
+
+class AnswerCalibrationStore:
+    """The queries on the table; each method is one transaction.
+
+    Every method raises :class:`app.errors.StoreError` when the store cannot be used.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.run = store.run
+
+    def add(self, record: AnswerCalibrationRecord, *, activate: bool) -> None:
+        """Store a record, and activate it in the same transaction if requested."""
+        document = {
+            "pool": record.pool,
+            "lost": record.lost,
+            "alpha": record.alpha,
+            "evidence": dict(record.evidence),
+            "ids": [[each.decode() for each in part.fingerprints] for part in _parts(record)],
+        }
+        arrays = io.BytesIO()
+        np.savez_compressed(
+            arrays,
+            fitting=record.fitting.classes,
+            rows=record.rows.classes,
+            salt=np.frombuffer(record.salt, np.uint8),
+        )
+        with self._store.transaction() as session:
+            notify(session)
+            session.add(
+                AnswerCalibrationRow(
+                    id=record.id,
+                    created_at=record.created_at,
+                    activated_at=now() if activate else None,
+                    answer_setup=record.answer_setup,
+                    application=record.application,
+                    document=json.dumps(document),
+                    arrays=arrays.getvalue(),
+                )
+            )
+
+    def activate(self, calibration_id: str, answer_setup: str) -> None:
+        """Make a stored record decide.
+
+        Raises:
+            NotFound: No such record.
+            Conflict: It was made under another setup.
+        """
+        with self._store.transaction() as session:
+            row = session.get(AnswerCalibrationRow, calibration_id)
+            if row is None:
+                raise _unknown(calibration_id)
+            if row.answer_setup != answer_setup:
+                raise Conflict(
+                    f"calibration {calibration_id} was made for other candidates, parameters or "
+                    "another equality of answers than are configured now: calibrate anew"
+                )
+            notify(session)
+            changed = update(AnswerCalibrationRow).where(AnswerCalibrationRow.id == calibration_id)
+            session.execute(changed.values(activated_at=now()))
+
+    def active(self, answer_setup: str) -> dict[str, str]:
+        """Application -> id of the record that decides."""
+        with self._store.transaction() as session:
+            rows = session.execute(
+                select(AnswerCalibrationRow.application, AnswerCalibrationRow.id)
+                .where(AnswerCalibrationRow.answer_setup == answer_setup)
+                .where(AnswerCalibrationRow.activated_at.is_not(None))
+                .order_by(AnswerCalibrationRow.activated_at)
+            )
+            return {application: calibration_id for application, calibration_id in rows}
+
+    def record(self, calibration_id: str) -> AnswerCalibrationRecord:
+        """One record with its rows. Raises :class:`NotFound`, :class:`StoreDamaged`."""
+        with self._store.transaction() as session:
+            row = session.get(AnswerCalibrationRow, calibration_id)
+            if row is None:
+                raise _unknown(calibration_id)
+            return _decoded(row)
+
+    def summaries(self, answer_setup: str) -> list[AnswerCalibrationSummary]:
+        """All records without their rows, newest first."""
+        active = set(self.active(answer_setup).values())
+        newest_first = AnswerCalibrationRow.created_at.desc(), AnswerCalibrationRow.id
+        with self._store.transaction() as session:
+            rows = session.execute(select(*_COLUMNS).order_by(*newest_first)).all()
+        return [_summary(row, active=row.id in active) for row in rows]
+
+
+def _parts(record: AnswerCalibrationRecord) -> tuple[AnswerClasses, AnswerClasses]:
+    return record.fitting, record.rows
+
+
+def _decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
+    try:
+        document = json.loads(row.document)
+        with np.load(io.BytesIO(row.arrays), allow_pickle=False) as arrays:
+            fitting, rows = (
+                AnswerClasses(
+                    pool=tuple(document["pool"]),
+                    classes=arrays[name],
+                    fingerprints=tuple(each.encode() for each in ids),
+                )
+                for name, ids in zip(("fitting", "rows"), document["ids"], strict=True)
+            )
+            salt = arrays["salt"].tobytes()
+        return AnswerCalibrationRecord(
+            id=row.id,
+            created_at=row.created_at,
+            answer_setup=row.answer_setup,
+            application=row.application,
+            fitting=fitting,
+            rows=rows,
+            lost=document["lost"],
+            salt=salt,
+            alpha=document["alpha"],
+            evidence=document["evidence"],
+        )
+    except (KeyError, OSError, TypeError, ValueError, RacerError) as exc:
+        raise StoreDamaged(f"calibration {row.id} cannot be read: calibrate anew") from exc
+
+
+def _summary(row: Any, *, active: bool) -> AnswerCalibrationSummary:
+    return AnswerCalibrationSummary(
+        id=row.id,
+        created_at=row.created_at,
+        activated_at=row.activated_at,
+        active=active,
+        application=row.application,
+        evidence=json.loads(row.document)["evidence"],
+    )
+
+
+def _unknown(calibration_id: str) -> NotFound:
+    return NotFound(f"no calibration {calibration_id[:128]!r}", code="calibration_not_found")

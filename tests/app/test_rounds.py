@@ -1,0 +1,246 @@
+"""Calls in rounds under the promise `same_answer`: failures, deadlines, streams, smaller pools."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.settings import key_format
+from tests.support.gateway import ADMIN_KEY, Gateway, Serve, error_message, user
+from tests.support.same_answer import NAMES, activate, configured, talk
+from tests.upstreams.scripted import FakePool
+
+
+@pytest.fixture
+def talking(pool: FakePool) -> Iterator[FakePool]:
+    """Candidates that answer by a rule."""
+    talk(pool)
+    yield pool
+    pool.answer = lambda _: "42"
+
+
+@pytest.fixture
+def certified(serve: Serve, talking: FakePool) -> Gateway:
+    """A gateway whose promise is calibrated."""
+    gateway = serve(**configured(talking))
+    activate(gateway)
+    return gateway
+
+
+def rounds(response: dict[str, Any]) -> dict[str, Any]:
+    """The calls of a certificate."""
+    return response["racer"]["certificate"]["rounds"]
+
+
+def say(pool: FakePool, **answers: str) -> None:
+    """Let candidates say these words."""
+    for name, text in answers.items():
+        pool.say(name, text)
+
+
+def test_agreement_ends_the_calls(certified: Gateway, talking: FakePool) -> None:
+    """The others are not called, and the response says so."""
+    say(talking, ada="7", bob="7", cyd="7", dan="8", eve="8")
+    response = certified.chat("how many?")
+    made = rounds(response)
+    first = made["first_round"]
+    assert talking.models_called() == sorted(first)
+    assert (made["rounds"], made["calls"], made["stopped"]) == (1, len(first), "certified")
+    assert response["racer"]["selected"] == first
+    skipped = {each["candidate"] for each in response["racer"]["calls"] if "skipped" in each}
+    assert skipped == set(NAMES) - set(first)
+    assert response["choices"][0]["message"]["content"] == "7"
+
+
+def test_doubt_calls_everyone(certified: Gateway, talking: FakePool) -> None:
+    """The answer is then the reference's."""
+    say(talking, ada="1", bob="2", cyd="3", dan="3", eve="3")
+    response = certified.chat("how many?")
+    assert (rounds(response)["rounds"], rounds(response)["stopped"]) == (2, "all_called")
+    assert talking.models_called() == sorted(NAMES)
+
+
+def test_a_failure_calls_all_that_are_left(certified: Gateway, talking: FakePool) -> None:
+    """Void, unless the others outvote the candidate that failed, whatever it would have said."""
+    say(talking, ada="7", bob="7", cyd="7", dan="7", eve="7")
+    first = rounds(certified.chat("how many?"))["first_round"]
+    talking.reset()
+    say(talking, **dict.fromkeys(NAMES, "7"))
+    talking.fail(first[0], "500")
+    response = certified.chat("how many?")
+    certificate = response["racer"]["certificate"]
+    assert set(talking.models_called()) == set(NAMES)
+    assert certificate["reasons"] == [f"outvoted_candidate_failed:{first[0]}"]
+    assert (certificate["holds"], rounds(response)["stopped"]) == (True, "failure")
+    for name, text in zip(first[1:], "12", strict=False):
+        talking.say(name, text)
+    certificate = certified.chat("how many?")["racer"]["certificate"]
+    assert (certificate["holds"], certificate["reasons"]) == (
+        False, [f"candidate_failed:{first[0]}"],
+    )  # fmt: skip
+
+
+def test_who_refuses_the_request_has_an_unreadable_answer(
+    certified: Gateway, talking: FakePool
+) -> None:
+    """As in the rows: nothing is void."""
+    say(talking, **dict.fromkeys(NAMES, "7"))
+    first = rounds(certified.chat("how many?"))["first_round"]
+    talking.fail(first[-1], "400")
+    response = certified.chat("how many?")
+    certificate = response["racer"]["certificate"]
+    assert (certificate["holds"], certificate["reasons"]) == (True, [])
+
+
+def test_a_slow_round_calls_the_rest(certified: Gateway, talking: FakePool) -> None:
+    """After half of the time; what answers later than the deadline has failed."""
+    say(talking, **dict.fromkeys(NAMES, "7"))
+    first = rounds(certified.chat("how many?"))["first_round"]
+    talking.say(first[0], "7", delay_s=0.3)
+    response = certified.chat("how many?", {"timeout": 0.5})
+    assert (rounds(response)["stopped"], rounds(response)["calls"]) == ("deadline", len(NAMES))
+    assert response["racer"]["certificate"]["holds"]
+    talking.say(first[0], "7", delay_s=30)
+    started = time.monotonic()
+    response = certified.chat("how many?", {"timeout": 0.5})
+    assert time.monotonic() - started < 2.0
+    assert response["racer"]["certificate"]["reasons"] == [f"outvoted_candidate_failed:{first[0]}"]
+
+
+def test_a_stream_is_the_answer_of_the_rounds(certified: Gateway, talking: FakePool) -> None:
+    """Its last event has the certificate."""
+    say(talking, **dict.fromkeys(NAMES, "7"))
+    response = certified.ask("how many?", stream=True)
+    assert response.headers["x-racer-guarantee"] == "pending"
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if "data: {" in line]
+    text = "".join(
+        choice["delta"].get("content") or "" for each in events for choice in each["choices"]
+    )
+    assert text == "7"
+    (last,) = [each["racer"] for each in events if "racer" in each]
+    assert (last["certificate"]["holds"], last["certificate"]["rounds"]["rounds"]) == (True, 1)
+    leader = certified.ask("how many?", {"stream": "leader"}, stream=True)
+    assert "leader_streamed" in leader.text
+
+
+def test_a_named_reference(certified: Gateway, talking: FakePool) -> None:
+    """Its answer, or a certified guess at it; where it fails, the vote of the others, void."""
+    say(talking, ada="1", bob="2", cyd="4", dan="5", eve="3")
+    asked = {"reference": "eve"}
+    response = certified.chat("how many?", asked)
+    certificate = response["racer"]["certificate"]
+    assert response["choices"][0]["message"]["content"] == "3"
+    assert (certificate["holds"], certificate["reasons"]) == (
+        True, ["terms_assumed_independent_of_query"],
+    )  # fmt: skip
+    assert certificate["guarantee"]["reference"] == "eve"
+    talking.fail("eve", "500")
+    certificate = certified.chat("how many?", asked)["racer"]["certificate"]
+    assert not certificate["holds"]
+    assert "reference_unavailable" in certificate["reasons"]
+    assert talking.models_called().count("dan") >= 1
+    unknown = certified.ask("how many?", {"reference": "nobody"})
+    assert "no candidate 'nobody'" in error_message(unknown, 400)
+
+
+def test_alpha_and_rounds_of_the_request(certified: Gateway, talking: FakePool) -> None:
+    """Any alpha has its threshold; one that is too small calls the whole pool, and holds."""
+    say(talking, **dict.fromkeys(NAMES, "7"))
+    response = certified.chat("how many?", {"alpha": 0.001})
+    certificate = response["racer"]["certificate"]
+    assert certificate["holds"]
+    assert "alpha_infeasible_whole_pool" in certificate["reasons"]
+    assert rounds(response)["calls"] == len(NAMES)
+    certificate = certified.chat("how many?", {"max_rounds": 3})["racer"]["certificate"]
+    assert (certificate["guarantee"]["max_rounds"], certificate["holds"]) == (3, True)
+    assert error_message(certified.ask("how many?", {"alpha": 2.0}), 400)
+    assert certified.ask("how many?", {"max_rounds": 0}).status_code == 422
+
+
+def test_who_may_call_only_a_part_of_the_pool(serve: Serve, talking: FakePool) -> None:
+    """The part has its own order, votes and threshold; no sampled request was like it, so void."""
+    secret = key_format.new_key()
+    written = key_format.format_hash(secret, key_format.new_salt())
+    part = ["bob", "cyd", "dan"]
+    keys = [{"name": "part", "hash": written, "candidates": part, "max_alpha": 0.01}]
+    gateway = serve(**configured(talking, access={"keys": keys}))
+    activate(gateway)
+    body = {"model": "auto", "messages": user("question 1")}
+    response = gateway.post("/v1/chat/completions", secret, json=body)
+    certificate = response.json()["racer"]["certificate"]
+    assert certificate["guarantee"]["pool"] == part
+    assert certificate["reasons"] == ["not_drawn", "alpha_assumed_independent_of_query"]
+    assert certificate["guarantee"]["alpha"] == 0.01
+    assert set(talking.models_called()) <= set(part)
+    asked = {**body, "racer": {"reference": "ada"}}
+    response = gateway.post("/v1/chat/completions", secret, json=asked)
+    assert "reference_unavailable" in response.json()["racer"]["certificate"]["reasons"]
+    body["racer"] = {"candidates": ["dan"]}
+    response = gateway.post("/v1/chat/completions", json=body)
+    certificate = response.json()["racer"]["certificate"]
+    assert certificate["reasons"] == ["pool_assumed_independent_of_query", "not_drawn"]
+
+
+def test_route_says_order_first_round_and_expected_calls(certified: Gateway) -> None:
+    """No candidate is called."""
+    found = certified.route("question 1")
+    plan = found["certificate"]["rounds"]
+    assert found["selected"][: len(plan["first_round"])] == plan["first_round"]
+    assert 1.0 <= plan["expected_calls"] < len(NAMES)
+    assert (plan["rounds"], plan["stopped"]) == (None, None)
+
+
+def test_a_promise_per_request(serve: Serve, pool: FakePool) -> None:
+    """Where none is configured, a request may ask; where one is, a request may ask for the set."""
+    plain = serve()
+    asked = plain.chat("What is 3 plus 4?", {"promise": "same_answer"})
+    assert asked["racer"]["certificate"]["reasons"] == ["not_calibrated"]
+    assert plain.chat("What is 3 plus 4?")["racer"]["certificate"]["holds"]
+    promising = serve(same_answer={})
+    assert promising.chat("What is 3 plus 4?")["racer"]["certificate"]["reasons"] == [
+        "not_calibrated"
+    ]
+    certificate = promising.chat("What is 3 plus 4?", {"promise": "set"})["racer"]["certificate"]
+    assert certificate["holds"]
+
+
+def test_later_turns_and_another_setup(certified: Gateway, talking: FakePool) -> None:
+    """Rows are first turns; a calibration of other candidates cannot be activated."""
+    turns = [*user("question 1"), {"role": "assistant", "content": "0"}, *user("question 2")]
+    body = {"model": "auto", "messages": turns}
+    response = certified.post("/v1/chat/completions", json=body)
+    certificate = response.json()["racer"]["certificate"]
+    assert certificate["reasons"] == ["multi_turn_uncalibrated"]
+    with pytest.raises(AssertionError, match="other candidates, parameters"):
+        activate(certified, setup="another")
+
+
+def test_history_rollback_and_restart(serve: Serve, talking: FakePool, tmp_path: Any) -> None:
+    """The one that was activated last decides, also after a start; each application has its own."""
+    given = configured(talking, applications={"bot": {}, "desk": {"same_answer": {}}})
+    gateway = serve(folder=tmp_path / "one", **given)
+    older = activate(gateway, application="bot")
+    newer = activate(gateway, application="bot", count=200)
+
+    def decides(gateway: Gateway, application: str) -> tuple[str | None, list[str]]:
+        found = gateway.chat("question 1", {"application": application})["racer"]["certificate"]
+        return found["calibration_id"], found["reasons"]
+
+    assumed = ["group_assumed_independent_of_query"]
+    assert decides(gateway, "bot") == (newer.id, assumed)
+    assert decides(gateway, "desk") == (None, ["not_calibrated"])
+    rolled_back = gateway.post(f"/same-answer/{older.id}/activate", ADMIN_KEY)
+    assert rolled_back.json() == {"id": older.id, "active": True}
+    assert decides(gateway, "bot") == (older.id, assumed)
+    report = gateway.get("/same-answer", ADMIN_KEY).json()
+    assert [(each["id"], each["active"]) for each in report["data"]] == [
+        (newer.id, False), (older.id, True),
+    ]  # fmt: skip
+    restarted = serve(folder=tmp_path / "one", **given)
+    assert decides(restarted, "bot") == (older.id, assumed)
+    missing = gateway.post("/same-answer/answers-none/activate", ADMIN_KEY)
+    assert "no calibration 'answers-none'" in error_message(missing, 404)

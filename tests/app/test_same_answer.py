@@ -1,0 +1,145 @@
+"""The promise `same_answer` from traffic: sampled without labels, calibrated, certified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from racer_core.aggregation.vote import Method, aggregate
+from racer_core.types import CandidateAnswer
+from tests.support.gateway import ADMIN_KEY, Command, Gateway, Serve, error_message
+from tests.support.lazy import LazyModule
+from tests.support.same_answer import NAMES, answer, configured, talk
+from tests.support.samples import sampled
+from tests.upstreams.scripted import FakePool
+
+if TYPE_CHECKING:
+    from scipy import stats
+else:
+    stats = LazyModule("scipy.stats")
+
+FALSE_ALARM = 1e-4
+TENTH = {"alpha": 0.1}
+
+
+@pytest.fixture
+def talking(pool: FakePool) -> Iterator[FakePool]:
+    """Candidates that answer by a rule."""
+    talk(pool)
+    yield pool
+    pool.answer = lambda _: "42"
+
+
+@pytest.fixture
+def sampling(serve: Serve, talking: FakePool) -> Gateway:
+    """A gateway with nothing but candidates that draws every request."""
+    return serve(**configured(talking, same_answer=TENTH, watching={"shadow_rate": 1.0}))
+
+
+def collect(gateway: Gateway, count: int, start: int = 0) -> None:
+    """Requests whose candidates all answer in the background."""
+    for number in range(start, start + count):
+        gateway.chat(f"question {number}")
+    sampled(gateway, start + count)
+
+
+def calibrate(gateway: Gateway, **body: Any) -> dict[str, Any]:
+    """The result of a calibration."""
+    response = gateway.post("/same-answer/calibrate", ADMIN_KEY, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def full_vote(question: str, reliabilities: dict[str, float]) -> str:
+    """The answer of the whole pool."""
+    answers = [
+        CandidateAnswer(candidate=name, text=(text := answer(name, question)), form=text, score=p)
+        for name, p in reliabilities.items()
+    ]
+    return aggregate(answers, method=Method.LOG_ODDS).text
+
+
+def test_from_nothing_but_candidates_to_certified_answers(
+    sampling: Gateway, racer: Command
+) -> None:
+    """Before: void, `not_calibrated`. After: calls are saved, and the differences obey their law.
+
+    The differing answers of m requests are at most beta-binomial; false alarm 1e-4.
+    """
+    before = sampling.chat("question 0")["racer"]["certificate"]
+    assert (before["holds"], before["reasons"]) == (False, ["not_calibrated"])
+    collect(sampling, 119, 1)
+    sampled(sampling, 120)
+    code, out, _ = racer("calibrate", "--same-answer", "--url", sampling.url, "--key", ADMIN_KEY)
+    assert code == 0
+    assert "expected calls" in out
+    report = sampling.get("/same-answer", ADMIN_KEY).json()
+    evidence = report["data"][0]["evidence"]
+    assert (evidence["rows"], evidence["fitting"], evidence["n"]) == (120, 30, 90)
+    assert evidence["lost"] == evidence["pending"] == evidence["thinned"] == 0
+    progress = {"active": report["data"][0]["id"], "rows": 120, "lost": 0, "pending": 0}
+    assert report["applications"] == {"": progress}
+    differing = calls = 0
+    certificate: dict[str, Any] = {}
+    for number in range(1_000, 1_100):
+        response = sampling.chat(f"question {number}")
+        certificate = response["racer"]["certificate"]
+        assert certificate["holds"], certificate
+        made = [each for each in response["racer"]["calls"] if "ms" in each]
+        assert len(made) == certificate["rounds"]["calls"]
+        calls += len(made)
+        text = response["choices"][0]["message"]["content"]
+        differing += text != full_vote(f"question {number}", evidence["reliabilities"])
+    assert calls < 4.0 * 100
+    misses = int(0.1 * 91) - 1
+    assert differing <= stats.betabinom.ppf(1.0 - FALSE_ALARM, 100, misses + 1, 90 - misses)
+    guarantee = certificate["guarantee"]
+    assert (guarantee["risk_target"], guarantee["reference"]) == ("same_answer", "vote")
+    assert (guarantee["equality"], guarantee["premise"], guarantee["max_rounds"]) == (
+        "exact", "drawn", 2,
+    )  # fmt: skip
+    assert (certificate["n"], certificate["calibration_id"]) == (90, report["data"][0]["id"])
+
+
+def test_lost_and_pending_requests(serve: Serve, talking: FakePool, tmp_path: Path) -> None:
+    """A row without all answers counts as lost; the setup of another configuration is no row's."""
+    folder = tmp_path / "gateway"
+    given = configured(talking, same_answer=TENTH, watching={"shadow_rate": 1.0})
+    gateway = serve(folder=folder, **given)
+    collect(gateway, 30)
+    talking.fail("eve", "500")
+    collect(gateway, 20, 30)
+    result = calibrate(gateway, dry_run=True)
+    assert (result["active"], result["evidence"]["lost"], result["evidence"]["n"]) == (
+        False, 20, 30,
+    )  # fmt: skip
+    assert "20 of 30 rows lack answers" in result["refusal"]
+    assert gateway.get("/same-answer", ADMIN_KEY).json()["data"] == []
+    other = serve(folder=folder, **given | {"aggregation": {"equality": "number"}})
+    assert other.get("/same-answer", ADMIN_KEY).json()["applications"][""]["rows"] == 0
+
+
+def test_answers_that_are_never_equal_are_refused(sampling: Gateway, talking: FakePool) -> None:
+    """It says so, and the fallback goes on serving."""
+    talking.answer = lambda body: f"{body['model']} says {body['messages'][-1]['content']}"
+    collect(sampling, 40)
+    result = calibrate(sampling)
+    assert not result["active"]
+    assert "not certifiable cheaply" in result["refusal"]
+    certificate = sampling.chat("question 41")["racer"]["certificate"]
+    assert certificate["reasons"] == ["not_calibrated"]
+
+
+def test_what_is_missing_is_one_clear_error(sampling: Gateway, serve: Serve) -> None:
+    """Too few rows, an unknown application, answers that cannot be compared."""
+    few = sampling.post("/same-answer/calibrate", ADMIN_KEY)
+    assert "there are 0 sampled requests" in error_message(few, 400)
+    unknown = sampling.post("/same-answer/calibrate", ADMIN_KEY, json={"application": "bot"})
+    assert "no application 'bot'" in error_message(unknown, 404)
+    vague = serve(calibrated=False, aggregation={"equality": "semantic"})
+    refused = vague.post("/same-answer/calibrate", ADMIN_KEY)
+    assert "cannot be compared two by two" in error_message(refused, 400)
+    assert NAMES
