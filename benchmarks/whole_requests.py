@@ -12,11 +12,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
+import rig
 from verdict import table
 
 from app.tools.demo import run
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100, help="of each kind")
     parser.add_argument("--requests", type=int, default=50, help="of each kind")
     parser.add_argument("--alpha", type=float, default=0.1)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args()
     rows = read_rows(run.FOLDER / "data" / "test.jsonl").rows
     labelled, rest = rows[: options.rows], rows[options.rows :]
@@ -87,13 +89,21 @@ def main() -> None:
         found = measure(
             server, Path(name), list(labelled), list(rest[: options.requests]), options.alpha
         )
-    print(table(
+    settings = {"rows": options.rows, "requests": options.requests, "alpha": options.alpha}
+    document = {"manifest": rig.manifest(**settings), "kinds": found}
+    text = f"{rig.taken(document['manifest'])}.\n\n{markdown(found)}"
+    rig.publish(document, text, options.json)
+
+
+def markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """One row for each kind of request."""
+    return table(
         ("kind of request", "certified", "calls a request", "reasons"),
         [
             (kind, f"{each['certified']:.0%}", f"{each['calls']:.2f}", ", ".join(each["reasons"]))
             for kind, each in found.items()
         ],
-    ))  # fmt: skip
+    )
 
 
 if __name__ == "__main__":
