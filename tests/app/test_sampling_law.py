@@ -218,7 +218,7 @@ class Gateway:
                 SampledDecision(decision=decision, sample=stored, correct=correct, judgements={})
             )
         lines, _ = labelled_rows(
-            decisions,
+            lambda: decisions,
             POOL,
             group_by="application",
             drawn=self.settings.drawn_applications,
@@ -227,7 +227,7 @@ class Gateway:
             own=[],
             sent_now=lambda each: self.conditions.read(each.request, each.path).digests,
         )
-        return self._read(lines)
+        return self._read(b"".join(lines))
 
     def _read(self, lines: bytes) -> RowColumns:
         order = ReadInstructions(
