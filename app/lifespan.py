@@ -25,6 +25,7 @@ from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.checker import Checkers
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
+from app.monitoring.rechecks import Rechecks
 from app.monitoring.sample_store import SampleStore
 from app.monitoring.sampler import SamplerOptions
 from app.routing.active_calibration import ActiveCalibration
@@ -129,6 +130,7 @@ async def open_services(
         checkers = None
         if stored is not None:
             checkers = await stack.enter_async_context(stored.monitor.checkers(settings, secrets))
+            await stack.enter_async_context(Rechecks(stored.monitor.sampler, checkers))
         shadow_calls = ShadowCalls(
             settings,
             fleet,

@@ -34,7 +34,7 @@ CONCURRENCY: Final = 4  # decisions whose candidates are called at the same time
 MAX_WAITING: Final = 1_000  # decisions
 MAX_WAITING_BYTES: Final = 64 * 2**20  # of their requests
 
-OnAnswers = Callable[[str, str | None, SampledExchange], None]
+OnAnswers = Callable[[str, str | None, SampledExchange], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

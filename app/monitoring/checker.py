@@ -110,26 +110,38 @@ class Checkers:
         """Wait until no check is unfinished, at most ``limit_s``."""
         await asyncio.gather(*(each.finish(limit_s) for each in self._queues.values()))
 
+    @property
+    def applications(self) -> tuple[str, ...]:
+        """The applications with a checker."""
+        return tuple(self._queues)
+
+    def has(self, decision_id: str, application: str) -> bool:
+        """Whether a sample waits for the checker here, or is being checked."""
+        return decision_id in self._queues[application].decisions
+
     def submit(
         self,
         decision_id: str,
         application: str | None,
         exchange: SampledExchange,
-    ) -> None:
+    ) -> bool:
         """Have the answers to a sampled request checked; never waits, never raises.
 
         Args:
             decision_id: The decision.
             application: The application of the request; nothing is done if it has no checker.
             exchange: The request and the answers. A candidate without an answer is not judged.
+
+        Returns:
+            False if the queue has no room for it.
         """
         queue = self._queues.get(application or "")
         if queue is None or not any(text is not None for text in exchange.answers.values()):
-            return
+            return True
         data, names = checker_document(
             decision_id, application, exchange.request, exchange.answers, exchange.calls
         )
-        queue.add(_Check(decision_id=decision_id, data=data, names=names))
+        return queue.add(_Check(decision_id=decision_id, data=data, names=names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +181,7 @@ class _CheckQueue:
             memory=buffered,
         )
         self.finish = self._queue.finish
+        self.decisions = set[str]()  # those that wait or are being checked
         self._warned_at = -math.inf
         self._lost = 0  # samples without a label since the last warning
 
@@ -177,14 +190,18 @@ class _CheckQueue:
         for _ in await self._queue.close():
             self._lose("stopped", "the gateway stopped before the checker was called")
 
-    def add(self, check: _Check) -> None:
-        """Queue a sample, or lose its label if the queue is full."""
-        if not self._queue.add(check, len(check.data)):
+    def add(self, check: _Check) -> bool:
+        """Queue a sample; returns False if the queue is full, and it stays without a label."""
+        is_added = self._queue.add(check, len(check.data))
+        if is_added:
+            self.decisions.add(check.decision_id)
+        else:
             self._lose(
                 "dropped",
                 f"{MAX_WAITING} samples wait for the checker, or {MAX_WAITING_BYTES >> 20} MiB of "
                 "samples for all checkers",
             )
+        return is_added
 
     async def _label(self, check: _Check) -> None:
         try:
@@ -203,6 +220,8 @@ class _CheckQueue:
             self._checks.labels(self._application, "error").inc()
         else:
             self._checks.labels(self._application, "ok").inc()
+        finally:
+            self.decisions.discard(check.decision_id)
 
     async def _check(self, data: bytes) -> Mapping[str, Any]:
         """The checker's answer. A failure that may pass is tried again, twice at most."""

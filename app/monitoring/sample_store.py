@@ -108,6 +108,23 @@ class SampleStore:
                 and_(DecisionRow.created_at == last.created_at, DecisionRow.id > last.id),
             )
 
+    def unlabelled(self, application: str, before: str) -> list[str]:
+        """The decisions that wait for verdicts that count, oldest first.
+
+        Args:
+            application: Their application.
+            before: Only decisions before this time: UTC, ISO 8601.
+        """
+        statement = (
+            select(SampleRow.decision_id)
+            .join(DecisionRow, DecisionRow.id == SampleRow.decision_id)
+            .where(SampleRow.application == application, _CAN_BE_SHOWN, ~DecisionRow.judged)
+            .where(DecisionRow.created_at < before)
+            .order_by(DecisionRow.created_at)
+        )
+        with self._store.transaction() as session:
+            return list(session.scalars(statement))
+
     def has_judgements(self, application: str | None = None, since: str | None = None) -> bool:
         """Whether any of these decisions has a judge model's verdict."""
         judged = select(JudgementRow.decision_id).join(

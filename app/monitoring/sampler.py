@@ -20,7 +20,7 @@ from app.monitoring.decision_writer import DecisionWriter
 from app.monitoring.judged_rows import LABELS_ALONE
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.sample_labels import SampleLabels
-from app.monitoring.sample_record import Sample, SampledExchange
+from app.monitoring.sample_record import Sample, SampledDecision, SampledExchange
 from app.monitoring.sample_store import SampleStore
 from app.monitoring.shadow_sample import ConversationTurn, ShadowSample, conversation_turn
 from app.routing.conditions import ConditionReader
@@ -163,6 +163,16 @@ class Sampler:
         await self._decision_writer.written(sample.decision_id)
         sample = replace(sample, answer_setup=self._options.answer_setup)
         return await self._store.run(self._samples.add, sample)
+
+    async def unlabelled(self, application: str, before: str) -> list[str]:
+        """As :meth:`app.monitoring.sample_store.SampleStore.unlabelled`."""
+        if not self._samples.stores_requests:
+            return []
+        return await self._store.run(self._samples.unlabelled, application, before)
+
+    async def get(self, decision_id: str) -> SampledDecision:
+        """A sampled decision with its request. Raises NotFound, StoreError."""
+        return await self._store.run(self._samples.get, decision_id)
 
     def count(self, outcome: str) -> None:
         """Count a sampled decision by what became of it."""

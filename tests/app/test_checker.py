@@ -10,8 +10,10 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -22,7 +24,8 @@ from app import settings
 from app.errors import SettingsError, StoreFull
 from app.monitoring import checker
 from app.monitoring.checker import ATTEMPTS, Checkers
-from app.monitoring.sample_record import SampledExchange
+from app.monitoring.rechecks import Rechecks
+from app.monitoring.sample_record import SampledDecision, SampledExchange
 from app.settings import Secrets, Settings
 from racer_core.types import CallRecord
 from tests.support.waiting import eventually
@@ -31,6 +34,9 @@ ANSWERS: dict[str, str | None] = {"adder": "42", "speller": "forty-two", "poet":
 RIGHT = {"adder": True, "speller": False}
 CALLS: Mapping[str, CallRecord] = {"adder": {"finish_reason": "stop"}}
 QUIET_S = 0.05
+EXCHANGE = SampledExchange(
+    request={"messages": []}, path="chat/completions", answers=ANSWERS, calls=CALLS
+)
 STOPPED = web.AppKey("stopped", asyncio.Event)
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -404,6 +410,46 @@ def test_finishing_waits_for_what_is_under_way_within_its_limit() -> None:
                 made.submit("d9")
                 await made.checkers.finish(0.01)
             assert made.outcomes() == {"ok": 9, "stopped": 1}
+
+    asyncio.run(scene())
+
+
+def test_a_lost_check_is_made_again_once_at_a_time() -> None:
+    """After a restart, and later after twice the time; a labelled sample no more."""
+
+    class Waiting:
+        """Two samples that wait until verdicts are recorded; the second cannot be decrypted."""
+
+        def __init__(self, recorded: Mapping[str, Any]) -> None:
+            self.recorded = recorded
+
+        async def unlabelled(self, application: str, before: str) -> list[str]:
+            assert application == "support"
+            assert before < datetime.now(UTC).isoformat()
+            return [each for each in ("d1", "d2") if each not in self.recorded]
+
+        async def get(self, decision_id: str) -> SampledDecision:
+            sample = SimpleNamespace(exchange=EXCHANGE if decision_id == "d1" else None)
+            return cast("SampledDecision", SimpleNamespace(sample=sample))
+
+    async def scene() -> None:
+        async with (
+            served(says({}, 401), says({}, 401), says({"correct": RIGHT})) as server,
+            opened(configured(url=server.url)) as made,
+        ):
+            waiting, clock = Waiting(made.recorded), made.clock
+            rechecks = Rechecks(waiting, made.checkers, every_s=100, clock=lambda: clock[0])
+            await rechecks.run_once()
+            clock[0] = 101
+            await rechecks.run_once()  # it is due again, and still being checked
+            await made.ended(1)
+            for seconds, ended in ((99, 1), (101, 2), (250, 2), (302, 3), (10_000, 3)):
+                clock[0] = seconds
+                await rechecks.run_once()
+                await made.checkers.finish(10)
+                assert sum(made.outcomes().values()) == ended
+            assert made.recorded == {"d1": RIGHT}
+            assert len(server.documents) == 3
 
     asyncio.run(scene())
 

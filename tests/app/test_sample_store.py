@@ -202,6 +202,8 @@ def test_what_waits_has_answers_and_no_label(store: Store) -> None:
     shuffled = sorted(waiting, key=lambda each: each.decision_id[-20:])
     assert ([each.sample for each in found], count) == (shuffled[:2], 3)
     assert samples.waiting()[1] == 4
+    assert samples.unlabelled("bot", "2999") == [each.decision_id for each in waiting]
+    assert samples.unlabelled("bot", waiting_since(samples, waiting[1])) == [waiting[0].decision_id]
     judged, labelled = waiting[0], waiting[1]
     samples.add_judgements(judged.decision_id, dict.fromkeys(POOL, True), judge="j")
     decisions.set_loss(sample_decision(samples, labelled), None)
@@ -209,6 +211,11 @@ def test_what_waits_has_answers_and_no_label(store: Store) -> None:
         each for each in shuffled if each != labelled
     ]
     assert [each.sample for each in samples.waiting("bot", judge="j")[0]] == waiting[1:]
+
+
+def waiting_since(samples: SampleStore, sample: Sample) -> str:
+    """The time of a sample's decision."""
+    return sample_decision(samples, sample).created_at
 
 
 def sample_decision(samples: SampleStore, sample: Sample) -> DecisionRecord:

@@ -1,7 +1,7 @@
 """Checking of live traffic: applications' checkers label stored samples that still wait.
 
-A gateway has each sample checked once, when it is drawn. Samples from before a checker was
-configured, or whose check failed, are labelled here. A labelled sample no longer waits, so a run
+A gateway has each sample checked when it is drawn, and those that stay without a label again later.
+Here all of them are checked now. A labelled sample no longer waits, so a run
 resumes where the last one ended.
 """
 
