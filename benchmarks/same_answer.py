@@ -65,7 +65,7 @@ Numbers = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordedRows:
     """Rows with answers: what candidates say, who is right, and where the query lies."""
 
     answers: AnswerClasses
@@ -80,12 +80,12 @@ class Recorded:
         return np.split(order, [int(share * len(order)) for share in PARTS])
 
 
-def recorded(path: Path, name: str, encoder: Any) -> Recorded:
+def recorded(path: Path, name: str, encoder: Any) -> RecordedRows:
     """The rows of a file."""
     rows = rc.read_rows(path)
     equality, reference = SETS[name]
     prints = [i.to_bytes(8) for i in range(len(rows))]
-    return Recorded(
+    return RecordedRows(
         answers=AnswerClasses.of(rows, equality, prints),
         labels=rows.labels(),
         embeddings=encoder.encode(rows.queries).embeddings,
@@ -94,7 +94,7 @@ def recorded(path: Path, name: str, encoder: Any) -> Recorded:
     )
 
 
-def simulated(rows: int) -> Recorded:
+def simulated(rows: int) -> RecordedRows:
     """Eight candidates whose wrong answers coincide now and then."""
     rng = np.random.default_rng(0)
     prices = PRICES["zeroeval_gsm"]
@@ -104,7 +104,7 @@ def simulated(rows: int) -> Recorded:
     prints = tuple(i.to_bytes(8) for i in range(rows))
     answers = AnswerClasses(pool=tuple(prices), classes=classes, fingerprints=prints)
     embeddings = rng.normal(size=(rows, 8)).astype(np.float32)
-    return Recorded(
+    return RecordedRows(
         answers=answers,
         labels=right,
         embeddings=embeddings,
@@ -117,7 +117,7 @@ def simulated(rows: int) -> Recorded:
 class Split:
     """One split: policies are fitted, calibrated and tested on its parts."""
 
-    rows: Recorded
+    rows: RecordedRows
     fit: Any
     calibration: Any
     test: Any
@@ -186,7 +186,7 @@ def swept(doubt: Any, differs: Any) -> Numbers:
     return {f"{alpha:g}": float((share <= alpha).mean()) for alpha in ALPHAS}
 
 
-def measured(rows: Recorded, split: Split) -> dict[str, Numbers]:
+def measured(rows: RecordedRows, split: Split) -> dict[str, Numbers]:
     """All measures of a split, by name."""
     fit = rows.answers.at(split.fit)
     found: dict[str, Numbers] = {}
@@ -243,7 +243,7 @@ def law(splits: int, n: int, tested: int, alpha: float) -> float:
     return float(np.searchsorted(np.cumsum(total), LAW) / tested / splits)
 
 
-def microseconds_a_call(rows: Recorded, requests: int = 200) -> float:
+def microseconds_a_call(rows: RecordedRows, requests: int = 200) -> float:
     """CPU time of the policy, votes included, divided by the candidates called; one by one."""
     policy = fit_policy(rows.answers, max_rounds=None)
     forms = [[str(each) if each >= 0 else None for each in row] for row in rows.answers.classes]
@@ -258,7 +258,7 @@ def microseconds_a_call(rows: Recorded, requests: int = 200) -> float:
     return 1e6 * (time.process_time() - begin) / called
 
 
-def run(rows: Recorded, splits: int, seed: int) -> dict[str, Any]:
+def run(rows: RecordedRows, splits: int, seed: int) -> dict[str, Any]:
     """Means over splits, with the laws that bound their risks."""
     found: dict[str, dict[str, list[float]]] = {}
     sizes = (0, 0)

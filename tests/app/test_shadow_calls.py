@@ -16,6 +16,7 @@ from app.errors import StoreFull, StoreUnavailable
 from app.monitoring.sample_record import SampledExchange
 from app.monitoring.sample_store import SampleStore
 from app.settings import key_format
+from app.store.encryption import Cipher
 from app.upstream.fleet import Fleet
 from tests.support.gateway import (
     ADMIN_KEY,
@@ -365,15 +366,15 @@ def test_rows_are_sent_in_parts_and_never_cut_silently(
     monkeypatch.setattr("app.monitoring.sampler.PART_BYTES", 1)
     monkeypatch.setattr("app.monitoring.sample_store.PAGE", 1)
     assert len(shadow_rows(sampling)) == 2
-    plain, calls = SampleStore._read_exchange, list[str]()
+    plain, calls = Cipher.decrypt, list[str]()
 
-    def fail(samples: SampleStore, decision: str) -> Any:
+    def fail(cipher: Cipher, body: bytes, decision: str) -> Any:
         calls.append(decision)
         if len(calls) == 3:  # the first is that of the check, the second that of the first part
             raise StoreUnavailable("the database went away")
-        return plain(samples, decision)
+        return plain(cipher, body, decision)
 
-    monkeypatch.setattr(SampleStore, "_read_exchange", fail)
+    monkeypatch.setattr(Cipher, "decrypt", fail)
     code, _, err = racer("calibrate", "--from-shadow", "--url", sampling.url, "--key", ADMIN_KEY)
     assert (code, "ended its answer early" in err) == (3, True), err
 

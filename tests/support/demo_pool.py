@@ -35,11 +35,11 @@ def long_pool(folder: Path) -> Generator[str]:
         long = {"type": "Replace", "pattern": {"String": PARAGRAPH}, "content": "."}
         file.write_text(json.dumps(tokenizer | {"normalizer": long}), encoding="utf-8")
     demo = import_module("app.tools.demo.run")
-    port, log = demo._free_port(), folder / "pool.log"
+    port, log = demo.free_port(), folder / "pool.log"
     with ExitStack() as stack:
         with mock.patch.object(demo, "FOLDER", folder):  # where the server looks for models
-            process = stack.enter_context(demo._process(demo._pool_command(port), log))
-        demo._wait(f"http://127.0.0.1:{port}/health", process, log)
+            process = stack.enter_context(demo.child_process(demo.pool_command(port), log))
+        demo.wait_until_ready(f"http://127.0.0.1:{port}/health", process, log)
         yield f"http://127.0.0.1:{port}/v1"
 
 

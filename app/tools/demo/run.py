@@ -101,8 +101,8 @@ def start_demo(port: int, console: Console) -> Generator[RunningDemo]:
     admin_key = secrets.token_urlsafe(24)
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="racer-demo-")))
-        pool_port = _free_port()
-        serve_pool = stack.enter_context(_process(_pool_command(pool_port), home / "pool.log"))
+        pool_port = free_port()
+        serve_pool = stack.enter_context(child_process(pool_command(pool_port), home / "pool.log"))
         command = [
             sys.executable,
             "-P",
@@ -114,12 +114,12 @@ def start_demo(port: int, console: Console) -> Generator[RunningDemo]:
         ]
         environment = {"RACER_ADMIN_KEY": admin_key, "RACER_DATA_KEY": ""}
         gateway = stack.enter_context(
-            _process([*command, "--port", str(port)], home / "gateway.log", environment)
+            child_process([*command, "--port", str(port)], home / "gateway.log", environment)
         )
         url = f"http://127.0.0.1:{port}"
         with console.status("starting five language models and the gateway ..."):
-            _wait(f"http://127.0.0.1:{pool_port}/health", serve_pool, home / "pool.log")
-            _wait(f"{url}/healthz", gateway, home / "gateway.log")
+            wait_until_ready(f"http://127.0.0.1:{pool_port}/health", serve_pool, home / "pool.log")
+            wait_until_ready(f"{url}/healthz", gateway, home / "gateway.log")
         calibrating = console.status("calibrating on 2,000 labelled queries ...")
         with calibrating, GatewayClient(url, admin_key) as client:
             client.calibrate(CALIBRATION, {})
@@ -135,7 +135,7 @@ def _exit(*_: object) -> None:
     sys.exit(143)
 
 
-def _pool_command(port: int) -> list[str]:
+def pool_command(port: int) -> list[str]:
     """Command of one server for all five models; it loads a checkpoint on its first request."""
     executable = Path(sys.executable).parent / "transformers"
     if not executable.is_file():
@@ -161,7 +161,7 @@ def _config(home: Path, pool_port: int) -> Path:
 
 
 @contextmanager
-def _process(
+def child_process(
     command: Sequence[str], log: Path, environment: dict[str, str] | None = None
 ) -> Generator[subprocess.Popen[bytes]]:
     """A child process in the demo's folder: terminated on exit, killed after 10 s."""
@@ -184,7 +184,12 @@ def _process(
             process.wait()
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Poll ``url`` until it answers 200.
+
+    Raises:
+        UpstreamUnavailable: The process has ended, or ``START_LIMIT_S`` is over.
+    """
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -206,7 +211,8 @@ def _check_free(port: int) -> None:
             raise SettingsError(f"port {port} is in use: choose another with --port") from exc
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback address that no process listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
