@@ -12,6 +12,7 @@ import numpy as np
 
 from app.calibrations.answer_limit import limit_answers
 from app.calibrations.answer_risk import answer_risk
+from app.calibrations.built_calibration import BuiltCalibration, build
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import (
     application_evidence,
@@ -32,19 +33,14 @@ from app.settings import Settings
 from app.store import now
 from app.store.calibration_record import CalibrationRecord, OwnAlpha, Population
 from app.wire.schemas import CalibrateOptions
-from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
-from racer_core.records.near_copies import count_near_copies
 from racer_core.trained_router import (
-    LabelledColumns,
-    RouterScores,
-    Scorer,
     TrainedRouter,
     refuse_uncounted,
 )
-from racer_core.types import BoolArray, FloatArray, RowsKind
+from racer_core.types import FloatArray, RowsKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,64 +52,6 @@ class _RowKind:
     is_later: bool
     drawn: str | None = None
     is_together: bool = False  # first and later turns are one population
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltCalibration:
-    """A calibration, and where its scores come from."""
-
-    calibration: Calibration
-    own_scores: bool  # some rows brought router scores of their own
-    training_copies: int | None  # near copies of training rows; None where that is unknown
-
-
-def build(
-    trained: TrainedRouter,
-    rows: RowColumns,
-    options: CalibrationOptions,
-    *,
-    scorer: Scorer,
-    prices: Sequence[float] | None,
-) -> BuiltCalibration:
-    """Put the columns in the order of the router's pool, and calibrate. Blocks.
-
-    Does not check whether the rows were training rows.
-
-    Args:
-        trained: The router.
-        rows: Rows about the router's pool, in any order of candidates.
-        options: The guarantee.
-        scorer: Scores the rows that brought no scores.
-        prices: Price per call of each candidate, in the order of the router's pool.
-
-    Raises:
-        CalibrationError: The columns do not fit.
-    """
-    copies: list[int | None] = []
-
-    def score(queries: Sequence[str]) -> RouterScores:
-        scored = scorer(queries)
-        if scored.similarity is not None:
-            copies.append(count_near_copies(scored.similarity))
-        return scored
-
-    order = [rows.pool.index(name) for name in trained.pool]
-    columns = LabelledColumns(
-        queries=rows.queries,
-        fingerprints=rows.fingerprints,
-        labels=rows.labels[:, order],
-        scores=rows.scores[:, order],
-        groups=rows.groups,
-        quality=None if rows.quality is None else rows.quality[:, order],
-        weights=rows.weights,
-        unlabelled=rows.unlabelled,
-        judged=None if rows.judged is None else rows.judged[:, order],
-    )
-    return BuiltCalibration(
-        calibration=trained.calibrate_columns(columns, options, scorer=score, prices=prices),
-        own_scores=bool(np.any(_unverified_scores(rows))),
-        training_copies=copies[0] if copies else None,
-    )
 
 
 class RecordBuilder:
@@ -414,12 +352,6 @@ def _with_clusters(
         one_per_cluster=is_one_each,
         has_dependent_rows=not is_one_each and rows.are_dependent(kind),
     )
-
-
-def _unverified_scores(rows: RowColumns) -> BoolArray:
-    """Whether a row brings scores that are not known to be the router's, shape (n,)."""
-    has_scores = ~np.isnan(rows.scores[:, 0])
-    return has_scores if rows.verified is None else has_scores & ~rows.verified
 
 
 def _is_of_same_kind(other: _RowKind | Population, first: _RowKind) -> bool:
