@@ -18,7 +18,7 @@ from typing import Any, Final
 from app.json_output import dump_json
 from racer_core.calibration.shadow import is_sampled
 from racer_core.errors import InputError
-from racer_core.records.request import TURN_FIELDS, conversation_of
+from racer_core.records.request import SYSTEM_ROLES, TURN_FIELDS, conversation_of
 
 _DIGEST_BYTES: Final = 16
 
@@ -105,8 +105,9 @@ def conversation_turn(
     one, too, and a request without a session has none.
 
     A conversation is known by its session, if it has one, and by its beginning: up to the turn
-    after the first answer to the user, since a greeting and its answer may open all conversations.
-    The number of a turn is that of the answers before it.
+    after the first answer to the user, since a greeting and its answer may open all conversations,
+    without system prompts, which clients change from turn to turn. The number of a turn is that of
+    the answers before it.
 
     Args:
         key: Secret of the hash.
@@ -125,12 +126,14 @@ def conversation_turn(
             return None
     except InputError:  # it was served: another part of the body says what it asks
         return None
-    roles = [turn.role for turn in conversation.turns]
+    roles = [turn.role for turn in conversation.turns if turn.role not in SYSTEM_ROLES]
     known_by: list[Any] = [caller, application, session]
     if not is_together:
         turns = fields[TURN_FIELDS[path]]
-        added = len(roles) - len(turns)  # a system prompt that is no turn of the body
-        known_by.append(turns[: _beginning(roles) - added])
+        added = len(conversation.turns) - len(turns)  # a system prompt that is no turn of the body
+        of_body = zip(turns, conversation.turns[added:], strict=True)
+        said = [turn for turn, read in of_body if read.role not in SYSTEM_ROLES]
+        known_by.append(said[: _beginning(roles)])
     name = blake2b(
         dump_json(known_by),
         key=blake2b(key, digest_size=32).digest(),

@@ -27,7 +27,7 @@ NO_TEXT: Final = "(no text)"  # what the router reads of a turn of images alone
 # Fields of a request that the gateway reads itself.
 GATEWAY_FIELDS: Final = frozenset({"model", "stream", "stream_options", "racer"})
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True)
-_SYSTEM: Final = frozenset({"system", "developer"})
+SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _SPOKEN: Final = ("user", "assistant")
 # Kinds of content parts in the responses API -> the chat API's names.
 _PARTS: Final = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
@@ -82,7 +82,7 @@ class Conversation:
             InputError: There is no turn to route on.
         """
         users = [place for place, turn in enumerate(self.turns) if turn.role == "user"]
-        is_system = all(turn.role in _SYSTEM for turn in self.turns)
+        is_system = all(turn.role in SYSTEM_ROLES for turn in self.turns)
         if not self.turns or not (users or is_system):
             raise InputError(f"{self.field} hold no user message to route on", param=self.field)
         return users[-1] if users else len(self.turns) - 1
@@ -94,7 +94,7 @@ class Conversation:
         return tuple(
             Turn(turn.role, turn.text)
             for place, turn in enumerate(self.turns)
-            if place != asked and turn.role not in _SYSTEM
+            if place != asked and turn.role not in SYSTEM_ROLES
         )
 
     @property
@@ -122,7 +122,7 @@ class Conversation:
         if WITHOUT_SYSTEM[read] == "conversation" and asked.role == "user":
             text = joined(turn.text for turn in self.turns if turn.role in _SPOKEN)
         if WITHOUT_SYSTEM[read] != read and asked.role == "user" and text.strip():
-            prompts = (turn.text for turn in self.turns if turn.role in _SYSTEM)
+            prompts = (turn.text for turn in self.turns if turn.role in SYSTEM_ROLES)
             text = joined((*prompts, text))
         if text.strip():
             return text

@@ -104,6 +104,30 @@ def test_the_answer_to_a_greeting_makes_no_conversation() -> None:
     assert len({of([*SECOND[:2], *user(f"{number}")]) for number in range(20)}) == 20
 
 
+@pytest.mark.parametrize("field", ["messages", "input"])
+def test_a_system_prompt_that_changes_makes_no_other_conversation(field: str) -> None:
+    """Clients put the time, or what they found for the last question, into it."""
+    path = "responses" if field == "input" else "chat/completions"
+    found = [
+        conversation_turn(
+            KEY,
+            {field: [*prompt, *turns]},
+            path,
+            caller="data",
+            application=None,
+            session=None,
+        )
+        for number, turns in enumerate((SECOND, THIRD, THIRD))
+        for role in ("system", "developer")
+        for prompt in ([], [{"role": role, "content": f"It is {number} o'clock."}])
+    ]
+    assert len({each and each.conversation for each in found}) == 1
+    reminded = [[*each[:-1], {"role": "system", "content": "Be brief."}, each[-1]]
+                for each in (SECOND, THIRD)]  # fmt: skip
+    turns = [turn_of(each) for each in (SECOND, THIRD, *reminded)]
+    assert turns[:2] == turns[2:]
+
+
 def test_the_steps_of_an_agent_are_turns_of_one_conversation() -> None:
     """Each has one number more, and those after the next question are of the same conversation."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}, {"id": "2"}]}
