@@ -281,7 +281,7 @@ async def _open_store(
                 ),
             )
         )
-        await answers.catch_up()
+        await stack.enter_async_context(answers)
         calibration_sync.subscribe(monitor.on_shared_state)
         yield StoreServices(
             store=store,

@@ -6,39 +6,40 @@ activated only if its threshold is finite and spares calls.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
 import secrets
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
-from typing import Any, Final
-
-import numpy as np
+from typing import Any, Final, Self
 
 from app.errors import NotFound, StoreError
 from app.ids import IdGenerator
+from app.monitoring.answer_evidence import evidence_of, refusal_of
 from app.monitoring.answer_rows import AnswerRows, answer_rows
+from app.monitoring.answer_watch import AnswerWatch, level_of, watched
 from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms
-from app.settings import COMPARABLE, DEFAULT, VOTE, SameAnswer, Settings
+from app.settings import COMPARABLE, DEFAULT, SameAnswer, Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.errors import InputError
-from racer_core.sequential.answer_classes import AnswerClasses
-from racer_core.sequential.calibration import SequentialCalibration
 
 log = logging.getLogger(__name__)
 
 FITTING_SHARE: Final = 0.25
 MIN_FITTING: Final = 20  # rows
-ALPHAS: Final = (0.01, 0.02, 0.05, 0.1, 0.2)  # of the frontier that the evidence shows
-MIN_AGREEMENT: Final = 0.1  # least share of rows with two equal answers
+EVERY_S: Final = 60.0  # between two looks at the store
+REFRESH: Final = timedelta(days=1)  # age of a calibration at which the next one is made
+GROWTH: Final = 1.1  # of the rows between two attempts
 _SALT_BYTES: Final = 16
 
 
 class AnswerCalibrator:
-    """Makes, lists and activates calibrations; every method runs the store's work on its threads.
+    """Makes, lists, watches and activates calibrations; use it as a context.
+
+    The store's work runs on its threads.
 
     Args:
         settings: The applications and their terms.
@@ -69,13 +70,11 @@ class AnswerCalibrator:
             prices=None if prices is None else dict(zip(settings.pool, prices, strict=True)),
         )
         self._ids = IdGenerator()
-
-    async def catch_up(self) -> None:
-        """Follow what is active in the store. Never raises: the active ones stay."""
-        try:
-            await self._store.run(self.calibrations.catch_up)
-        except StoreError as exc:
-            log.warning("calibrations of same_answer are not followed now: %s", exc)
+        configured = settings.applications
+        self._names = [*configured, DEFAULT] if configured else [""]
+        self._tried: dict[str, int] = {}  # rows of the last attempt to calibrate by itself
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
 
     async def calibrate(self, application: str | None, *, dry_run: bool = False) -> dict[str, Any]:
         """Calibrate one application from its sample, and activate the result if it is sound.
@@ -103,11 +102,98 @@ class AnswerCalibrator:
         """
         return await self._store.run(self._report)
 
+    async def __aenter__(self) -> Self:
+        """Load what is active, and watch it in the background."""
+        await self._store.run(self._keep_house)
+        self._task = asyncio.create_task(self._run(), name="calibrations of same_answer")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._closing.wait()
+                    return
+            await self._store.run(self._keep_house)
+
     # On threads ------------------------------------------------------------------------------
 
-    def _calibrate(self, application: str, dry_run: bool) -> dict[str, Any]:
+    def _keep_house(self) -> None:
+        """Follow the store, look for alarms, and calibrate where that is due. Never raises."""
+        try:
+            self.calibrations.catch_up()
+            for application in self._names:
+                self._watch(application)
+                self._refresh(application)
+        except StoreError as exc:
+            log.warning("calibrations of same_answer wait for the store: %s", exc)
+        except Exception:
+            log.exception("calibrations of same_answer are not kept up")
+
+    def _watch(self, application: str) -> AnswerWatch:
+        """Raise the alarm of an application's calibration, if it is due."""
+        record = self.calibrations.find(application)
+        if record is None:
+            return AnswerWatch()
+        rows = self._rows(application, after=record.evidence["until"])
+        terms = RoundsTerms(record.evidence["reference"], record.evidence["max_rounds"])
+        plan = self.calibrations.plan(record, record.pool, terms, record.alpha)
+        false_alarm = self._settings.watching.false_alarm
+        ordinal: int = record.evidence["ordinal"]
+        level = None if false_alarm is None else level_of(false_alarm, ordinal)
+        found = watched(plan, record.alpha, rows, level)
+        if found.alarm_at is not None and record.id not in self.calibrations.stale:
+            log.warning(
+                "certificates of same_answer%s are void: %d of %d sampled answers differed since "
+                "calibration %s",
+                f" of {application}" if application else "",
+                found.differing,
+                found.sampled,
+                record.id,
+            )
+            self.calibrations.stale |= {record.id}
+        return found
+
+    def _refresh(self, application: str) -> None:
+        """Calibrate from traffic where that is configured and due."""
+        section = self._settings.same_answer_of(application or None)
+        if section is None or section.calibrate != "from_traffic":
+            return
+        record = self.calibrations.find(application)
+        if record is not None and record.id not in self.calibrations.stale:
+            age = datetime.now(UTC) - datetime.fromisoformat(record.created_at)
+            if age < REFRESH:
+                return
+        count = len(self._rows(application, since=self._not_before(application)).rows)
+        if count < GROWTH * self._tried.get(application, 0):
+            return
+        self._tried[application] = count
+        try:
+            result = self._calibrate(application, dry_run=False, keeps_refused=False)
+        except InputError as exc:
+            log.info("same_answer is not calibrated yet: %s", exc)
+            return
+        if result["refusal"] is not None:
+            log.warning("same_answer is not calibrated: %s", result["refusal"])
+
+    def _not_before(self, application: str) -> str:
+        """Requests before that differ from those of today, by an alarm since."""
+        record = self.calibrations.find(application)
+        if record is None:
+            return ""
+        return self._watch(application).alarm_at or record.evidence["not_before"]
+
+    def _calibrate(
+        self, application: str, dry_run: bool, keeps_refused: bool = True
+    ) -> dict[str, Any]:
         terms = self._terms(application)
-        rows = self._rows(application)
+        not_before = self._not_before(application)
+        rows = self._rows(application, since=not_before)
         total = len(rows.rows)
         fitting = max(MIN_FITTING, int(FITTING_SHARE * total))
         least = fitting + math.ceil(1.0 / terms.alpha - 1e-9) - 1
@@ -139,19 +225,21 @@ class AnswerCalibrator:
             )
         wanted = RoundsTerms(terms.reference, terms.max_rounds)
         found = self.calibrations.plan(record, pool, wanted, terms.alpha).calibration
-        evidence = self._evidence(terms, found) | {
+        evidence = evidence_of(self._settings, terms, found) | {
             "rows": total,
             "fitting": fitting,
             "n": found.n,
             "lost": record.lost,
             "pending": rows.pending,
             "thinned": rows.thinned,
+            "not_before": not_before,
+            "ordinal": self._records.count(self.calibrations.setup, application),
             "since": rows.rows[0].created_at,
             "until": rows.rows[-1].created_at,
         }
-        refusal = self._refusal(terms, found, evidence)
+        refusal = refusal_of(terms, found, evidence)
         record = replace(record, evidence=evidence)
-        if not dry_run:
+        if not dry_run and (refusal is None or keeps_refused):
             self._records.add(record, activate=refusal is None)
             self.calibrations.catch_up()
         return {
@@ -167,23 +255,24 @@ class AnswerCalibrator:
         self.calibrations.catch_up()
 
     def _report(self) -> dict[str, Any]:
-        names = [*self._settings.applications, DEFAULT] if self._settings.applications else [""]
         return {
-            "applications": {name: self._progress(name) for name in names},
+            "applications": {name: self._progress(name) for name in self._names},
             "data": [asdict(each) for each in self._records.summaries(self.calibrations.setup)],
         }
 
     def _progress(self, application: str) -> dict[str, Any]:
-        rows = self._rows(application)
+        found = self._watch(application)
+        rows = self._rows(application, since=self._not_before(application))
         active = self.calibrations.find(application)
         return {
             "active": active and active.id,
             "rows": len(rows.rows),
             "lost": rows.lost(0),
             "pending": rows.pending,
+            "watch": asdict(found),
         }
 
-    def _rows(self, application: str) -> AnswerRows:
+    def _rows(self, application: str, *, since: str = "", after: str = "") -> AnswerRows:
         limit = timedelta(seconds=self._settings.limits.deadline_s)
         return answer_rows(
             self._store,
@@ -192,6 +281,8 @@ class AnswerCalibrator:
             answer_setup=self.calibrations.setup,
             key=self._key,
             pending_since=(datetime.now(UTC) - limit).isoformat(timespec="microseconds"),
+            since=since,
+            after=after,
         )
 
     def _terms(self, application: str) -> SameAnswer:
@@ -211,63 +302,6 @@ class AnswerCalibrator:
             )
         return self._settings.same_answer_of(application or None) or SameAnswer()
 
-    def _evidence(self, terms: SameAnswer, found: SequentialCalibration) -> dict[str, Any]:
-        threshold, policy = found.lambda_hat(terms.alpha), found.policy
-        return {
-            "alpha": terms.alpha,
-            "reference": terms.reference,
-            "max_rounds": terms.max_rounds,
-            "equality": str(self._settings.aggregation.equality),
-            "order": list(policy.order),
-            "first_round": list(policy.order[: policy.borders[0]]),
-            "reliabilities": dict(zip(policy.pool, policy.reliabilities, strict=True)),
-            "candidates": len(policy.pool),
-            "agreement": _agreement(found.answers),
-            "expected_calls": found.expected_calls(threshold),
-            "price_share": self._price_share(found, threshold),
-            "frontier": [
-                {"alpha": alpha, "expected_calls": found.expected_calls(found.lambda_hat(alpha))}
-                for alpha in ALPHAS
-            ],
-        }
-
-    def _price_share(self, found: SequentialCalibration, threshold: float) -> float | None:
-        """Mean price of a request, as a share of that of the reference; None without prices."""
-        if self._settings.prices is None:
-            return None
-        policy = found.policy
-        price = dict(zip(self._settings.pool, self._settings.prices, strict=True))
-        spent = np.array(list(accumulate(price[name] for name in policy.order)))
-        calls = found.stops(found.answers, threshold).calls
-        names = policy.pool if policy.reference is None else (policy.reference,)
-        return float(spent[calls - 1].mean()) / sum(price[name] for name in names)
-
-    def _refusal(
-        self, terms: SameAnswer, found: SequentialCalibration, evidence: Mapping[str, Any]
-    ) -> str | None:
-        """Why the calibration is not activated."""
-        if found.lambda_hat(terms.alpha) == math.inf:
-            return (
-                f"no finite threshold keeps alpha {terms.alpha:g}: {evidence['lost']} of "
-                f"{evidence['n']} rows lack answers, and count as different; repair the candidates"
-            )
-        if evidence["agreement"] < MIN_AGREEMENT:
-            return (
-                f"not certifiable cheaply: on {evidence['agreement']:.0%} of the requests any two "
-                f"answers are equal under `aggregation.equality: {evidence['equality']}`, and a "
-                "vote of different answers says nothing; set an equality that fits the answers"
-            )
-        share = evidence["price_share"]
-        if share is not None and share >= 1.0:
-            what = "all candidates" if terms.reference == VOTE else f"{terms.reference!r} alone"
-            return f"not worth it: a request would cost {share:.2f} of what {what} cost"
-        if evidence["expected_calls"] >= len(found.policy.order):
-            return (
-                "not certifiable cheaply: every request would call all candidates of the order; "
-                "set a larger alpha or max_rounds, or an equality that fits the answers better"
-            )
-        return None
-
     def _checked(self, application: str | None) -> str:
         configured = self._settings.applications
         names = [*configured, DEFAULT] if configured else []
@@ -278,9 +312,3 @@ class AnswerCalibrator:
                 param="application",
             )
         return application or (DEFAULT if configured else "")
-
-
-def _agreement(rows: AnswerClasses) -> float:
-    """The share of rows in which two candidates gave the same answer."""
-    shared = rows.same.sum(axis=2) > 1
-    return float(shared.any(axis=1).mean())

@@ -84,6 +84,8 @@ def answer_rows(
     answer_setup: str,
     key: bytes,
     pending_since: str,
+    since: str = "",
+    after: str = "",
 ) -> AnswerRows:
     """The rows of an application's first turns under one setup.
 
@@ -96,10 +98,13 @@ def answer_rows(
         answer_setup: The setup in force: rows of another one are no rows.
         key: Key of the draws.
         pending_since: Answers to decisions from then on may still arrive.
+        since: Only requests after that, the newest ones.
+        after: Only requests after that, the oldest ones.
 
     Raises:
         StoreError: The store cannot be used.
     """
+    order = DecisionRow.created_at, DecisionRow.id
     statement = (
         select(
             DecisionRow.document,
@@ -110,14 +115,15 @@ def answer_rows(
         )
         .outerjoin(SampleRow, SampleRow.decision_id == DecisionRow.id)
         .where(DecisionRow.shadow, DecisionRow.application == application)
-        .order_by(DecisionRow.created_at.desc(), DecisionRow.id.desc())
+        .where(DecisionRow.created_at > since, DecisionRow.created_at > after)
+        .order_by(*(order if after else (each.desc() for each in order)))
         .limit(MAX_ROWS)
     )
     with store.transaction() as session:
         stored = session.execute(statement).all()
     rows: list[AnswerRow] = []
     waiting: list[str] = []
-    for each in reversed(stored):
+    for each in stored if after else reversed(stored):
         document, later, classes, whole, setup = cast("_Stored", each)
         if setup != answer_setup and (classes is not None or not rows):
             rows, waiting = [], []  # the setup changed since: what came before is another sample

@@ -94,6 +94,7 @@ class AnswerCalibrations:
         self._store = store
         self._prices = prices
         self._active: Mapping[str, AnswerCalibrationRecord] = {}
+        self.stale: frozenset[str] = frozenset()  # ids of records that an alarm made void
         self._fits: LRUCache[_Key, SequentialCalibration] = LRUCache(_MAX_FITS)
         self._plans: LRUCache[tuple[Any, ...], RoundsPlan] = LRUCache(_MAX_PLANS)
         self._lock = Lock()

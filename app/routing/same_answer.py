@@ -192,7 +192,9 @@ class SameAnswerRouting:
         is_same = terms == RoundsTerms(section.reference, section.max_rounds)
         is_whole = is_whole_but_for_outages(choice.names, choice.down, record.pool)
         has_reference = terms.reference == VOTE or terms.reference in choice.names
+        is_stale = record.id in self.calibrations.stale
         facts = (
+            (is_stale, Reason.STALE.of(RISK_TARGET)),
             (not has_reference, Reason.REFERENCE_UNAVAILABLE),
             (not is_whole, Reason.NOT_DRAWN),
             (request.query.later, Reason.MULTI_TURN),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -27,3 +27,6 @@ class SameAnswer(Frozen):
     """The reference: `vote`, that of the whole pool, or a candidate."""
     max_rounds: Annotated[int, Field(ge=1, le=3)] = 2
     """Most rounds of calls of one request, 1 to 3."""
+    calibrate: Literal["from_traffic"] | None = None
+    """`from_traffic`: the gateway calibrates by itself, as soon as enough requests are sampled,
+    daily, and after an alarm; null: on `racer calibrate --same-answer`."""

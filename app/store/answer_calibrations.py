@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from app.errors import Conflict, NotFound, StoreDamaged
 from app.store.calibrations import Store
@@ -152,6 +152,15 @@ class AnswerCalibrationStore:
                 .order_by(AnswerCalibrationRow.activated_at)
             )
             return {application: calibration_id for application, calibration_id in rows}
+
+    def count(self, answer_setup: str, application: str) -> int:
+        """How many records an application has."""
+        statement = select(func.count()).where(
+            AnswerCalibrationRow.answer_setup == answer_setup,
+            AnswerCalibrationRow.application == application,
+        )
+        with self._store.transaction() as session:
+            return session.scalar(statement) or 0
 
     def record(self, calibration_id: str) -> AnswerCalibrationRecord:
         """One record with its rows. Raises :class:`NotFound`, :class:`StoreDamaged`."""

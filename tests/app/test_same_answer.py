@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from app.monitoring import answer_calibrator
 from racer_core.aggregation.vote import Method, aggregate
 from racer_core.types import CandidateAnswer
 from tests.support.gateway import ADMIN_KEY, Command, Gateway, Serve, error_message
 from tests.support.lazy import LazyModule
 from tests.support.same_answer import NAMES, answer, configured, talk
 from tests.support.samples import sampled
+from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ else:
 
 FALSE_ALARM = 1e-4
 TENTH = {"alpha": 0.1}
+WATCHING = {"shadow_rate": 1.0, "false_alarm": 0.01}
 
 
 @pytest.fixture
@@ -80,8 +83,10 @@ def test_from_nothing_but_candidates_to_certified_answers(
     evidence = report["data"][0]["evidence"]
     assert (evidence["rows"], evidence["fitting"], evidence["n"]) == (120, 30, 90)
     assert evidence["lost"] == evidence["pending"] == evidence["thinned"] == 0
-    progress = {"active": report["data"][0]["id"], "rows": 120, "lost": 0, "pending": 0}
-    assert report["applications"] == {"": progress}
+    progress = report["applications"][""]
+    assert (progress["active"], progress["rows"], progress["watch"]["alarm_at"]) == (
+        report["data"][0]["id"], 120, None,
+    )  # fmt: skip
     differing = calls = 0
     certificate: dict[str, Any] = {}
     for number in range(1_000, 1_100):
@@ -143,3 +148,44 @@ def test_what_is_missing_is_one_clear_error(sampling: Gateway, serve: Serve) -> 
     refused = vague.post("/same-answer/calibrate", ADMIN_KEY)
     assert "cannot be compared two by two" in error_message(refused, 400)
     assert NAMES
+
+
+def sure_ada(body: dict[str, Any]) -> str:
+    """Ada is always right, the others mostly."""
+    return "0" if body["model"] == "ada" else answer("bob", str(body["messages"]) + body["model"])
+
+
+def lost_ada(body: dict[str, Any]) -> str:
+    """Ada is alone with her answer; the others go on as before."""
+    return "x" if body["model"] == "ada" else sure_ada(body)
+
+
+def test_traffic_that_changes_is_noticed_without_labels(
+    serve: Serve, talking: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself: calibrated, alarm, void `stale`, calibrated again on requests after the alarm."""
+    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.2)
+    talking.answer = sure_ada
+    section = {"alpha": 0.1, "calibrate": "from_traffic"}
+    gateway = serve(**configured(talking, same_answer=section, watching=WATCHING))
+    collect(gateway, 45)
+
+    def certificate() -> dict[str, Any]:
+        return gateway.route("question 0")["certificate"]
+
+    assert until(lambda: certificate()["holds"], 10)
+    first = certificate()
+    assert first["rounds"]["first_round"] == ["ada"]
+    talking.answer = lost_ada
+    collect(gateway, 10, 45)
+    assert until(lambda: certificate()["reasons"] == ["stale:same_answer"], 10)
+    watch = gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]["watch"]
+    assert watch["differing"] >= 5
+    early = gateway.post("/same-answer/calibrate", ADMIN_KEY)
+    assert "sampled requests" in error_message(early, 400)
+    collect(gateway, 40, 55)
+    assert until(lambda: certificate()["holds"], 10)
+    second = gateway.get("/same-answer", ADMIN_KEY).json()["data"][0]
+    assert second["id"] == certificate()["calibration_id"] != first["calibration_id"]
+    assert second["evidence"]["not_before"] == watch["alarm_at"]
+    assert second["evidence"]["since"] > watch["alarm_at"]

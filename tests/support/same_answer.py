@@ -72,7 +72,13 @@ def activate(
         lost=0,
         salt=b"salt",
         alpha=0.02,
-        evidence={},
+        evidence={
+            "reference": "vote",
+            "max_rounds": 2,
+            "ordinal": 0,
+            "not_before": "",
+            "until": now(),
+        },
     )
     with Store(gateway.settings.store) as store:
         AnswerCalibrationStore(store).add(record, activate=False)
