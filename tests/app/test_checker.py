@@ -285,7 +285,7 @@ def test_a_checker_that_hangs_times_out_once_and_warns_once(
     async def scene() -> None:
         async with (
             served(hang) as server,
-            opened(configured(url=server.url, timeout_s=0.05)) as made,
+            opened(configured(url=server.url, timeout_s=0.2)) as made,
         ):
             for number in range(5):
                 made.submit(f"d{number}")

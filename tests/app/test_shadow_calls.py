@@ -6,6 +6,7 @@ import json
 import logging
 import sqlite3
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,10 @@ def test_a_client_waits_for_its_own_set_alone(
 ) -> None:
     """The others answer afterwards; what the set answered is not called again."""
     pool.say("adder", "seven")
-    pool.say("poet", "eight", delay_s=0.4)
+    pool.say("poet", "eight", delay_s=0.9)
     started = time.monotonic()
     answer = sampling.ask(ONE, stream=stream)
-    assert time.monotonic() - started < 0.3
+    assert time.monotonic() - started < 0.9
     data = [line for line in answer.text.split("data: ") if line.startswith("{")]
     text = "".join(
         choice.get("message", choice.get("delta")).get("content") or ""
@@ -100,7 +101,10 @@ def test_every_request_is_drawn_for(sampling: Gateway, pool: FakePool) -> None:
         ONE, ONE, calibrated, ONE, ONE, UNANSWERABLE, UNANSWERABLE, TWO,
     ]  # fmt: skip
     assert all(set(row["answers"]) == set(POOL) for row in rows)
-    assert len(pool.requests) == 8 * len(POOL)
+    # A call that a decided vote cancelled may have begun: it is called again for the sample.
+    calls = Counter(request["model"] for request in pool.requests)
+    assert set(calls) == set(POOL)
+    assert min(calls.values()) >= 8
 
 
 def test_a_row_is_no_larger_than_an_upload_takes(serve: Serve, pool: FakePool) -> None:
