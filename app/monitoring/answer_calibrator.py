@@ -157,6 +157,7 @@ class AnswerCalibrator:
                 record.id,
             )
             self.calibrations.stale |= {record.id}
+            self._tried.pop(application, None)  # rows are counted anew
         return found
 
     def _refresh(self, application: str) -> None:
@@ -178,7 +179,9 @@ class AnswerCalibrator:
         except InputError as exc:
             log.info("same_answer is not calibrated yet: %s", exc)
             return
-        if result["refusal"] is not None:
+        if result["refusal"] is None:
+            self._tried.pop(application)
+        else:
             log.warning("same_answer is not calibrated: %s", result["refusal"])
 
     def _not_before(self, application: str) -> str:

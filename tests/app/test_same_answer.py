@@ -177,13 +177,14 @@ def test_traffic_that_changes_is_noticed_without_labels(
     first = certificate()
     assert first["rounds"]["first_round"] == ["ada"]
     talking.answer = lost_ada
-    collect(gateway, 10, 45)
-    assert until(lambda: certificate()["reasons"] == ["stale:same_answer"], 10)
+    collect(gateway, 25, 45)
+    stale = until(lambda: certificate()["reasons"] == ["stale:same_answer"], 10)
+    assert stale, gateway.get("/same-answer", ADMIN_KEY).text
     watch = gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]["watch"]
     assert watch["differing"] >= 5
     early = gateway.post("/same-answer/calibrate", ADMIN_KEY)
     assert "sampled requests" in error_message(early, 400)
-    collect(gateway, 40, 55)
+    collect(gateway, 40, 70)
     assert until(lambda: certificate()["holds"], 10)
     second = gateway.get("/same-answer", ADMIN_KEY).json()["data"][0]
     assert second["id"] == certificate()["calibration_id"] != first["calibration_id"]
