@@ -28,7 +28,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import ArtifactError, InputError
-from racer_core.records.conversation import plain_form
+from racer_core.records.conversation import fingerprint
 from racer_core.routers import registry
 from racer_core.routers.base import Router
 from racer_core.types import checked_pool
@@ -88,11 +88,6 @@ class Artifact:
 def new_salt() -> str:
     """A random key for fingerprints, without which a guessed query cannot be confirmed."""
     return secrets.token_hex(16)
-
-
-def fingerprint(salt: str, query: str) -> bytes:
-    """Keyed hash of a query, the same for texts that differ in case, space or Unicode form."""
-    return hashlib.blake2b(plain_form(query).encode(), key=salt.encode(), digest_size=16).digest()
 
 
 def save(artifact: Artifact, folder: Path) -> Artifact:

@@ -15,6 +15,7 @@ from racer_core.artifacts import Artifact
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, OverlapError
+from racer_core.records.conversation import fingerprint
 from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import cluster_units, one_per_unit
 from racer_core.routers.base import on_grid
@@ -178,7 +179,7 @@ class TrainedRouter:
 
     def fingerprint(self, query: str) -> bytes:
         """The keyed hash that identifies a query in stored records."""
-        return artifacts.fingerprint(self.artifact.salt, query)
+        return fingerprint(self.artifact.salt, query)
 
 
 def with_dependence(

@@ -28,6 +28,7 @@ from app.telemetry.tracing import Tracer
 from app.upstream.fleet import Fleet
 from racer_core import artifacts
 from racer_core.aggregation.stacked import StackedVote
+from racer_core.records.conversation import fingerprint
 from racer_core.trained_router import TrainedRouter
 
 
@@ -48,9 +49,9 @@ class ChatServices:
 
     def by_fallback(self) -> ChatService:
         """Without an artifact: queries are fingerprinted with a key of this process."""
-        fingerprint = partial(artifacts.fingerprint, artifacts.new_salt())
-        fallback = self._fallback(fingerprint)
-        return self._chat(fallback, fallback, fingerprint, embed=None, stacked=None)
+        hashed = partial(fingerprint, artifacts.new_salt())
+        fallback = self._fallback(hashed)
+        return self._chat(fallback, fallback, hashed, embed=None, stacked=None)
 
     def by_router(
         self, trained: TrainedRouter, scoring: RouterBackend, active: ActiveCalibration

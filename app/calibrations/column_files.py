@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.calibrations.columns import RowColumns, Texts
-from app.calibrations.thinning import draw_of
+from app.calibrations.row_draw import draw_of
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import Markers, ReasoningFilter
-from racer_core.artifacts import fingerprint
-from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText
+from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, fingerprint
 from racer_core.records.request import row_identity, row_text
 from racer_core.records.units import sampled_unit
 from racer_core.types import LabelledRow, RowsKind

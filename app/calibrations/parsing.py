@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final
 
 from app.calibrations.column_files import ColumnWriter
-from app.calibrations.thinning import draw_of
-from app.routing.applications import prompt_digest
+from app.calibrations.row_draw import draw_of
 from app.routing.conditions import ConditionReader
+from app.routing.prompt_digest import prompt_digest
 from app.routing.query import (
     MAX_DRAWN_BYTES,
     MAX_ROW_BYTES,
@@ -20,7 +20,6 @@ from app.routing.query import (
     is_too_large_to_draw,
     needs_of_body,
 )
-from app.settings.candidates import Capabilities
 from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import MARKERS, Markers
@@ -88,6 +87,16 @@ class ReadInstructions:
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     markers: Markers = MARKERS
     training_chars: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Capabilities:
+    """Capabilities of a candidate, as its settings state them."""
+
+    tools: bool
+    vision: bool
+    json_schema: bool
+    context_chars: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +224,7 @@ class _RowConditions:
         self._drawn = frozenset(instructions.drawn)
         self._prompts = instructions.prompts
         self._capabilities = {
-            name: Capabilities(**each) for name, each in instructions.capabilities.items()
+            name: _Capabilities(**each) for name, each in instructions.capabilities.items()
         }
         self._pool = instructions.pool
         self._key = bytes.fromhex(instructions.samples_key)

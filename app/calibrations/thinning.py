@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 
 from app.calibrations.columns import RowColumns
 from app.settings import DEFAULT
-from racer_core.calibration.shadow import sampling_number
-from racer_core.types import LabelledRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +94,6 @@ def thinned(
         )
     plain = bool((weights == 1.0).all())
     return replace(rows, weights=None if plain else weights).take(np.flatnonzero(kept)), found
-
-
-def draw_of(row: LabelledRow, key: bytes) -> float | None:
-    """The number u of a row, which a rate above it draws; None for a row that is not sampled.
-
-    Args:
-        row: A row of an upload.
-        key: Secret of the draws.
-    """
-    if row.decision_id is None:
-        return None
-    drawn_by = row.decision_id if row.turn is None else row.cluster or ""
-    return sampling_number(key, drawn_by.encode(), row.turn or 0)
 
 
 def _applications(rows: RowColumns, *, by_application: bool) -> NDArray[np.str_]:

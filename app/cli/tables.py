@@ -60,7 +60,7 @@ def artifact_summary(
 
     ``validation_overlap`` counts validation rows whose query trained the router.
     """
-    from racer_core.artifacts import fingerprint
+    from racer_core.records.conversation import fingerprint
 
     known = [fingerprint(artifact.salt, query) for query in validation.queries]
     return {

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 
 from app.json_output import dump_json
-from app.routing.applications import Membership
 from app.routing.conditions import Conditions
-from app.settings import Candidate, Settings
-from app.settings.candidates import Capabilities
 from racer_core.records.request import GATEWAY_FIELDS, RequestTurn, conversation_of
+
+if TYPE_CHECKING:  # the row reader process starts without pydantic, which takes half a second
+    from app.routing.applications import Membership
+    from app.settings import Candidate, Settings
 
 Need = Literal["tools", "vision", "json_schema"]
 
@@ -26,6 +27,15 @@ NO_CANDIDATE: Final = (
     "no candidate can serve its request, by their `capabilities`: leave it out, or add a candidate"
 )
 _IMAGES = ("image_url", "input_image", "image", "video_url")
+
+
+class Supports(Protocol):
+    """What a candidate supports: one boolean for each :data:`Need`, and its longest request."""
+
+    @property
+    def context_chars(self) -> int | None:
+        """Longest request in characters, over all texts; None: no limit."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,7 @@ class Query:
         """The candidates with the capabilities that the request needs."""
         return tuple(each.name for each in candidates if self.suits(each.capabilities))
 
-    def suits(self, able: Capabilities) -> bool:
+    def suits(self, able: Supports) -> bool:
         """Whether a candidate with these capabilities can serve the request."""
         longest = able.context_chars
         if longest is not None and self.chars > longest:

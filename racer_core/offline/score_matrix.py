@@ -19,9 +19,9 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from racer_core import artifacts
 from racer_core.errors import InputError
 from racer_core.records import formats
+from racer_core.records.conversation import fingerprint
 from racer_core.records.reader import read_bytes
 from racer_core.routers.base import Batch, RouterOutput
 from racer_core.types import FloatArray
@@ -157,4 +157,4 @@ def _check_candidates(names: Sequence[str], pool: Sequence[str]) -> None:
 
 def _key(query: str) -> bytes:
     """Texts that differ in case, space or Unicode form share their key, as they do as rows."""
-    return artifacts.fingerprint("scores", query)
+    return fingerprint("scores", query)

@@ -11,7 +11,7 @@ import numpy as np
 
 from racer_core.aggregation.batch import ClassArray, agreement, row_classes
 from racer_core.aggregation.stacked import StackedVote
-from racer_core.artifacts import Artifact, fingerprint
+from racer_core.artifacts import Artifact
 from racer_core.calibration.augmentation import augment_truth, checked_scores
 from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.calibration.scoring import NonconformityScorer
@@ -26,7 +26,7 @@ from racer_core.offline.sources import RouterSource, trained_source
 from racer_core.offline.stacking import fit_stacked, suffices
 from racer_core.offline.train import check_graded, check_queries
 from racer_core.offline.votes import Votes
-from racer_core.records.conversation import plain_form
+from racer_core.records.conversation import fingerprint, plain_form
 from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import renumbered, rows_kind, units_of
 from racer_core.renamed import renamed

@@ -33,6 +33,7 @@ from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.offline.stacking import CROSS_FITTED, stack
 from racer_core.offline.training_log import write_log
 from racer_core.offline.training_rows import sampled_units, with_labels
+from racer_core.records.conversation import fingerprint
 from racer_core.records.near_copies import count_near_copies
 from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import rows_units
@@ -173,8 +174,8 @@ def train(
             ],
         )
     salt = artifacts.new_salt()
-    training_prints = {artifacts.fingerprint(salt, query) for query in rows.queries}
-    validation_prints = tuple(artifacts.fingerprint(salt, query) for query in validation.queries)
+    training_prints = {fingerprint(salt, query) for query in rows.queries}
+    validation_prints = tuple(fingerprint(salt, query) for query in validation.queries)
     shared = sum(each in training_prints for each in validation_prints)
     if shared and not is_fresh_traffic(validation_prints, training_prints, validation.kind):
         raise RowsError(
@@ -216,9 +217,7 @@ def train(
         salt=salt,
         training_fingerprints=frozenset(training_prints),
         validation_fingerprints=frozenset(held_out.fingerprints),
-        sample_fingerprints=frozenset(
-            artifacts.fingerprint(salt, each) for each in units[0] | units[1]
-        ),
+        sample_fingerprints=frozenset(fingerprint(salt, each) for each in units[0] | units[1]),
         longest_text=max(map(len, [*rows.queries, *validation.queries])),
         components=principal_components(fitted.encoder.encode(rows.queries).embeddings),
     )
@@ -268,7 +267,7 @@ def _stacked(
 
     return stack(
         pool,
-        tuple(artifacts.fingerprint(salt, query) for query in used.queries),
+        tuple(fingerprint(salt, query) for query in used.queries),
         Batch(used.queries, fitted.encoder),
         used.labels(pool),
         row_classes(used.rows, pool, equality, reasoning),

@@ -5,6 +5,7 @@ Later turns are another population than single questions and have a separate cal
 
 from __future__ import annotations
 
+import hashlib
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
@@ -54,6 +55,11 @@ def identity(query: str, earlier: Iterable[Turn]) -> str:
 def plain_form(text: str) -> str:
     """The text without differences in case, space and Unicode form."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def fingerprint(salt: str, query: str) -> bytes:
+    """Keyed hash of a query, the same for texts that differ in case, space or Unicode form."""
+    return hashlib.blake2b(plain_form(query).encode(), key=salt.encode(), digest_size=16).digest()
 
 
 def _turn(message: object) -> Turn:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.routing.applications import prompt_digest
+from app.routing.prompt_digest import prompt_digest
 from app.settings import key_format
 from app.store import Store
 from tests.support.gateway import (

@@ -13,8 +13,9 @@ import pytest
 from app.calibrations.parsing import MAX_LINE_BYTES
 from app.errors import SettingsError
 from app.json_output import dump_json
-from app.routing.applications import HEADER, prompt_digest
+from app.routing.applications import HEADER
 from app.routing.conditions import ConditionReader
+from app.routing.prompt_digest import prompt_digest
 from app.routing.query import MAX_DRAWN_BYTES
 from app.settings import key_format
 from tests.support.gateway import (

@@ -16,6 +16,7 @@ from sqlalchemy import delete
 from app.store import Store
 from app.store.tables import SampleRow
 from racer_core import artifacts
+from racer_core.records.conversation import fingerprint
 from racer_core.records.reader import read_rows
 from racer_core.types import RowsKind
 from tests.app.conftest import Command
@@ -173,7 +174,7 @@ def test_training_leaves_rows_without_a_label_out(racer: Command, tmp_path: Path
     }
     artifact = artifacts.load(tmp_path / "artifact")
     names = [row.get("cluster", row["decision_id"]) for row in (*rows, *read(validation))]
-    prints = {artifacts.fingerprint(artifact.salt, name) for name in names}
+    prints = {fingerprint(artifact.salt, name) for name in names}
     assert artifact.sample_fingerprints == prints
     code, out, _ = trained(racer, tmp_path, train, validation, "--config", config)
     assert code == 0
@@ -207,7 +208,7 @@ def test_the_router_learns_what_it_reads_of_an_application(racer: Command, tmp_p
     )
     parsed(trained(racer, tmp_path, train, validation, "--config", config, "--json"))
     artifact = artifacts.load(tmp_path / "artifact")
-    known = artifacts.fingerprint(artifact.salt, "You add.\n\nDo it, 0")
+    known = fingerprint(artifact.salt, "You add.\n\nDo it, 0")
     assert known in artifact.training_fingerprints
 
 

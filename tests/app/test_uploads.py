@@ -29,8 +29,8 @@ from app.calibrations.upload import Upload, spool_folder
 from app.errors import JobCancelled
 from app.wire.candidate_payload import BodySettings
 from racer_core.aggregation.answers import Equality
-from racer_core.artifacts import fingerprint
 from racer_core.errors import InputError, RowsError
+from racer_core.records.conversation import fingerprint
 from racer_core.records.document import read_document
 from racer_core.records.parquet import read_parquet
 from racer_core.types import RowsKind

@@ -36,6 +36,16 @@ def test_light_modules_import_nothing_heavy(module):
     assert done.stdout.split() == []
 
 
+def test_a_row_reader_process_starts_without_the_settings():
+    """Every large upload starts one; pydantic alone would double the time of a start."""
+    program = "import app.calibrations.row_reader_process, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    unneeded = {"pydantic", "yaml", "safetensors", "sqlalchemy", "app.settings"}
+    assert not unneeded & set(done.stdout.split())
+
+
 @cache
 def parsed(path):
     """The syntax tree of a file."""

@@ -12,6 +12,7 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.errors import ArtifactError
 from racer_core.racer import Racer
+from racer_core.records.conversation import fingerprint
 from racer_core.routers.base import Batch
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.mlp import MlpRouter
@@ -28,7 +29,7 @@ def artifact_of(router, **changes):
         "stacked": None,
         "null_threshold": 0.75,
         "salt": "salt",
-        "training_fingerprints": frozenset({artifacts.fingerprint("salt", "seen")}),
+        "training_fingerprints": frozenset({fingerprint("salt", "seen")}),
     }
     return Artifact(**{**values, **changes})
 
@@ -147,10 +148,10 @@ def test_any_change_changes_the_digest(tmp_path):
 def test_fingerprint_looks_through_case_space_and_unicode_form():
     """Near copies of a training query are training queries; the key hides them from guesses."""
     same = ["Ｗhat  is\nit? ", "what is it?", "WHAT IS IT?"]
-    assert len({artifacts.fingerprint("salt", query) for query in same}) == 1
-    assert artifacts.fingerprint("salt", "what is it") not in {
-        artifacts.fingerprint("salt", "what is it?"),
-        artifacts.fingerprint("pepper", "what is it"),
+    assert len({fingerprint("salt", query) for query in same}) == 1
+    assert fingerprint("salt", "what is it") not in {
+        fingerprint("salt", "what is it?"),
+        fingerprint("pepper", "what is it"),
     }
     assert artifacts.new_salt() != artifacts.new_salt()
 

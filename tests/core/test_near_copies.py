@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from racer_core.artifacts import fingerprint
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
+from racer_core.records.conversation import fingerprint
 from racer_core.records.near_copies import count_near_copies
 from racer_core.routers.base import Batch
 from racer_core.routers.inverted_file import build_inverted_file

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from racer_core.artifacts import fingerprint
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -22,6 +21,7 @@ from racer_core.offline.sources import HELD_OUT, FixedSource, trained_source
 from racer_core.offline.table import build_table
 from racer_core.offline.train import train
 from racer_core.racer import Racer
+from racer_core.records.conversation import fingerprint
 from racer_core.routers.base import Batch
 from racer_core.types import RiskTarget, RowsKind, Score
 from tests.core.test_fit import QUICK, rows_of
