@@ -27,7 +27,7 @@ from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
 from app.monitoring.rechecks import Rechecks
 from app.monitoring.sample_store import SampleStore
-from app.monitoring.sampler import SamplerOptions
+from app.monitoring.sampler import SamplerOptions, population_digests
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.answer_calibrations import AnswerCalibrations, answer_setup
 from app.routing.applications import Applications
@@ -275,6 +275,7 @@ async def _open_store(
                     rates=settings.shadow_rates,
                     drawn=settings.drawn_applications,
                     together=settings.together_applications,
+                    sampled_under=population_digests(settings, conditions),
                     pool=settings.pool,
                     cipher=Cipher(*keys) if keys else None,
                     answer_setup=setup,

@@ -120,12 +120,14 @@ class DecisionLog:
         if self._monitor is None:  # no store is open
             return
         query = request.query.text if self._store_queries else None
+        is_sampled = outcome.shadow_rate is not None
         self._monitor.record(
             _decision_record(
                 outcome,
                 request.caller.name,
                 query,
                 group_by=self._group_by,
+                sampled_under=self._monitor.sampler.sampled_under if is_sampled else None,
             )
         )
 
@@ -143,6 +145,7 @@ def _decision_record(
     query: str | None,
     *,
     group_by: GroupBy,
+    sampled_under: str | None,
 ) -> DecisionRecord:
     """The stored form of an outcome.
 
@@ -151,6 +154,7 @@ def _decision_record(
         key: Name of the caller's key.
         query: The query, where the configuration stores queries.
         group_by: The configured origin of a request's group.
+        sampled_under: The configuration by which it was drawn; None: it was not.
     """
     routed, decision, certificate = outcome.routed, outcome.routed.decision, outcome.certificate
     scored = routed.scored
@@ -178,6 +182,7 @@ def _decision_record(
         answered=tuple(answer.candidate for answer in outcome.answers),
         sampling_rate=outcome.sampling_rate,
         shadow_rate=outcome.shadow_rate,
+        sampled_under=sampled_under,
         conversation=outcome.turn and outcome.turn.conversation,
         turn=outcome.turn and outcome.turn.number,
         outcome=outcome.ended,

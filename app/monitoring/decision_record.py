@@ -80,6 +80,8 @@ class DecisionRecord:
         sampling_rate: The sampling rate in force for the request; None where it could not be drawn,
             and in records of earlier versions.
         shadow_rate: The sampling rate of a decision in the shadow sample; None outside it.
+        sampled_under: Of a sampled decision, what :func:`app.monitoring.sampler.population_digests`
+            gave; None in records of earlier versions.
         conversation: The conversation by whose turn it was drawn for the shadow sample; None: by
             its id.
         turn: The number of that turn.
@@ -116,6 +118,7 @@ class DecisionRecord:
     answered: tuple[str, ...] = ()
     sampling_rate: float | None = None
     shadow_rate: float | None = None
+    sampled_under: str | None = None
     conversation: str | None = None
     turn: int | None = None
     outcome: RequestEnd = RequestEnd.ANSWERED
@@ -149,9 +152,9 @@ class DecisionRecord:
         """The same, as the data key that made it may read it.
 
         ``repeated`` tells of the key's own queries and of the rows, as the remarks do, and not of
-        the queries of other keys.
+        the queries of other keys. Of the configuration it reads nothing.
         """
-        return replace(self, repeated=bool(self.remarks))
+        return replace(self, repeated=bool(self.remarks), sampled_under=None)
 
     def document(self) -> str:
         """The stored JSON: every field but the neighbours, which have a column of their own."""

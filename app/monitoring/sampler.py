@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
+from hashlib import blake2b
 from typing import Any, Final
 
 from app.errors import StoreDamaged, StoreError
+from app.json_output import dump_json
 from app.monitoring import shadow_rows
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.decision_writer import DecisionWriter
@@ -24,7 +26,8 @@ from app.monitoring.sample_record import Sample, SampledDecision, SampledExchang
 from app.monitoring.sample_store import SampleStore
 from app.monitoring.shadow_sample import ConversationTurn, ShadowSample, conversation_turn
 from app.routing.conditions import ConditionReader
-from app.settings import GroupBy
+from app.settings import GroupBy, Settings
+from app.settings.applications import members_digest
 from app.settings.monitoring import MonitoringSettings
 from app.store import Store
 from app.store.encryption import Cipher
@@ -32,6 +35,17 @@ from app.store.encryption import Cipher
 log = logging.getLogger(__name__)
 
 PART_BYTES: Final = 2**18  # of rows that are sent together
+
+
+def population_digests(settings: Settings, conditions: ConditionReader) -> str:
+    """Digests of the requests that are sampled, as decisions store them.
+
+    The first, of which requests each application has and how their turns are drawn; after a space
+    the second, of what the gateway adds to any request.
+    """
+    added = dump_json([conditions.added[name] for name in settings.pool])
+    members = members_digest(settings.applications)
+    return f"{members} {blake2b(added, digest_size=8).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +59,7 @@ class SamplerOptions:
         rates: Sampling rates of applications with one of their own.
         together: The applications whose first and later turns are one population.
         drawn: The applications whose rows are requests drawn from their traffic.
+        sampled_under: As :func:`population_digests` gives it.
         pool: The candidates that rows label, in order.
         answer_setup: Digest of when answers are equal, as
             :func:`app.routing.answer_calibrations.answer_setup` gives it.
@@ -57,6 +72,7 @@ class SamplerOptions:
     rates: Mapping[str, float] = field(default_factory=dict[str, float])
     together: Collection[str] = ()
     drawn: Collection[str] = ()
+    sampled_under: str = " "
     pool: Sequence[str] = ()
     answer_setup: str | None = None
     cipher: Cipher | None = None
@@ -89,6 +105,7 @@ class Sampler:
         self._budget = settings.shadow_calls_per_day
         self._statistics = DecisionStatistics(store)
         self._setup: str | None = None
+        self.sampled_under = options.sampled_under
         self._sample = ShadowSample(settings.shadow_rate, options.rates, options.key)
         self._samples = SampleStore(store, options.cipher if settings.store_requests else None)
         self.labels = SampleLabels(self._samples, decision_writer)
@@ -244,6 +261,7 @@ class Sampler:
             group_by=options.group_by,
             drawn=options.drawn,
             together=options.together,
+            sampled_under=options.sampled_under,
             conditions_of=cache(self._conditions_of),
             stores_requests=samples.stores_requests,
             own=[] if setup is None else self._store.ids(setup),

@@ -28,6 +28,7 @@ def labelled_rows(
     group_by: GroupBy,
     drawn: Collection[str],
     together: Collection[str] = (),
+    sampled_under: str = " ",
     conditions_of: Callable[[str], Sequence[str] | None],
     stores_requests: bool,
     own: Collection[str],
@@ -42,6 +43,9 @@ def labelled_rows(
 
     - only a part of the pool may or can serve the request, and no outage is the reason;
     - it was made under another ``group_by``, or by version 0.1;
+    - it was drawn when applications had other requests, or from a drawn application to whose
+      requests the gateway added something else: those that are sent the same now, by what clients
+      put into them, are no random sample;
     - no requests are stored, and it has no scores, or is unlike the rows and not of a drawn
       application;
     - its request is larger than a row may be;
@@ -57,6 +61,7 @@ def labelled_rows(
         group_by: The configured origin of groups; a group of another origin is another one.
         drawn: The applications whose rows are requests drawn from their traffic.
         together: The applications whose first and later turns are one population.
+        sampled_under: What :func:`app.monitoring.sampler.population_digests` gives now.
         conditions_of: The digests of the rows of a decision's calibration, by its id, for a
             decision without a sample beside it; None: unknown.
         stores_requests: Whether requests are stored.
@@ -73,10 +78,21 @@ def labelled_rows(
         The lines, and how many rows lost their label beside verdicts.
     """
 
+    def is_of_population(decision: DecisionRecord) -> bool:
+        before, now = decision.sampled_under, sampled_under
+        if before is None:  # an earlier version stored it
+            return True
+        is_drawn = group_by == "application" and decision.group in drawn
+        if any_pool or not is_drawn:  # every request is sent again, or compared by itself
+            return before.split(" ")[0] == now.split(" ")[0]
+        return before == now
+
     def row_of(each: SampledDecision) -> dict[str, Any] | None:
         sample, of_row = each.sample, pool
         exchange = None if sample is None else sample.exchange
         if each.decision.group_by != group_by:
+            return None
+        if not is_of_population(each.decision):
             return None
         is_together = group_by == "application" and each.decision.group in together
         if is_together and each.decision.turn is None:

@@ -97,6 +97,15 @@ def membership_digest(applications: Mapping[str, Application], text: RoutedText)
     return blake2b(json.dumps(members).encode(), digest_size=8).hexdigest()
 
 
+def members_digest(applications: Mapping[str, Application]) -> str:
+    """A text that changes with the requests of each application, and with how these are drawn."""
+    members = {
+        name: [sorted(each.keys), sorted(each.prompts), each.turns]
+        for name, each in sorted(applications.items())
+    }
+    return blake2b(json.dumps(members).encode(), digest_size=8).hexdigest()
+
+
 def problems(applications: Mapping[str, Application], keys: tuple[str, ...]) -> Iterator[str]:
     """What is wrong with the applications, given the names of all API keys."""
     owners: dict[str, str] = {}
