@@ -9,15 +9,21 @@ from itertools import combinations
 import numpy as np
 
 from racer_core.aggregation.vote import OPTIONS
+from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.errors import InputError
 from racer_core.sequential.answer_classes import AnswerClasses
-from racer_core.sequential.calibration import SequentialCalibration
-from racer_core.sequential.policy import Policy
+from racer_core.sequential.critical import (
+    critical_scores,
+    round_nonconformity,
+    rounds_called,
+)
+from racer_core.sequential.policy import Outcomes, Policy
 from racer_core.sequential.reliability import (
     agreement_rates,
     one_coin_reliabilities,
     vote_odds,
 )
+from racer_core.types import FloatArray
 
 # Where rows are too few to choose borders: at most 13 % more calls than the best borders.
 DEFAULT_BORDERS: Mapping[int, tuple[int, ...]] = {1: (), 2: (3,), 3: (2, 4)}
@@ -112,28 +118,38 @@ def tuned_policy(
     """
     if (len(rows) + 1) * alpha < 1.0:
         return policy
-    return min(_plans(policy, max_rounds), key=lambda each: _price(each, rows, alpha, prices))
+    plans: list[tuple[float, int, Policy]] = []
+    for order in _orders(policy):
+        single = replace(policy, order=order, borders=tuple(range(1, len(order) + 1)))
+        outcomes = single.outcomes(rows)  # of every border that may be chosen
+        each = [1.0 if prices is None else prices[name] for name in order]
+        for borders in _borders(len(order), max_rounds):
+            price = _price(outcomes, borders, alpha, np.cumsum(each))
+            plans.append((price, len(borders), replace(single, borders=borders)))
+    return min(plans, key=lambda plan: plan[:2])[2]
 
 
-def _price(
-    policy: Policy, rows: AnswerClasses, alpha: float, prices: Mapping[str, float] | None
-) -> float:
-    """The mean price of a request at the threshold of these rows themselves."""
-    calibration = SequentialCalibration(policy=policy, answers=rows)
-    calls = calibration.stops(rows, calibration.lambda_hat(alpha)).calls
-    each = [1.0 if prices is None else prices[name] for name in policy.order]
-    return float(np.cumsum(each)[calls - 1].mean())
+def _price(outcomes: Outcomes, borders: tuple[int, ...], alpha: float, spent: FloatArray) -> float:
+    """The mean price of a request at the threshold of the rows themselves.
+
+    Args:
+        outcomes: Those after every call, shape (n, K).
+        borders: Calls made at the end of each round.
+        alpha: The largest share of differences.
+        spent: The price of 1, 2, .. calls.
+    """
+    ends = np.array(borders) - 1
+    s = round_nonconformity(outcomes.doubt[:, ends])
+    threshold = calibrate_threshold(critical_scores(s, outcomes.differs[:, ends]), alpha)
+    return float(spent[ends[rounds_called(s, threshold) - 1]].mean())
 
 
-def _plans(policy: Policy, max_rounds: int | None) -> Iterator[Policy]:
-    """The policy with every order and every border that may be chosen, fewer rounds first."""
-    orders = [policy.order]
-    if policy.reference is not None:
-        before = policy.order[:-1]
-        orders = [(*before[:count], policy.reference) for count in range(len(policy.order))]
-    plans = [(order, each) for order in orders for each in _borders(len(order), max_rounds)]
-    for order, borders in sorted(plans, key=lambda plan: len(plan[1])):
-        yield replace(policy, order=order, borders=borders)
+def _orders(policy: Policy) -> list[tuple[str, ...]]:
+    """The order; before a named reference it may be shorter."""
+    if policy.reference is None:
+        return [policy.order]
+    before = policy.order[:-1]
+    return [(*before[:count], policy.reference) for count in range(len(policy.order))]
 
 
 def _borders(calls: int, max_rounds: int | None) -> Iterator[tuple[int, ...]]:
