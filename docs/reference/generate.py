@@ -127,6 +127,7 @@ def _kind(schema: Mapping[str, Any], document: Mapping[str, Any]) -> str:
 def commands() -> str:
     """Every command with its arguments and options."""
     sections: dict[str, list[str]] = {}
+    shown: set[tuple[str, str]] = set()
     for name, command in _commands(cli.cli, "racer"):
         context = click.Context(command)
         arguments = [
@@ -139,10 +140,21 @@ def commands() -> str:
             for each in command.params
             if isinstance(each, click.Option) and "--json" not in each.opts
         ]
-        options = [f"- `{_flag(each[0])}` {_help(each[1])}" for each in records if each]
-        lines = [one_line(command.help or "") + "\n", "\n".join(options) + "\n" if options else ""]
-        sections[f"## `{' '.join((name, *arguments))}`"] = [each for each in lines if each]
+        options = [(_flag(each[0]), _help(each[1])) for each in records if each]
+        sections[f"## `{' '.join((name, *arguments))}`"] = [
+            one_line(command.help or "") + "\n",
+            *_options(options, shown),
+        ]
     return page("Commands", "cli", sections)
+
+
+def _options(options: list[tuple[str, str]], shown: set[tuple[str, str]]) -> list[str]:
+    """Return a line for each option; options described before share one line."""
+    lines = [f"- `{flag}` {text}" for flag, text in options if (flag, text) not in shown]
+    old = ", ".join(f"`{flag}`" for flag, text in options if (flag, text) in shown)
+    shown.update(options)
+    lines += [f"- as above: {old}"] if old else []
+    return ["\n".join(lines) + "\n"] if lines else []
 
 
 def _flag(text: str) -> str:
@@ -192,7 +204,12 @@ def _default(field: FieldInfo) -> str:
 def settings(
     model: type[BaseModel] = Settings, prefix: str = "", seen: frozenset[type] = frozenset()
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every setting by its place; a section that occurs twice is expanded once."""
+    """Yield every setting by its place; a section that occurs twice is expanded once.
+
+    A section of the top level is expanded there alone.
+    """
+    if prefix:
+        seen |= {_section(field.annotation)[0] for field in Settings.model_fields.values()} - {None}
     for name, field in model.model_fields.items():
         section, mark = _section(field.annotation)
         if section is None or section in seen:
