@@ -30,6 +30,7 @@ DEFAULT_BORDERS: Mapping[int, tuple[int, ...]] = {1: (), 2: (3,), 3: (2, 4)}
 # Candidates that may be called before a named reference. On recorded answers three leave 3 to 14
 # points more of the requests to the reference than five; seven leave 0 to 4 points fewer.
 BEFORE_REFERENCE = 5
+_DECIMALS = 9  # of a reliability
 
 
 def fit_policy(
@@ -63,7 +64,8 @@ def fit_policy(
     if max_rounds is not None and max_rounds not in DEFAULT_BORDERS:
         raise InputError("max_rounds must be 1, 2, 3 or None: one call after the other")
     if reference is None:
-        reliabilities = one_coin_reliabilities(rows.classes, options)
+        # Candidates that agreement cannot tell apart differ by rounding alone: they tie exactly.
+        reliabilities = np.round(one_coin_reliabilities(rows.classes, options), _DECIMALS)
     else:
         reliabilities = agreement_rates(rows.classes, pool.index(reference))
     strength = np.log(vote_odds(reliabilities, options))
