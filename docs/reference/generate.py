@@ -209,7 +209,8 @@ def settings(
     A section of the top level is expanded there alone.
     """
     if prefix:
-        seen |= {_section(field.annotation)[0] for field in Settings.model_fields.values()} - {None}
+        top = (_section(field.annotation)[0] for field in Settings.model_fields.values())
+        seen |= {section for section in top if section is not None}
     for name, field in model.model_fields.items():
         section, mark = _section(field.annotation)
         if section is None or section in seen:
