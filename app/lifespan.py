@@ -118,7 +118,7 @@ async def open_services(
         grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
         stored = None
         answers = AnswerCalibrations(None, setup="", prices=None)
-        if settings.artifact is not None:
+        if settings.has_store:
             stored = await stack.enter_async_context(
                 _open_store(settings, secrets, grouping, conditions, metrics)
             )

@@ -19,7 +19,7 @@ from app.routing.applications import Applications
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
-from app.settings import Settings
+from app.settings import DEFAULT, Settings
 from app.store import Store
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
@@ -164,6 +164,8 @@ class Services:
     @property
     def calibration(self) -> str | None:
         """The active calibration; None while the fallback answers."""
+        if self.settings.same_answer is not None:
+            return self._answer_calibration
         if self.stored is None or self.artifact.router is None or not self.stored.active.ready:
             return None
         return self.stored.active.record().id
@@ -171,6 +173,12 @@ class Services:
     @property
     def missing(self) -> tuple[MissingPart, ...]:
         """What is missing for certificates, in the order in which it is made."""
+        if self.settings.same_answer is not None and self.stored is not None:
+            if self._answer_calibration is not None:
+                return ()
+            reason = "none is made of sampled requests yet, see GET /same-answer"
+            command = "racer calibrate --same-answer --url http://HOST:PORT"
+            return (MissingPart(part="calibration", reason=reason, next=command),)
         folder, active = self.settings.artifact, self.stored and self.stored.active
         watching = self.settings.watching
         has_rows = self.settings.samples_traffic and watching.store_requests
@@ -195,6 +203,15 @@ class Services:
             command = f"racer calibrate {rows} --url http://HOST:PORT"
             parts.append(MissingPart(part="calibration", reason=reason, next=command))
         return tuple(parts)
+
+    @property
+    def _answer_calibration(self) -> str | None:
+        """The active calibration of `same_answer` for requests of no application."""
+        if self.stored is None:
+            return None
+        application = DEFAULT if self.settings.applications else None
+        found = self.stored.answer_calibrator.calibrations.find(application)
+        return found and found.id
 
     @property
     def _stored(self) -> StoreServices:

@@ -17,7 +17,12 @@ from app.cli.console import FILE
 @click.option("--config", type=FILE, required=True, help="The YAML configuration.")
 @click.option("--host", help="Overrides the configuration.")
 @click.option("--port", type=int, help="Overrides the configuration.")
-def serve(config: Path, host: str | None, port: int | None) -> None:
+@click.option(
+    "--calibrate-from-traffic",
+    is_flag=True,
+    help="Answer `auto` under the promise `same_answer`, calibrated on sampled requests.",
+)
+def serve(config: Path, host: str | None, port: int | None, calibrate_from_traffic: bool) -> None:
     """Run the gateway."""
     import uvloop
 
@@ -25,6 +30,8 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
     from app.telemetry import logs
 
     overrides: dict[str, Any] = {"host": host, "port": port}
+    if calibrate_from_traffic:
+        overrides["same_answer"] = {"calibrate": "from_traffic"}
     overrides = {name: value for name, value in overrides.items() if value is not None}
     configured, secrets = settings.load(config, **overrides)
     with server.bind(configured) as listener, logs.logging_to(sys.stderr, configured.telemetry.log):

@@ -105,6 +105,7 @@ class AnswerCalibrator:
     async def __aenter__(self) -> Self:
         """Load what is active, and watch it in the background."""
         await self._store.run(self._keep_house)
+        self._say_cost()
         self._task = asyncio.create_task(self._run(), name="calibrations of same_answer")
         return self
 
@@ -112,6 +113,21 @@ class AnswerCalibrator:
         self._closing.set()
         if self._task is not None:
             await asyncio.wait([self._task])
+
+    def _say_cost(self) -> None:
+        """Say once what calibration from traffic costs."""
+        settings = self._settings
+        sections = {name: settings.same_answer_of(name or None) for name in self._names}
+        if any(each is not None and each.calibrate for each in sections.values()):
+            watching, rates = settings.watching, settings.shadow_rates
+            shares = {rates.get(name, watching.shadow_rate) for name in self._names}
+            log.warning(
+                "same_answer is calibrated from traffic: of requests a share of %s is answered by "
+                "all %d candidates, with %s extra calls a day at most",
+                " to ".join(f"{share:g}" for share in sorted({min(shares), max(shares)})),
+                len(settings.pool),
+                watching.shadow_calls_per_day or "any number of",
+            )
 
     async def _run(self) -> None:
         while not self._closing.is_set():

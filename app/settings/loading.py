@@ -63,13 +63,22 @@ def parse(
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected fields such as `schema_version: 1`")
     try:
-        settings = Settings.model_validate({**values, **overrides})
+        settings = Settings.model_validate(_overridden(cast("dict[str, Any]", values), overrides))
     except ValidationError as exc:
         sentences = [sentence for _, sentence in problems(exc, Settings, noun="setting")]
         raise SettingsError(f"{path}: {'; '.join(sentences)}") from exc
     variables = os.environ if environment is None else environment
     secrets = read_secrets(settings, variables, serves=serves)
     return _absolute_paths(settings, path.resolve().parent), secrets
+
+
+def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's values under those of the command line; of a section only its given fields."""
+    merged = dict(values)
+    for name, value in overrides.items():
+        is_section = isinstance(value, dict) and isinstance(values.get(name), dict)
+        merged[name] = {**values[name], **value} if is_section else value
+    return merged
 
 
 def _absolute_paths(settings: Settings, folder: Path) -> Settings:

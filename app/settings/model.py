@@ -16,7 +16,7 @@ from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
-from app.settings.same_answer import COMPARABLE, VOTE, SameAnswer
+from app.settings.same_answer import COMPARABLE, VOTE, SameAnswer, with_sampling
 from app.settings.telemetry import TelemetrySettings
 from racer_core.records.conversation import RoutedText
 from racer_core.types import Score
@@ -74,6 +74,11 @@ class Settings(Frozen):
     limits: Limits = Limits()
     watching: MonitoringSettings = MonitoringSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _traffic_that_calibrates_is_sampled(cls, values: object) -> object:
+        return with_sampling(values)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -148,7 +153,7 @@ class Settings(Frozen):
     def _samples_have_a_router_and_decisions(self) -> Self:
         """Refuse a sampling rate without a store, which only a configured artifact opens."""
         place = self._sampled_at()
-        if self.artifact is None and place:
+        if not self.has_store and place:
             raise ValueError(
                 f"{place} needs a store: set `artifact` to where `racer train` will write the "
                 "router, which need not exist yet"
@@ -202,6 +207,11 @@ class Settings(Frozen):
             for name, each in self.applications.items()
             if each.shadow_rate is not None
         }
+
+    @property
+    def has_store(self) -> bool:
+        """Whether a store is opened: for a router, or for the promise `same_answer`."""
+        return self.artifact is not None or self.promises_same_answers
 
     @property
     def fallback(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from app.settings.candidates import Name
 from app.settings.routing import Alpha
 from racer_core.aggregation.answers import Equality
 
+SHADOW_RATE: Final = 0.05  # of a gateway that calibrates from its traffic
+SHADOW_CALLS_PER_DAY: Final = 5_000
 VOTE: Final = "vote"  # the reference that is the whole pool's vote
 # Equalities by which any two answers can be compared without the others and without the question.
 COMPARABLE: Final = tuple(
@@ -29,4 +31,34 @@ class SameAnswer(Frozen):
     """Most rounds of calls of one request, 1 to 3."""
     calibrate: Literal["from_traffic"] | None = None
     """`from_traffic`: the gateway calibrates by itself, as soon as enough requests are sampled,
-    daily, and after an alarm; null: on `racer calibrate --same-answer`."""
+    daily, and after an alarm; null: on `racer calibrate --same-answer`. Without a sampling rate in
+    `watching` it is 0.05, with 5,000 extra calls a day at most."""
+
+
+def with_sampling(values: object) -> object:
+    """The configuration as it is written, with sampling where it calibrates from traffic.
+
+    Sampling costs calls, so the defaults apply only where the operator asks for calibration from
+    traffic and sets no rate.
+    """
+    if not isinstance(values, dict):
+        return values
+    given = cast("dict[str, Any]", values)
+    watching: object = given.get("watching") or {}
+    applications: object = given.get("applications") or {}
+    if not (isinstance(watching, dict) and isinstance(applications, dict)):
+        return given  # what is wrong is said by the models
+    sampling = cast("dict[str, Any]", watching)
+    sections: list[object] = [given, *cast("dict[str, object]", applications).values()]
+    if "shadow_rate" in sampling or not any(map(_calibrates, sections)):
+        return given
+    usual = {"shadow_rate": SHADOW_RATE, "shadow_calls_per_day": SHADOW_CALLS_PER_DAY}
+    return given | {"watching": usual | sampling}
+
+
+def _calibrates(place: object) -> bool:
+    """Whether the requests of a configuration, or of an application, calibrate without a rate."""
+    if not isinstance(place, dict) or "shadow_rate" in place:
+        return False
+    section = cast("dict[str, Any]", place).get("same_answer")
+    return isinstance(section, dict) and bool(cast("dict[str, Any]", section).get("calibrate"))

@@ -7,11 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
+from app import settings
 from app.monitoring import answer_calibrator
 from racer_core.aggregation.vote import Method, aggregate
 from racer_core.types import CandidateAnswer
-from tests.support.gateway import ADMIN_KEY, Command, Gateway, Serve, error_message
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    Command,
+    Gateway,
+    Serve,
+    error_message,
+    running,
+)
 from tests.support.lazy import LazyModule
 from tests.support.same_answer import NAMES, answer, configured, talk
 from tests.support.samples import sampled
@@ -190,3 +200,50 @@ def test_traffic_that_changes_is_noticed_without_labels(
     assert second["id"] == certificate()["calibration_id"] != first["calibration_id"]
     assert second["evidence"]["not_before"] == watch["alarm_at"]
     assert second["evidence"]["since"] > watch["alarm_at"]
+
+
+def test_nothing_but_candidates(
+    talking: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither artifact nor labels nor a command: it certifies by itself, and says what lacks."""
+    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.2)
+    path = tmp_path / "racer.yaml"
+    given = configured(talking, same_answer={"alpha": 0.1}, watching=WATCHING)
+    written = {name: given[name] for name in ("candidates", "watching", "same_answer")}
+    path.write_text(yaml.safe_dump({"schema_version": 1, "port": 0, **written}))
+    traffic = {"same_answer": {"calibrate": "from_traffic"}}  # as --calibrate-from-traffic gives it
+    configured_so, _ = settings.load(path, ENVIRONMENT, **traffic)
+    assert (configured_so.same_answer.alpha, configured_so.same_answer.calibrate) == (
+        0.1, "from_traffic",
+    )  # fmt: skip
+    path.write_text(path.read_text().replace("alpha: 0.1", "alpha: 0.1\n  calibrate: from_traffic"))
+    with running(path, ENVIRONMENT) as gateway:
+        (missing,) = gateway.ready()["missing"]
+        assert (missing["part"], "racer calibrate --same-answer" in missing["next"]) == (
+            "calibration", True,
+        )  # fmt: skip
+        collect(gateway, 40)
+        assert until(lambda: gateway.ready()["calibration"] is not None, 10)
+        assert "missing" not in gateway.ready()
+        assert gateway.chat("question 50")["racer"]["certificate"]["holds"]
+
+
+def test_calibration_from_traffic_has_safe_defaults(tmp_path: Path) -> None:
+    """A share and a budget of calls, unless a rate is set; nothing is spent uninvited."""
+    path = tmp_path / "racer.yaml"
+    candidates = [{"name": name, "base_url": "http://localhost:1/v1"} for name in NAMES]
+
+    def sampling(**changes: Any) -> tuple[float, int | None]:
+        path.write_text(yaml.safe_dump({"schema_version": 1, "candidates": candidates, **changes}))
+        watching = settings.load(path, {})[0].watching
+        return watching.shadow_rate, watching.shadow_calls_per_day
+
+    traffic = {"calibrate": "from_traffic"}
+    assert sampling() == (0.0, None)
+    assert sampling(same_answer={}) == (0.0, None)
+    assert sampling(same_answer=traffic) == (0.05, 5_000)
+    assert sampling(same_answer=traffic, watching={"shadow_rate": 0.2}) == (0.2, None)
+    assert sampling(same_answer=traffic, watching={"shadow_calls_per_day": 9}) == (0.05, 9)
+    assert sampling(applications={"bot": {"same_answer": traffic}}) == (0.05, 5_000)
+    own = {"bot": {"same_answer": traffic, "shadow_rate": 0.5}}
+    assert sampling(applications=own) == (0.0, None)

@@ -43,7 +43,7 @@ def run_checks(path: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
     found_endpoints, listings = endpoints.check(settings, secrets)
     yield from found_endpoints
     yield clock.check(listings)
-    if settings.artifact is not None:  # without an artifact no store is opened
+    if settings.has_store:
         yield from _store_findings(settings, secrets, trained)
     yield from ports.check(settings)
 
