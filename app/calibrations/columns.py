@@ -12,13 +12,15 @@ import hashlib
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray
 from racer_core.types import BoolArray, FloatArray, RowsKind
+
+_ROUNDING: Final = 1e-9  # of a sum of weights
 
 
 class Texts(Sequence[str]):
@@ -198,15 +200,31 @@ class RowColumns:
         found.pop("", None)
         return found
 
-    def are_dependent(self, kind: RowsKind) -> bool:
-        """Whether some rows of one cluster are no independent draws.
+    def are_dependent(self, kind: RowsKind, max_weight: float | None = None) -> bool:
+        """Whether some rows of one cluster break the bound, since they are no independent draws.
 
         Such are rows of a list, and those of a gateway's sample: it has the turns of whole
         conversations, each with the same chance.
+
+        No rows of a sample do if no conversation weighs more than B = ``max_weight``. Rows i of
+        n + 1 conversations, with weights w_i = 1 / rate: a random request is any of them with a
+        probability of w_i / sum w, by the symmetry of conversations. So it is missed with at most
+        alpha by the smallest lambda with sum w_i 1{s_i > lambda} <= alpha sum w_i over all. To know
+        n of them and to count B for the other gives no smaller lambda, for (N + b) / (W + b)
+        rises with b.
+
+        Args:
+            kind: What the rows are.
+            max_weight: The largest weight of a query, and of all sampled ones of a conversation.
         """
         if kind is RowsKind.QUESTIONS:
             return self.shared_clusters > 0
-        return self.take(np.flatnonzero(self.sampled)).shared_clusters > 0
+        sampled = self.take(np.flatnonzero(self.sampled))
+        if max_weight is None or sampled.weights is None:
+            return sampled.shared_clusters > 0
+        of_cluster = sampled.clusters >= 0
+        totals = np.bincount(sampled.clusters[of_cluster], sampled.weights[of_cluster])
+        return bool(totals.max(initial=0.0) > max_weight * (1.0 + _ROUNDING))
 
     def digest(self) -> str:
         """SHA-256 of queries and labels: the same for any order and format of the file."""

@@ -350,7 +350,7 @@ def _with_clusters(
     return replace(
         guarantee,
         one_per_cluster=is_one_each,
-        has_dependent_rows=not is_one_each and rows.are_dependent(kind),
+        has_dependent_rows=not is_one_each and rows.are_dependent(kind, guarantee.max_weight),
     )
 
 

@@ -14,6 +14,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Protocol, Self
 
+import numpy as np
+
 from app.calibrations import activation_rule
 from app.calibrations.answer_risk import textual
 from app.calibrations.application_upload import (
@@ -332,8 +334,11 @@ class CalibrationService:
                 "`decision_id`: leave it out, or upload rows of `GET /shadow/rows`",
                 param="since",
             )
-        if options.max_weight is not None or not rows.sampled.any():
+        if not rows.sampled.any():
             return rows, []
+        if options.max_weight is not None:
+            weights = np.ones(len(rows)) if rows.weights is None else rows.weights
+            return replace(rows, weights=weights), []
         return thinned(
             rows,
             self._sampling_rates(options.since),

@@ -83,7 +83,8 @@ from racer_core.types import RiskTarget, RowsKind, Score
 @click.option(
     "--max-weight",
     type=click.FloatRange(0, min_open=True),
-    help="Largest `weight` of any served query; rows with weights need it.",
+    help="Largest `weight` of any served query; rows with weights need it. Of sampled rows: and of"
+    " the sampled requests of any conversation together.",
 )
 @click.option(
     "--reweight",

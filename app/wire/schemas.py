@@ -206,7 +206,8 @@ class CalibrateOptions(BaseModel):
     max_weight: float | None = Field(
         default=None,
         gt=0,
-        description="Largest weight of any served query; rows with weights need it.",
+        description="Largest weight of any served query; rows with weights need it. Of sampled"
+        " rows: and of the sampled requests of any conversation together.",
     )
     reweight: bool = Field(
         default=False,

@@ -11,6 +11,7 @@ import pytest
 
 from app.monitoring.sample_record import Sample, SampledDecision, SampledExchange
 from app.monitoring.shadow_sample import ConversationTurn, conversation_turn
+from racer_core.calibration.loss_curve import SCALE, LossCurve
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.records.units import cluster_units, one_per_unit
 from racer_core.types import RowsKind
@@ -272,6 +273,33 @@ def test_one_row_of_each_conversation_keeps_alpha_for_a_random_conversation() ->
     assert stats.binom.sf(missed[share] - 1, trials, ALPHA) < 1e-6
 
 
+def missed_when_bounded(max_weight: float, trials: int) -> int:
+    """How often a random request is missed, where hard turns are sent many times.
+
+    Ten sampled turns set the threshold, each with all of its copies.
+    """
+    rng, copies, share, missed = np.random.default_rng(3), 12, 0.08, 0
+    share_of_requests = share * copies / (share * copies + 1.0 - share)
+    for _ in range(trials):
+        is_hard = rng.random(10) < share
+        scores = np.repeat(rng.random(10) + is_hard, np.where(is_hard, copies, 1))
+        curve = LossCurve.of(
+            scores[:, None],
+            np.full((len(scores), 1), SCALE),
+            weights=np.ones(len(scores)),
+            max_weight=max_weight,
+        )
+        is_hard_request = rng.random() < share_of_requests
+        missed += rng.random() + is_hard_request > curve.threshold(ALPHA)
+    return missed
+
+
+def test_the_weight_of_a_conversation_bounds_the_risk_of_a_random_request() -> None:
+    """Where it is one request's alone, alpha is broken. Each with false alarm below 1e-6."""
+    assert stats.binom.sf(missed_when_bounded(12.0, 400) - 1, 400, ALPHA) > 1e-6
+    assert stats.binom.sf(missed_when_bounded(1.0, 400) - 1, 400, ALPHA) < 1e-6
+
+
 def conversations(rows: list[dict[str, Any]], name: str, size: int) -> list[dict[str, Any]]:
     """Sampled rows of an application, in conversations of one size; 0: in none."""
     return [
@@ -312,3 +340,7 @@ def test_shared_conversations_void_their_own_population(serve: Serve, pool: Fake
     found = certificates()
     assert [each[0] for each in found] == [True] * 4
     assert [each[2] for each in found] == ["request", "cluster"] * 2
+    for weight, holds in ((2.0, True), (1.9, False)):  # of all rows of a conversation
+        upload(gateway, rows, rows_kind="traffic", max_weight=weight)
+        _, of_bot, _, of_agent = certificates()
+        assert [of_bot[0], of_agent[0], of_bot[2]] == [holds, True, "request"]
