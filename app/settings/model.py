@@ -62,12 +62,12 @@ class Settings(Frozen):
     )
     """Populations of requests by name, each with its own rows, threshold and terms; they replace
     `routing.group_by`."""
-    same_answer: SameAnswer | None = None
-    """The promise `same_answer`, for requests to `auto`; null: none of them unless it asks."""
     embeddings: Name | None = None
     """Candidate that serves `/v1/embeddings`; null: the endpoint is off."""
     encoder: EncoderSettings = EncoderSettings()
     routing: Routing = Routing()
+    same_answer: SameAnswer | None = None
+    """The promise `same_answer`, for requests to `auto`; null: none of them unless it asks."""
     aggregation: Aggregation = Aggregation()
     fleet: FleetSettings = FleetSettings()
     access: Access = Access()

@@ -129,7 +129,8 @@ def test_a_pattern_is_shown(tmp_path: Path) -> None:
          "racer.canidates: unknown field; did you mean `candidates`?"),
         (ChatRequest, {"racer": {"colour": SECRET}}, "racer.colour",
          "racer.colour: unknown field; known here: `alpha`, `score`, `candidates`, `on_abstain`,"
-         " `group`, `application`, `usage`, `timeout`, `explain`, `stream`"),
+         " `group`, `application`, `promise`, `reference`, `max_rounds`, `usage`, `timeout`,"
+         " `explain`, `stream`"),
         (LevelsRequest, {"query": SECRET, "candidate": []}, "candidate",
          "candidate: unknown field; did you mean `candidates`?"),
         (FeedbackRequest, {"decision": SECRET, "correct": {"a": True}}, "decision_id",
@@ -141,7 +142,7 @@ def test_a_pattern_is_shown(tmp_path: Path) -> None:
         (CalibrateOptions, {"colour": SECRET}, "colour",
          "colour: unknown field; known here: `alpha`, `delta`, `score`, `risk_target`, `r`,"
          " `max_weight`, `reweight`, `answer_risk_max`, `smoothing`, `rows_kind`,"
-         " `one_per_cluster`, `application`, `activate`, `expected_active_id`, `dry_run`,"
+         " `one_per_cluster`, `application`, `since`, `activate`, `expected_active_id`, `dry_run`,"
          " `allow_overlap`,"
          " `max_shift`, `confirm`"),
         (CalibrateFields, {"alpha": SECRET}, "alpha", "alpha: must be a number"),
