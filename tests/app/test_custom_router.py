@@ -25,7 +25,9 @@ from tests.upstreams.scripted import FakePool
 
 from .test_cli import failed, parsed, write
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "routers.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "routers.md"
+EXAMPLE = ROOT / "deploy" / "score-service-router"
 WHOLE_POOL = "router_failed_whole_pool"
 
 SOURCE = '''
@@ -223,13 +225,14 @@ def service() -> Iterator[ScoreService]:
 
 @pytest.fixture
 def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The document's package, installed as its pyproject.toml says."""
-    project = tomllib.loads(blocks("toml")[0])
+    """The document's example, installed as its pyproject.toml says."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))
     points = project["project"]["entry-points"]["racer.routers"]
     [module] = project["tool"]["setuptools"]["py-modules"]
     monkeypatch.setenv("SCORE_SERVICE_KEY", "the-key")
     install(
-        tmp_path / "package", monkeypatch, blocks("python")[0], module=module,
+        tmp_path / "package", monkeypatch,
+        (EXAMPLE / f"{module}.py").read_text(encoding="utf-8"), module=module,
         entry_points=points, name=project["project"]["name"],
         version=project["project"]["version"],
     )  # fmt: skip
