@@ -249,7 +249,6 @@ async def _open_store(
         keys = [key.get_secret_value() for key in secrets.samples_keys]
         samples_key = await store.run(store.key, KeyPurpose.SAMPLES)
         setup = answer_setup(settings, conditions.added)
-        answers = AnswerCalibrator(settings, store, key=samples_key, setup=setup)
         active = ActiveCalibration(metrics)
         calibration_sync = CalibrationSync(
             store,
@@ -281,6 +280,9 @@ async def _open_store(
                     answer_setup=setup,
                 ),
             )
+        )
+        answers = AnswerCalibrator(
+            settings, store, key=samples_key, setup=setup, show=monitor.show_answers
         )
         await stack.enter_async_context(answers)
         calibration_sync.subscribe(monitor.on_shared_state)

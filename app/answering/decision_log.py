@@ -43,6 +43,11 @@ class DecisionLog:
         _charge(state, results, outcome)
         self.record_decision(outcome, state.request)
         self.sample(state, results)
+        planned = outcome.certificate.same_answer
+        if planned is not None and planned.calls is not None:
+            spared = len(outcome.certificate.pool) - planned.calls
+            self._metrics.same_answer_calls.labels("made").inc(planned.calls)
+            self._metrics.same_answer_calls.labels("spared").inc(spared)
         return outcome
 
     def record_unanswered(

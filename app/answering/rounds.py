@@ -95,6 +95,8 @@ class Rounds:
 
     def reasons(self, results: FanOutResult) -> tuple[str, ...]:
         """What the answers do to the certificate."""
+        if not results.replies:  # nothing is returned
+            return failure_reasons(sorted(self._failed), is_outvoted=False)
         if not self._sequence.has_reference or self._sequence.winner not in results.replies:
             failed = failure_reasons(sorted(self._failed), is_outvoted=False)
             return (Reason.REFERENCE_UNAVAILABLE, *failed)

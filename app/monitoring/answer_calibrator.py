@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import secrets
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
@@ -46,6 +47,7 @@ class AnswerCalibrator:
         store: Where samples and calibrations are.
         key: Key of the draws of the sample.
         setup: Digest of the configuration, by which records are stored.
+        show: Shows what the requests since an application's calibration say.
 
     Attributes:
         calibrations: The active ones.
@@ -58,8 +60,10 @@ class AnswerCalibrator:
         *,
         key: bytes,
         setup: str,
+        show: Callable[[str, AnswerWatch], None],
     ) -> None:
         self._settings = settings
+        self._show = show
         self._store = store
         self._records = AnswerCalibrationStore(store)
         self._key = key
@@ -174,6 +178,7 @@ class AnswerCalibrator:
             )
             self.calibrations.stale |= {record.id}
             self._tried.pop(application, None)  # rows are counted anew
+        self._show(application, found)
         return found
 
     def _refresh(self, application: str) -> None:

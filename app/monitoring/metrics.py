@@ -68,6 +68,24 @@ class MonitoringMetrics:
             registry=registry,
         )
 
+        self.answer_alarm = Gauge(
+            "racer_same_answer_alarm",
+            "1 when sampled requests have raised the alarm of an application's same_answer",
+            ("application",),
+            registry=registry,
+        )
+        self.answers_differing = Gauge(
+            "racer_same_answer_differing",
+            "Share of requests sampled since the calibration of same_answer whose answer differs",
+            ("application",),
+            registry=registry,
+        )
+
+    def show_answers(self, application: str, *, differing: float, is_alarmed: bool) -> None:
+        """Set the gauges of an application's promise `same_answer`."""
+        self.answers_differing.labels(application).set(differing)
+        self.answer_alarm.labels(application).set(is_alarmed)
+
     def begin_drift(self, applications: Iterable[str], streams: Sequence[str]) -> None:
         """Show no alarm and no evidence, for the applications of a calibration alone."""
         for gauge in (self.alarm, self.evidence):

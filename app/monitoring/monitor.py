@@ -16,6 +16,7 @@ import numpy as np
 
 from app.errors import NotFound, StoreError
 from app.monitoring import drift_statistics, eligibility, risk_report
+from app.monitoring.answer_watch import AnswerWatch
 from app.monitoring.checker import Checkers
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.decision_statistics import DecisionStatistics
@@ -117,6 +118,13 @@ class Monitor:
         """Write the decisions that wait, and add them to the drift state."""
         await self._stack.aclose()
         await self.flush_drift()
+
+    def show_answers(self, application: str, watch: AnswerWatch) -> None:
+        """Show what sampled requests say of an application's promise `same_answer`."""
+        share = watch.differing / watch.sampled if watch.sampled else 0.0
+        self._metrics.show_answers(
+            application, differing=share, is_alarmed=watch.alarm_at is not None
+        )
 
     def checkers(self, settings: Settings, secrets: Secrets) -> Checkers:
         """The applications' checkers, still closed, whose verdicts are stored here."""

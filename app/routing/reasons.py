@@ -172,7 +172,7 @@ class Reason(StrEnum):
     """
 
     TERMS_ASSUMED = "terms_assumed_independent_of_query"
-    """Of the promise `same_answer`: the request chose its reference or its number of rounds.
+    """Of the promise `same_answer`: the request chose it, its reference or its number of rounds.
 
     Nothing, if the choice did not depend on the query.
     """

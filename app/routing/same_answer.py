@@ -189,7 +189,10 @@ class SameAnswerRouting:
     ) -> tuple[str, ...]:
         """What the certificate rests on, in the order of a certificate."""
         application = request.application
-        is_same = terms == RoundsTerms(section.reference, section.max_rounds)
+        name = application and application.name
+        is_asked = request.options.promise is not None
+        is_usual = not is_asked or self.settings.same_answer_of(name) is not None
+        is_same = is_usual and terms == RoundsTerms(section.reference, section.max_rounds)
         is_whole = is_whole_but_for_outages(choice.names, choice.down, record.pool)
         has_reference = terms.reference == VOTE or terms.reference in choice.names
         is_stale = record.id in self.calibrations.stale

@@ -141,6 +141,13 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.same_answer_calls = Counter(
+            "racer_same_answer_calls",
+            "Candidates of requests under the promise same_answer that were called, or spared",
+            ("kind",),
+            registry=self.registry,
+        )
+
     def count_decision(self, set_size: int, *, holds: bool) -> None:
         """Count a decision: the size of its set, and whether its guarantee holds."""
         self.set_size.observe(set_size)

@@ -51,6 +51,9 @@ def test_agreement_ends_the_calls(certified: Gateway, talking: FakePool) -> None
     assert talking.models_called() == sorted(first)
     assert (made["rounds"], made["calls"], made["stopped"]) == (1, len(first), "certified")
     assert response["racer"]["selected"] == first
+    metrics = certified.get("/metrics", ADMIN_KEY).text
+    assert f'racer_same_answer_calls_total{{kind="made"}} {len(first)}.0' in metrics
+    assert f'racer_same_answer_calls_total{{kind="spared"}} {len(NAMES) - len(first)}.0' in metrics
     skipped = {each["candidate"] for each in response["racer"]["calls"] if "skipped" in each}
     assert skipped == set(NAMES) - set(first)
     assert response["choices"][0]["message"]["content"] == "7"
@@ -197,7 +200,7 @@ def test_route_says_order_first_round_and_expected_calls(certified: Gateway) -> 
 def test_a_promise_per_request(serve: Serve, pool: FakePool) -> None:
     """Where none is configured, a request may ask; where one is, a request may ask for the set."""
     plain = serve()
-    asked = plain.chat("What is 3 plus 4?", {"promise": "same_answer"})
+    asked = plain.chat("What is 3 plus 4?", {"promise": "same_answer"})  # nothing is calibrated
     assert asked["racer"]["certificate"]["reasons"] == ["not_calibrated"]
     assert plain.chat("What is 3 plus 4?")["racer"]["certificate"]["holds"]
     promising = serve(same_answer={})

@@ -192,6 +192,9 @@ def test_traffic_that_changes_is_noticed_without_labels(
     assert stale, gateway.get("/same-answer", ADMIN_KEY).text
     watch = gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]["watch"]
     assert watch["differing"] >= 5
+    metrics = gateway.get("/metrics", ADMIN_KEY).text
+    assert 'racer_same_answer_alarm{application=""} 1.0' in metrics
+    assert 'racer_same_answer_differing{application=""} ' in metrics
     early = gateway.post("/same-answer/calibrate", ADMIN_KEY)
     assert "sampled requests" in error_message(early, 400)
     collect(gateway, 40, 70)
