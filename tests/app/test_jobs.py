@@ -419,11 +419,11 @@ def test_closing_ends_what_runs(
 ) -> None:
     """A job that is cut short by the end of the gateway has changed nothing."""
     config = configure(tmp_path, artifact, pool.url)
-    threading.Timer(1.5, brake.free.set).start()
     with running(config, ENVIRONMENT) as gateway:
         started(send(gateway, many(5_000), wait="false"))
         assert brake.begun.wait(30)
         begun = time.monotonic()
+        threading.Timer(1.5, brake.free.set).start()  # the gateway is closing by then
     assert time.monotonic() - begun < 20
     with running(config, ENVIRONMENT) as gateway:
         assert stored_ids(gateway) == []
