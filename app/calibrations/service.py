@@ -9,15 +9,12 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Protocol, Self
 
-import numpy as np
-
 from app.calibrations import activation_rule
-from app.calibrations.answer_risk import textual
 from app.calibrations.application_upload import (
     check_application,
     check_rows,
@@ -26,18 +23,15 @@ from app.calibrations.application_upload import (
     replaced_application,
     with_promise,
 )
-from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import shift
 from app.calibrations.jobs import Job, JobQueue
-from app.calibrations.parsing import ReadInstructions
 from app.calibrations.progress import Progress
 from app.calibrations.record_builder import RecordBuilder
-from app.calibrations.row_reader import read_rows
-from app.calibrations.sampled_scores import StoredScores, compared
+from app.calibrations.sampled_scores import StoredScores
 from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
-from app.calibrations.thinning import SamplingRates, thinned
-from app.calibrations.trained_rows import without_trained
+from app.calibrations.thinning import SamplingRates
 from app.calibrations.upload import Upload
+from app.calibrations.upload_reader import UploadReader
 from app.errors import ConfirmNeeded, Conflict, LimitNotKept
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
@@ -45,13 +39,11 @@ from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
-from app.store import KeyPurpose, Store, now
+from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.wire import bodies
-from app.wire.candidate_payload import BodySettings
-from app.wire.schemas import CalibrateFields, CalibrateOptions
-from racer_core.errors import InputError
+from app.wire.schemas import CalibrateOptions
 from racer_core.trained_router import TrainedRouter
 from racer_core.types import FloatArray, RowsKind
 
@@ -108,17 +100,20 @@ class CalibrationService:
         sampling_rates: SamplingRates,
     ) -> None:
         self._settings = settings
-        self._salt = trained.artifact.salt
-        self._trained_samples = trained.artifact.sample_fingerprints
-        self._training_chars = trained.artifact.longest_text
         self._projections = projections
-        self._sampled_scores = sampled_scores
-        self._sampling_rates = sampling_rates
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
         self._setup = setup
         self._metrics = metrics
+        self._reader = UploadReader(
+            settings=settings,
+            trained=trained,
+            store=store,
+            setup=setup,
+            sampled_scores=sampled_scores,
+            sampling_rates=sampling_rates,
+        )
         self._record_builder = RecordBuilder(
             settings=settings,
             trained=trained,
@@ -192,24 +187,12 @@ class CalibrationService:
     async def _calibrate(
         self, upload: Upload, given: dict[str, Any], sender: str, progress: Progress
     ) -> dict[str, Any]:
-        keys = {each: await self._store.run(self._store.key, each) for each in KeyPurpose}
-        rows, options = await asyncio.to_thread(self._read, upload, given, progress, keys)
-        rows = await self._store.run(
-            compared,
-            rows,
-            self._sampled_scores,
-            setup=self._setup,
-            drawn=self._settings.drawn_applications,
-            since=options.since,
-        )
-        if options.rows_kind is None and rows.sampled.all():
-            options = options.model_copy(update={"rows_kind": RowsKind.TRAFFIC})
-        rows, trained_rows = without_trained(rows, self._trained_samples)
+        rows, options, left_out = await self._reader.read(upload, given, progress)
         active_at_start = self._active_record()
         if options.application is not None:
             options = self._for_application(options, options.application)
             check_rows(rows, options.application or "")
-        rows, sampling = await self._store.run(self._thinned, rows, options)
+        rows, sampling = await self._reader.thinned(rows, options)
         served = None
         if options.reweight:
             is_traffic = (options.rows_kind or rows.guessed_kind) is RowsKind.TRAFFIC
@@ -222,7 +205,7 @@ class CalibrationService:
             "sha256": upload.sha256,
             "bytes": upload.size,
             "key": sender,
-            "trained_rows_left_out": trained_rows,
+            "trained_rows_left_out": left_out,
             "since": options.since,
             "sampling": sampling,
         }
@@ -235,6 +218,27 @@ class CalibrationService:
             await self._store.run(self._seen_rows.add, digest, hashes, stated)
             raise
         await self._store.run(self._seen_rows.add, digest, hashes, stated)
+        return await self._store_and_activate(record, options, active_at_start, progress)
+
+    async def _store_and_activate(
+        self,
+        record: CalibrationRecord,
+        options: CalibrateOptions,
+        active_at_start: CalibrationRecord | None,
+        progress: Progress,
+    ) -> dict[str, Any]:
+        """Store a record, activate it if the rules allow it, and return the response.
+
+        Args:
+            record: The record.
+            options: The upload's options.
+            active_at_start: The active calibration when the rows were checked.
+            progress: Takes how far it is.
+
+        Raises:
+            ConfirmNeeded: The activation rule refuses it; it is stored.
+            Conflict: Another calibration became active meanwhile.
+        """
         activate = options.activate and not options.dry_run
         async with self._write_lock:
             before = self._active_record()
@@ -277,73 +281,6 @@ class CalibrationService:
             "artifact": record.artifact,
             "evidence": record.evidence,
         }
-
-    def _read(
-        self,
-        upload: Upload,
-        given: dict[str, Any],
-        progress: Progress,
-        keys: Mapping[KeyPurpose, bytes],
-    ) -> tuple[RowColumns, CalibrateOptions]:
-        options = bodies.checked(CalibrateOptions, given)
-
-        def add_fields(fields: dict[str, Any]) -> None:
-            nonlocal options
-            bodies.checked(CalibrateFields, fields)
-            options = bodies.checked(CalibrateOptions, {**given, **fields})
-
-        progress("reading", 0, upload.size)
-        instructions = ReadInstructions(
-            name=upload.name.lower(),
-            source="rows" if upload.document else upload.name,
-            document=upload.document,
-            pool=self._settings.pool,
-            query_chars=self._settings.limits.query_chars,
-            equality=textual(self._settings.aggregation.equality),
-            markers=self._settings.aggregation.reasoning_markers,
-            salt=self._salt,
-            store_key=keys[KeyPurpose.SEEN_ROWS].hex(),
-            samples_key=keys[KeyPurpose.SAMPLES].hex(),
-            training_chars=self._training_chars,
-            text=self._settings.routing.text,
-            own_texts=self._settings.own_texts,
-            candidates=tuple(map(BodySettings.of, self._settings.candidates)),
-            extra_fields=self._settings.limits.extra_fields,
-            drawn=self._settings.drawn_applications,
-            capabilities={
-                each.name: each.capabilities.model_dump() for each in self._settings.candidates
-            },
-            prompts={
-                digest: name
-                for name, each in self._settings.applications.items()
-                for digest in each.prompts
-            },
-        )
-        return read_rows(upload, instructions, progress, add_fields), options
-
-    def _thinned(
-        self, rows: RowColumns, options: CalibrateOptions
-    ) -> tuple[RowColumns, list[dict[str, Any]]]:
-        """The rows as a sample at one rate for each application, unless the upload bounds weights.
-
-        Blocks.
-        """
-        if options.since is not None and not rows.sampled.any():
-            raise InputError(
-                "since is a time for rows of the gateway's own sample, and no row has a "
-                "`decision_id`: leave it out, or upload rows of `GET /shadow/rows`",
-                param="since",
-            )
-        if not rows.sampled.any():
-            return rows, []
-        if options.max_weight is not None:
-            weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-            return replace(rows, weights=weights), []
-        return thinned(
-            rows,
-            self._sampling_rates(options.since),
-            by_application=bool(self._settings.applications),
-        )
 
     def _for_application(self, options: CalibrateOptions, name: str) -> CalibrateOptions:
         """The options of an upload that replaces the rows of one application.
