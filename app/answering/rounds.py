@@ -20,6 +20,7 @@ from app.answering.vote import Vote
 from app.routing.decision import CertifiedDecision
 from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
+from app.upstream.reply import Reply
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.critical import tie_noise
 from racer_core.sequential.reliability import vote_odds
@@ -46,12 +47,16 @@ class Rounds:
         self._forms: dict[str, str | None] = {}
         self._failed: set[str] = set()
         self._has_answer = False  # that can be returned
+        self.unread: set[str] = set()  # whose answers were not read by the deadline
         self.next: tuple[str, ...] = ()
         self._begin()
 
     def report(self, results: FanOutResult) -> None:
         """Take the results that arrived, and begin the next round where one is complete."""
         for name in [each for each in self._waiting if each in results.replies]:
+            if name in self.unread:
+                self._fail(name)
+                continue
             is_answer = results.replies[name].answer is not None
             self._has_answer |= is_answer
             self._add(name, results.forms.get(name) if is_answer else None)
@@ -59,9 +64,7 @@ class Rounds:
             if results.failures[name].is_of_request:  # rows record it as an unreadable answer
                 self._add(name, None)
             else:
-                self._waiting.discard(name)
-                self._failed.add(name)
-                self._sequence.fail(name)
+                self._fail(name)
         if not self._waiting:
             self._begin()
 
@@ -150,6 +153,11 @@ class Rounds:
         self._forms[name] = form
         self._sequence.add(name, form)
 
+    def _fail(self, name: str) -> None:
+        self._waiting.discard(name)
+        self._failed.add(name)
+        self._sequence.fail(name)
+
     def _weights(self) -> Mapping[str, float]:
         policy = self._policy
         odds = vote_odds(np.array(policy.reliabilities), policy.options)
@@ -190,6 +198,13 @@ class RoundsVote(Vote):
     def at_once(self) -> Vote:
         """The vote of the same request where its calls have no rounds."""
         return self.plain
+
+    async def read(self, reply: Reply) -> str | None:
+        """The normal form of a reply; one that is not read by the deadline counts as a failure."""
+        form = await Vote.read(self, reply)
+        if form is None and time.monotonic() >= self.deadline:
+            self.rounds.unread.add(reply.candidate)
+        return form
 
     @property
     def is_rated(self) -> bool:

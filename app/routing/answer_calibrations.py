@@ -175,7 +175,7 @@ class AnswerCalibrations:
         if policy.reference is None or self._prices is not None:
             policy = tuned_policy(policy, record.fitting, record.alpha, max_rounds, self._prices)
         return SequentialCalibration(
-            policy=policy, answers=record.rows, lost=record.lost, salt=record.salt
+            policy=policy, answers=record.rows, lost=record.lost, salt=record.salt or None
         )
 
 

@@ -45,7 +45,7 @@ class AnswerCalibrationRecord:
         fitting: The rows that fit policies.
         rows: The rows that calibrate thresholds.
         lost: Calibration rows without the answers of all candidates, which count as lost.
-        salt: Key of the noise that breaks ties.
+        salt: Key of the noise that breaks ties; empty: there is none.
         alpha: The risk level for which the rounds are tuned.
         evidence: What was found when it was made.
     """

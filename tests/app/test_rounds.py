@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms
 from app.settings import key_format
 from tests.support.gateway import ADMIN_KEY, Gateway, Serve, error_message, user
-from tests.support.same_answer import NAMES, activate, configured, talk
+from tests.support.same_answer import NAMES, activate, classes, configured, talk
 from tests.upstreams.scripted import FakePool
 
 
@@ -247,3 +249,26 @@ def test_history_rollback_and_restart(serve: Serve, talking: FakePool, tmp_path:
     assert decides(restarted, "bot") == (older.id, assumed)
     missing = gateway.post("/same-answer/answers-none/activate", ADMIN_KEY)
     assert "no calibration 'answers-none'" in error_message(missing, 404)
+
+
+@pytest.mark.parametrize("reference", ["vote", "eve"])
+def test_a_request_is_decided_as_a_row_is(
+    certified: Gateway, talking: FakePool, reference: str
+) -> None:
+    """Its answers as a row of the calibration stop after the same calls, with the same winner."""
+    record = activate(certified, salt=b"salt")
+    calibrations = AnswerCalibrations(None, setup="", prices=None)
+    terms = RoundsTerms(reference, 3)
+    plan = calibrations.plan(record, NAMES, terms, 0.02)
+    rounds_made: set[int] = set()
+    for number in range(500, 530):
+        question = f"question {number}"
+        asked = {"reference": reference, "max_rounds": 3, "alpha": 0.02}
+        found = certified.chat(question, asked)["racer"]
+        row = replace(classes(number, 1), fingerprints=(found["decision_id"].encode(),))
+        stops = plan.calibration.stops(row, plan.threshold)
+        assert found["certificate"]["rounds"]["calls"] == stops.calls[0], question
+        assert found["certificate"]["rounds"]["rounds"] == stops.rounds[0]
+        assert found["served_by"] == NAMES[stops.winner[0]]
+        rounds_made.add(int(stops.rounds[0]))
+    assert len(rounds_made) > 1

@@ -58,7 +58,12 @@ def setup_of(gateway: Gateway) -> str:
 
 
 def activate(
-    gateway: Gateway, *, count: int = 300, application: str = "", setup: str | None = None
+    gateway: Gateway,
+    *,
+    count: int = 300,
+    application: str = "",
+    setup: str | None = None,
+    salt: bytes = b"",
 ) -> AnswerCalibrationRecord:
     """Store a calibration beside the gateway, and activate it through the gateway."""
     fitting, rows = classes(10_000, 100), classes(20_000, count)
@@ -70,7 +75,7 @@ def activate(
         fitting=fitting,
         rows=rows,
         lost=0,
-        salt=b"salt",
+        salt=salt,
         alpha=0.02,
         evidence={
             "reference": "vote",
