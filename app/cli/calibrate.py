@@ -315,10 +315,13 @@ def _show_conversations(result: Mapping[str, Any], application: str | None) -> N
     evidence = _evidence(result, application)
     sample, turns = evidence["sample"], evidence.get("later_turns", {})
     if shared := sample["shared_clusters"]:
-        consequence = "one row of each was used"
-        if turns.get("in_clusters"):
+        consequence = "their weight is within --max-weight"
+        if "cluster" in (sample["unit"], turns.get("unit")):
+            consequence = "one row of each was used"
+        elif turns.get("in_clusters", True):
             consequence = (
-                "later turns certify nothing; lower watching.shadow_rate, or add --one-per-cluster"
+                "later turns certify nothing; add --one-per-cluster, or bound the weight of a "
+                "conversation beforehand by --max-weight"
             )
         err.print(
             f"{shared} of {sample['clusters']} conversations have several rows: {consequence}",

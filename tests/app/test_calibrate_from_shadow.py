@@ -129,7 +129,8 @@ def test_conversations_with_several_rows_are_counted(serve: Serve, racer: Comman
     sampled(gateway, 52)
     at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
     for option, consequence in (
-        ((), "later turns certify nothing; lower watching.shadow_rate"),
+        ((), "later turns certify nothing; add --one-per-cluster, or bound the weight"),
+        (("--max-weight", "2"), "their weight is within --max-weight"),
         (("--one-per-cluster",), "one row of each was used"),
     ):
         code, out, err = racer("calibrate", *at, *option)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.monitoring.judged_rows import choose_verdicts
 from app.monitoring.sample_record import Sample, SampledDecision
 from app.tools.labelling import judge
 from app.tools.labelling.judge import judge_candidate, judge_version
@@ -173,3 +174,20 @@ def test_a_judge_with_another_prompt_or_other_parameters_is_another_judge(
 
     monkeypatch.setattr(judge, "judge_prompt", strict)
     assert judge_version(first) != name
+
+
+def test_what_arrives_during_an_export_waits_for_the_next() -> None:
+    """A row or a label that came after the choice would be no random part of the rows."""
+    rows: list[dict[str, Any]] = [
+        {"decision_id": f"chatcmpl-{number}", "judged": {"j": {}}, "correct": {}}
+        for number in range(3)
+    ]
+    del rows[1]["correct"]
+    chosen = choose_verdicts(rows, "j")
+    assert chosen is not None
+    rows[1]["correct"] = {}
+    late = chosen.row(rows[1])
+    assert late is not None
+    assert late["unlabelled"]
+    assert "correct" not in late
+    assert chosen.row({"decision_id": "chatcmpl-9", "judged": {"j": {}}, "correct": {}}) is None
