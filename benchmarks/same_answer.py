@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import rig
+from stacked_calls import stacked_calls
 from verdict import table
 
 import racer_core as rc
@@ -225,6 +226,10 @@ def measured(rows: RecordedRows, split: Split) -> dict[str, Numbers]:
         put("reference, by price", split.with_reference(tuned, alpha))
         tuned = tuned_policy(spared, fit, alpha, 2)
         put("reference, equal prices", split.with_reference(tuned, alpha))
+    parts = split.fit, split.calibration, split.test
+    labelled = stacked_calls(rows.answers, rows.labels, rows.embeddings, parts, ALPHAS)
+    for alpha, numbers in labelled.items():
+        found[f"with labels, one by one @ {alpha:g}"] = numbers
     found["exact waves"] = split.trial(single).until_decided()
     found["votes"] = split.votes(single)
     found |= {f"swept {name}": each for name, each in split.without_reference(spared).items()}
@@ -302,7 +307,7 @@ def markdown(name: str, result: Mapping[str, Any]) -> str:
     calls = (
         *("one shot", "one by one", "2 rounds", "2 rounds, borders chosen", "3 rounds"),
         *("3 rounds, borders chosen", "200 rows, one by one", "200 rows, 2 rounds"),
-        *("another row's answers", "exact waves"),
+        *("another row's answers", "exact waves", "with labels, one by one"),
     )
     prices = ("by price, one by one", "by price, 2 rounds, borders chosen", "chain")
     references = ("reference", "reference, by price", "reference, equal prices")
