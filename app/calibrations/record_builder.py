@@ -33,6 +33,7 @@ from app.settings import Settings
 from app.store import now
 from app.store.calibration_record import CalibrationRecord, OwnAlpha, Population
 from app.wire.schemas import CalibrateOptions
+from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
@@ -119,28 +120,8 @@ class RecordBuilder:
         if fixed is not None and terms_of(guarantee) not in fixed:
             guarantee = replace(guarantee, is_alpha_fixed=False)
         rows_kind = options.rows_kind or rows.guessed_kind
-        first, *others = self._kinds(rows)
-        if guarantee.one_per_cluster and options.rows_kind is None:
-            raise InputError(ONE_PER_CLUSTER_NEEDS_KIND, param="one_per_cluster")
-        are_questions = rows_kind is RowsKind.QUESTIONS
         terms = partial(_with_clusters, guarantee, kind=rows_kind)
-        if options.answer_risk_max is not None and terms(first.rows).has_dependent_rows:
-            raise InputError(
-                "answer_risk_max needs independent rows, and these share clusters: set "
-                "one_per_cluster, or leave all but one row of each cluster out",
-                param="answer_risk_max",
-            )
-        if guarantee.one_per_cluster or are_questions:
-            by_cluster = guarantee.one_per_cluster
-            first, *others = (
-                self._one_per_unit(each, rows_kind, by_cluster=by_cluster)
-                for each in (first, *others)
-            )
-        if first.is_later:
-            raise CalibrationError(
-                "every row is a turn after the first of a conversation: send the rows of first "
-                "turns in the same upload"
-            )
+        first, *others = self._calibrating_rows(rows, guarantee, options)
         either = self._trained.artifact.either_print
         prints = tuple(map(either, rows.fingerprints, rows.overlap_prints))
         if not options.allow_overlap:
@@ -155,17 +136,7 @@ class RecordBuilder:
         built_others = [self._build(each.rows, terms(each.rows), progress) for each in used]
         rows_of_first, limit = first.rows, None
         if options.answer_risk_max is not None:
-            if used:
-                raise InputError(
-                    "answer_risk_max is tested on rows of one kind: send rows of first turns, "
-                    "labelled under one vector of conditions",
-                    param="answer_risk_max",
-                )
-            if is_limit_picked:
-                raise CalibrationError(
-                    f"answer_risk_max {options.answer_risk_max:g} or its alpha was chosen after "
-                    "these rows were seen: test it on other rows"
-                )
+            _check_limit(options.answer_risk_max, is_picked=is_limit_picked, is_one_kind=not used)
             rows_of_first, calibration, limit = limit_answers(
                 first.rows,
                 built.calibration,
@@ -174,17 +145,8 @@ class RecordBuilder:
                 options.answer_risk_max,
             )
             built = replace(built, calibration=calibration)
-        query_chars = self._settings.limits.query_chars
         populations = [
-            Population(
-                calibration=each.calibration,
-                conditions=kind.conditions,
-                later=kind.is_later,
-                text=self._settings.text_of(kind.drawn),
-                query_chars=query_chars,
-                drawn=kind.drawn,
-                together=kind.is_together,
-            )
+            self._population(kind, each.calibration)
             for kind, each in zip(used, built_others, strict=True)
         ]
         progress("thresholds")
@@ -196,14 +158,7 @@ class RecordBuilder:
             "source": source,
             "overlap": overlap,
             "overlap_voids": overlap_voids,
-            "sample": {
-                "kind": rows_kind,
-                "guessed": options.rows_kind is None,
-                "clusters": rows.cluster_count,
-                "shared_clusters": rows.shared_clusters,
-                "unit": built.calibration.options.unit,
-                "later_turns_answered_by": rows.later_turns_answered_by,
-            },
+            "sample": _sample_evidence(rows, options, built.calibration.options.unit),
         }
         if limit is not None:
             found["answer_limit"] = limit
@@ -214,12 +169,9 @@ class RecordBuilder:
         if self._settings.applications:
             everything = [Population(calibration=built.calibration), *populations]
             found["applications"] = application_evidence(everything, alphas)
-        void_reasons: list[str] = []
-        if overlap_voids:
-            void_reasons.append(Reason.TRAINING_OVERLAP)
-        if any(
-            each.own_scores for each in (built, *built_others)
-        ):  # the serving router might give other scores
+        void_reasons = [Reason.TRAINING_OVERLAP] if overlap_voids else []
+        if any(each.own_scores for each in (built, *built_others)):
+            # The serving router might give other scores.
             void_reasons.append(Reason.ROW_SCORES_UNVERIFIED)
         return CalibrationRecord(
             id=f"cal-{secrets.token_hex(8)}",
@@ -229,7 +181,7 @@ class RecordBuilder:
                 Population(
                     calibration=built.calibration,
                     conditions=first.conditions,
-                    query_chars=query_chars,
+                    query_chars=self._settings.limits.query_chars,
                     drawn=first.drawn,
                     together=first.is_together,
                 ),
@@ -239,6 +191,48 @@ class RecordBuilder:
             void_reasons=tuple(void_reasons),
             grouped_by=self._settings.grouping,
             alphas=alphas,
+        )
+
+    def _calibrating_rows(
+        self, rows: RowColumns, guarantee: CalibrationOptions, options: CalibrateOptions
+    ) -> list[_RowKind]:
+        """The rows that calibrate, by kind as :meth:`_kinds` orders them.
+
+        Raises:
+            InputError: The options do not suit the rows.
+            CalibrationError: No row is a first turn.
+        """
+        rows_kind = options.rows_kind or rows.guessed_kind
+        kinds = self._kinds(rows)
+        if guarantee.one_per_cluster and options.rows_kind is None:
+            raise InputError(ONE_PER_CLUSTER_NEEDS_KIND, param="one_per_cluster")
+        terms = _with_clusters(guarantee, kinds[0].rows, kind=rows_kind)
+        if options.answer_risk_max is not None and terms.has_dependent_rows:
+            raise InputError(
+                "answer_risk_max needs independent rows, and these share clusters: set "
+                "one_per_cluster, or leave all but one row of each cluster out",
+                param="answer_risk_max",
+            )
+        by_cluster = guarantee.one_per_cluster
+        if by_cluster or rows_kind is RowsKind.QUESTIONS:
+            kinds = [self._one_per_unit(each, rows_kind, by_cluster=by_cluster) for each in kinds]
+        if kinds[0].is_later:
+            raise CalibrationError(
+                "every row is a turn after the first of a conversation: send the rows of first "
+                "turns in the same upload"
+            )
+        return kinds
+
+    def _population(self, kind: _RowKind, calibration: Calibration) -> Population:
+        """The rows of a kind beside the first."""
+        return Population(
+            calibration=calibration,
+            conditions=kind.conditions,
+            later=kind.is_later,
+            text=self._settings.text_of(kind.drawn),
+            query_chars=self._settings.limits.query_chars,
+            drawn=kind.drawn,
+            together=kind.is_together,
         )
 
     def _kinds(self, rows: RowColumns) -> list[_RowKind]:
@@ -340,6 +334,33 @@ class RecordBuilder:
         if dry_run:
             found |= {"curve": curve(calibration), "groups": groups(calibration)}
         return found
+
+
+def _check_limit(limit: float, *, is_picked: bool, is_one_kind: bool) -> None:
+    """Refuse a limit on wrong answers that these rows cannot test."""
+    if not is_one_kind:
+        raise InputError(
+            "answer_risk_max is tested on rows of one kind: send rows of first turns, "
+            "labelled under one vector of conditions",
+            param="answer_risk_max",
+        )
+    if is_picked:
+        raise CalibrationError(
+            f"answer_risk_max {limit:g} or its alpha was chosen after "
+            "these rows were seen: test it on other rows"
+        )
+
+
+def _sample_evidence(rows: RowColumns, options: CalibrateOptions, unit: str) -> dict[str, Any]:
+    """What the rows were taken for."""
+    return {
+        "kind": options.rows_kind or rows.guessed_kind,
+        "guessed": options.rows_kind is None,
+        "clusters": rows.cluster_count,
+        "shared_clusters": rows.shared_clusters,
+        "unit": unit,
+        "later_turns_answered_by": rows.later_turns_answered_by,
+    }
 
 
 def _with_clusters(
