@@ -14,13 +14,14 @@ import secrets
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from threading import Lock
 from typing import Any, Final, Self
 
 from app.errors import NotFound, StoreError
 from app.ids import IdGenerator
 from app.monitoring.answer_evidence import evidence_of, refusal_of
 from app.monitoring.answer_rows import AnswerRows, answer_rows
-from app.monitoring.answer_watch import AnswerWatch, level_of, watched
+from app.monitoring.answer_watch import AnswerBets, AnswerWatch, level_of
 from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms
 from app.settings import COMPARABLE, DEFAULT, SameAnswer, Settings
 from app.store import Store, now
@@ -77,6 +78,8 @@ class AnswerCalibrator:
         configured = settings.applications
         self._names = [*configured, DEFAULT] if configured else [""]
         self._tried: dict[str, int] = {}  # rows of the last attempt to calibrate by itself
+        self._bets: dict[str, AnswerBets] = {}  # of each application's active calibration
+        self._betting = Lock()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -160,26 +163,43 @@ class AnswerCalibrator:
         record = self.calibrations.find(application)
         if record is None:
             return AnswerWatch()
-        rows = self._rows(application, after=record.evidence["until"])
-        terms = RoundsTerms(record.evidence["reference"], record.evidence["max_rounds"])
-        plan = self.calibrations.plan(record, record.pool, terms, record.alpha)
-        false_alarm = self._settings.watching.false_alarm
-        ordinal: int = record.evidence["ordinal"]
-        level = None if false_alarm is None else level_of(false_alarm, ordinal)
-        found = watched(plan, record.alpha, rows, level)
-        if found.alarm_at is not None and record.id not in self.calibrations.stale:
-            log.warning(
-                "certificates of same_answer%s are void: %d of %d sampled answers differed since "
-                "calibration %s",
-                f" of {application}" if application else "",
-                found.differing,
-                found.sampled,
-                record.id,
-            )
-            self.calibrations.stale |= {record.id}
-            self._tried.pop(application, None)  # rows are counted anew
+        with self._betting:
+            bets = self._bets_on(record)
+            is_cut = True
+            while is_cut:
+                rows = self._rows(application, after=bets.after)
+                bets.add(rows)
+                is_cut = rows.is_cut
+            found = bets.found
+            if found.alarm_at is not None and record.id not in self.calibrations.stale:
+                self.calibrations.stale |= {record.id}
+                self._records.raise_alarm(record.id, found.alarm_at)
+                self._tried.pop(application, None)  # rows are counted anew
+                log.warning(
+                    "certificates of same_answer%s are void: %d of %d sampled answers differed "
+                    "since calibration %s",
+                    f" of {application}" if application else "",
+                    found.differing,
+                    found.sampled,
+                    record.id,
+                )
         self._show(application, found)
         return found
+
+    def _bets_on(self, record: AnswerCalibrationRecord) -> AnswerBets:
+        bets = self._bets.get(record.application)
+        if bets is None or bets.calibration_id != record.id:
+            evidence, false_alarm = record.evidence, self._settings.watching.false_alarm
+            terms = RoundsTerms(evidence["reference"], evidence["max_rounds"])
+            bets = self._bets[record.application] = AnswerBets(
+                record.id,
+                self.calibrations.plan(record, record.pool, terms, record.alpha),
+                alpha=record.alpha,
+                level=None if false_alarm is None else level_of(false_alarm, evidence["ordinal"]),
+                after=evidence["until"],
+                alarm_at=evidence.get("alarm_at"),
+            )
+        return bets
 
     def _refresh(self, application: str) -> None:
         """Calibrate from traffic where that is configured and due."""

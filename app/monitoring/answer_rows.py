@@ -24,8 +24,8 @@ from app.store.tables import DecisionRow, SampleRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
 
-MAX_ROWS: Final = 10_000  # the newest
-_Stored = tuple[str, bool | None, str | None, bool | None, str | None]
+MAX_ROWS: Final = 10_000  # that are read at a time
+_Stored = tuple[str, str, bool | None, str | None, bool | None, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +46,21 @@ class AnswerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRows:
-    """The rows of one application, drawn at one rate, oldest first.
+    """The rows of one application, oldest first.
 
     Attributes:
         rows: Each request once.
         pending: Requests whose answers may still arrive; neither they nor later ones are rows.
         thinned: Rows left out because the sampling rate was lower for a time.
+        read_until: When the last request was made that was read, a row or none; None: none was.
+        is_cut: There may be later ones.
     """
 
     rows: Sequence[AnswerRow]
     pending: int
     thinned: int
+    read_until: str | None
+    is_cut: bool
 
     def classes(self, pool: tuple[str, ...], start: int, stop: int | None) -> AnswerClasses:
         """The whole rows in a part of them."""
@@ -99,7 +103,8 @@ def answer_rows(
         key: Key of the draws.
         pending_since: Answers to decisions from then on may still arrive.
         since: Only requests after that, the newest ones.
-        after: Only requests after that, the oldest ones.
+        after: Only requests after that, the oldest ones, at whatever rate they were drawn: each is
+            looked at once.
 
     Raises:
         StoreError: The store cannot be used.
@@ -108,6 +113,7 @@ def answer_rows(
     statement = (
         select(
             DecisionRow.document,
+            DecisionRow.created_at,
             SampleRow.later,
             SampleRow.classes,
             SampleRow.whole,
@@ -124,8 +130,8 @@ def answer_rows(
     rows: list[AnswerRow] = []
     waiting: list[str] = []
     for each in stored if after else reversed(stored):
-        document, later, classes, whole, setup = cast("_Stored", each)
-        if setup != answer_setup and (classes is not None or not rows):
+        document, _, later, classes, whole, setup = cast("_Stored", each)
+        if setup != answer_setup and (classes is not None or not (rows or after)):
             rows, waiting = [], []  # the setup changed since: what came before is another sample
             continue
         decision = DecisionRecord.from_document(document, None)
@@ -140,11 +146,21 @@ def answer_rows(
                 classes=_classes(classes, pool) if whole else None,
             )
         )
+    times = [each[1] for each in stored]
     if waiting:
         rows = [row for row in rows if row.created_at < min(waiting)]
-    lowest = _lowest_rate(store, application, rows[0].created_at) if rows else 1.0
-    kept = [row for row in rows if is_sampled(key, row.decision_id.encode(), lowest)]
-    return AnswerRows(rows=kept, pending=len(waiting), thinned=len(rows) - len(kept))
+        times = [time for time in times if time < min(waiting)]
+    kept = rows
+    if rows and not after:
+        lowest = _lowest_rate(store, application, rows[0].created_at)
+        kept = [row for row in rows if is_sampled(key, row.decision_id.encode(), lowest)]
+    return AnswerRows(
+        rows=kept,
+        pending=len(waiting),
+        thinned=len(rows) - len(kept),
+        read_until=max(times, default=None),
+        is_cut=len(stored) == MAX_ROWS and not waiting,
+    )
 
 
 def _lowest_rate(store: Store, application: str, since: str) -> float:

@@ -2,8 +2,7 @@
 
 Every sampled request since the calibration shows without a label whether its answer would have
 differed from the reference's. These losses feed an e-process, each before it enters any
-calibration. What follows from them is computed anew from the stored samples: all gateways find the
-same, and nothing else is stored.
+calibration. All gateways find the same in the stored samples. An alarm is stored: it outlives them.
 """
 
 from __future__ import annotations
@@ -42,30 +41,58 @@ def level_of(false_alarm: float, ordinal: int) -> float:
     return false_alarm / ((ordinal + 1) * (ordinal + 2))
 
 
-def watched(plan: RoundsPlan, alpha: float, rows: AnswerRows, level: float | None) -> AnswerWatch:
-    """What these requests show of a calibration.
+class AnswerBets:
+    """The bets of the requests since a calibration; not for several threads at a time.
 
     Args:
-        plan: The calibration at its own alpha.
+        calibration_id: The calibration.
+        plan: It, at its own alpha.
         alpha: That alpha.
-        rows: The requests since then, oldest first; one without all answers counts as different.
         level: Probability of a false alarm; None: none is raised.
+        after: When its last row was made; the time of the last request that bet.
+        alarm_at: When the alarm was raised, if it was raised before.
     """
-    calibration = plan.calibration
-    if math.isinf(plan.threshold) and plan.threshold > 0.0:
-        return AnswerWatch(sampled=len(rows.rows))  # everything is called: nothing can differ
-    whole = rows.classes(calibration.policy.pool, 0, None)
-    found = iter(calibration.stops(whole, plan.threshold).differs.tolist() if len(whole) else [])
-    losses = [row.classes is None or bool(next(found)) for row in rows.rows]
-    if level is None:
-        return AnswerWatch(sampled=len(losses), differing=sum(losses))
-    test = calibration.risk_e_process(alpha, level=level)
-    evidence, alarm_at = 1.0, None
-    for row, loss in zip(rows.rows, losses, strict=True):
-        test.update(float(loss))
-        evidence = max(evidence, test.e_value)
-        if test.alarmed and alarm_at is None:
-            alarm_at = row.created_at
-    return AnswerWatch(
-        sampled=len(losses), differing=sum(losses), evidence=evidence, alarm_at=alarm_at
-    )
+
+    def __init__(
+        self,
+        calibration_id: str,
+        plan: RoundsPlan,
+        *,
+        alpha: float,
+        level: float | None,
+        after: str,
+        alarm_at: str | None,
+    ) -> None:
+        self.calibration_id = calibration_id
+        self.after = after
+        self.found = AnswerWatch(alarm_at=alarm_at)
+        self._plan = plan
+        # Where everything is called nothing can differ.
+        self._can_differ = plan.threshold < math.inf
+        self._test = None
+        if level is not None and self._can_differ:
+            self._test = plan.calibration.risk_e_process(alpha, level=level)
+
+    def add(self, rows: AnswerRows) -> None:
+        """Let further requests bet, oldest first; one without all answers counts as different."""
+        calibration, found = self._plan.calibration, self.found
+        losses = [False] * len(rows.rows)
+        if self._can_differ:
+            whole = rows.classes(calibration.policy.pool, 0, None)
+            stops = calibration.stops(whole, self._plan.threshold) if len(whole) else None
+            differs = iter([] if stops is None else stops.differs.tolist())
+            losses = [row.classes is None or bool(next(differs)) for row in rows.rows]
+        evidence, alarm_at = found.evidence, found.alarm_at
+        for row, loss in zip(rows.rows, losses, strict=True):
+            if self._test is not None:
+                self._test.update(float(loss))
+                evidence = max(evidence, self._test.e_value)
+                if self._test.alarmed and alarm_at is None:
+                    alarm_at = row.created_at
+        self.after = rows.read_until or self.after
+        self.found = AnswerWatch(
+            sampled=found.sampled + len(losses),
+            differing=found.differing + sum(losses),
+            evidence=evidence,
+            alarm_at=alarm_at,
+        )

@@ -153,6 +153,17 @@ class AnswerCalibrationStore:
             )
             return {application: calibration_id for application, calibration_id in rows}
 
+    def raise_alarm(self, calibration_id: str, alarm_at: str) -> None:
+        """Keep the time of a record's first alarm in its evidence; a deleted record has none."""
+        with self._store.transaction() as session:
+            row = session.get(AnswerCalibrationRow, calibration_id)
+            if row is None:
+                return
+            document = json.loads(row.document)
+            if "alarm_at" not in document["evidence"]:
+                document["evidence"]["alarm_at"] = alarm_at
+                row.document = json.dumps(document)
+
     def count(self, answer_setup: str, application: str) -> int:
         """How many records an application has."""
         statement = select(func.count()).where(
