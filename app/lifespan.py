@@ -39,6 +39,7 @@ from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
 from app.services import PARTS, Drain, RouterServices, Services, StoreServices
 from app.settings import Secrets, Settings
+from app.settings.applications import members_digest
 from app.store import KeyPurpose, Store
 from app.store.encryption import Cipher
 from app.telemetry.loop_lag import LoopLag
@@ -181,7 +182,7 @@ async def open_services(
 
 
 def _sampled_scores(
-    store: Store, decision_ids: Sequence[str], setup: str
+    store: Store, members: str, decision_ids: Sequence[str], setup: str
 ) -> dict[str, SampledScores]:
     own = store.ids(setup)
     return {
@@ -192,6 +193,7 @@ def _sampled_scores(
             rate=decision.shadow_rate,
             calibration_id=decision.calibration_id,
             created_at=decision.created_at,
+            is_of_other_members=(decision.sampled_under or members).split(" ")[0] != members,
         )
         for decision, later in SampleStore(store).decisions(decision_ids)
     }
@@ -323,7 +325,9 @@ async def _open_router_services(
             metrics=chat_services.metrics,
             conditions=conditions,
             projections=DecisionStatistics(stored.store).projections,
-            sampled_scores=partial(_sampled_scores, stored.store),
+            sampled_scores=partial(
+                _sampled_scores, stored.store, members_digest(settings.applications)
+            ),
             sampling_rates=partial(_sampling_rates, stored.store),
         ) as calibrations:
             yield RouterServices(

@@ -32,6 +32,8 @@ class SampledScores:
         rate: The rate at which it was drawn; None: it was not.
         calibration_id: The calibration by which it was answered; None: by the fallback.
         created_at: When it was made: UTC, ISO 8601.
+        is_of_other_members: Since then it changed which requests the applications have, or how
+            their turns are drawn.
     """
 
     scores: tuple[float, ...] | None
@@ -40,6 +42,7 @@ class SampledScores:
     rate: float | None
     created_at: str
     calibration_id: str | None = None
+    is_of_other_members: bool = False
 
 
 class StoredScores(Protocol):
@@ -90,6 +93,11 @@ def compared(
                     f"row {place + 1}: the decision {decision_id} was drawn at the rate "
                     f"{known.rate or 0:.4g}, and its weight {weight:.4g} states another: use the "
                     "rows of `GET /shadow/rows` unchanged"
+                )
+            if known.is_of_other_members:
+                raise InputError(
+                    f"row {place + 1}: since the decision {decision_id} was drawn, `applications` "
+                    "has other members or `turns`: use the rows that `GET /shadow/rows` has now"
                 )
             answered_by[place] = known.calibration_id or FALLBACK
             if since is not None and known.created_at < since:

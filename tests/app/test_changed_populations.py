@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ENVIRONMENT, candidates, configure, running, user
+from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, candidates, configure, running, user
 from tests.support.samples import KEY, sampled, shadow_rows
 from tests.upstreams.scripted import FakePool
 
@@ -45,6 +45,7 @@ def test_rows_are_of_the_requests_that_an_application_has_now(
 ) -> None:
     """All samples of an earlier population are left out, whatever their requests are."""
     is_same = "text" in after["bot"]
+    saved: list[Any] = []
     for each, count in ((before, 2), (after, 2 if is_same else 0), (before, 2)):
         own = each.get("params", {})
         path = configure(
@@ -62,6 +63,9 @@ def test_rows_are_of_the_requests_that_an_application_has_now(
                     body = {"model": "auto", **more}
                     gateway.post("/v1/chat/completions", BOT_KEY, json=body, headers=SESSION)
                 sampled(gateway, 2)
+                saved = shadow_rows(gateway)
             assert len(shadow_rows(gateway)) == count
             if each is after:
                 assert len(shadow_rows(gateway, "?pool=any")) == any_pool
+                found = gateway.post("/calibrate", ADMIN_KEY, json={"rows": saved, "dry_run": True})
+                assert ("has other members" in found.text) == (any_pool == 0)
