@@ -124,18 +124,20 @@ class Rounds:
         planned, decision = routed.certificate.same_answer, routed.decision
         assert planned is not None
         called = {*self._forms, *self._failed, *self._waiting}
-        kept = [
+        made_calls = [
             (name, score)
             for name, score in zip(decision.selected, decision.scores, strict=True)
             if name in called
         ]
-        names = tuple(name for name, _ in kept)
+        names = tuple(name for name, _ in made_calls)
         made = replace(
             planned, rounds=self._sequence.rounds, calls=len(names), stopped=self._sequence.stopped
         )
         return replace(
             routed,
-            decision=replace(decision, selected=names, scores=tuple(score for _, score in kept)),
+            decision=replace(
+                decision, selected=names, scores=tuple(score for _, score in made_calls)
+            ),
             chosen=names,
             certificate=replace(routed.certificate, same_answer=made),
         )

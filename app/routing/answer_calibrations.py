@@ -125,7 +125,7 @@ class AnswerCalibrations:
                 found[application] = before
         self._active = found
 
-    def kept(
+    def cached_plan(
         self,
         record: AnswerCalibrationRecord,
         names: tuple[str, ...],

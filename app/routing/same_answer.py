@@ -81,7 +81,7 @@ class SameAnswerRouting:
         choice = self.candidates.choice(request)
         alpha = checked_alpha(self.candidates.alpha_within(request, section.alpha))
         wanted = record, choice.names, terms, alpha
-        plan = self.calibrations.kept(*wanted)
+        plan = self.calibrations.cached_plan(*wanted)
         if plan is None:
             plan = await asyncio.to_thread(self.calibrations.plan, *wanted)
         routed = self._certified(request, section, terms, alpha, record, choice, plan)
@@ -190,8 +190,8 @@ class SameAnswerRouting:
         """What the certificate rests on, in the order of a certificate."""
         application = request.application
         name = application and application.name
-        is_asked = request.options.promise is not None
-        is_usual = not is_asked or self.settings.same_answer_of(name) is not None
+        is_requested = request.options.promise is not None
+        is_usual = not is_requested or self.settings.same_answer_of(name) is not None
         is_same = is_usual and terms == RoundsTerms(section.reference, section.max_rounds)
         is_whole = is_whole_but_for_outages(choice.names, choice.down, record.pool)
         has_reference = terms.reference == VOTE or terms.reference in choice.names
