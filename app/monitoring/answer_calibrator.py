@@ -281,7 +281,7 @@ class AnswerCalibrator:
             "since": rows.rows[0].created_at,
             "until": rows.rows[-1].created_at,
         }
-        refusal = refusal_of(terms, found, evidence)
+        refusal = refusal_of(self._settings, terms, found, record.fitting)
         record = replace(record, evidence=evidence)
         if not dry_run and (refusal is None or keeps_refused):
             self._records.add(record, activate=refusal is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Final
 
@@ -56,25 +56,40 @@ def _price_share(
 
 
 def refusal_of(
-    terms: SameAnswer, found: SequentialCalibration, evidence: Mapping[str, Any]
+    settings: Settings, terms: SameAnswer, found: SequentialCalibration, fitting: AnswerClasses
 ) -> str | None:
-    """Why the calibration is not activated."""
+    """Why the calibration is not activated.
+
+    Rows without answers aside, the rows that fitted the policy decide. If the calibration rows
+    did, those calibrations would be left whose threshold is too low by chance: where calls hardly
+    pay, a risk of up to twice alpha was measured.
+
+    Args:
+        settings: Prices and equality.
+        terms: The terms.
+        found: The calibration.
+        fitting: The rows that fitted its policy.
+    """
     if found.lambda_hat(terms.alpha) == math.inf:
         return (
-            f"no finite threshold keeps alpha {terms.alpha:g}: {evidence['lost']} of "
-            f"{evidence['n']} rows lack answers, and count as different; repair the candidates"
+            f"no finite threshold keeps alpha {terms.alpha:g}: {found.lost} of {found.n} rows lack "
+            "answers, and count as different; repair the candidates"
         )
-    if evidence["agreement"] < MIN_AGREEMENT:
+    agreement = _agreement(fitting)
+    if agreement < MIN_AGREEMENT:
         return (
-            f"not certifiable cheaply: on {evidence['agreement']:.0%} of the requests any two "
-            f"answers are equal under `aggregation.equality: {evidence['equality']}`, and a "
-            "vote of different answers says nothing; set an equality that fits the answers"
+            f"not certifiable cheaply: on {agreement:.0%} of the requests any two answers are "
+            f"equal under `aggregation.equality: {settings.aggregation.equality}`, and a vote of "
+            "different answers says nothing; set an equality that fits the answers"
         )
-    share = evidence["price_share"]
+    fitted = replace(found, answers=fitting, lost=0)
+    # Of few rows at the smallest alpha with a finite threshold.
+    threshold = fitted.lambda_hat(max(terms.alpha, 1.0 / (len(fitting) + 1)))
+    share = _price_share(settings, fitted, threshold)
     if share is not None and share >= 1.0:
         what = "all candidates" if terms.reference == VOTE else f"{terms.reference!r} alone"
         return f"not worth it: a request would cost {share:.2f} of what {what} cost"
-    if evidence["expected_calls"] >= len(found.policy.order):
+    if fitted.expected_calls(threshold) >= len(found.policy.order):
         return (
             "not certifiable cheaply: every request would call all candidates of the order; "
             "set a larger alpha or max_rounds, or an equality that fits the answers better"

@@ -1,0 +1,51 @@
+"""Whether a calibration of the promise `same_answer` may become active."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from app.monitoring.answer_evidence import refusal_of
+from app.settings import SameAnswer, Settings
+from racer_core.sequential.answer_classes import AnswerClasses
+from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.fit import fit_policy, tuned_policy
+
+POOL = ("ada", "bob", "cyd", "ref")
+PRICES = {"ada": 0.1, "bob": 0.1, "cyd": 0.1, "ref": 1.0}
+TERMS = SameAnswer(alpha=0.05, reference="ref")
+
+
+def settings() -> Settings:
+    """Cheap candidates and an expensive reference."""
+    candidates = [{"name": name, "base_url": "http://127.0.0.1:1/v1", "price": price}
+                  for name, price in PRICES.items()]  # fmt: skip
+    given = {"schema_version": 1, "candidates": candidates, "aggregation": {"equality": "exact"}}
+    return Settings.model_validate(given)
+
+
+def rows(rng: np.random.Generator, count: int) -> AnswerClasses:
+    """Hard requests are answered in different ways by all."""
+    hard = rng.random((count, 1))
+    cheap = np.where(rng.random((count, 3)) < 0.05 + 0.5 * hard, rng.integers(1, 4, (count, 3)), 0)
+    reference = np.where(rng.random((count, 1)) < 0.25 * hard, 5, 0)
+    return AnswerClasses(
+        pool=POOL,
+        classes=np.hstack([cheap, reference]).astype(np.int16),
+        fingerprints=tuple(rng.bytes(8) for _ in range(count)),
+    )
+
+
+def test_rows_that_set_the_threshold_choose_no_calibration() -> None:
+    """Else those would be active whose threshold is too low by chance."""
+    rng, verdicts = np.random.default_rng(1), list[set[str | None]]()
+    for _ in range(8):
+        fitting = rows(rng, 60)
+        policy = fit_policy(fitting, reference="ref", prices=PRICES)
+        policy = tuned_policy(policy, fitting, 0.05, 2, PRICES)
+        found = [
+            SequentialCalibration(policy=policy, answers=rows(rng, 60), salt=b"salt")
+            for _ in range(20)
+        ]
+        verdicts.append({refusal_of(settings(), TERMS, each, fitting) for each in found})
+    assert [len(each) for each in verdicts] == [1] * 8
+    assert len(set.union(*verdicts)) > 1
