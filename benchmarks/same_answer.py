@@ -29,7 +29,7 @@ from racer_core.offline.same_answer import SequenceTrial
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.fit import default_borders, fit_policy, tuned_policy
 from racer_core.sequential.policy import Policy
-from racer_core.sequential.serving import Sequence as Calls
+from racer_core.sequential.serving import CallSequence
 
 PARTS = (0.46, 0.76)  # borders between the rows that fit, calibrate and test
 FIRST_ROWS = 200  # of a gateway that has just begun: a quarter fits, the rest calibrates
@@ -255,7 +255,7 @@ def microseconds_a_call(rows: RecordedRows, requests: int = 200) -> float:
     column, called = {name: i for i, name in enumerate(policy.pool)}, 0
     begin = time.process_time()
     for row in forms[:requests]:
-        sequence = Calls(policy, -0.02)
+        sequence = CallSequence(policy, -0.02)
         while candidates := sequence.next_round():
             for name in candidates:
                 called += 1

@@ -1,8 +1,8 @@
 """Calls in rounds under the promise `same_answer`: when to call more, and which answer wins.
 
-The calls of a request are those of a :class:`racer_core.sequential.serving.Sequence`, which decides
-as calibration did. Calling more than it demands keeps the promise. So once half of the time to the
-deadline is over, all candidates that are left are called at once.
+The calls of a request are those of a :class:`racer_core.sequential.serving.CallSequence`, which
+decides as calibration did. Calling more than it demands keeps the promise. So once half of the time
+to the deadline is over, all candidates that are left are called at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from app.upstream.reply import Reply
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.critical import tie_noise
 from racer_core.sequential.reliability import vote_odds
-from racer_core.sequential.serving import Sequence as CallSequence
+from racer_core.sequential.serving import CallSequence
 from racer_core.types import Aggregate
 
 HURRY_SHARE: Final = 0.5  # of the time to the deadline

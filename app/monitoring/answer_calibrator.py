@@ -111,8 +111,8 @@ class AnswerCalibrator:
 
     async def __aenter__(self) -> Self:
         """Load what is active, and watch it in the background."""
-        await self._store.run(self._keep_house)
-        self._say_cost()
+        await self._store.run(self._refresh_all)
+        self._log_cost()
         self._task = asyncio.create_task(self._run(), name="calibrations of same_answer")
         return self
 
@@ -121,8 +121,8 @@ class AnswerCalibrator:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    def _say_cost(self) -> None:
-        """Say once what calibration from traffic costs."""
+    def _log_cost(self) -> None:
+        """Log once what calibration from traffic costs."""
         settings = self._settings
         sections = {name: settings.same_answer_of(name or None) for name in self._names}
         if any(each is not None and each.calibrate for each in sections.values()):
@@ -142,11 +142,11 @@ class AnswerCalibrator:
                 async with asyncio.timeout(EVERY_S):
                     await self._closing.wait()
                     return
-            await self._store.run(self._keep_house)
+            await self._store.run(self._refresh_all)
 
     # On threads ------------------------------------------------------------------------------
 
-    def _keep_house(self) -> None:
+    def _refresh_all(self) -> None:
         """Follow the store, look for alarms, and calibrate where that is due. Never raises."""
         try:
             self.calibrations.catch_up()

@@ -132,8 +132,8 @@ def conversation_turn(
         turns = fields[TURN_FIELDS[path]]
         added = len(conversation.turns) - len(turns)  # a system prompt that is no turn of the body
         of_body = zip(turns, conversation.turns[added:], strict=True)
-        said = [turn for turn, read in of_body if read.role not in SYSTEM_ROLES]
-        known_by.append(said[: _beginning(roles)])
+        spoken_turns = [turn for turn, read in of_body if read.role not in SYSTEM_ROLES]
+        known_by.append(spoken_turns[: _beginning(roles)])
     name = blake2b(
         dump_json(known_by),
         key=blake2b(key, digest_size=32).digest(),

@@ -190,13 +190,13 @@ def _question(place: Place, value: object, text: RoutedText | TextOfGroup) -> Qu
     row = cast("dict[str, Any]", value)
     decision_id = optional_text(row, "decision_id") or None
     is_lost = decision_id is not None and row.get("unlabelled") is True and "scores" in row
-    asked = RowQuery("") if is_lost else row_query(row, text)
+    content = RowQuery("") if is_lost else row_query(row, text)
     cluster = optional_text(row, "cluster") or None
     return Question(
         place=place,
-        query=asked.query,
-        earlier=asked.earlier,
-        request=asked.request,
+        query=content.query,
+        earlier=content.earlier,
+        request=content.request,
         reference=reference_text(row),
         task=optional_text(row, "task"),
         group=row_group(row),

@@ -105,13 +105,13 @@ def parse_row(
     quality = row_quality(fields, pool)
     judged = _judged(fields.get("judged"), pool)
     unlabelled = _is_unlabelled(fields, judged is not None, is_allowed=takes_unlabelled)
-    asked = RowQuery("") if scores else row_query(fields, text)
+    content = RowQuery("") if scores else row_query(fields, text)
     decision_id = optional_text(fields, "decision_id") or None
     cluster = optional_text(fields, "cluster") or None
     return LabelledRow(
-        query=asked.query[:max_query_chars],
-        earlier=asked.earlier,
-        request=asked.request,
+        query=content.query[:max_query_chars],
+        earlier=content.earlier,
+        request=content.request,
         correct=frozenset() if unlabelled else _correct(fields, pool, quality, header=header),
         answers=_answers(fields.get("answers"), pool),
         reference=reference_text(fields),

@@ -24,7 +24,7 @@ class StopReason(StrEnum):
     DEADLINE = "deadline"  # all others were called at once
 
 
-class Sequence:
+class CallSequence:
     """The calls of one request, in rounds.
 
     Ask ``next_round`` for candidates, report each of them by ``add`` or ``fail``, and repeat until

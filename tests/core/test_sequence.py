@@ -12,7 +12,7 @@ from racer_core.errors import InputError
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.critical import tie_noise
 from racer_core.sequential.fit import fit_policy
-from racer_core.sequential.serving import Sequence, StopReason
+from racer_core.sequential.serving import CallSequence, StopReason
 from tests.core.laws import assert_at_most
 from tests.core.sequential_worlds import FALSE_ALARM, answers
 
@@ -53,7 +53,7 @@ def test_serving_decides_as_calibration_does(seed, max_rounds, reference, salt):
     for threshold in (*(calibration.lambda_hat(a) for a in (0.05, 0.2)), math.inf, -math.inf):
         stops = calibration.stops(rows, threshold)
         for at in range(0, 40, 8):
-            sequence = Sequence(policy, threshold, float(noise[at]))
+            sequence = CallSequence(policy, threshold, float(noise[at]))
             assert replay(sequence, rows.classes[at]) == stops.calls[at]
             assert sequence.rounds == stops.rounds[at]
             assert sequence.winner == policy.pool[stops.winner[at]]
@@ -70,7 +70,7 @@ def policy():
 def test_a_failure_calls_all_that_are_left(policy):
     """The answer is the survivors' full vote, whatever the threshold."""
     for threshold in (-math.inf, math.inf):
-        sequence = Sequence(policy, threshold)
+        sequence = CallSequence(policy, threshold)
         first = sequence.next_round()
         assert first == policy.order[:3]
         sequence.fail(first[0])
@@ -106,7 +106,7 @@ def test_going_on_after_a_failure_is_caught():
     lost = 0
     for at, noise in enumerate(tie_noise(b"salt", requests.fingerprints)):
         row = requests.classes[at]
-        sequence = Sequence(policy, threshold, float(noise))
+        sequence = CallSequence(policy, threshold, float(noise))
         replay(sequence, row, failing=("e",))
         chosen = survivors.pool.index(sequence.winner)
         lost += chosen != reference[at] and row[chosen] != row[reference[at]]
@@ -125,7 +125,7 @@ def test_going_on_after_a_failure_is_caught():
 
 def test_a_deadline_calls_all_others_at_once(policy):
     """Also while answers are outstanding; the answer is then the full vote."""
-    sequence = Sequence(policy, math.inf)
+    sequence = CallSequence(policy, math.inf)
     first = sequence.next_round()
     sequence.add(first[0], "x")
     assert sequence.call_rest() == policy.order[3:]
@@ -142,7 +142,7 @@ def test_a_failure_leads_to_the_reference_alone():
     """Its answer is the promised one; candidates beyond it are not called."""
     rows = answers(np.random.default_rng(1), 300, CHANCES)
     policy = fit_policy(rows, reference="d", before_reference=3)
-    sequence = Sequence(policy, -math.inf)
+    sequence = CallSequence(policy, -math.inf)
     first = sequence.next_round()
     for name in first[:-1]:
         sequence.add(name, "x")
@@ -157,7 +157,7 @@ def test_a_reference_that_fails_leaves_the_vote_of_all_others_without_certificat
     """All others of the pool are called, also those outside the order."""
     rows = answers(np.random.default_rng(1), 300, CHANCES)
     policy = fit_policy(rows, reference="d", before_reference=3)
-    sequence = Sequence(policy, math.inf)
+    sequence = CallSequence(policy, math.inf)
     for name in sequence.next_round():
         sequence.add(name, "x")
     assert sequence.next_round() == ("d",)
@@ -173,7 +173,7 @@ def test_a_reference_that_fails_leaves_the_vote_of_all_others_without_certificat
 
 def test_all_fail(policy):
     """No answer, and no endless loop."""
-    sequence = Sequence(policy, -math.inf)
+    sequence = CallSequence(policy, -math.inf)
     while candidates := sequence.next_round():
         for name in candidates:
             sequence.fail(name)
@@ -183,7 +183,7 @@ def test_all_fail(policy):
 
 def test_only_called_candidates_are_reported_and_once(policy):
     """A late answer of a hedged call is no answer of a later round."""
-    sequence = Sequence(policy, math.inf)
+    sequence = CallSequence(policy, math.inf)
     with pytest.raises(InputError, match="is not called"):
         sequence.add("a", "x")
     name = sequence.next_round()[0]

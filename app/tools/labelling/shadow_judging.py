@@ -94,15 +94,15 @@ class _Sample:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> _Sample:
-        asked = row_query({"request": value["request"]}, "conversation")
+        content = row_query({"request": value["request"]}, "conversation")
         calls = value["calls"]
         return cls(
             decision_id=value["decision_id"],
             question=Question(
                 place=value["decision_id"],
-                query=asked.query,
-                earlier=asked.earlier,
-                request=asked.request,
+                query=content.query,
+                earlier=content.earlier,
+                request=content.request,
             ),
             answers={
                 name: None if text is None else Answer(text=text, call=calls.get(name, {}))
