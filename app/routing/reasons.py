@@ -125,7 +125,7 @@ class Reason(StrEnum):
 
     ALPHA_ASSUMED = CoreReason.ALPHA_ASSUMED.value
     """The request chose alpha, or a named pool with another alpha; or, of graded or weighted rows,
-    the key's `max_alpha` lowered it.
+    the key's `max_alpha` lowered it. Of `same_answer`: alpha is not the calibration's.
 
     Nothing, if the choice depended neither on the query nor on such rows.
     """
@@ -172,9 +172,10 @@ class Reason(StrEnum):
     """
 
     TERMS_ASSUMED = "terms_assumed_independent_of_query"
-    """Of the promise `same_answer`: the request chose it, its reference or its number of rounds.
+    """Of the promise `same_answer`: the request chose it, or another reference or number of rounds
+    is in force than in the calibration.
 
-    Nothing, if the choice did not depend on the query.
+    Nothing, if the choice did not depend on the query; after a change of the section calibrate.
     """
 
     ALPHA_INFEASIBLE = CoreReason.ALPHA_INFEASIBLE.value

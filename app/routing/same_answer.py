@@ -84,7 +84,7 @@ class SameAnswerRouting:
         plan = self.calibrations.cached_plan(*wanted)
         if plan is None:
             plan = await asyncio.to_thread(self.calibrations.plan, *wanted)
-        routed = self._certified(request, section, terms, alpha, record, choice, plan)
+        routed = self._certified(request, terms, alpha, record, choice, plan)
         limit = self.settings.limits.fan_out
         if len(routed.decision.selected) > limit:
             routed = routed.calling(routed.decision.selected[:limit], Reason.FAN_OUT_LIMITED)
@@ -107,7 +107,6 @@ class SameAnswerRouting:
     def _certified(
         self,
         request: RoutingRequest,
-        section: SameAnswer,
         terms: RoundsTerms,
         alpha: float,
         record: AnswerCalibrationRecord,
@@ -129,8 +128,8 @@ class SameAnswerRouting:
             truncated=False,
         )
         text, application = request.query.text, request.application
-        reasons = self._reasons(request, section, terms, record, choice)
-        if alpha != section.alpha:
+        reasons = self._reasons(request, terms, record, choice)
+        if alpha != record.alpha:
             reasons = (*reasons, Reason.ALPHA_ASSUMED)
         if threshold == math.inf:
             reasons = (*reasons, Reason.ALPHA_INFEASIBLE)
@@ -182,7 +181,6 @@ class SameAnswerRouting:
     def _reasons(
         self,
         request: RoutingRequest,
-        section: SameAnswer,
         terms: RoundsTerms,
         record: AnswerCalibrationRecord,
         choice: CandidateChoice,
@@ -192,7 +190,9 @@ class SameAnswerRouting:
         name = application and application.name
         is_requested = request.options.promise is not None
         is_usual = not is_requested or self.settings.same_answer_of(name) is not None
-        is_same = is_usual and terms == RoundsTerms(section.reference, section.max_rounds)
+        evidence = record.evidence  # its own terms are those that its alarm watches
+        own = RoundsTerms(evidence["reference"], evidence["max_rounds"])
+        is_same = is_usual and terms == own
         is_whole = is_whole_but_for_outages(choice.names, choice.down, record.pool)
         has_reference = terms.reference == VOTE or terms.reference in choice.names
         is_stale = record.id in self.calibrations.stale

@@ -166,6 +166,17 @@ def test_alpha_and_rounds_of_the_request(certified: Gateway, talking: FakePool) 
     assert certified.ask("how many?", {"max_rounds": 0}).status_code == 422
 
 
+def test_an_alpha_configured_after_the_rows_were_seen_is_assumed(
+    serve: Serve, talking: FakePool
+) -> None:
+    """The evidence shows what every alpha would call."""
+    gateway = serve(**configured(talking, same_answer={"alpha": 0.1}))
+    assert activate(gateway).alpha == 0.02
+    certificate = gateway.chat("how many?")["racer"]["certificate"]
+    assert certificate["reasons"] == ["alpha_assumed_independent_of_query"]
+    assert certificate["guarantee"]["alpha_basis"] == "assumed"
+
+
 def test_who_may_call_only_a_part_of_the_pool(serve: Serve, talking: FakePool) -> None:
     """The part has its own order, votes and threshold; no sampled request was like it, so void."""
     secret = key_format.new_key()
