@@ -262,19 +262,19 @@ def test_history_rollback_and_restart(serve: Serve, talking: FakePool, tmp_path:
     assert "no calibration 'answers-none'" in error_message(missing, 404)
 
 
-@pytest.mark.parametrize("reference", ["vote", "eve"])
+@pytest.mark.parametrize(("reference", "alpha"), [("vote", 0.02), ("eve", 0.3)])
 def test_a_request_is_decided_as_a_row_is(
-    certified: Gateway, talking: FakePool, reference: str
+    certified: Gateway, talking: FakePool, reference: str, alpha: float
 ) -> None:
     """Its answers as a row of the calibration stop after the same calls, with the same winner."""
     record = activate(certified, salt=b"salt")
     calibrations = AnswerCalibrations(None, setup="", prices=None)
     terms = RoundsTerms(reference, 3)
-    plan = calibrations.plan(record, NAMES, terms, 0.02)
+    plan = calibrations.plan(record, NAMES, terms, alpha)
     rounds_made: set[int] = set()
     for number in range(500, 530):
         question = f"question {number}"
-        asked = {"reference": reference, "max_rounds": 3, "alpha": 0.02}
+        asked = {"reference": reference, "max_rounds": 3, "alpha": alpha}
         found = certified.chat(question, asked)["racer"]
         row = replace(classes(number, 1), fingerprints=(found["decision_id"].encode(),))
         stops = plan.calibration.stops(row, plan.threshold)
