@@ -317,14 +317,13 @@ class AnswerCalibrator:
         }
 
     def _rows(self, application: str, *, since: str = "", after: str = "") -> AnswerRows:
-        limit = timedelta(seconds=self._settings.limits.deadline_s)
         return answer_rows(
             self._store,
             application=application,
             pool=self._settings.pool,
             answer_setup=self.calibrations.setup,
             key=self._key,
-            pending_since=(datetime.now(UTC) - limit).isoformat(timespec="microseconds"),
+            deadline=timedelta(seconds=self._settings.limits.deadline_s),
             since=since,
             after=after,
         )

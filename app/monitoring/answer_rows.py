@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
 import numpy as np
@@ -87,7 +88,7 @@ def answer_rows(
     pool: tuple[str, ...],
     answer_setup: str,
     key: bytes,
-    pending_since: str,
+    deadline: timedelta,
     since: str = "",
     after: str = "",
 ) -> AnswerRows:
@@ -101,7 +102,7 @@ def answer_rows(
         pool: The candidates.
         answer_setup: The setup in force: rows of another one are no rows.
         key: Key of the draws.
-        pending_since: Answers to decisions from then on may still arrive.
+        deadline: The longest time that the calls for one request take.
         since: Only requests after that, the newest ones.
         after: Only requests after that, the oldest ones, at whatever rate they were drawn: each is
             looked at once.
@@ -137,7 +138,7 @@ def answer_rows(
         decision = DecisionRecord.from_document(document, None)
         if not _could_be_a_row(decision, pool, later):
             continue
-        if classes is None and decision.created_at >= pending_since:
+        if classes is None:
             waiting.append(decision.created_at)
         rows.append(
             AnswerRow(
@@ -147,6 +148,13 @@ def answer_rows(
             )
         )
     times = [each[1] for each in stored]
+    # Sampled requests wait in a queue, however long: one is lost when a later one has its answers.
+    answered = times if len(times) == MAX_ROWS else [each[1] for each in stored if each[3]]
+    pending_since = ""
+    if answered:
+        newest = datetime.fromisoformat(max(answered))
+        pending_since = (newest - deadline).isoformat(timespec="microseconds")
+    waiting = [time for time in waiting if time >= pending_since]
     if waiting:
         rows = [row for row in rows if row.created_at < min(waiting)]
         times = [time for time in times if time < min(waiting)]
