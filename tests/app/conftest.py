@@ -15,6 +15,7 @@ from app.store import Store
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from tests.support import databases
+from tests.support.calibrated_stores import ROWS, CalibratedStores
 from tests.support.gateway import (
     ENVIRONMENT,
     TRAINED,
@@ -119,8 +120,16 @@ def gateway(shared_gateway: Gateway, pool: FakePool) -> Gateway:
     return shared_gateway
 
 
+@pytest.fixture(scope="session")
+def calibrated_stores(tmp_path_factory: pytest.TempPathFactory) -> CalibratedStores:
+    """Stores that are copied instead of calibrated again."""
+    return CalibratedStores(tmp_path_factory.mktemp("calibrated_stores"))
+
+
 @pytest.fixture
-def serve(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[Serve]:
+def serve(
+    tmp_path: Path, artifact: Path, pool: FakePool, calibrated_stores: CalibratedStores
+) -> Iterator[Serve]:
     """Start gateways of one's own: ``serve(routing={...})`` changes the configuration.
 
     ``calibrated=False`` leaves out the 60 rows; ``environment`` holds the keys; ``artifact`` is
@@ -140,9 +149,11 @@ def serve(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[Serve]:
             nonlocal count
             count += 1
             path = configure(folder or tmp_path / f"{count}", artifact, pool.url, **changes)
+            if calibrated and folder is None:
+                return stack.enter_context(calibrated_stores.running(path, environment))
             gateway = stack.enter_context(running(path, environment))
             if calibrated:
-                gateway.calibrate(60)
+                gateway.calibrate(ROWS)
             return gateway
 
         yield start
