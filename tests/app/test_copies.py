@@ -109,7 +109,7 @@ def test_the_kind_of_rows_is_said_or_guessed_and_reported(serve: Serve) -> None:
     ):
         made = upload(gateway, given, **query)
         sample = {"kind": kind, "guessed": guessed, "clusters": clusters, "unit": "request"}
-        sample["shared_clusters"] = clusters or 0
+        sample |= {"shared_clusters": clusters or 0, "later_turns_answered_by": {}}
         assert made["evidence"]["sample"] == sample
     document = {"rows": rows, "rows_kind": "traffic"}
     sample = gateway.post("/calibrate", ADMIN_KEY, json=document).json()["evidence"]["sample"]
