@@ -66,8 +66,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest \
 test: setup
 	$(PYTEST) -m "not slow and not scale and not browser"
 
-# The Dockerfile step by step, the demo, commands of the documents, every benchmark in small: tests of
-# half a minute and more.
+# The Dockerfile step by step, the demo, commands of the documents, every benchmark in small, fuzzing,
+# every fault, and long simulations.
 test-slow: setup
 	$(PYTEST) -m "slow and not scale and not browser"
 

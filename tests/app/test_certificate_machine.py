@@ -35,6 +35,8 @@ from tests.support.histories import Part, some_requests
 from tests.support.judged_gateway import JudgedGateway
 from tests.upstreams.scripted import FakePool, Script
 
+pytestmark = pytest.mark.slow
+
 SECONDS: Final = int(os.environ.get("RACER_MACHINE_SECONDS", "0"))
 TOTALS: Counter[str] = Counter()
 HELD: Final = 0.15  # of all certificates, at least: else the judge had too little to read

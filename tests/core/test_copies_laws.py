@@ -23,6 +23,8 @@ from tests.support.synthetic import POOL, synthetic_rows
 
 stats = LazyModule("scipy.stats")
 
+pytestmark = pytest.mark.slow
+
 FALSE_ALARM = 1e-6
 ALPHA = 0.1
 BY_PROB = CalibrationOptions(alpha=ALPHA, score=Score.PROB)

@@ -11,6 +11,8 @@ from racer_core.types import BINARY_TARGETS, RiskTarget, Score
 from tests.core.kinds import Kinds, missed
 from tests.core.laws import assert_split_risk, assert_split_risk_at_most
 
+pytestmark = pytest.mark.slow
+
 FALSE_ALARM = 1e-6
 COVERS = [Score.COVER, Score.COVER_COST, Score.STATIC]
 # n, alpha with a whole alpha(n + 1), trials, queries per trial

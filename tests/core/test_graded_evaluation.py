@@ -27,6 +27,8 @@ from tests.support.synthetic import POOL, synthetic_rows
 
 stats = LazyModule("scipy.stats")
 
+pytestmark = pytest.mark.slow
+
 ONE, TWO = "one", "two"
 ALPHAS = (0.001, 0.03, 0.1, 0.25)
 SCORES = (Score.GAP, Score.COVER, Score.STATIC)

@@ -21,6 +21,8 @@ from tests.support.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 
+pytestmark = pytest.mark.slow
+
 FALSE_ALARM = 1e-6
 WORLD = population(20_000)
 DRAWS, ROWS, LABELLED, ALPHA, DELTA = 500, 400, 60, 0.08, 0.2

@@ -7,13 +7,15 @@ count that obeys its law fails with probability 1e-6; without lost rows it is se
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
 
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.policy import Policy
 from tests.core.laws import assert_at_most
 from tests.core.sequential_worlds import FALSE_ALARM
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 POOL = ("a", "b", "c")
 POLICY = Policy(pool=POOL, reliabilities=(0.9, 0.6, 0.6), order=POOL, borders=(1, 3))

@@ -18,6 +18,8 @@ from .catalogue import GROUPS, PLACES
 from .cells import Cell, Seen
 from .judge import complaints
 
+pytestmark = pytest.mark.slow
+
 
 def check(cells: Mapping[Cell, Seen]) -> None:
     """Every cell is as the catalogue says; the report names those that are not."""

@@ -31,6 +31,8 @@ from tests.support.gateway import ENVIRONMENT, POOL, configure
 
 from .strategies import Strategy, damaged, json_texts, objects, written
 
+pytestmark = pytest.mark.slow
+
 Endpoint = Callable[[Request, Any], Coroutine[Any, Any, Any]]
 
 _text = st.sampled_from(["", " ", "hello", "A. one\nB. two", "\u2028", "z" * 9_000])

@@ -24,6 +24,8 @@ from app.wire.sse import EventReader
 
 from .strategies import Strategy, damaged, json_texts, objects, texts, written
 
+pytestmark = pytest.mark.slow
+
 ENVELOPE = {"error": {"message": "m", "type": "t", "param": None, "code": "c"}}
 RACER = {"decision_id": "d"}
 

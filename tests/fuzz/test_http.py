@@ -25,10 +25,13 @@ from tests.support.gateway import (
     running,
 )
 from tests.support.lazy import LazyModule
+from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
 schemathesis = LazyModule("schemathesis")
 checks = LazyModule("schemathesis.checks")
+
+pytestmark = pytest.mark.slow
 
 OPERATIONS = sorted({route.name for route in ROUTES} - UNDESCRIBED)
 HEADERS = {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -62,15 +65,17 @@ def description(gateway: Gateway) -> dict[str, Any]:
     By chance no text would name a model.
     """
     document = gateway.get("/openapi.json", None).json()
-    asked = (gateway.chat(ONE)["racer"] for _ in range(100))  # by chance none: 3e-16
+    asked = [gateway.chat(ONE)["racer"] for _ in range(200)]  # by chance fewer than 30 drawn: 1e-6
     decision = next(each["decision_id"] for each in asked if "shadow_rate" in each)
+    until(lambda: _answer_rows(gateway) >= 30)
+    answers = gateway.post("/same-answer/calibrate", ADMIN_KEY).json()["id"]
     job = gateway.get("/calibrations/jobs", ADMIN_KEY).json()["data"][0]["id"]
     all_right = {name: True for name in POOL}
     rows = [{"query": query, "correct": all_right} for query in "abc"]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     known = {
         "alpha": [0.05, 0.1, 0.2, 0.5, None, 2],
-        "calibration_id": [gateway.ready()["calibration"], "cal-1"],
+        "calibration_id": [gateway.ready()["calibration"], answers, "cal-1"],
         "candidates": [POOL, POOL[:2], POOL[1:], None, ["unknown"]],
         "correct": [all_right, {POOL[0]: False}, {"unknown": True}],
         "decision_id": [decision, "chatcmpl-1"],
@@ -103,6 +108,11 @@ def description(gateway: Gateway) -> dict[str, Any]:
     route = document["paths"]["/route"]["post"]["requestBody"]["content"]["application/json"]
     route["schema"] = {"anyOf": [_with_one(route["schema"], one) for one in ("query", "messages")]}
     return document
+
+
+def _answer_rows(gateway: Gateway) -> int:
+    """Sampled requests of which every candidate's answer is known."""
+    return gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]["rows"]
 
 
 def _narrowed(schema: Any, known: dict[str, list[Any]]) -> Any:
