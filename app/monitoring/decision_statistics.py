@@ -15,7 +15,8 @@ from sqlalchemy import ColumnElement, func, literal_column, select, tuple_
 
 from app.monitoring.decision_record import DecisionRecord
 from app.store import Store
-from app.store.tables import DecisionRow, VerdictRow
+from app.store.tables import CalibrationRow, DecisionRow, VerdictRow
+from racer_core.calibration.shadow import sampling_number
 from racer_core.types import FloatArray
 
 MAX_QUERIES: Final = 5_000  # more say little more about a density ratio
@@ -163,14 +164,42 @@ class DecisionStatistics:
                 if rate is not None
             ]
 
-    def losses(self, calibration_ids: Sequence[str], application: str = "") -> list[float]:
-        """The losses of an application's shadow decisions that count."""
+    def losses(
+        self, calibration_ids: Sequence[str], application: str = "", *, key: bytes
+    ) -> list[float]:
+        """The losses of an application's shadow decisions that count.
+
+        They are a sample at one rate: at the lowest that was in force since these calibrations
+        were made, below which each decision was drawn (:mod:`app.calibrations.thinning`).
+
+        Args:
+            calibration_ids: The calibrations that made the decisions.
+            application: Their application.
+            key: Secret of the draws.
+        """
         of_it = _of(calibration_ids, application)
+        judged = (*of_it, DecisionRow.loss.is_not(None))
+        made = select(func.min(CalibrationRow.created_at)).where(
+            CalibrationRow.id.in_(calibration_ids)
+        )
+        rates = select(
+            func.min(DecisionRow.sampling_rate), func.max(DecisionRow.sampling_rate)
+        ).where(
+            DecisionRow.application == application,
+            DecisionRow.sampling_rate > 0.0,
+            DecisionRow.created_at >= made.scalar_subquery(),
+        )
         with self._store.transaction() as session:
-            found = session.scalars(
-                select(DecisionRow.loss).where(*of_it, DecisionRow.loss.is_not(None))
-            )
-            return [loss for loss in found if loss is not None]
+            lowest, highest = session.execute(rates).one()
+            if lowest is None or lowest == highest:
+                found = session.scalars(select(DecisionRow.loss).where(*judged))
+                return [loss for loss in found if loss is not None]
+            of_loss = select(DecisionRow.loss, DecisionRow.id, DecisionRow.document)
+            return [
+                loss
+                for loss, decision_id, document in session.execute(of_loss.where(*judged))
+                if loss is not None and _draw(decision_id, json.loads(document), key) < lowest
+            ]
 
     def projections(self, calibration_ids: Sequence[str], *, counts_repeats: bool) -> FloatArray:
         """Embeddings of the newest queries that these calibrations routed, newest first, (m, d).
@@ -211,6 +240,12 @@ class DecisionStatistics:
             for row in rows:
                 yield DecisionRecord.from_document(row.document, None)
             older = page.where(place < (rows[-1].created_at, rows[-1].id))
+
+
+def _draw(decision_id: str, document: Mapping[str, Any], key: bytes) -> float:
+    """The number that drew a decision, by its id or by the turn of its conversation."""
+    drawn_by = document.get("conversation") or decision_id
+    return sampling_number(key, drawn_by.encode(), document.get("turn") or 0)
 
 
 def _of(calibration_ids: Sequence[str], application: str) -> tuple[ColumnElement[bool], ...]:

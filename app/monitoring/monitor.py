@@ -71,6 +71,7 @@ class Monitor:
         self._metrics = MonitoringMetrics(metrics.registry)
         self._decision_store = DecisionStore(store)
         self._statistics = DecisionStatistics(store)
+        self._sampling_key = sampling.key
         self._seen_queries = SeenQueries()
         self._sent_queries = SeenQueries()  # of each key, whichever calibration decides
         self._dropped = 0
@@ -222,7 +223,9 @@ class Monitor:
         alarms = {} if self._drift is None else await self._store.run(self._drift.as_json)
         reports: dict[str, dict[str, Any]] = {}
         for name, population in monitored.by_application.items():
-            risk = await self._store.run(risk_report.risk_as_json, self._statistics, population)
+            risk = await self._store.run(
+                risk_report.risk_as_json, self._statistics, population, self._sampling_key
+            )
             risk["shadow"]["rate"] = self.sampler.rate_of(name or None)
             reports[name] = {"alarms": alarms.get(name), **risk}
         found = {"calibration_id": monitored.record.id}
@@ -346,7 +349,7 @@ class Monitor:
         if monitored is None:
             return
         for name, population in monitored.by_application.items():
-            losses = self._statistics.losses(*population.decisions)
+            losses = self._statistics.losses(*population.decisions, key=self._sampling_key)
             self._metrics.show_risk(name, risk_report.estimate(losses))
 
     def _flush_drift(self) -> None:

@@ -57,8 +57,7 @@ def feedback_range(
 def estimate(losses: Sequence[float]) -> RiskEstimate:
     """The risk that the judged shadow sample shows.
 
-    Sampling never looks at the query: at one rate, the judged queries are drawn like all queries.
-    Where the rate changed, they are drawn like all queries as long as the population does not.
+    Sampling never looks at the query, so that queries judged at one rate are drawn like all.
     """
     values = np.array(losses, dtype=np.float64)
     return estimate_risk(values, np.ones(values.size), values.size)
@@ -70,12 +69,20 @@ def bound(population: MonitoredPopulation) -> float:
     return math.nan if largest is None else largest
 
 
-def risk_as_json(statistics: DecisionStatistics, population: MonitoredPopulation) -> dict[str, Any]:
-    """Both estimates with their counts; blocks, and raises :class:`StoreError`."""
+def risk_as_json(
+    statistics: DecisionStatistics, population: MonitoredPopulation, key: bytes
+) -> dict[str, Any]:
+    """Both estimates with their counts; blocks, and raises :class:`StoreError`.
+
+    Args:
+        statistics: Of the store.
+        population: What is monitored.
+        key: Secret of the draws.
+    """
     of_it, calibration = population.decisions, population.calibration
     without, with_verdicts = statistics.sets(*of_it)
     bounds = feedback_range(calibration, without, with_verdicts)
-    shadow = estimate(statistics.losses(*of_it))
+    shadow = estimate(statistics.losses(*of_it, key=key))
     counts = statistics.counts(*of_it)
     options = calibration.options
     return {

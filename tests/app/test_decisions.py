@@ -26,6 +26,7 @@ from app.monitoring.decision_writer import DecisionWriter
 from app.monitoring.sample_store import SampleStore
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
+from racer_core.calibration.shadow import sampling_number
 from tests.support.databases import Postgres
 from tests.support.gateway import (
     ADMIN_KEY,
@@ -323,6 +324,35 @@ def test_decisions_are_counted_by_calibration(decision_store: DecisionStore, sto
     without, with_verdicts = statistics.sets([RECORD.id])
     assert sum(each.count for each in without) == 5
     assert with_verdicts == []
+
+
+def test_losses_of_several_rates_count_as_drawn_at_the_lowest(
+    decision_store: DecisionStore, store: Store
+) -> None:
+    """A rate that falls as the losses do biases no estimate; the lowest counts without a draw.
+
+    Of 300 decisions with a loss at the rate 0.8 and 300 without at 0.2, as many of each count.
+    """
+    key = b"secret of the draws"
+
+    def draw(of: DecisionRecord) -> float:
+        return sampling_number(key, (of.conversation or of.decision_id).encode(), of.turn or 0)
+
+    def losses_of(rate: float, loss: float, **changes: Any) -> list[float]:
+        made = [note(sampling_rate=rate, **changes) for _ in range(300)]
+        drawn = [replace(each, shadow_rate=rate) for each in made if draw(each) < rate]
+        decision_store.add(
+            [*drawn, note(sampling_rate=rate, shadow_rate=None)], [True] * (len(drawn) + 1)
+        )
+        for each in drawn:
+            decision_store.set_loss(each, loss)
+        return [loss for each in drawn if draw(each) < 0.2]
+
+    statistics = DecisionStatistics(store)
+    many, few = losses_of(0.8, 1.0), losses_of(0.2, 0.0)
+    assert sorted(statistics.losses([RECORD.id], key=key)) == [*few, *many]
+    turns = losses_of(0.8, 0.5, conversation=f"{3:032x}", turn=5)
+    assert sorted(statistics.losses([RECORD.id], key=key)) == [*few, *turns, *many]
 
 
 def test_served_queries_are_those_that_are_drawn_like_the_rows(
