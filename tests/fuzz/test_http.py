@@ -75,7 +75,7 @@ def description(gateway: Gateway) -> dict[str, Any]:
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     known = {
         "alpha": [0.05, 0.1, 0.2, 0.5, None, 2],
-        "calibration_id": [gateway.ready()["calibration"], answers, "cal-1"],
+        "calibration_id": [gateway.ready()["calibration"], "cal-1"],
         "candidates": [POOL, POOL[:2], POOL[1:], None, ["unknown"]],
         "correct": [all_right, {POOL[0]: False}, {"unknown": True}],
         "decision_id": [decision, "chatcmpl-1"],
@@ -95,11 +95,14 @@ def description(gateway: Gateway) -> dict[str, Any]:
         "rows": [rows, [{"scores": {name: 0.5 for name in POOL}, "correct": all_right}]],
         "tools": [[{"type": "function", "function": {"name": "add"}}], [], {}],
     }
+    activate = document["paths"]["/same-answer/{calibration_id}/activate"]["post"]
+    (calibration_id,) = (each for each in activate["parameters"] if each["in"] == "path")
+    calibration_id["schema"] = {"enum": [answers, "cal-1"]}
     for methods in document["paths"].values():
         for operation in methods.values():
             operation["responses"].pop("default", None)  # with it no status would be missing
             for parameter in operation.get("parameters", ()):
-                if parameter["name"] in known:
+                if parameter["name"] in known and "enum" not in parameter["schema"]:
                     parameter["schema"] = {"enum": known[parameter["name"]]}
             for kind, body in operation.get("requestBody", {}).get("content", {}).items():
                 body["schema"] = _narrowed(body["schema"], known)
