@@ -65,9 +65,9 @@ def description(gateway: Gateway) -> dict[str, Any]:
     By chance no text would name a model.
     """
     document = gateway.get("/openapi.json", None).json()
-    asked = [gateway.chat(ONE)["racer"] for _ in range(200)]  # by chance fewer than 30 drawn: 1e-6
+    asked = [gateway.chat(ONE)["racer"] for _ in range(300)]  # by chance fewer than 45 drawn: 1e-9
     decision = next(each["decision_id"] for each in asked if "shadow_rate" in each)
-    until(lambda: _answer_rows(gateway) >= 30)
+    until(lambda: _answer_rows(gateway) >= 45)
     answers = gateway.post("/same-answer/calibrate", ADMIN_KEY).json()["id"]
     job = gateway.get("/calibrations/jobs", ADMIN_KEY).json()["data"][0]["id"]
     all_right = {name: True for name in POOL}
