@@ -67,7 +67,7 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRows:
-    """Rows with answers: what candidates say, who is right, and where the query lies."""
+    """Rows with the answers of all candidates, their labels, and embeddings of their queries."""
 
     answers: AnswerClasses
     labels: Any

@@ -148,8 +148,8 @@ def test_a_named_reference(certified: Gateway, talking: FakePool) -> None:
     assert not certificate["holds"]
     assert "reference_unavailable" in certificate["reasons"]
     assert talking.models_called().count("dan") >= 1
-    unknown = certified.ask("how many?", {"reference": "nobody"})
-    assert "no candidate 'nobody'" in error_message(unknown, 400)
+    unknown = certified.ask("how many?", {"reference": "unknown"})
+    assert "no candidate 'unknown'" in error_message(unknown, 400)
 
 
 def test_alpha_and_rounds_of_the_request(certified: Gateway, talking: FakePool) -> None:

@@ -187,7 +187,7 @@ def test_training_leaves_rows_without_a_label_out(racer: Command, tmp_path: Path
 
 
 def test_the_router_learns_what_it_reads_of_an_application(racer: Command, tmp_path: Path) -> None:
-    """With system prompts where `text` says so: there they alone tell who is right."""
+    """The router reads system prompts where `text` says so; only they decide which is right."""
     prompts = {"You add.": ("adder",), "You spell.": ("speller",)}
 
     def rows(start: int) -> list[Any]:
