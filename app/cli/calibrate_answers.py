@@ -39,3 +39,5 @@ def calibrate_answers(
     if evidence["price_share"] is not None:
         shown["share of the price"] = f"{evidence['price_share']:.2f}"
     out.print(report.fields(shown))
+    out.print(report.frontier(evidence["frontier"]))
+    out.print("Means over the calibration rows themselves.", highlight=False)

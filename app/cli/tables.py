@@ -46,6 +46,22 @@ def labelled_kinds(summary: RowsSummary) -> Table:
     return table
 
 
+def frontier(points: Sequence[Mapping[str, Any]]) -> Table:
+    """What each level of risk takes under the promise `same_answer`."""
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("alpha", "calls", "rounds", "share of the price"):
+        table.add_column(name, justify="right")
+    for point in points:
+        share = point["price_share"]
+        table.add_row(
+            f"{point['alpha']:.3g}",
+            f"{point['expected_calls']:.2f}",
+            f"{point['expected_rounds']:.2f}",
+            "" if share is None else f"{share:.2f}",
+        )
+    return table
+
+
 def rows_kind(rows: LabelledRows) -> str:
     """The kind of the rows, and whether it was guessed."""
     from racer_core.records.units import rows_kind

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, Final
-
-import numpy as np
 
 from app.settings import VOTE, SameAnswer, Settings
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 
-ALPHAS: Final = (0.01, 0.02, 0.05, 0.1, 0.2)  # of the frontier that the evidence shows
+# Levels of the frontier that the evidence shows, as far as rows are enough for them.
+LEVELS: Final = tuple(
+    float(f"{digit}e-{power}") for power in (4, 3, 2, 1) for digit in (1, 1.5, 2, 3, 5, 7)
+)
+LARGEST_LEVEL: Final = 0.5
 MIN_AGREEMENT: Final = 0.1  # least share of rows with two equal answers
 
 
 def evidence_of(
     settings: Settings, terms: SameAnswer, found: SequentialCalibration
 ) -> dict[str, Any]:
-    """What the rows of a calibration show at its alpha."""
-    threshold, policy = found.lambda_hat(terms.alpha), found.policy
+    """What the rows of a calibration show at its alpha, and at other levels."""
+    policy, prices = found.policy, _prices(settings)
+    (own,) = found.frontier([terms.alpha], prices)
     return {
         "alpha": terms.alpha,
         "reference": terms.reference,
@@ -32,27 +34,31 @@ def evidence_of(
         "reliabilities": dict(zip(policy.pool, policy.reliabilities, strict=True)),
         "candidates": len(policy.pool),
         "agreement": _agreement(found.answers),
-        "expected_calls": found.expected_calls(threshold),
-        "price_share": _price_share(settings, found, threshold),
+        "expected_calls": own.calls,
+        "price_share": own.price_share,
+        "least_alpha": found.least_alpha,
         "frontier": [
-            {"alpha": alpha, "expected_calls": found.expected_calls(found.lambda_hat(alpha))}
-            for alpha in ALPHAS
+            {
+                "alpha": point.alpha,
+                "expected_calls": point.calls,
+                "expected_rounds": point.rounds,
+                "price_share": point.price_share,
+            }
+            for point in found.frontier(_levels(found, terms.alpha), prices)
         ],
     }
 
 
-def _price_share(
-    settings: Settings, found: SequentialCalibration, threshold: float
-) -> float | None:
-    """Mean price of a request, as a share of that of the reference; None without prices."""
-    if settings.prices is None:
-        return None
-    policy = found.policy
-    price = dict(zip(settings.pool, settings.prices, strict=True))
-    spent = np.array(list(accumulate(price[name] for name in policy.order)))
-    calls = found.stops(found.answers, threshold).calls
-    names = policy.pool if policy.reference is None else (policy.reference,)
-    return float(spent[calls - 1].mean()) / sum(price[name] for name in names)
+def _levels(found: SequentialCalibration, alpha: float) -> list[float]:
+    """From 1/(n + 1), below which any number of rows calls everything; with the alpha in force."""
+    least = 1.0 / (found.n + 1)
+    grid = {each for each in LEVELS if least <= each <= LARGEST_LEVEL}
+    return sorted(grid | {least, min(found.least_alpha, LARGEST_LEVEL), alpha})
+
+
+def _prices(settings: Settings) -> dict[str, float] | None:
+    prices = settings.prices
+    return None if prices is None else dict(zip(settings.pool, prices, strict=True))
 
 
 def refusal_of(
@@ -85,11 +91,12 @@ def refusal_of(
     fitted = replace(found, answers=fitting, lost=0)
     # Of few rows at the smallest alpha with a finite threshold.
     threshold = fitted.lambda_hat(max(terms.alpha, 1.0 / (len(fitting) + 1)))
-    share = _price_share(settings, fitted, threshold)
+    calls, prices = fitted.stops(fitting, threshold).calls, _prices(settings)
+    share = None if prices is None else fitted.price_share(calls, prices)
     if share is not None and share >= 1.0:
         what = "all candidates" if terms.reference == VOTE else f"{terms.reference!r} alone"
         return f"not worth it: a request would cost {share:.2f} of what {what} cost"
-    if fitted.expected_calls(threshold) >= len(found.policy.order):
+    if calls.mean() >= len(found.policy.order):
         return (
             "not certifiable cheaply: every request would call all candidates of the order; "
             "set a larger alpha or max_rounds, or an equality that fits the answers better"

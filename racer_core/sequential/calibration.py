@@ -6,7 +6,7 @@ the realised risk are those of sets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -24,7 +24,7 @@ from racer_core.sequential.critical import (
     rounds_called,
     tie_noise,
 )
-from racer_core.sequential.policy import Columns, Policy
+from racer_core.sequential.policy import Columns, Outcomes, Policy
 from racer_core.types import BoolArray, FloatArray
 
 
@@ -43,6 +43,25 @@ class Stops:
     calls: Columns
     winner: Columns
     differs: BoolArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierPoint:
+    """What a level of risk takes: means over the calibration rows themselves.
+
+    Attributes:
+        alpha: The level.
+        threshold: lambda_hat; +inf calls everything.
+        calls: Candidates called.
+        rounds: Rounds called.
+        price_share: Price of the calls as a share of the reference's; None without prices.
+    """
+
+    alpha: float
+    threshold: float
+    calls: float
+    rounds: float
+    price_share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +95,7 @@ class SequentialCalibration:
     @cached_property
     def ascending(self) -> FloatArray:
         """The rows' critical scores in ascending order, shape (n,)."""
-        outcomes = self.policy.outcomes(self.answers)
+        outcomes = self._outcomes
         s = self.nonconformity(outcomes.doubt, self.answers.fingerprints)
         scores = np.sort(critical_scores(s, outcomes.differs))
         return np.append(scores, np.full(self.lost, np.inf))
@@ -103,7 +122,8 @@ class SequentialCalibration:
 
     def stops(self, answers: AnswerClasses, threshold: float) -> Stops:
         """Where the sequences of these rows stop."""
-        outcomes = self.policy.outcomes(answers)
+        is_own = answers is self.answers
+        outcomes = self._outcomes if is_own else self.policy.outcomes(answers)
         s = self.nonconformity(outcomes.doubt, answers.fingerprints)
         rounds = rounds_called(s, threshold)
         at = np.arange(len(answers)), rounds - 1
@@ -113,6 +133,50 @@ class SequentialCalibration:
     def expected_calls(self, threshold: float) -> float:
         """Mean number of calls of the rows at a threshold."""
         return float(self.stops(self.answers, threshold).calls.mean())
+
+    @property
+    def least_alpha(self) -> float:
+        """The smallest alpha with a finite threshold; below it everything is called."""
+        return float((1 + np.isposinf(self.ascending).sum()) / (self.n + 1))
+
+    def price_share(self, calls: Columns, prices: Mapping[str, float]) -> float:
+        """Mean price of requests as a share of what calling the reference takes.
+
+        Args:
+            calls: How many candidates were called, in the order of the policy, shape (n,).
+            prices: Price of one call of each candidate; the vote's is that of the whole pool.
+        """
+        policy = self.policy
+        spent = np.cumsum([prices[name] for name in policy.order])
+        names = policy.pool if policy.reference is None else (policy.reference,)
+        return float(spent[calls - 1].mean()) / sum(prices[name] for name in names)
+
+    def frontier(
+        self, alphas: Sequence[float], prices: Mapping[str, float] | None = None
+    ) -> tuple[FrontierPoint, ...]:
+        """What each level of risk takes of the rows themselves.
+
+        Args:
+            alphas: The levels.
+            prices: Price of one call of each candidate; None: they have none.
+        """
+        points: list[FrontierPoint] = []
+        for alpha in alphas:
+            stops = self.stops(self.answers, threshold := self.lambda_hat(alpha))
+            point = FrontierPoint(
+                alpha=alpha,
+                threshold=threshold,
+                calls=float(stops.calls.mean()),
+                rounds=float(stops.rounds.mean()),
+                price_share=None if prices is None else self.price_share(stops.calls, prices),
+            )
+            points.append(point)
+        return tuple(points)
+
+    @cached_property
+    def _outcomes(self) -> Outcomes:
+        """Those of the rows, which every threshold and level shares."""
+        return self.policy.outcomes(self.answers)
 
     def restrict(self, names: Sequence[str]) -> Self:
         """The calibration of a smaller pool: its order, votes, references and critical scores.

@@ -89,10 +89,14 @@ def test_from_nothing_but_candidates_to_certified_answers(
     code, out, _ = racer("calibrate", "--same-answer", "--url", sampling.url, "--key", ADMIN_KEY)
     assert code == 0
     assert "expected calls" in out
+    assert "Means over the calibration rows themselves" in out
     report = sampling.get("/same-answer", ADMIN_KEY).json()
     evidence = report["data"][0]["evidence"]
     assert (evidence["rows"], evidence["fitting"], evidence["n"]) == (120, 30, 90)
     assert evidence["lost"] == evidence["pending"] == evidence["thinned"] == 0
+    frontier = {each["alpha"]: each["expected_calls"] for each in evidence["frontier"]}
+    assert (min(frontier), max(frontier)) == (1 / 91, 0.5)
+    assert frontier[0.1] == evidence["expected_calls"] >= frontier[0.5]
     progress = report["applications"][""]
     assert (progress["active"], progress["rows"], progress["watch"]["alarm_at"]) == (
         report["data"][0]["id"], 120, None,

@@ -61,6 +61,33 @@ def test_serving_decides_as_calibration_does(seed, max_rounds, reference, salt):
             assert sequence.stopped == (StopReason.ALL_CALLED if is_all else StopReason.CERTIFIED)
 
 
+@pytest.mark.parametrize("reference", [None, "d"])
+def test_the_frontier_is_what_serving_the_rows_takes(reference):
+    """Calls, rounds and price at every level; below the least one everything is called."""
+    rows = answers(np.random.default_rng(5), 60, CHANCES)
+    policy = fit_policy(rows, max_rounds=3, reference=reference)
+    calibration = SequentialCalibration(policy=policy, answers=rows, lost=2, salt=b"salt")
+    prices = dict(zip(policy.pool, (1.0, 2.0, 4.0, 0.5, 8.0), strict=True))
+    whole = prices["d"] if reference else sum(prices.values())
+    noise = tie_noise(b"salt", rows.fingerprints)
+    levels = (1 / 63, 0.04, calibration.least_alpha, 0.1, 0.3, 0.5)
+    assert calibration.least_alpha == 3 / 63
+    points = calibration.frontier(levels, prices)
+    for alpha, point in zip(levels, points, strict=True):
+        calls = rounds = spent = 0
+        for row, shift in zip(rows.classes, noise, strict=True):
+            sequence = CallSequence(policy, calibration.lambda_hat(alpha), float(shift))
+            called = replay(sequence, row)
+            calls, rounds = calls + called, rounds + sequence.rounds
+            spent += sum(prices[name] for name in policy.order[:called])
+        assert (point.alpha, point.threshold) == (alpha, calibration.lambda_hat(alpha))
+        assert (point.calls, point.rounds) == pytest.approx((calls / 60, rounds / 60))
+        assert point.price_share == pytest.approx(spent / 60 / whole)
+    assert [each.threshold == math.inf for each in points] == [True, True, *[False] * 4]
+    assert points[0].calls == len(policy.order) > points[2].calls > points[-1].calls
+    assert calibration.frontier([0.1])[0].price_share is None
+
+
 @pytest.fixture
 def policy():
     """Three candidates, then two."""
