@@ -15,7 +15,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.support.gateway import ENVIRONMENT, ONE, TWO, UNANSWERABLE, configure, labelled, running
+from tests.support import same_answer
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    ONE,
+    TWO,
+    UNANSWERABLE,
+    configure,
+    labelled,
+    running,
+)
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -32,7 +42,7 @@ Samples = dict[str, list[dict[str, str]]]  # by the name of the series: the labe
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """What ``/metrics`` of a gateway has that was asked; a call was cancelled, and one failed."""
+    """What ``/metrics`` has after a cancelled call, a failed one, and a request in rounds."""
     folder = tmp_path_factory.mktemp("monitoring")
     rows = labelled(0, 400), labelled(5_000, 200)
     train(*rows, folder / "artifact", encoder=CharNgramEncoder(), kind="knn")
@@ -50,8 +60,17 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
                 gateway.ask(question, model="poet")
             assert until(lambda: "candidate_ejections_total{" in gateway.get("/metrics").text, 30)
             text = gateway.get("/metrics").text
+        rounds = same_answer.configured(pool)
+        rounds.pop("calibrated")
+        path = configure(folder / "rounds", rounds.pop("artifact"), pool.url, **rounds)
+        with running(path, ENVIRONMENT) as gateway:
+            same_answer.activate(gateway)
+            gateway.get("/same-answer", ADMIN_KEY)
+            gateway.chat(ONE)
+            texts = text, gateway.get("/metrics").text
     found: Samples = {}
-    for family in text_string_to_metric_families(text):
+    families = [each for text in texts for each in text_string_to_metric_families(text)]
+    for family in families:
         for sample in family.samples:
             found.setdefault(sample.name, []).append(sample.labels)
     return found
@@ -214,7 +233,8 @@ def test_the_dashboard_has_a_panel_per_question() -> None:
         "racer_requests_total", "racer_candidate_seconds_bucket", "racer_overhead_seconds_bucket",
         "racer_set_size_sum", "racer_abstained_total", "racer_candidate_replicas",
         "racer_realised_risk", "racer_risk_bound", "racer_drift_evidence", "racer_store_up",
-        "racer_router_queue",
+        "racer_router_queue", "racer_same_answer_calls_total", "racer_same_answer_differing",
+        "racer_same_answer_alarm",
     ):  # fmt: skip
         assert metric in expressions_text
     assert "Calls saved" in {panel["title"] for panel in PANELS}
