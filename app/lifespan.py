@@ -118,7 +118,7 @@ async def open_services(
         conditions = ConditionReader(settings.candidates, settings.limits.extra_fields)
         grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
         stored = None
-        answers = AnswerCalibrations(None, setup="", prices=None)
+        answers = AnswerCalibrations(None, setup="")
         if settings.has_store:
             stored = await stack.enter_async_context(
                 _open_store(settings, secrets, grouping, conditions, metrics)

@@ -43,10 +43,11 @@ class DecisionLog:
         _charge(state, results, outcome)
         self.record_decision(outcome, state.request)
         self.sample(state, results)
-        planned = outcome.certificate.same_answer
-        if planned is not None and planned.calls is not None:
-            spared = len(outcome.certificate.pool) - planned.calls
-            self._metrics.same_answer_calls.labels("made").inc(planned.calls)
+        promised = outcome.certificate.same_answer
+        if promised is not None and promised.made is not None:
+            made = len(promised.made.names)
+            spared = len(outcome.certificate.pool) - made
+            self._metrics.same_answer_calls.labels("made").inc(made)
             self._metrics.same_answer_calls.labels("spared").inc(spared)
         return outcome
 
@@ -196,4 +197,5 @@ def _decision_record(
         population=routed.population,
         remarks=tuple(routed.remarks),
         group_by=group_by,
+        sequence=certificate.same_answer,
     )

@@ -89,8 +89,7 @@ class RequestRouter:
                 waits_for_all=request.options.explain,
             )
             if decision.rounds is not None:
-                threshold = decision.decision.lambda_hat
-                vote = RoundsVote.of(vote, Rounds(decision.rounds, threshold, decision_id))
+                vote = RoundsVote.of(vote, Rounds(decision.rounds, decision_id))
             return RequestState(
                 request=request,
                 decision_id=decision_id,

@@ -17,14 +17,14 @@ import numpy as np
 from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.vote import Vote
+from app.routing.answer_calibrations import RoundsPlan
+from app.routing.answer_guarantee import MadeCalls
 from app.routing.decision import CertifiedDecision
 from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
 from app.upstream.reply import Reply
-from racer_core.sequential.calibration import SequentialCalibration
-from racer_core.sequential.critical import tie_noise
 from racer_core.sequential.reliability import vote_odds
-from racer_core.sequential.serving import CallSequence
+from racer_core.sequential.serving import StopReason
 from racer_core.types import Aggregate
 
 HURRY_SHARE: Final = 0.5  # of the time to the deadline
@@ -34,15 +34,14 @@ class Rounds:
     """The calls of one request.
 
     Args:
-        found: The calibration for the candidates that it may call.
-        threshold: lambda_hat.
+        plan: The rules of its calls.
         decision_id: The id of its decision, which breaks ties.
     """
 
-    def __init__(self, found: SequentialCalibration, threshold: float, decision_id: str) -> None:
-        noise = tie_noise(found.salt, (decision_id.encode(),))
-        self._sequence = CallSequence(found.policy, threshold, float(noise[0]))
-        self._policy = found.policy
+    def __init__(self, plan: RoundsPlan, decision_id: str) -> None:
+        self._plan = plan
+        self._sequence = plan.sequence(decision_id)
+        self._policy = plan.calibration.policy
         self._waiting: set[str] = set()  # called, without a result
         self._forms: dict[str, str | None] = {}
         self._failed: set[str] = set()
@@ -119,34 +118,43 @@ class Rounds:
         rival = max([0.0, *(each for other, each in votes.items() if other != form)])
         return votes[form] - rival > sum(abs(weights[name]) for name in self._failed)
 
+    @property
+    def made(self) -> MadeCalls:
+        """The calls so far."""
+        called = [name for each in self._sequence.called for name in each.called]
+        forms = [self._forms[name] for name in called if self._forms.get(name) is not None]
+        numbers = {form: number for number, form in enumerate(dict.fromkeys(forms))}
+        return MadeCalls(
+            rounds=tuple(self._sequence.called),
+            stopped=self._sequence.stopped,
+            classes={
+                name: numbers.get(self._forms[name]) for name in called if name in self._forms
+            },
+            failed=tuple(name for name in called if name in self._failed),
+            price_share=self._plan.price_share(called),
+        )
+
     def ended(self, routed: CertifiedDecision) -> CertifiedDecision:
         """The decision with the calls that were made."""
-        planned, decision = routed.certificate.same_answer, routed.decision
-        assert planned is not None
-        called = {*self._forms, *self._failed, *self._waiting}
-        made_calls = [
-            (name, score)
-            for name, score in zip(decision.selected, decision.scores, strict=True)
-            if name in called
-        ]
-        names = tuple(name for name, _ in made_calls)
-        made = replace(
-            planned, rounds=self._sequence.rounds, calls=len(names), stopped=self._sequence.stopped
-        )
+        promised, decision, made = routed.certificate.same_answer, routed.decision, self.made
+        assert promised is not None
+        scores = dict(zip(decision.selected, decision.scores, strict=True))
+        names = made.names
         return replace(
             routed,
             decision=replace(
-                decision, selected=names, scores=tuple(score for _, score in made_calls)
+                decision, selected=names, scores=tuple(scores[name] for name in names)
             ),
             chosen=names,
-            certificate=replace(routed.certificate, same_answer=made),
+            certificate=replace(routed.certificate, same_answer=replace(promised, made=made)),
         )
 
     def _begin(self) -> None:
         """Begin the next round; one of all that are left where nothing can be returned yet."""
-        is_empty = bool(self._forms) and not self._has_answer and not self._failed
-        self.next = self._sequence.call_rest() if is_empty else self._sequence.next_round()
-        if is_empty and not self.next:
+        self.next = ()
+        if self._forms and not self._has_answer and not self._failed:
+            self.next = self._sequence.call_rest(StopReason.NO_ANSWER)
+        if not self.next:
             self.next = self._sequence.next_round()
         self._waiting.update(self.next)
 

@@ -68,12 +68,7 @@ class AnswerCalibrator:
         self._store = store
         self._records = AnswerCalibrationStore(store)
         self._key = key
-        prices = settings.prices
-        self.calibrations = AnswerCalibrations(
-            self._records,
-            setup=setup,
-            prices=None if prices is None else dict(zip(settings.pool, prices, strict=True)),
-        )
+        self.calibrations = AnswerCalibrations(self._records, setup=setup)
         self._ids = IdGenerator()
         configured = settings.applications
         self._names = [*configured, DEFAULT] if configured else [""]
@@ -248,7 +243,7 @@ class AnswerCalibrator:
                 "for more, or raise `watching.shadow_rate` or alpha",
                 param="rows",
             )
-        pool = self._settings.pool
+        pool, prices = self._settings.pool, self._settings.prices
         record = AnswerCalibrationRecord(
             id=f"answers-{self._ids.new_id()}",
             created_at=now(),
@@ -259,6 +254,7 @@ class AnswerCalibrator:
             lost=rows.lost(fitting),
             salt=secrets.token_bytes(_SALT_BYTES),
             alpha=terms.alpha,
+            prices=None if prices is None else dict(zip(pool, prices, strict=True)),
             evidence={},
         )
         if not len(record.fitting) or not len(record.rows):

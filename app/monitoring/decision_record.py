@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from app.json_output import dump_json
+from app.routing.answer_guarantee import AnswerGuarantee
 from app.routing.decision import ChosenBy
 from app.routing.reasons import Reason
 from racer_core.calibration.certificate import base_reason
@@ -94,6 +95,7 @@ class DecisionRecord:
         remarks: The remarks in the certificate; None in records of version 0.1.
         group_by: ``Settings.group_by``, which says what the group means; None in records of version
             0.1.
+        sequence: Of the promise `same_answer`: the order of calls, and the calls made.
     """
 
     decision_id: str
@@ -127,6 +129,12 @@ class DecisionRecord:
     population: int | None = None
     remarks: tuple[str, ...] | None = None
     group_by: str | None = None
+    sequence: AnswerGuarantee | None = None
+
+    @property
+    def set_calibration_id(self) -> str | None:
+        """The calibration of its scores; None: none was active, or answers decided."""
+        return None if self.sequence is not None else self.calibration_id
 
     @property
     def application(self) -> str:
@@ -146,7 +154,10 @@ class DecisionRecord:
     def as_json(self) -> dict[str, Any]:
         """The wire form. An infinite threshold is null: JSON has no infinity."""
         shown = {name: getattr(self, name) for name in _FIELDS}
-        return shown | {"lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None}
+        return shown | {
+            "lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None,
+            "sequence": self.sequence and self.sequence.as_json(),
+        }
 
     def as_its_key_sees_it(self) -> DecisionRecord:
         """The same, as the data key that made it may read it.
@@ -166,7 +177,10 @@ class DecisionRecord:
         stored: dict[str, Any] = json.loads(document)
         for name in ("pool", "selected", "scores", "reasons", "answered", *_LATER_FIELDS):
             stored[name] = None if stored.get(name) is None else tuple(stored[name])
-        stored["lambda_hat"] = math.inf if stored["lambda_hat"] is None else stored["lambda_hat"]
+        sequence = stored.get("sequence") and AnswerGuarantee.from_json(stored["sequence"])
+        stored["sequence"] = sequence
+        if stored["lambda_hat"] is None:  # infinite; the least threshold calls the first round
+            stored["lambda_hat"] = -math.inf if sequence and not sequence.trivial else math.inf
         stored["chosen_by"] = ChosenBy(stored["chosen_by"])
         stored["outcome"] = RequestEnd(stored.get("outcome", RequestEnd.ANSWERED))
         stored["neighbours"] = neighbours

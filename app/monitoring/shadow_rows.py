@@ -104,12 +104,12 @@ def labelled_rows(
                 return None
             else:
                 of_row = tuple(sample.digests)
-        elif each.decision.calibration_id not in own:
+        elif each.decision.set_calibration_id not in own:
             if sample is not None and exchange is not None:
                 now = sent_now(exchange)
                 if any(sample.digests.get(name) != now[name] for name in pool):
                     return None
-            elif each.decision.calibration_id is not None:
+            elif each.decision.set_calibration_id is not None:
                 is_lost = sample is None or sample.is_unreadable
                 if not (is_lost and stores_requests):
                     return None  # its scores are another router's
@@ -175,7 +175,7 @@ def _row(
     elif decision.scores is not None and is_scored:
         row |= {} if decision.query is None else {"query": decision.query}
         row["scores"] = dict(zip(pool, decision.scores, strict=True))
-    elif decision.calibration_id is not None or stores_requests:
+    elif decision.set_calibration_id is not None or stores_requests:
         row["scores"] = dict.fromkeys(pool, 0.0)  # without a label they count for nothing
     else:
         return None
@@ -233,7 +233,7 @@ def _conditions(
     if sample is not None:
         digests = {name: sample.digests[name] for name in pool if name in sample.digests}
         return digests if len(digests) == len(pool) else None
-    if decision.calibration_id is None or not decision.answered_like_rows:
+    if decision.set_calibration_id is None or not decision.answered_like_rows:
         return None
-    vector = conditions_of(decision.calibration_id)
+    vector = conditions_of(decision.set_calibration_id)
     return None if vector is None else dict(zip(pool, vector, strict=True))

@@ -7,11 +7,11 @@ made here, else with the next housekeeping.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from cachetools import LRUCache
 
@@ -20,7 +20,9 @@ from app.json_output import dump_json
 from app.settings import VOTE, Settings
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.critical import tie_noise
 from racer_core.sequential.fit import fit_policy, tuned_policy
+from racer_core.sequential.serving import CallSequence
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +52,34 @@ class RoundsPlan:
         calibration: The rows with the policy.
         threshold: lambda_hat; +inf calls everything.
         expected_calls: Mean number of calls of the rows.
+        prices: Price of a call of each candidate; None: they have none.
     """
 
     calibration: SequentialCalibration
     threshold: float
     expected_calls: float
+    prices: Mapping[str, float] | None
+
+    @classmethod
+    def of(
+        cls, found: SequentialCalibration, alpha: float, prices: Mapping[str, float] | None
+    ) -> Self:
+        """The plan at one alpha."""
+        threshold = found.lambda_hat(alpha)
+        return cls(found, threshold, found.expected_calls(threshold), prices)
+
+    def sequence(self, decision_id: str) -> CallSequence:
+        """The calls of a request; its decision's id breaks ties."""
+        noise = tie_noise(self.calibration.salt, (decision_id.encode(),))
+        return CallSequence(self.calibration.policy, self.threshold, float(noise[0]))
+
+    def price_share(self, called: Iterable[str]) -> float | None:
+        """Price of some calls, as a share of that of the reference; None without prices."""
+        if self.prices is None:
+            return None
+        policy = self.calibration.policy
+        names = policy.pool if policy.reference is None else (policy.reference,)
+        return sum(map(self.prices.__getitem__, called)) / sum(map(self.prices.__getitem__, names))
 
 
 def answer_setup(settings: Settings, added: Mapping[str, str]) -> str:
@@ -80,19 +105,11 @@ class AnswerCalibrations:
     Args:
         store: Where records are; None: there is no store, and none is active.
         setup: Digest of the configuration, by which records are stored.
-        prices: Price of a call of each candidate; None: they have none.
     """
 
-    def __init__(
-        self,
-        store: AnswerCalibrationStore | None,
-        *,
-        setup: str,
-        prices: Mapping[str, float] | None,
-    ) -> None:
+    def __init__(self, store: AnswerCalibrationStore | None, *, setup: str) -> None:
         self.setup = setup
         self._store = store
-        self._prices = prices
         self._active: Mapping[str, AnswerCalibrationRecord] = {}
         self.stale: frozenset[str] = frozenset()  # ids of records that an alarm made void
         self._fits: LRUCache[_Key, SequentialCalibration] = LRUCache(_MAX_FITS)
@@ -151,34 +168,40 @@ class AnswerCalibrations:
         with self._lock:
             found = self._fits.get(key)
         if found is None:
-            found = self._fitted(record, key[2], terms.max_rounds)
-            if set(names) != set(found.policy.pool):
-                found = found.restrict(names)
-        threshold = found.lambda_hat(alpha)
-        plan = RoundsPlan(found, threshold, found.expected_calls(threshold))
+            found = fitted(record, names, terms)
+        plan = RoundsPlan.of(found, alpha, record.prices)
         with self._lock:
             self._fits[key] = found
             self._plans[*key, alpha] = plan
         return plan
 
-    def _fitted(
-        self, record: AnswerCalibrationRecord, reference: str, max_rounds: int
-    ) -> SequentialCalibration:
-        policy = fit_policy(
-            record.fitting,
-            max_rounds=max_rounds,
-            reference=None if reference == VOTE else reference,
-            prices=self._prices,
-        )
-        # Tuned at the configured alpha: one policy serves every alpha. Without prices the reference
-        # alone would always be the cheapest.
-        if policy.reference is None or self._prices is not None:
-            policy = tuned_policy(policy, record.fitting, record.alpha, max_rounds, self._prices)
-        return SequentialCalibration(
-            policy=policy, answers=record.rows, lost=record.lost, salt=record.salt or None
-        )
+
+def fitted(
+    record: AnswerCalibrationRecord, names: Sequence[str], terms: RoundsTerms
+) -> SequentialCalibration:
+    """The policy and the rows of a record for some of the candidates; a function of these alone.
+
+    A reference that is not among ``names`` is replaced by their vote.
+    """
+    policy = fit_policy(
+        record.fitting,
+        max_rounds=terms.max_rounds,
+        reference=None if _reference(names, terms) == VOTE else terms.reference,
+        prices=record.prices,
+    )
+    # Tuned at the configured alpha: one policy serves every alpha. Without prices the reference
+    # alone would always be the cheapest.
+    if policy.reference is None or record.prices is not None:
+        policy = tuned_policy(policy, record.fitting, record.alpha, terms.max_rounds, record.prices)
+    found = SequentialCalibration(
+        policy=policy, answers=record.rows, lost=record.lost, salt=record.salt or None
+    )
+    return found if set(names) == set(policy.pool) else found.restrict(names)
 
 
 def _key(record: AnswerCalibrationRecord, names: tuple[str, ...], terms: RoundsTerms) -> _Key:
-    reference = terms.reference if terms.reference in names else VOTE
-    return record.id, names, reference, terms.max_rounds
+    return record.id, names, _reference(names, terms), terms.max_rounds
+
+
+def _reference(names: Sequence[str], terms: RoundsTerms) -> str:
+    return terms.reference if terms.reference in names else VOTE

@@ -6,52 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from app.routing.answer_guarantee import AnswerGuarantee
 from app.routing.reasons import HOLDING
 from app.settings.applications import Premise, Turns
 from racer_core.calibration.certificate import Certificate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerGuarantee:
-    """What the promise `same_answer` says beside alpha, and how a request was answered under it.
-
-    Attributes:
-        reference: ``vote``, that of the whole pool, or a candidate.
-        equality: The rule by which answers are the same.
-        max_rounds: Most rounds of calls.
-        first_round: The candidates that are called first.
-        expected_calls: Mean number of calls of the calibration rows at the threshold.
-        rounds: Rounds called; None before the calls.
-        calls: Candidates called; None before the calls.
-        stopped: Why no further round was called; None before the calls.
-    """
-
-    reference: str
-    equality: str
-    max_rounds: int
-    first_round: tuple[str, ...]
-    expected_calls: float
-    rounds: int | None = None
-    calls: int | None = None
-    stopped: str | None = None
-
-    def guarantee_as_json(self) -> dict[str, Any]:
-        """What belongs to the guarantee."""
-        return {
-            "reference": self.reference,
-            "equality": self.equality,
-            "max_rounds": self.max_rounds,
-        }
-
-    def calls_as_json(self) -> dict[str, Any]:
-        """The calls, as planned and as made."""
-        return {
-            "first_round": list(self.first_round),
-            "expected_calls": round(self.expected_calls, 3),
-            "rounds": self.rounds,
-            "calls": self.calls,
-            "stopped": self.stopped,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

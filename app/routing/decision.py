@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from app.routing.answer_calibrations import RoundsPlan
 from app.routing.applications import Membership
 from app.routing.certificate import ServedCertificate
 from app.routing.reasons import Reason, Remark
 from app.routing.scorer import ScoredQuery
 from app.store.calibration_record import CalibrationRecord
-from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.types import RoutingDecision
 
 
@@ -43,7 +43,7 @@ class CertifiedDecision:
     chosen: tuple[str, ...]  # the selected set, even where others are called instead
     chosen_by: ChosenBy
     repeated: bool = False  # the query was seen before, by this key or another, or is a row
-    rounds: SequentialCalibration | None = None  # ends the calls; None: the set is called at once
+    rounds: RoundsPlan | None = None  # ends the calls; None: the set is called at once
     remarks: tuple[Remark, ...] = ()  # what its sender may know of the query
 
     @property
@@ -54,7 +54,7 @@ class CertifiedDecision:
     @property
     def calibration_id(self) -> str | None:
         """The calibration that decided; None: none was active."""
-        return self.record and self.record.id
+        return self.certificate.calibration_id if self.record is None else self.record.id
 
     @property
     def strongest(self) -> str:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.routing.answer_calibrations import AnswerCalibrations, RoundsPlan, RoundsTerms
+from app.routing.answer_guarantee import AnswerGuarantee
 from app.routing.candidate_choice import CandidateChooser
-from app.routing.certificate import AnswerGuarantee, ServedCertificate
+from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.fallback import FallbackRouting
 from app.routing.groups import Grouping
@@ -157,8 +158,10 @@ class SameAnswerRouting:
                 reference=policy.reference or VOTE,
                 equality=self.settings.aggregation.equality,
                 max_rounds=terms.max_rounds,
-                first_round=policy.order[: policy.borders[0]],
+                order=policy.order,
+                borders=policy.borders,
                 expected_calls=plan.expected_calls,
+                trivial=threshold == math.inf,
             ),
         )
         return CertifiedDecision(
@@ -175,7 +178,7 @@ class SameAnswerRouting:
             member=application,
             chosen=names,
             chosen_by=ChosenBy.ROUNDS,
-            rounds=found if len(names) > 1 else None,
+            rounds=plan if len(names) > 1 else None,
         )
 
     def _reasons(

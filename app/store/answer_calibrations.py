@@ -47,6 +47,8 @@ class AnswerCalibrationRecord:
         lost: Calibration rows without the answers of all candidates, which count as lost.
         salt: Key of the noise that breaks ties; empty: there is none.
         alpha: The risk level for which the rounds are tuned.
+        prices: Price of a call of each candidate then, by which order and rounds are chosen; None:
+            there were none.
         evidence: What was found when it was made.
     """
 
@@ -59,6 +61,7 @@ class AnswerCalibrationRecord:
     lost: int
     salt: bytes
     alpha: float
+    prices: Mapping[str, float] | None = None
     evidence: Mapping[str, Any]
 
     @property
@@ -98,6 +101,7 @@ class AnswerCalibrationStore:
             "pool": record.pool,
             "lost": record.lost,
             "alpha": record.alpha,
+            "prices": record.prices,
             "evidence": dict(record.evidence),
             "ids": [[each.decode() for each in part.fingerprints] for part in _parts(record)],
         }
@@ -217,6 +221,7 @@ def _decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
             lost=document["lost"],
             salt=salt,
             alpha=document["alpha"],
+            prices=document.get("prices"),
             evidence=document["evidence"],
         )
     except (KeyError, OSError, TypeError, ValueError, RacerError) as exc:

@@ -9,6 +9,7 @@ one last round with all candidates that are left.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from racer_core.errors import InputError
@@ -21,7 +22,22 @@ class StopReason(StrEnum):
     CERTIFIED = "certified"  # the stopping score passed the threshold
     ALL_CALLED = "all_called"  # the order ended; its answer is the reference's
     FAILURE = "failure"  # a candidate failed: all others were called
-    DEADLINE = "deadline"  # all others were called at once
+    DEADLINE = "deadline"  # half of the time was over: all others were called at once
+    NO_ANSWER = "no_answer"  # no answer so far could be returned: all others were called
+
+
+@dataclass(frozen=True, slots=True)
+class CalledRound:
+    """One round of a sequence.
+
+    Attributes:
+        called: The candidates, in the order of calls.
+        doubt: q after the round; None for a last round out of turn, which needs none, and for one
+            that is under way.
+    """
+
+    called: tuple[str, ...]
+    doubt: float | None = None
 
 
 class CallSequence:
@@ -39,8 +55,7 @@ class CallSequence:
     def __init__(self, policy: Policy, threshold: float, noise: float = 0.0) -> None:
         self.policy = policy
         self.stopped: StopReason | None = None
-        self.rounds = 0
-        self.doubt: float | None = None  # q after the last completed round
+        self.called: list[CalledRound] = []
         self._last: StopReason | None = None  # why the last round is called
         self._threshold = threshold
         self._noise = noise
@@ -85,15 +100,23 @@ class CallSequence:
         called = self.policy.borders[self.rounds - 1] if self.rounds else 0
         return self._call(self.policy.order[called : self.policy.borders[self.rounds]])
 
-    def call_rest(self) -> tuple[str, ...]:
-        """Further candidates to call at once because a deadline is near; no other round follows.
+    def call_rest(self, reason: StopReason = StopReason.DEADLINE) -> tuple[str, ...]:
+        """Further candidates to call at once; where there are any, no other round follows.
 
         Answers that are outstanding are still awaited.
+
+        Args:
+            reason: Why no round is awaited.
         """
-        if self.stopped is not None:
+        if self.stopped is not None or not (left := self._left()):
             return ()
-        self._last = StopReason.DEADLINE
-        return self._call(self._left())
+        self._last = reason
+        return self._call(left)
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that were begun."""
+        return len(self.called)
 
     @property
     def winner(self) -> str | None:
@@ -113,13 +136,14 @@ class CallSequence:
         """Whether to stop after a completed round."""
         is_last = self.rounds == len(self.policy.borders)
         if is_last and self.policy.reference is not None:
-            winner, self.doubt = self.policy.reference, 0.0
+            winner, doubt = self.policy.reference, 0.0
         else:
             called = self.policy.order[: self.policy.borders[self.rounds - 1]]
             forms = {name: self._answers[name] for name in called}
             winner = self.policy.vote(forms)
-            self.doubt = self.policy.doubt(forms, winner)
-        self._highest = max(self._highest, -self.doubt)
+            doubt = self.policy.doubt(forms, winner)
+        self.called[-1] = replace(self.called[-1], doubt=doubt)
+        self._highest = max(self._highest, -doubt)
         is_certain = self._highest + self._noise > self._threshold
         if not (is_last or is_certain):
             return None
@@ -138,7 +162,7 @@ class CallSequence:
 
     def _call(self, candidates: tuple[str, ...]) -> tuple[str, ...]:
         if candidates:
-            self.rounds += 1
+            self.called.append(CalledRound(candidates))
             self._outstanding += candidates
         return candidates
 

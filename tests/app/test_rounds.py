@@ -56,6 +56,17 @@ def test_agreement_ends_the_calls(certified: Gateway, talking: FakePool) -> None
     metrics = certified.get("/metrics", ADMIN_KEY).text
     assert f'racer_same_answer_calls_total{{kind="made"}} {len(first)}.0' in metrics
     assert f'racer_same_answer_calls_total{{kind="spared"}} {len(NAMES) - len(first)}.0' in metrics
+    stored = certified.get(f"/decisions/{response['id']}").json()
+    assert stored["calibration_id"] == response["racer"]["certificate"]["calibration_id"]
+    assert stored["calibration_id"] is not None
+    sequence = stored["sequence"]
+    assert (sequence["order"][: len(first)], sequence["borders"][0]) == (first, len(first))
+    (only,) = sequence["made"]["rounds"]
+    assert (only["called"], 0.0 < only["doubt"] < 0.5) == (first, True)
+    assert sequence["made"] | {"rounds": []} == {
+        "rounds": [], "stopped": "certified", "classes": dict.fromkeys(first, 0), "failed": [],
+        "price_share": None,
+    }  # fmt: skip
     skipped = {each["candidate"] for each in response["racer"]["calls"] if "skipped" in each}
     assert skipped == set(NAMES) - set(first)
     assert response["choices"][0]["message"]["content"] == "7"
@@ -268,7 +279,7 @@ def test_a_request_is_decided_as_a_row_is(
 ) -> None:
     """Its answers as a row of the calibration stop after the same calls, with the same winner."""
     record = activate(certified, salt=b"salt")
-    calibrations = AnswerCalibrations(None, setup="", prices=None)
+    calibrations = AnswerCalibrations(None, setup="")
     terms = RoundsTerms(reference, 3)
     plan = calibrations.plan(record, NAMES, terms, alpha)
     rounds_made: set[int] = set()

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 
 from app.answering.fan_out import FanOutResult
 from app.answering.rounds import Rounds, RoundsVote
 from app.answering.vote import Vote
+from app.errors import UpstreamRejected
+from app.monitoring.decision_record import DecisionRecord
+from app.routing.answer_calibrations import RoundsPlan
+from app.routing.answer_guarantee import AnswerGuarantee
 from app.settings import Aggregation
 from app.upstream.reply import Reply
 from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.policy import Policy
+from tests.support.monitored import calibration_record, decision_record
 from tests.support.same_answer import NAMES, classes
 
 POLICY = Policy(pool=NAMES, reliabilities=(0.9,) * 5, order=NAMES, borders=(2, 5))
@@ -37,10 +45,10 @@ def reply(name: str, text: str = "7") -> Reply:
     return Reply(candidate=name, body={}, choices=(Choice(text=text),), usage={}, seconds=0.0)
 
 
-def rounds() -> Rounds:
-    """Calls of a request that never stop before the last round."""
+def rounds(threshold: float = 0.0, prices: Mapping[str, float] | None = None) -> Rounds:
+    """Calls of a request that by default never stop before the last round."""
     found = SequentialCalibration(policy=POLICY, answers=classes(0, 50))
-    return Rounds(found, 0.0, "decision")
+    return Rounds(RoundsPlan(found, threshold, 5.0, prices), "decision")
 
 
 def test_an_answer_that_is_not_read_in_time_is_a_failure() -> None:
@@ -73,3 +81,44 @@ def test_an_answer_that_is_not_read_in_time_is_a_failure() -> None:
 def test_a_request_that_nobody_answered_has_no_other_reasons() -> None:
     """Such as one whose client left at once."""
     assert rounds().reasons(FanOutResult()) == ()
+
+
+def report(state: Rounds, **answers: str | None) -> None:
+    """Let candidates answer; None: their request fails, which is their answer."""
+    replies = {name: reply(name, text) for name, text in answers.items() if text is not None}
+    refused = {name: UpstreamRejected("no", status=400) for name in answers.keys() - replies.keys()}
+    forms = {name: text or None for name, text in answers.items() if text is not None}
+    state.report(FanOutResult(replies=replies, forms=forms, failures=refused))
+
+
+def test_a_first_round_without_an_answer_calls_the_others_and_says_why() -> None:
+    """No deadline is near; the doubt is that of complete rounds in turn alone."""
+    state = rounds()
+    report(state, ada=None, bob=None)
+    assert state.next == ("cyd", "dan", "eve")
+    report(state, cyd="7", dan="8", eve="7")
+    assert (state.is_over, state.made.stopped) == (True, "no_answer")
+    assert [each.doubt for each in state.made.rounds] == [None, None]
+    assert state.made.classes == {"ada": None, "bob": None, "cyd": 0, "dan": 1, "eve": 0}
+
+
+def test_what_was_called_is_read_back_as_it_was_stored() -> None:
+    """With the least threshold, the price of the calls, and without any text."""
+    prices = dict(zip(NAMES, (1.0, 2.0, 3.0, 4.0, 6.0), strict=True))
+    state = rounds(threshold=-math.inf, prices=prices)
+    report(state, ada="secret", bob="7")
+    made = state.made
+    assert (made.rounds[0].doubt, made.stopped) == (
+        POLICY.doubt({"ada": "1", "bob": "2"}, "ada"),
+        "certified",
+    )
+    assert (made.classes, made.price_share) == ({"ada": 0, "bob": 1}, 3.0 / 16.0)
+    promised = AnswerGuarantee(
+        reference="vote", equality="exact", max_rounds=2, order=NAMES, borders=(2, 5),
+        expected_calls=2.0, trivial=False, made=made,
+    )  # fmt: skip
+    record = decision_record(calibration_record(rows=20), [0.5, 0.5, 0.5])
+    for sequence in (promised, replace(promised, made=None)):
+        stored = replace(record, lambda_hat=-math.inf, sequence=sequence)
+        assert DecisionRecord.from_document(stored.document(), stored.neighbours) == stored
+        assert "secret" not in stored.document()

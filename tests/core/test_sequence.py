@@ -49,13 +49,15 @@ def test_serving_decides_as_calibration_does(seed, max_rounds, reference, salt):
     rows = answers(np.random.default_rng(seed), 40, CHANCES)
     policy = fit_policy(rows, max_rounds=max_rounds, reference=reference)
     calibration = SequentialCalibration(policy=policy, answers=rows, salt=salt)
-    noise = tie_noise(salt, rows.fingerprints)
+    noise, outcomes = tie_noise(salt, rows.fingerprints), policy.outcomes(rows)
     for threshold in (*(calibration.lambda_hat(a) for a in (0.05, 0.2)), math.inf, -math.inf):
         stops = calibration.stops(rows, threshold)
         for at in range(0, 40, 8):
             sequence = CallSequence(policy, threshold, float(noise[at]))
             assert replay(sequence, rows.classes[at]) == stops.calls[at]
             assert sequence.rounds == stops.rounds[at]
+            doubts = [each.doubt for each in sequence.called]
+            assert doubts == outcomes.doubt[at, : sequence.rounds].tolist()
             assert sequence.winner == policy.pool[stops.winner[at]]
             is_all = stops.rounds[at] == len(policy.borders)
             assert sequence.stopped == (StopReason.ALL_CALLED if is_all else StopReason.CERTIFIED)
@@ -162,7 +164,19 @@ def test_a_deadline_calls_all_others_at_once(policy):
         sequence.add(name, "x")
     assert sequence.next_round() == ()
     assert (sequence.stopped, sequence.rounds) == (StopReason.DEADLINE, 2)
+    assert [each.doubt for each in sequence.called] == [None, None]
     assert sequence.call_rest() == ()
+
+
+def test_a_deadline_at_which_all_are_called_changes_nothing(policy):
+    """The last round was in turn: its answer is the reference's."""
+    sequence = CallSequence(policy, math.inf)
+    for _ in range(2):
+        for name in sequence.next_round():
+            assert sequence.rounds == 1 or sequence.call_rest() == ()
+            sequence.add(name, "x")
+    assert sequence.next_round() == ()
+    assert sequence.stopped == StopReason.ALL_CALLED
 
 
 def test_a_failure_leads_to_the_reference_alone():
