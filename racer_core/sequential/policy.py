@@ -5,6 +5,7 @@ None of these depends on the threshold lambda, nor on the requests that calibrat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -21,6 +22,7 @@ from racer_core.sequential.reliability import vote_odds
 from racer_core.types import BoolArray, CandidateAnswer, FloatArray, checked_pool
 
 Columns = NDArray[np.intp]
+_CLEARLY = 1.0 + 1e-9  # a larger lead than rounding makes, and than a vote counts as a tie
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Policy:
             return np.full(len(classes), first[-1]), np.zeros(len(classes))
         given = classes[:, first]
         at = self._elected(given, first)
-        doubt = _doubt(given, self._odds[first], at, self.options)
+        doubt = _doubt(given, self._odds[first], at, self.options, self._reach[called])
         return first[at], doubt
 
     def vote(self, forms: Mapping[str, str | None]) -> str:
@@ -127,7 +129,7 @@ class Policy:
         return aggregate(answers, method=Method.LOG_ODDS, options=self.options).winner
 
     def doubt(self, forms: Mapping[str, str | None], winner: str) -> float:
-        """The doubt about the winner's answer after these calls, named in their order.
+        """The doubt about the winner's answer after these calls, the first of the order.
 
         It adds and multiplies in the order of :meth:`standing`.
         """
@@ -139,7 +141,9 @@ class Policy:
         for each in strength.values():
             total += each - 1.0
         form = forms[winner]
-        return 1.0 - (1.0 if form is None else strength[form]) / total
+        lead = 1.0 if form is None else strength.pop(form)
+        is_decided = lead > self._reach[len(forms)] * max((1.0, *strength.values()))
+        return 0.0 if is_decided else 1.0 - lead / total
 
     def restrict(self, names: Sequence[str]) -> Self:
         """The policy of a smaller pool, whose reference is its own full vote.
@@ -199,6 +203,19 @@ class Policy:
     def _odds(self) -> FloatArray:
         return vote_odds(np.array(self.reliabilities), self.options)
 
+    @cached_property
+    def _reach(self) -> tuple[float, ...]:
+        """By how many times the votes that are left can change a lead after 0, 1, .. K calls.
+
+        Infinitely with a named reference: no vote elects its answer.
+        """
+        odds = self._odds[self._columns][::-1]
+        if self.reference is not None:
+            return (math.inf,) * (len(odds) + 1)
+        changes = np.append(1.0, np.cumprod(np.maximum(odds, 1.0 / odds)))
+        reach: list[float] = (_CLEARLY * changes[::-1]).tolist()
+        return tuple(reach)
+
     def _elected(self, given: ClassArray, columns: Columns) -> Columns:
         """The winner among these columns, as a place in them, shape (n,)."""
         scores = np.array(self.reliabilities)[columns]
@@ -214,10 +231,14 @@ class Policy:
         )
 
 
-def _doubt(given: ClassArray, odds: FloatArray, winner: Columns, options: int) -> FloatArray:
-    """1 - posterior of the winner's answer in the one-coin model, shape (n,).
+def _doubt(
+    given: ClassArray, odds: FloatArray, winner: Columns, options: int, reach: float
+) -> FloatArray:
+    """1 - posterior of the winner's answer in the one-coin model, or 0 if it is decided, (n,).
 
-    ``Policy.doubt`` does the same operations in the same order.
+    It is decided if its posterior odds to any other answer, also to one that no candidate gave,
+    are larger than the votes that are left can change (``reach``). ``Policy.doubt`` does the same
+    operations in the same order.
     """
     rows, calls = given.shape
     readable = given != UNREADABLE
@@ -229,4 +250,8 @@ def _doubt(given: ClassArray, odds: FloatArray, winner: Columns, options: int) -
         is_first[:, call] = readable[:, call] & ~same[:, :call].any(axis=1)
     for call in range(calls):
         total = np.where(is_first[:, call], total + (strength[:, call] - 1.0), total)
-    return 1.0 - strength[np.arange(rows), winner] / total
+    elected = winner[:, None]
+    lead = np.take_along_axis(strength, elected, axis=1)[:, 0]
+    leads = given == np.take_along_axis(given, elected, axis=1)
+    rival = np.where(leads, 1.0, strength).max(axis=1)
+    return np.where(lead > reach * rival, 0.0, 1.0 - lead / total)

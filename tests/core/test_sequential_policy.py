@@ -83,12 +83,21 @@ def posterior(classes, reliabilities, options):
     return np.array(likelihood) / sum(likelihood)
 
 
+def winning_answer(policy, classes, called):
+    """The answer that the vote of the first calls elects, (n,)."""
+    return classes[np.arange(len(classes)), policy.standing(classes, called)[0]]
+
+
 def test_doubt_is_one_minus_the_posterior_and_the_winner_its_largest():
-    """All answers of four candidates of whom each gives one of three answers or none."""
+    """All answers of four candidates of whom each gives one of three answers or none.
+
+    Where no answers of the others can change the winner's answer, the doubt is 0.
+    """
     reliabilities = (0.55, 0.7, 0.31, 0.62)
     policy = policy_of(reliabilities, options=5)
     every = list(itertools.product((-1, 0, 1, 2), repeat=4))
     classes = np.array(every, dtype=np.int16)
+    last = winning_answer(policy, classes, 4)
     for called in range(1, 5):
         columns = [policy.pool.index(name) for name in policy.order[:called]]
         winner, doubt = policy.standing(classes, called)
@@ -97,7 +106,10 @@ def test_doubt_is_one_minus_the_posterior_and_the_winner_its_largest():
                 [given_classes[i] for i in columns], [reliabilities[i] for i in columns], 5
             )
             answer = given_classes[winner[row]]
+            alike = (classes[:, columns] == classes[row, columns]).all(axis=1)
+            is_decided = answer >= 0 and (last[alike] == answer).all()
             expected = 1.0 - (chances[answer] if answer >= 0 else 1 / 5)
+            expected = 0.0 if is_decided else expected
             assert doubt[row] == pytest.approx(expected, abs=1e-12)
             if answer >= 0:
                 given_chances = [
@@ -128,6 +140,19 @@ def test_the_vote_is_the_gateways_vote_with_reliabilities_for_scores(seed, calle
         ]
         elected = aggregate(voters, method=Method.LOG_ODDS, options=policy.options).winner
         assert policy.pool[found] == elected
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6))
+def test_a_decided_vote_never_differs_from_the_full_vote(seed):
+    """Also where some candidates vote against their answer, and where votes tie."""
+    rng = np.random.default_rng(seed)
+    policy = policy_of(rng.choice([0.03, 0.1, 0.25, 0.5, 0.75, 0.9], 5).tolist())
+    rows = answers(rng, 500, CHANCES, unreadable=0.2)
+    outcomes = policy.outcomes(rows)
+    assert not outcomes.differs[outcomes.doubt == 0.0].any()
+    smaller = policy.restrict(("a", "c", "e")).outcomes(rows.restrict(("a", "c", "e")))
+    assert not smaller.differs[smaller.doubt == 0.0].any()
 
 
 def test_the_last_round_has_the_references_answer():
