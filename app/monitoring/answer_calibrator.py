@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -20,6 +19,7 @@ from typing import Any, Final, Self
 from app.errors import NotFound, StoreError
 from app.ids import IdGenerator
 from app.monitoring.answer_evidence import evidence_of, refusal_of
+from app.monitoring.answer_progress import expected_at, fitting_rows, rows_needed
 from app.monitoring.answer_rows import AnswerRows, answer_rows
 from app.monitoring.answer_watch import AnswerBets, AnswerWatch, level_of
 from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms
@@ -30,8 +30,6 @@ from racer_core.errors import InputError
 
 log = logging.getLogger(__name__)
 
-FITTING_SHARE: Final = 0.25
-MIN_FITTING: Final = 20  # rows
 EVERY_S: Final = 60.0  # between two looks at the store
 REFRESH: Final = timedelta(days=1)  # age of a calibration at which the next one is made
 GROWTH: Final = 1.1  # of the rows between two attempts
@@ -73,6 +71,7 @@ class AnswerCalibrator:
         configured = settings.applications
         self._names = [*configured, DEFAULT] if configured else [""]
         self._tried: dict[str, int] = {}  # rows of the last attempt to calibrate by itself
+        self._refusals: dict[str, str] = {}  # of that attempt, by application
         self._bets: dict[str, AnswerBets] = {}  # of each application's active calibration
         self._betting = Lock()
         self._closing = asyncio.Event()
@@ -215,9 +214,11 @@ class AnswerCalibrator:
         except InputError as exc:
             log.info("same_answer is not calibrated yet: %s", exc)
             return
+        self._refusals.pop(application, None)
         if result["refusal"] is None:
             self._tried.pop(application)
         else:
+            self._refusals[application] = result["refusal"]
             log.warning("same_answer is not calibrated: %s", result["refusal"])
 
     def _not_before(self, application: str) -> str:
@@ -234,12 +235,12 @@ class AnswerCalibrator:
         not_before = self._not_before(application)
         rows = self._rows(application, since=not_before)
         total = len(rows.rows)
-        fitting = max(MIN_FITTING, int(FITTING_SHARE * total))
-        least = fitting + math.ceil(1.0 / terms.alpha - 1e-9) - 1
-        if total < least:
+        fitting, needed = fitting_rows(total), rows_needed(terms.alpha)
+        if total < needed:
             raise InputError(
                 f"there are {total} sampled requests with which nothing is wrong, and alpha "
-                f"{terms.alpha:g} takes {least}, {fitting} of which fit the order of calls: wait "
+                f"{terms.alpha:g} takes {needed}, {fitting_rows(needed)} of which fit the order of "
+                "calls: wait "
                 "for more, or raise `watching.shadow_rate` or alpha",
                 param="rows",
             )
@@ -278,6 +279,7 @@ class AnswerCalibrator:
             "until": rows.rows[-1].created_at,
         }
         refusal = refusal_of(self._settings, terms, found, record.fitting)
+        evidence["refused"] = refusal
         record = replace(record, evidence=evidence)
         if not dry_run and (refusal is None or keeps_refused):
             self._records.add(record, activate=refusal is None)
@@ -304,11 +306,28 @@ class AnswerCalibrator:
         found = self._watch(application)
         rows = self._rows(application, since=self._not_before(application))
         active = self.calibrations.find(application)
+        section = self._settings.same_answer_of(application or None)
+        refusal = self._refusals.get(application)
+        try:
+            self._terms(application)
+        except InputError as exc:
+            refusal = str(exc)
+        terms = section or SameAnswer()
+        needed = rows_needed(terms.alpha)
+        times = [datetime.fromisoformat(row.created_at) for row in rows.rows]
+        expected = expected_at(times, needed, datetime.now(UTC))
         return {
+            "configured": section is not None,
+            "calibrate": terms.calibrate,
+            "alpha": terms.alpha,
+            "reference": terms.reference,
             "active": active and active.id,
             "rows": len(rows.rows),
+            "needed": needed,
+            "expected_at": expected and expected.isoformat(timespec="seconds"),
             "lost": rows.lost(0),
             "pending": rows.pending,
+            "refusal": refusal,
             "watch": asdict(found),
         }
 

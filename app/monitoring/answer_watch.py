@@ -8,7 +8,7 @@ calibration. All gateways find the same in the stored samples. An alarm is store
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.monitoring.answer_rows import AnswerRows
 from app.routing.answer_calibrations import RoundsPlan
@@ -21,13 +21,15 @@ class AnswerWatch:
     Attributes:
         sampled: How many there were.
         differing: On how many of them the answer would have differed, or could not be compared.
-        evidence: The largest capital of the bets so far; the alarm is raised at 1 / level.
+        evidence: The largest capital of the bets so far.
+        alarms_at: The capital at which the alarm is raised; None: none is raised.
         alarm_at: When the request came that raised the alarm; None: there is none.
     """
 
     sampled: int = 0
     differing: int = 0
     evidence: float = 1.0
+    alarms_at: float | None = None
     alarm_at: str | None = None
 
 
@@ -65,13 +67,14 @@ class AnswerBets:
     ) -> None:
         self.calibration_id = calibration_id
         self.after = after
-        self.found = AnswerWatch(alarm_at=alarm_at)
         self._plan = plan
         # Where everything is called nothing can differ.
         self._can_differ = plan.threshold < math.inf
         self._test = None
         if level is not None and self._can_differ:
             self._test = plan.calibration.risk_e_process(alpha, level=level)
+        alarms_at = None if level is None or self._test is None else 1.0 / level
+        self.found = AnswerWatch(alarms_at=alarms_at, alarm_at=alarm_at)
 
     def add(self, rows: AnswerRows) -> None:
         """Let further requests bet, oldest first; one without all answers counts as different."""
@@ -90,7 +93,8 @@ class AnswerBets:
                 if self._test.alarmed and alarm_at is None:
                     alarm_at = row.created_at
         self.after = rows.read_until or self.after
-        self.found = AnswerWatch(
+        self.found = replace(
+            found,
             sampled=found.sampled + len(losses),
             differing=found.differing + sum(losses),
             evidence=evidence,

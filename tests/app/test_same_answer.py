@@ -141,14 +141,30 @@ def test_lost_and_pending_requests(serve: Serve, talking: FakePool, tmp_path: Pa
     assert other.get("/same-answer", ADMIN_KEY).json()["applications"][""]["rows"] == 0
 
 
-def test_answers_that_are_never_equal_are_refused(sampling: Gateway, talking: FakePool) -> None:
-    """It says so, and the fallback goes on serving."""
+def test_answers_that_are_never_equal_are_refused(
+    serve: Serve, talking: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so, by itself and where it is told to; the fallback goes on serving."""
+    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.2)
     talking.answer = lambda body: f"{body['model']} says {body['messages'][-1]['content']}"
-    collect(sampling, 40)
-    result = calibrate(sampling)
+    section = {"alpha": 0.1, "calibrate": "from_traffic"}
+    gateway = serve(**configured(talking, same_answer=section, watching={"shadow_rate": 1.0}))
+
+    def progress() -> dict[str, Any]:
+        return gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]
+
+    collect(gateway, 15)
+    early = progress()
+    assert (early["rows"], early["needed"], early["refusal"]) == (15, 29, None)
+    assert early["configured"]
+    collect(gateway, 25, 15)
+    assert until(lambda: progress()["refusal"] is not None, 10)
+    assert "not certifiable cheaply" in progress()["refusal"]
+    assert gateway.get("/same-answer", ADMIN_KEY).json()["data"] == []
+    result = calibrate(gateway)
     assert not result["active"]
-    assert "not certifiable cheaply" in result["refusal"]
-    certificate = sampling.chat("question 41")["racer"]["certificate"]
+    assert result["refusal"] == result["evidence"]["refused"]
+    certificate = gateway.chat("question 41")["racer"]["certificate"]
     assert certificate["reasons"] == ["not_calibrated"]
 
 
@@ -161,6 +177,9 @@ def test_what_is_missing_is_one_clear_error(sampling: Gateway, serve: Serve) -> 
     vague = serve(calibrated=False, aggregation={"equality": "semantic"})
     refused = vague.post("/same-answer/calibrate", ADMIN_KEY)
     assert "cannot be compared two by two" in error_message(refused, 400)
+    assert (
+        "two by two" in vague.get("/same-answer", ADMIN_KEY).json()["applications"][""]["refusal"]
+    )
     assert NAMES
 
 
@@ -196,6 +215,7 @@ def test_traffic_that_changes_is_noticed_without_labels(
     assert stale, gateway.get("/same-answer", ADMIN_KEY).text
     watch = gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]["watch"]
     assert watch["differing"] >= 5
+    assert watch["evidence"] >= watch["alarms_at"] == 200.0  # 0.01 over 1 x 2
     metrics = gateway.get("/metrics", ADMIN_KEY).text
     assert 'racer_same_answer_alarm{application=""} 1.0' in metrics
     assert 'racer_same_answer_differing{application=""} ' in metrics
