@@ -90,10 +90,7 @@ class Rounds:
 
     def winner(self, among: Collection[str]) -> str:
         """The candidate whose answer is returned, of those with one."""
-        winner = self._sequence.winner
-        if winner is None or winner not in among:
-            winner = self._policy.vote({name: self._forms.get(name) for name in sorted(among)})
-        return winner
+        return self._sequence.elected(among)
 
     def reasons(self, results: FanOutResult) -> tuple[str, ...]:
         """What the answers do to the certificate."""

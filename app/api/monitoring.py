@@ -85,7 +85,7 @@ async def get_decision(request: Request, services: Services) -> Response:
     responses=errors(*KEYED, 404),
 )
 async def verify(request: Request, services: Services) -> Response:
-    """Recomputes threshold and set from the stored scores, beside the stored result."""
+    """Recomputes threshold and set, or the rounds of `same_answer`, beside the stored result."""
     verification = await services.monitor.verify(request.path_params["decision_id"])
     return bodies.json_response(verification.as_json())
 

@@ -52,8 +52,7 @@ def _from_store(decision_id: str, config: Path) -> dict[str, Any]:
     configured, secrets = settings.load(config)
     with Store(secrets.store(configured)) as store:
         decision = DecisionStore(store).get(decision_id).decision
-        calibration_id = verification.calibration_of(decision)
-        return verification.verify(decision, store.record(calibration_id)).as_json()
+        return verification.recompute(store, decision).as_json()
 
 
 class _VerificationClient(GatewayClient):
@@ -78,4 +77,27 @@ def _shown(result: dict[str, Any]) -> dict[str, Any]:
         "selected then": ", ".join(stored["selected"]) or "none",
         "selected now": ", ".join(recomputed["selected"]) or "none",
         "matches": "yes" if result["matches"] else "NO",
+    } | ({} if stored["sequence"] is None else _shown_calls(result))
+
+
+def _shown_calls(result: dict[str, Any]) -> dict[str, Any]:
+    stored, recomputed = result["decision"]["sequence"], result["recomputed"]
+    nothing: dict[str, Any] = {"rounds": [], "stopped": None}
+    made: dict[str, Any] = stored["made"] or nothing
+    return {
+        "reference": stored["reference"],
+        "order then": ", ".join(stored["order"]),
+        "order now": ", ".join(recomputed["order"]),
+        "rounds then": _shown_rounds(made),
+        "rounds now": _shown_rounds(recomputed),
+        "differing": ", ".join(result["differing"]) or "-",
     }
+
+
+def _shown_rounds(made: dict[str, Any]) -> str:
+    rounds = (
+        ", ".join(each["called"])
+        + ("" if each["doubt"] is None else f" (doubt {each['doubt']:.4f})")
+        for each in made["rounds"]
+    )
+    return f"{'; '.join(rounds) or 'none'}: {made['stopped'] or 'not stopped'}"

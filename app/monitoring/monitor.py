@@ -31,7 +31,8 @@ from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
 from app.monitoring.sample_record import Sample
 from app.monitoring.sampler import Sampler, SamplerOptions
 from app.monitoring.seen_queries import SeenQueries
-from app.monitoring.verification import Verification, calibration_of, verify
+from app.monitoring.sequence_verification import SequenceVerification
+from app.monitoring.verification import Verification, recompute
 from app.routing.active_calibration import ActiveCalibration
 from app.settings import Secrets, Settings
 from app.settings.monitoring import MonitoringSettings
@@ -204,7 +205,7 @@ class Monitor:
 
     # The endpoints ----------------------------------------------------------------------------
 
-    async def verify(self, decision_id: str) -> Verification:
+    async def verify(self, decision_id: str) -> Verification | SequenceVerification:
         """Recompute a decision.
 
         Raises:
@@ -313,13 +314,10 @@ class Monitor:
         else:
             self._drift.add_judged(decision, judged, once=once)
 
-    def _verify(self, decision_id: str) -> Verification:
+    def _verify(self, decision_id: str) -> Verification | SequenceVerification:
         decision = self._decision_store.get(decision_id).decision
-        calibration_id = calibration_of(decision)
         active = self._active.record() if self._active.ready else None
-        if active is not None and calibration_id == active.id:
-            return verify(decision, active)
-        return verify(decision, self._store.record(calibration_id))
+        return recompute(self._store, decision, active)
 
     def _on_activation(self, record: CalibrationRecord) -> None:
         monitored = self._monitored = MonitoredCalibration.of(record)

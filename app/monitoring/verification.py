@@ -11,9 +11,12 @@ import numpy as np
 
 from app.errors import NotFound
 from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.sequence_verification import SequenceVerification, verify_sequence
 from app.routing.decision import ChosenBy
 from app.routing.groups import GroupedRows
 from app.routing.reasons import Reason
+from app.store import Store
+from app.store.answer_calibrations import AnswerCalibrationStore
 from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.calibration import Calibration
 from racer_core.errors import InputError
@@ -57,6 +60,28 @@ class Verification:
                 "group": self.group,
             },
         }
+
+
+def recompute(
+    store: Store, decision: DecisionRecord, active: CalibrationRecord | None = None
+) -> Verification | SequenceVerification:
+    """Recompute a decision by the calibration that made it; blocks.
+
+    Args:
+        store: Where the calibration is.
+        decision: The decision.
+        active: The active calibration, which need not be read.
+
+    Raises:
+        NotFound: A fallback made the decision, or its calibration is not stored.
+        StoreError: The store cannot be used.
+    """
+    calibration_id = calibration_of(decision)
+    if decision.sequence is not None:
+        return verify_sequence(decision, AnswerCalibrationStore(store).record(calibration_id))
+    if active is not None and active.id == calibration_id:
+        return verify(decision, active)
+    return verify(decision, store.record(calibration_id))
 
 
 def calibration_of(decision: DecisionRecord) -> str:

@@ -9,6 +9,7 @@ one last round with all candidates that are left.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -126,6 +127,13 @@ class CallSequence:
                 return self.policy.reference
             return self.policy.vote(self._answers)
         return self._elected
+
+    def elected(self, among: Collection[str]) -> str:
+        """The candidate whose answer is returned, of those with one, at least one."""
+        winner = self.winner
+        if winner is None or winner not in among:
+            return self.policy.vote({name: self._answers.get(name) for name in sorted(among)})
+        return winner
 
     @property
     def has_reference(self) -> bool:

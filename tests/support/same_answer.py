@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +58,15 @@ def setup_of(gateway: Gateway) -> str:
     return answer_setup(settings, ConditionReader(settings.candidates).added)
 
 
-def activate(
-    gateway: Gateway,
-    *,
-    count: int = 300,
-    application: str = "",
-    setup: str | None = None,
-    salt: bytes = b"",
+def calibration(
+    fitting: AnswerClasses, rows: AnswerClasses, *, salt: bytes = b""
 ) -> AnswerCalibrationRecord:
-    """Store a calibration beside the gateway, and activate it through the gateway."""
-    fitting, rows = classes(10_000, 100), classes(20_000, count)
-    record = AnswerCalibrationRecord(
-        id=f"answers-{application or 'all'}-{np.random.default_rng().integers(1 << 60)}",
+    """A record at alpha 0.02, of no gateway yet."""
+    return AnswerCalibrationRecord(
+        id="answers-0",
         created_at=now(),
-        answer_setup=setup or setup_of(gateway),
-        application=application,
+        answer_setup="",
+        application="",
         fitting=fitting,
         rows=rows,
         lost=0,
@@ -84,6 +79,23 @@ def activate(
             "not_before": "",
             "until": now(),
         },
+    )
+
+
+def activate(
+    gateway: Gateway,
+    *,
+    count: int = 300,
+    application: str = "",
+    setup: str | None = None,
+    salt: bytes = b"",
+) -> AnswerCalibrationRecord:
+    """Store a calibration beside the gateway, and activate it through the gateway."""
+    record = replace(
+        calibration(classes(10_000, 100), classes(20_000, count), salt=salt),
+        id=f"answers-{application or 'all'}-{np.random.default_rng().integers(1 << 60)}",
+        answer_setup=setup or setup_of(gateway),
+        application=application,
     )
     with Store(gateway.settings.store) as store:
         AnswerCalibrationStore(store).add(record, activate=False)
