@@ -126,14 +126,17 @@ class DecisionLog:
         if self._monitor is None:  # no store is open
             return
         query = request.query.text if self._store_queries else None
+        sampler = self._monitor.sampler
         is_sampled = outcome.shadow_rate is not None
+        is_row = is_sampled and outcome.routed.is_promised
         self._monitor.record(
             _decision_record(
                 outcome,
                 request.caller.name,
                 query,
                 group_by=self._group_by,
-                sampled_under=self._monitor.sampler.sampled_under if is_sampled else None,
+                sampled_under=sampler.sampled_under if is_sampled else None,
+                answer_setup=sampler.answer_setup if is_row else None,
             )
         )
 
@@ -152,6 +155,7 @@ def _decision_record(
     *,
     group_by: GroupBy,
     sampled_under: str | None,
+    answer_setup: str | None,
 ) -> DecisionRecord:
     """The stored form of an outcome.
 
@@ -161,6 +165,7 @@ def _decision_record(
         query: The query, where the configuration stores queries.
         group_by: The configured origin of a request's group.
         sampled_under: The configuration by which it was drawn; None: it was not.
+        answer_setup: That of the promise `same_answer`; None: it is no row of it.
     """
     routed, decision, certificate = outcome.routed, outcome.routed.decision, outcome.certificate
     scored = routed.scored
@@ -189,6 +194,7 @@ def _decision_record(
         sampling_rate=outcome.sampling_rate,
         shadow_rate=outcome.shadow_rate,
         sampled_under=sampled_under,
+        answer_setup=answer_setup,
         conversation=outcome.turn and outcome.turn.conversation,
         turn=outcome.turn and outcome.turn.number,
         outcome=outcome.ended,

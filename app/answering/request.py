@@ -52,7 +52,8 @@ class RequestState:
 
     def led_by_the_best(self) -> Self:
         """The same, but only the best candidate of the set is called."""
+        routed = replace(self.routed, is_promised=False)  # whatever the set is
         if len(self.selected) < 2:
-            return self
-        routed = self.routed.calling(self.selected[:1], Reason.LEADER)
+            return replace(self, routed=routed)
+        routed = routed.calling(self.selected[:1], Reason.LEADER)
         return replace(self, routed=routed, vote=self.vote.at_once())

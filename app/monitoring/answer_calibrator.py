@@ -197,7 +197,7 @@ class AnswerCalibrator:
 
     def _refresh(self, application: str) -> None:
         """Calibrate from traffic where that is configured and due."""
-        section = self._settings.same_answer_of(application or None)
+        section = self._section(application)
         if section is None or section.calibrate != "from_traffic":
             return
         record = self.calibrations.find(application)
@@ -237,8 +237,9 @@ class AnswerCalibrator:
         total = len(rows.rows)
         fitting, needed = fitting_rows(total), rows_needed(terms.alpha)
         if total < needed:
+            asked = "" if self._section(application) else ", which ask for `promise: same_answer`"
             raise InputError(
-                f"there are {total} sampled requests with which nothing is wrong, and alpha "
+                f"there are {total} sampled requests at the usual terms{asked}, and alpha "
                 f"{terms.alpha:g} takes {needed}, {fitting_rows(needed)} of which fit the order of "
                 "calls: wait "
                 "for more, or raise `watching.shadow_rate` or alpha",
@@ -358,7 +359,10 @@ class AnswerCalibrator:
                 "`separate`",
                 param="application",
             )
-        return self._settings.same_answer_of(application or None) or SameAnswer()
+        return self._section(application) or SameAnswer()
+
+    def _section(self, application: str) -> SameAnswer | None:
+        return self._settings.same_answer_of(application or None)
 
     def _checked(self, application: str | None) -> str:
         configured = self._settings.applications

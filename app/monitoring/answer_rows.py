@@ -26,7 +26,7 @@ from racer_core.calibration.shadow import is_sampled
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
 
 MAX_ROWS: Final = 10_000  # that are read at a time
-_Stored = tuple[str, str, bool | None, str | None, bool | None, str | None]
+_Stored = tuple[str, str, bool | None, str | None, bool | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,8 @@ def answer_rows(
 ) -> AnswerRows:
     """The rows of an application's first turns under one setup.
 
-    Requests that only a part of the pool may or can serve, but for outages, are no rows.
+    Rows are the requests that the promise serves at the application's own terms. Others are none,
+    nor are those that only a part of the pool may or can serve, but for outages.
 
     Args:
         store: Where samples are.
@@ -118,7 +119,6 @@ def answer_rows(
             SampleRow.later,
             SampleRow.classes,
             SampleRow.whole,
-            SampleRow.answer_setup,
         )
         .outerjoin(SampleRow, SampleRow.decision_id == DecisionRow.id)
         .where(DecisionRow.shadow, DecisionRow.application == application)
@@ -131,11 +131,13 @@ def answer_rows(
     rows: list[AnswerRow] = []
     waiting: list[str] = []
     for each in stored if after else reversed(stored):
-        document, _, later, classes, whole, setup = cast("_Stored", each)
-        if setup != answer_setup and (classes is not None or not (rows or after)):
+        document, _, later, classes, whole = cast("_Stored", each)
+        decision = DecisionRecord.from_document(document, None)
+        if decision.answer_setup is None:  # of another promise, or at other terms
+            continue
+        if decision.answer_setup != answer_setup:
             rows, waiting = [], []  # the setup changed since: what came before is another sample
             continue
-        decision = DecisionRecord.from_document(document, None)
         if not _could_be_a_row(decision, pool, later):
             continue
         if classes is None:

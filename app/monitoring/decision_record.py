@@ -83,6 +83,9 @@ class DecisionRecord:
         shadow_rate: The sampling rate of a decision in the shadow sample; None outside it.
         sampled_under: Of a sampled decision, what :func:`app.monitoring.sampler.population_digests`
             gave; None in records of earlier versions.
+        answer_setup: Of a sampled decision that the promise `same_answer` serves at the terms of
+            its application, what :func:`app.routing.answer_calibrations.answer_setup` gave; None:
+            it is no row of that promise.
         conversation: The conversation by whose turn it was drawn for the shadow sample; None: by
             its id.
         turn: The number of that turn.
@@ -121,6 +124,7 @@ class DecisionRecord:
     sampling_rate: float | None = None
     shadow_rate: float | None = None
     sampled_under: str | None = None
+    answer_setup: str | None = None
     conversation: str | None = None
     turn: int | None = None
     outcome: RequestEnd = RequestEnd.ANSWERED
@@ -165,7 +169,7 @@ class DecisionRecord:
         ``repeated`` tells of the key's own queries and of the rows, as the remarks do, and not of
         the queries of other keys. Of the configuration it reads nothing.
         """
-        return replace(self, repeated=bool(self.remarks), sampled_under=None)
+        return replace(self, repeated=bool(self.remarks), sampled_under=None, answer_setup=None)
 
     def document(self) -> str:
         """The stored JSON: every field but the neighbours, which have a column of their own."""

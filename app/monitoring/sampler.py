@@ -106,6 +106,7 @@ class Sampler:
         self._statistics = DecisionStatistics(store)
         self._setup: str | None = None
         self.sampled_under = options.sampled_under
+        self.answer_setup = options.answer_setup
         self._sample = ShadowSample(settings.shadow_rate, options.rates, options.key)
         self._samples = SampleStore(store, options.cipher if settings.store_requests else None)
         self.labels = SampleLabels(self._samples, decision_writer)

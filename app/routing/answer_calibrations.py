@@ -17,7 +17,7 @@ from cachetools import LRUCache
 
 from app.errors import NotFound, StoreDamaged
 from app.json_output import dump_json
-from app.settings import VOTE, Settings
+from app.settings import VOTE, SameAnswer, Settings
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.critical import tie_noise
@@ -82,17 +82,23 @@ class RoundsPlan:
         return sum(map(self.prices.__getitem__, called)) / sum(map(self.prices.__getitem__, names))
 
 
+def terms_of(section: SameAnswer) -> RoundsTerms:
+    """The terms of an application's requests that demand no others."""
+    return RoundsTerms(section.reference, section.max_rounds)
+
+
 def answer_setup(settings: Settings, added: Mapping[str, str]) -> str:
     """Digest of all that decides which requests an application has, and when answers are equal.
 
     Args:
-        settings: Candidates, applications, equality and reasoning markers.
+        settings: Candidates, applications, their promises, equality and reasoning markers.
         added: Digests of what the gateway adds to the requests of each candidate.
     """
     rule = settings.aggregation
     what = [
         [[each.name, added[each.name]] for each in settings.candidates],
         settings.grouping,
+        [settings.same_answer_of(name) is not None for name in (None, *settings.applications)],
         rule.equality,
         rule.reasoning_markers,
     ]

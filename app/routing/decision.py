@@ -45,6 +45,7 @@ class CertifiedDecision:
     repeated: bool = False  # the query was seen before, by this key or another, or is a row
     rounds: RoundsPlan | None = None  # ends the calls; None: the set is called at once
     remarks: tuple[Remark, ...] = ()  # what its sender may know of the query
+    is_promised: bool = False  # `same_answer` serves it, at the terms of its application
 
     @property
     def application(self) -> str | None:

@@ -172,8 +172,8 @@ class Reason(StrEnum):
     """
 
     TERMS_ASSUMED = "terms_assumed_independent_of_query"
-    """Of the promise `same_answer`: the request chose it, or another reference or number of rounds
-    is in force than in the calibration.
+    """Of the promise `same_answer`: the request chose a reference or number of rounds other than
+    its application's, or the calibration has others.
 
     Nothing, if the choice did not depend on the query; after a change of the section calibrate.
     """

@@ -9,10 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from app.routing.answer_calibrations import AnswerCalibrations, RoundsPlan, RoundsTerms
+from app.routing.answer_calibrations import (
+    AnswerCalibrations,
+    RoundsPlan,
+    RoundsTerms,
+    terms_of,
+)
 from app.routing.answer_guarantee import AnswerGuarantee
 from app.routing.candidate_choice import CandidateChooser
 from app.routing.certificate import ServedCertificate
@@ -31,6 +36,30 @@ from racer_core.types import RoutingDecision, checked_alpha
 RISK_TARGET: Final = "same_answer"
 SCORE: Final = "stopping_score"
 _USUAL: Final = SameAnswer()
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """What a request demands of the promise.
+
+    Attributes:
+        section: What requests of its application usually demand.
+        terms: Its own reference and number of rounds.
+        alpha: Its own risk level.
+    """
+
+    section: SameAnswer
+    terms: RoundsTerms
+    alpha: float
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it may be a row.
+
+        Clients may choose other terms by difficulty: with those requests as rows, the usual ones
+        would not be drawn like the rows.
+        """
+        return self.terms == terms_of(self.section) and self.alpha == self.section.alpha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +103,18 @@ class SameAnswerRouting:
             Forbidden: The key may not request this alpha or candidate.
             NotFound: A candidate that is not in the pool.
         """
-        terms = self._terms(request, section)
+        demand = self._demand(request, section)
         application = request.application and request.application.name
         record = self.calibrations.find(application)
         if record is None:
-            return await self.fallback.route(request, math.inf)
+            routed = await self.fallback.route(request, math.inf)
+            return replace(routed, is_promised=demand.is_usual)
         choice = self.candidates.choice(request)
-        alpha = checked_alpha(self.candidates.alpha_within(request, section.alpha))
-        wanted = record, choice.names, terms, alpha
+        wanted = record, choice.names, demand.terms, demand.alpha
         plan = self.calibrations.cached_plan(*wanted)
         if plan is None:
             plan = await asyncio.to_thread(self.calibrations.plan, *wanted)
-        routed = self._certified(request, terms, alpha, record, choice, plan)
+        routed = self._certified(request, demand, record, choice, plan)
         limit = self.settings.limits.fan_out
         if len(routed.decision.selected) > limit:
             routed = routed.calling(routed.decision.selected[:limit], Reason.FAN_OUT_LIMITED)
@@ -94,7 +123,7 @@ class SameAnswerRouting:
         )
         return routed
 
-    def _terms(self, request: RoutingRequest, section: SameAnswer) -> RoundsTerms:
+    def _demand(self, request: RoutingRequest, section: SameAnswer) -> _Demand:
         options = request.options
         reference = options.reference or section.reference
         if reference not in (VOTE, *self.settings.pool):
@@ -103,19 +132,20 @@ class SameAnswerRouting:
                 f"{list(self.settings.pool)}",
                 param="reference",
             )
-        return RoundsTerms(reference, options.max_rounds or section.max_rounds)
+        terms = RoundsTerms(reference, options.max_rounds or section.max_rounds)
+        alpha = checked_alpha(self.candidates.alpha_within(request, section.alpha))
+        return _Demand(section, terms, alpha)
 
     def _certified(
         self,
         request: RoutingRequest,
-        terms: RoundsTerms,
-        alpha: float,
+        demand: _Demand,
         record: AnswerCalibrationRecord,
         choice: CandidateChoice,
         plan: RoundsPlan,
     ) -> CertifiedDecision:
         threshold, found = plan.threshold, plan.calibration
-        policy = found.policy
+        policy, alpha = found.policy, demand.alpha
         reliabilities = dict(zip(policy.pool, policy.reliabilities, strict=True))
         # Behind a reference come those that are called only after it failed.
         names = tuple(dict.fromkeys((*policy.order, *policy.pool)))
@@ -129,9 +159,7 @@ class SameAnswerRouting:
             truncated=False,
         )
         text, application = request.query.text, request.application
-        reasons = self._reasons(request, terms, record, choice)
-        if alpha != record.alpha:
-            reasons = (*reasons, Reason.ALPHA_ASSUMED)
+        reasons = self._reasons(request, demand, record, choice)
         if threshold == math.inf:
             reasons = (*reasons, Reason.ALPHA_INFEASIBLE)
         certificate = ServedCertificate(
@@ -157,7 +185,7 @@ class SameAnswerRouting:
             same_answer=AnswerGuarantee(
                 reference=policy.reference or VOTE,
                 equality=self.settings.aggregation.equality,
-                max_rounds=terms.max_rounds,
+                max_rounds=demand.terms.max_rounds,
                 order=policy.order,
                 borders=policy.borders,
                 expected_calls=plan.expected_calls,
@@ -179,23 +207,22 @@ class SameAnswerRouting:
             chosen=names,
             chosen_by=ChosenBy.ROUNDS,
             rounds=plan if len(names) > 1 else None,
+            is_promised=demand.is_usual,
         )
 
     def _reasons(
         self,
         request: RoutingRequest,
-        terms: RoundsTerms,
+        demand: _Demand,
         record: AnswerCalibrationRecord,
         choice: CandidateChoice,
     ) -> tuple[str, ...]:
         """What the certificate rests on, in the order of a certificate."""
-        application = request.application
-        name = application and application.name
-        is_requested = request.options.promise is not None
-        is_usual = not is_requested or self.settings.same_answer_of(name) is not None
+        application, section, terms = request.application, demand.section, demand.terms
         evidence = record.evidence  # its own terms are those that its alarm watches
         own = RoundsTerms(evidence["reference"], evidence["max_rounds"])
-        is_same = is_usual and terms == own
+        is_same = own == terms == terms_of(section)
+        is_same_alpha = record.alpha == demand.alpha == section.alpha
         is_whole = is_whole_but_for_outages(choice.names, choice.down, record.pool)
         has_reference = terms.reference == VOTE or terms.reference in choice.names
         is_stale = record.id in self.calibrations.stale
@@ -206,5 +233,6 @@ class SameAnswerRouting:
             (request.query.later, Reason.MULTI_TURN),
             (not is_same, Reason.TERMS_ASSUMED),
             (application is not None and application.is_requested, Reason.GROUP_ASSUMED),
+            (not is_same_alpha, Reason.ALPHA_ASSUMED),
         )  # fmt: skip
         return (*choice.reasons, *(reason for is_so, reason in facts if is_so))

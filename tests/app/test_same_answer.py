@@ -183,6 +183,36 @@ def test_what_is_missing_is_one_clear_error(sampling: Gateway, serve: Serve) -> 
     assert NAMES
 
 
+def test_rows_are_the_requests_that_the_promise_serves(
+    serve: Serve, talking: FakePool, tmp_path: Path
+) -> None:
+    """At the usual terms, named or not; where it is no default, those that ask for it."""
+    given = configured(talking, same_answer=TENTH, watching={"shadow_rate": 1.0})
+    gateway = serve(folder=tmp_path / "gateway", **given)
+    served: list[dict[str, Any]] = [{}, {"promise": "same_answer", "alpha": 0.1, "max_rounds": 2}]
+    others: list[dict[str, Any]] = [
+        {"promise": "set"}, {"reference": "eve"}, {"max_rounds": 3}, {"alpha": 0.2},
+        {"candidates": ["ada", "bob"]},
+    ]  # fmt: skip
+
+    def rows(gateway: Gateway) -> int:
+        return gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]["rows"]
+
+    for number, asked in enumerate([*served, *others]):
+        gateway.chat(f"question {number}", asked)
+    gateway.ask("question 8", {"stream": "leader"}, stream=True)
+    sampled(gateway, 8)
+    assert rows(gateway) == len(served)
+    plain = serve(folder=tmp_path / "gateway", **given | {"same_answer": None})
+    assert rows(plain) == 0  # they are requests of another population
+    plain.chat("question 1")
+    plain.chat("question 2", {"promise": "same_answer"})
+    sampled(plain, 2)
+    assert rows(plain) == 1
+    few = plain.post("/same-answer/calibrate", ADMIN_KEY)
+    assert "`promise: same_answer`" in error_message(few, 400)
+
+
 def sure_ada(body: dict[str, Any]) -> str:
     """Ada is always right, the others mostly."""
     return "0" if body["model"] == "ada" else answer("bob", str(body["messages"]) + body["model"])

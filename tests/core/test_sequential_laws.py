@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from racer_core.calibration.risk_e_process import RiskEProcess
-from racer_core.calibration.threshold import allowed_misses
+from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
 from racer_core.sequential.critical import (
     critical_scores,
     round_nonconformity,
@@ -246,6 +246,29 @@ def test_rows_that_bet_after_they_calibrated_are_caught():
     assert alarms(20, 0.3, 0.3, bets_first=True) == 0
     assert alarms(20, 0.3, 0.9, bets_first=True) >= 18
     assert alarms(20, 0.3, 0.9, bets_first=False) == 0
+
+
+def test_requests_that_chose_another_promise_are_caught_as_rows():
+    """Of 2 (N + 1) requests half choose the promise, mostly hard ones; the last of them is served.
+
+    Only those are drawn like it. With the others as rows it differs too often.
+    """
+    rng, requests = np.random.default_rng(13), (TRIALS, 2 * (N + 1))
+    hard, doubt = rng.random(requests), rng.random(requests)
+    lost = rng.random(requests) < 0.9 * hard
+    losses = np.stack([lost, np.zeros_like(lost)], axis=2).reshape(-1, 2)
+    doubts = np.stack([doubt, np.zeros_like(doubt)], axis=2).reshape(-1, 2)
+    critical = critical_scores(round_nonconformity(doubts), losses).reshape(requests)
+    chosen = rng.random(requests) < hard
+    own = every = 0
+    for scores, is_chosen in zip(critical, chosen, strict=True):
+        served = int(is_chosen.nonzero()[0][-1])
+        is_chosen[served] = False
+        own += scores[served] > calibrate_threshold(scores[is_chosen], ALPHA)
+        every += scores[served] > calibrate_threshold(np.delete(scores, served), ALPHA)
+    assert_at_most(int(own), TRIALS, ALPHA, FALSE_ALARM)
+    assert own > 0.8 * ALPHA * TRIALS
+    assert_broken(int(every))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
