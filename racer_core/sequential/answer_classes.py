@@ -14,6 +14,7 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import ClassArray, row_classes
 from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
 from racer_core.errors import CalibrationError
+from racer_core.sequential.verdicts import NO_VERDICT, VERDICTS, VerdictArray
 from racer_core.types import BoolArray, LabelledRows, checked_pool
 
 UNREADABLE = -1
@@ -29,18 +30,29 @@ class AnswerClasses:
             ``UNREADABLE`` for one that cannot be read or was cut off.
         fingerprints: Keyed hashes of the rows' requests; they seed the noise that breaks ties.
         groups: The group of each row; None: rows have no groups.
+        verdicts: What a checker says of each answer, shape (n, K); None: there is no checker.
+        labels: Whether each candidate is right, shape (n, K), for losses that need it.
     """
 
     pool: tuple[str, ...]
     classes: ClassArray
     fingerprints: tuple[bytes, ...]
     groups: tuple[str | None, ...] | None = None
+    verdicts: VerdictArray | None = None
+    labels: BoolArray | None = None
 
     def __post_init__(self) -> None:
         """Refuse wrong shapes."""
         shape = (len(self.fingerprints), len(checked_pool(self.pool)))
         if self.classes.shape != shape:
             raise CalibrationError(f"answer classes {self.classes.shape} must be {shape}")
+        for what, given in (("verdicts", self.verdicts), ("labels", self.labels)):
+            if given is not None and given.shape != shape:
+                raise CalibrationError(f"{what} {given.shape} must be {shape}")
+        if self.verdicts is not None and self.verdicts.size:
+            low, high = int(self.verdicts.min()), int(self.verdicts.max())
+            if low < NO_VERDICT or high >= VERDICTS:
+                raise CalibrationError(f"verdicts must lie in {NO_VERDICT} .. {VERDICTS - 1}")
         if self.groups is not None and len(self.groups) != shape[0]:
             raise CalibrationError(f"{len(self.groups)} groups for {shape[0]} rows")
 
@@ -71,12 +83,30 @@ class AnswerClasses:
             classes=self.classes[numbers],
             fingerprints=tuple(self.fingerprints[i] for i in numbers),
             groups=self.groups and tuple(self.groups[i] for i in numbers),
+            verdicts=None if self.verdicts is None else self.verdicts[numbers],
+            labels=None if self.labels is None else self.labels[numbers],
         )
 
     def restrict(self, names: Sequence[str]) -> Self:
         """The same rows of a smaller pool, in the order of ``names``."""
         columns = [self.pool.index(name) for name in names]
-        return replace(self, pool=tuple(names), classes=self.classes[:, columns])
+        return replace(
+            self,
+            pool=tuple(names),
+            classes=self.classes[:, columns],
+            verdicts=None if self.verdicts is None else self.verdicts[:, columns],
+            labels=None if self.labels is None else self.labels[:, columns],
+        )
+
+    def answerable(self) -> Self:
+        """The rows with a right candidate.
+
+        Raises:
+            CalibrationError: The rows have no labels.
+        """
+        if self.labels is None:
+            raise CalibrationError("misses are counted by labels: the rows have none")
+        return self.at(np.flatnonzero(self.labels.any(axis=1)))
 
     @cached_property
     def same(self) -> BoolArray:

@@ -24,7 +24,7 @@ from racer_core.sequential.critical import (
     rounds_called,
     tie_noise,
 )
-from racer_core.sequential.policy import Columns, Outcomes, Policy
+from racer_core.sequential.policy import Columns, Loss, Outcomes, Policy
 from racer_core.types import BoolArray, FloatArray
 
 
@@ -86,6 +86,10 @@ class SequentialCalibration:
         """Refuse an empty calibration."""
         if not len(self.answers):
             raise CalibrationError("a calibration needs rows")
+        if self.policy.loss is Loss.MISSES and len(self.answers.answerable()) < len(self.answers):
+            raise CalibrationError(
+                "misses are counted where a candidate is right: leave out others"
+            )
 
     @property
     def n(self) -> int:
@@ -185,7 +189,10 @@ class SequentialCalibration:
             InputError: The reference is not in the smaller pool.
         """
         policy = self.policy.restrict(names)
-        return replace(self, policy=policy, answers=self.answers.restrict(policy.pool))
+        answers = self.answers.restrict(policy.pool)
+        if policy.loss is Loss.MISSES:
+            answers = answers.answerable()
+        return replace(self, policy=policy, answers=answers)
 
     def group(self, name: str) -> Self:
         """The calibration by the rows of one group.

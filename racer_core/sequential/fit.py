@@ -45,7 +45,7 @@ def fit_policy(
     """Order and weigh the candidates by agreement, with the default borders of rounds.
 
     Args:
-        rows: Rows that will calibrate nothing.
+        rows: Rows that will calibrate nothing; with verdicts they give a policy with a checker.
         max_rounds: At most this many rounds, up to 3; None calls the candidates one by one.
         reference: The candidate whose answer is the reference; None: the vote of the whole pool.
         prices: Price of one call of each candidate, above 0. The order is then by the log odds of a
@@ -65,9 +65,11 @@ def fit_policy(
         raise InputError("max_rounds must be 1, 2, 3 or None: one call after the other")
     if reference is None:
         # Candidates that agreement cannot tell apart differ by rounding alone: they tie exactly.
-        reliabilities = np.round(one_coin_reliabilities(rows.classes, options), _DECIMALS)
+        found, checker = one_coin_reliabilities(rows.classes, options, rows.verdicts)
+        reliabilities = np.round(found, _DECIMALS)
     else:
-        reliabilities = agreement_rates(rows.classes, pool.index(reference))
+        column = pool.index(reference)
+        reliabilities, checker = agreement_rates(rows.classes, column, rows.verdicts)
     strength = np.log(vote_odds(reliabilities, options))
     if prices is not None:
         strength = strength / np.sqrt(np.array([prices[name] for name in pool]))
@@ -81,6 +83,7 @@ def fit_policy(
         borders=default_borders(len(order), max_rounds, has_reference=reference is not None),
         options=options,
         reference=reference,
+        checker=checker,
     )
 
 

@@ -8,21 +8,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from functools import cached_property
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray, winners
 from racer_core.aggregation.vote import OPTIONS, Method, aggregate
-from racer_core.errors import InputError
+from racer_core.errors import CalibrationError, InputError
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses, same_answers
-from racer_core.sequential.reliability import vote_odds
+from racer_core.sequential.reliability import checked, vote_odds
+from racer_core.sequential.verdicts import NO_VERDICT, VerdictArray, VerdictRates
 from racer_core.types import BoolArray, CandidateAnswer, FloatArray, checked_pool
 
 Columns = NDArray[np.intp]
 _CLEARLY = 1.0 + 1e-9  # a larger lead than rounding makes, and than a vote counts as a tie
+
+NO_VERDICTS: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+class Loss(StrEnum):
+    """What a stop may not bring about too often."""
+
+    DIFFERS = "differs"  # the answer is not the reference's
+    MISSES = "misses"  # none that was called is right, though some candidate is; needs labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +43,9 @@ class Outcomes:
 
     Attributes:
         winner: The column whose answer would be returned, shape (n, R).
-        doubt: q, the estimated chance that it differs from the reference, shape (n, R).
-        differs: Whether it differs from the reference's answer, shape (n, R).
+        doubt: q, the estimated chance of the loss, shape (n, R).
+        differs: Whether the loss occurs: whether the answer differs from the reference's, or
+            whether all that were called missed, shape (n, R).
     """
 
     winner: Columns
@@ -45,7 +58,9 @@ class Policy:
     """The calls of a sequence, and the reference that its answers are compared with.
 
     Votes count log p (C - 1)/(1 - p), as ``aggregate`` does by the method ``log_odds`` if the
-    reliabilities p stand in the place of router scores. Ties go by mean p, best p and name.
+    reliabilities p stand in the place of router scores. Ties go by mean p, best p and name. With a
+    checker p is that of the candidate given the verdict on its answer, in votes and doubts alike:
+    so the reference is the vote of the whole pool with all its answers checked.
 
     Attributes:
         pool: The candidates, in the order of the columns.
@@ -56,6 +71,8 @@ class Policy:
             length of the order.
         options: C, at least the number of candidates, so that it is the same for every row.
         reference: The candidate whose answer is the reference; None: the vote of the whole pool.
+        checker: How often a checker gives its verdicts; None: there is no checker.
+        loss: What a stop may not bring about too often.
     """
 
     pool: tuple[str, ...]
@@ -64,6 +81,8 @@ class Policy:
     borders: tuple[int, ...]
     options: int = OPTIONS
     reference: str | None = None
+    checker: VerdictRates | None = None
+    loss: Loss = Loss.DIFFERS
 
     def __post_init__(self) -> None:
         """Refuse parts that do not fit together."""
@@ -84,22 +103,35 @@ class Policy:
             raise InputError(f"the borders of rounds must ascend to {len(self.order)}")
         if self.options < max(len(pool), 2):
             raise InputError(f"options must be at least {max(len(pool), 2)}", param="options")
+        if self.reference is not None and self.loss is not Loss.DIFFERS:
+            raise InputError("a reference is of no use where misses are the loss")
 
     def outcomes(self, answers: AnswerClasses) -> Outcomes:
-        """What the policy returns after each round, for rows with the answers of all candidates."""
+        """What the policy returns after each round, for rows with the answers of all candidates.
+
+        Raises:
+            InputError: Answers of another pool.
+            CalibrationError: The rows lack verdicts or labels that the policy needs.
+        """
         if answers.pool != self.pool:
             raise InputError("the answers are those of another pool: restrict one of them")
-        classes = answers.classes
-        standings = [self.standing(classes, border) for border in self.borders]
+        if self.checker is not None and answers.verdicts is None:
+            raise CalibrationError("the policy has a checker, and the rows lack its verdicts")
+        classes, verdicts = answers.classes, answers.verdicts
+        standings = [self.standing(classes, border, verdicts) for border in self.borders]
         winner = np.stack([each for each, _ in standings], axis=1)
         doubt = np.stack([each for _, each in standings], axis=1)
+        if self.loss is Loss.MISSES:
+            return Outcomes(winner, doubt, self._missed(answers))
         reference = winner[:, -1:]
         rows = np.arange(len(classes))[:, None]
         # An unreadable answer equals itself alone.
         equal = answers.same[rows, winner, reference] | (winner == reference)
         return Outcomes(winner, doubt, ~equal)
 
-    def standing(self, classes: ClassArray, called: int) -> tuple[Columns, FloatArray]:
+    def standing(
+        self, classes: ClassArray, called: int, verdicts: VerdictArray | None = None
+    ) -> tuple[Columns, FloatArray]:
         """The winner (n,) and the doubt (n,) after the first calls of the order.
 
         :meth:`vote` and :meth:`doubt` are the same for one row, bit by bit.
@@ -107,39 +139,61 @@ class Policy:
         Args:
             classes: Answers, shape (n, K); those of further candidates have no effect.
             called: The number of candidates called.
+            verdicts: The checker's, shape (n, K); None: there is none on any answer.
         """
         first = self._columns[:called]
         if self.reference is not None and called == len(self.order):
             return np.full(len(classes), first[-1]), np.zeros(len(classes))
         given = classes[:, first]
-        at = self._elected(given, first)
-        doubt = _doubt(given, self._odds[first], at, self.options, self._reach[called])
-        return first[at], doubt
+        verdict = NO_VERDICT if verdicts is None else verdicts[:, first]
+        chances = np.broadcast_to(self._chances[first, verdict], given.shape)
+        odds = np.broadcast_to(self._odds[first, verdict], given.shape)
+        at = self._elected(given, first, chances, odds)
+        strength, total, distinct = _strengths(given, odds, self.options)
+        if self.loss is Loss.MISSES:
+            return first[at], (self.options - distinct) / total * self._others_right[called]
+        return first[at], _doubt(given, strength, total, at, self._reach[called])
 
-    def vote(self, forms: Mapping[str, str | None]) -> str:
+    def vote(
+        self, forms: Mapping[str, str | None], verdicts: Mapping[str, int] = NO_VERDICTS
+    ) -> str:
         """The candidate that wins the vote of these answers, at least one.
 
         Args:
             forms: The normal form of each candidate's answer; None: it cannot be read.
+            verdicts: The verdict on each answer; none where a candidate is left out.
         """
         answers = [
-            CandidateAnswer(candidate=name, text="", form=form, score=self._reliability[name])
+            CandidateAnswer(
+                candidate=name,
+                text="",
+                form=form,
+                score=self._chances_of[name][verdicts.get(name, NO_VERDICT)],
+            )
             for name, form in forms.items()
         ]
         return aggregate(answers, method=Method.LOG_ODDS, options=self.options).winner
 
-    def doubt(self, forms: Mapping[str, str | None], winner: str) -> float:
-        """The doubt about the winner's answer after these calls, the first of the order.
+    def doubt(
+        self,
+        forms: Mapping[str, str | None],
+        winner: str,
+        verdicts: Mapping[str, int] = NO_VERDICTS,
+    ) -> float:
+        """The doubt after the first calls of the order, about the winner's answer or a miss.
 
         It adds and multiplies in the order of :meth:`standing`.
         """
         strength: dict[str, float] = {}
         for name, form in forms.items():
             if form is not None:
-                strength[form] = strength.get(form, 1.0) * self._odds_of[name]
+                odds = self._odds_of[name][verdicts.get(name, NO_VERDICT)]
+                strength[form] = strength.get(form, 1.0) * odds
         total = float(self.options)
         for each in strength.values():
             total += each - 1.0
+        if self.loss is Loss.MISSES:
+            return (self.options - len(strength)) / total * self._others_right[len(forms)]
         form = forms[winner]
         lead = 1.0 if form is None else strength.pop(form)
         is_decided = lead > self._reach[len(forms)] * max((1.0, *strength.values()))
@@ -182,8 +236,10 @@ class Policy:
                 borders=tuple(state["borders"]),
                 options=state["options"],
                 reference=state["reference"],
+                checker=(given := state.get("checker")) and VerdictRates.from_state(given),
+                loss=Loss(state.get("loss", Loss.DIFFERS)),
             )
-        except (KeyError, TypeError) as exc:
+        except (KeyError, TypeError, ValueError) as exc:
             raise InputError("the saved policy does not fit: fit a new one") from exc
 
     @cached_property
@@ -191,17 +247,13 @@ class Policy:
         return np.array([self.pool.index(name) for name in self.order])
 
     @cached_property
-    def _reliability(self) -> dict[str, float]:
-        return dict(zip(self.pool, self.reliabilities, strict=True))
-
-    @cached_property
-    def _odds_of(self) -> dict[str, float]:
-        odds: list[float] = self._odds.tolist()
-        return dict(zip(self.pool, odds, strict=True))
+    def _chances(self) -> FloatArray:
+        """The reliability of each candidate given each verdict, the last one none."""
+        return checked(np.array(self.reliabilities), self.checker)
 
     @cached_property
     def _odds(self) -> FloatArray:
-        return vote_odds(np.array(self.reliabilities), self.options)
+        return vote_odds(self._chances, self.options)
 
     @cached_property
     def _reach(self) -> tuple[float, ...]:
@@ -209,36 +261,59 @@ class Policy:
 
         Infinitely with a named reference: no vote elects its answer.
         """
-        odds = self._odds[self._columns][::-1]
+        odds: FloatArray = self._odds[self._columns][::-1]
         if self.reference is not None:
             return (math.inf,) * (len(odds) + 1)
-        changes = np.append(1.0, np.cumprod(np.maximum(odds, 1.0 / odds)))
+        most: FloatArray = np.maximum(odds, 1.0 / odds).max(axis=1)  # whatever the verdicts
+        changes = np.append(1.0, np.cumprod(most))
         reach: list[float] = (_CLEARLY * changes[::-1]).tolist()
         return tuple(reach)
 
-    def _elected(self, given: ClassArray, columns: Columns) -> Columns:
+    @cached_property
+    def _chances_of(self) -> dict[str, list[float]]:
+        return dict(zip(self.pool, self._chances.tolist(), strict=True))
+
+    @cached_property
+    def _odds_of(self) -> dict[str, list[float]]:
+        return dict(zip(self.pool, self._odds.tolist(), strict=True))
+
+    @cached_property
+    def _others_right(self) -> list[float]:
+        """After 0, 1, .. calls: P(some other candidate is right | none of those called is)."""
+        wrong = [1.0]
+        for name in reversed(self.order):
+            wrong.append(wrong[-1] * (1.0 - self.reliabilities[self.pool.index(name)]))
+        return [1.0 - each for each in reversed(wrong)]
+
+    def _missed(self, answers: AnswerClasses) -> BoolArray:
+        """Whether none of the candidates called is right, though one is, shape (n, R)."""
+        if answers.labels is None:
+            raise CalibrationError("misses are counted by labels: the rows have none")
+        found = np.maximum.accumulate(answers.labels[:, self._columns], axis=1)
+        return found[:, -1:] & ~found[:, np.array(self.borders) - 1]
+
+    def _elected(
+        self, given: ClassArray, columns: Columns, chances: FloatArray, odds: FloatArray
+    ) -> Columns:
         """The winner among these columns, as a place in them, shape (n,)."""
-        scores = np.array(self.reliabilities)[columns]
         numbers: list[int] = columns.tolist()
         names = [self.pool[column] for column in numbers]
-        shape = given.shape
         return winners(
             same_answers(given).astype(np.float64),
-            np.ones(shape, dtype=bool),
-            np.broadcast_to(np.log(self._odds[columns]), shape),
-            np.broadcast_to(scores, shape),
+            np.ones(given.shape, dtype=bool),
+            np.log(odds),
+            chances,
             sorted(range(len(names)), key=names.__getitem__),
         )
 
 
-def _doubt(
-    given: ClassArray, odds: FloatArray, winner: Columns, options: int, reach: float
-) -> FloatArray:
-    """1 - posterior of the winner's answer in the one-coin model, or 0 if it is decided, (n,).
+def _strengths(
+    given: ClassArray, odds: FloatArray, options: int
+) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
+    """The strength of each answer (n, calls), their sum (n,), the number of distinct answers (n,).
 
-    It is decided if its posterior odds to any other answer, also to one that no candidate gave,
-    are larger than the votes that are left can change (``reach``). ``Policy.doubt`` does the same
-    operations in the same order.
+    The sum counts 1 for each answer that was not given; a strength divided by it is the posterior
+    in the one-coin model. ``Policy.doubt`` does the same operations in the same order.
     """
     rows, calls = given.shape
     readable = given != UNREADABLE
@@ -246,10 +321,22 @@ def _doubt(
     is_first = np.empty((rows, calls), dtype=bool)
     for call in range(calls):
         same = (given == given[:, call, None]) & readable[:, call, None]
-        strength = np.where(same, strength * odds[call], strength)
+        strength = np.where(same, strength * odds[:, call, None], strength)
         is_first[:, call] = readable[:, call] & ~same[:, :call].any(axis=1)
     for call in range(calls):
         total = np.where(is_first[:, call], total + (strength[:, call] - 1.0), total)
+    return strength, total, is_first.sum(axis=1)
+
+
+def _doubt(
+    given: ClassArray, strength: FloatArray, total: FloatArray, winner: Columns, reach: float
+) -> FloatArray:
+    """1 - posterior of the winner's answer in the one-coin model, or 0 if it is decided, (n,).
+
+    It is decided if its posterior odds to any other answer, also to one that no candidate gave,
+    are larger than the votes that are left can change (``reach``). ``Policy.doubt`` does the same
+    operations in the same order.
+    """
     elected = winner[:, None]
     lead = np.take_along_axis(strength, elected, axis=1)[:, 0]
     leads = given == np.take_along_axis(given, elected, axis=1)

@@ -3,7 +3,8 @@
 One of C possible answers to a request is right, each with the same prior probability. Candidate k
 gives it with probability p_k and each wrong one with (1 - p_k)/(C - 1), independently of the others
 given the right answer. The p_k that make the recorded answers most probable are found by
-expectation maximisation, without labels. They rank candidates and weigh votes. They are no
+expectation maximisation, without labels; so are the rates of a checker's verdicts, if there is
+one. They rank candidates and weigh votes. They are no
 accuracies: answers that are wrong together count as right (.48 to .61 on MMLU-Pro, where the truth
 is .31 to .44).
 
@@ -19,6 +20,7 @@ from racer_core.aggregation.batch import ClassArray
 from racer_core.aggregation.vote import SURE
 from racer_core.errors import CalibrationError
 from racer_core.sequential.answer_classes import UNREADABLE, same_answers
+from racer_core.sequential.verdicts import VERDICTS, VerdictArray, VerdictRates
 from racer_core.types import BoolArray, FloatArray
 
 _STEPS = 200
@@ -27,12 +29,15 @@ _DONE = 1e-7
 _PRIOR = 1.0
 
 
-def one_coin_reliabilities(classes: ClassArray, options: int) -> FloatArray:
-    """p_k of each candidate, shape (K,), in [.01, .99]; deterministic.
+def one_coin_reliabilities(
+    classes: ClassArray, options: int, verdicts: VerdictArray | None = None
+) -> tuple[FloatArray, VerdictRates | None]:
+    """p_k of each candidate, shape (K,), in [.01, .99], and the checker's rates; deterministic.
 
     Args:
         classes: Answers of all candidates, shape (n, K); unreadable ones say nothing.
         options: C, the number of possible answers, at least K.
+        verdicts: The checker's, shape (n, K); None: there is none.
 
     Raises:
         CalibrationError: No rows, or fewer options than candidates.
@@ -47,25 +52,69 @@ def one_coin_reliabilities(classes: ClassArray, options: int) -> FloatArray:
     share = np.where(readable, 1.0 / np.maximum(size, 1.0), 0.0)
     unused = options - share.sum(axis=1)  # answers that no candidate gave
     chances = size / np.maximum(readable.sum(axis=1, keepdims=True), 1)  # as in a majority vote
-    reliabilities = _rates(chances, readable)
+    reliabilities, checker = _rates(chances, readable), None
     for _ in range(_STEPS):
-        strength = np.exp(same @ np.log(vote_odds(reliabilities, options)))
+        if verdicts is None:
+            strength = np.exp(same @ np.log(vote_odds(reliabilities, options)))
+        else:
+            checker = VerdictRates.of(verdicts, chances, readable)
+            of_answers = checked(reliabilities, checker)[np.arange(len(share[0])), verdicts]
+            votes = np.log(vote_odds(of_answers, options))
+            strength = np.exp((same @ votes[:, :, None])[:, :, 0])
         total = (strength * share).sum(axis=1) + unused
-        before, reliabilities = reliabilities, _rates(strength / total[:, None], readable)
+        chances = strength / total[:, None]
+        before, reliabilities = reliabilities, _rates(chances, readable)
         if np.abs(reliabilities - before).max() < _DONE:
             break
-    return reliabilities
+    return reliabilities, checker
 
 
-def agreement_rates(classes: ClassArray, reference: int) -> FloatArray:
+def agreement_rates(
+    classes: ClassArray, reference: int, verdicts: VerdictArray | None = None
+) -> tuple[FloatArray, VerdictRates | None]:
     """How often each candidate gives the reference's answer, (K,), in [.01, .99].
+
+    The checker's rates are those of answers that are the reference's, and of those that are not.
 
     Args:
         classes: Answers of all candidates, shape (n, K).
         reference: The column of the reference.
+        verdicts: The checker's, shape (n, K); None: there is none.
     """
     same = same_answers(classes)[:, :, reference].astype(np.float64)
-    return _rates(same, np.ones_like(same, dtype=bool))
+    reliabilities = _rates(same, np.ones_like(same, dtype=bool))
+    if verdicts is None:
+        return reliabilities, None
+    others = classes != UNREADABLE
+    others[:, reference] = False  # whatever its verdict, its answer is its own
+    return reliabilities, VerdictRates.of(verdicts, same, others)
+
+
+def label_rates(
+    classes: ClassArray, labels: BoolArray, verdicts: VerdictArray | None = None
+) -> tuple[FloatArray, VerdictRates | None]:
+    """How often each candidate is right, (K,), in [.01, .99], and the checker's rates.
+
+    Args:
+        classes: Answers of all candidates, shape (n, K).
+        labels: Whether each is right, shape (n, K).
+        verdicts: The checker's, shape (n, K); None: there is none.
+    """
+    right = labels.astype(np.float64)
+    reliabilities = _rates(right, np.ones_like(labels))
+    if verdicts is None:
+        return reliabilities, None
+    return reliabilities, VerdictRates.of(verdicts, right, classes != UNREADABLE)
+
+
+def checked(reliabilities: FloatArray, checker: VerdictRates | None) -> FloatArray:
+    """P(right | verdict) of each candidate and verdict, the last one none: (K,) to (K, 7).
+
+    Without a checker they are the reliabilities, whatever the verdict.
+    """
+    if checker is None:
+        return np.repeat(reliabilities[:, None], VERDICTS + 1, axis=1)
+    return checker.reliabilities(reliabilities)
 
 
 def vote_odds(reliabilities: FloatArray, options: int) -> FloatArray:

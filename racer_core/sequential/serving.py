@@ -15,6 +15,7 @@ from enum import StrEnum
 
 from racer_core.errors import InputError
 from racer_core.sequential.policy import Policy
+from racer_core.sequential.verdicts import NO_VERDICT
 
 
 class StopReason(StrEnum):
@@ -63,19 +64,22 @@ class CallSequence:
         self._highest = -math.inf  # the running maximum of -q
         self._outstanding: tuple[str, ...] = ()
         self._answers: dict[str, str | None] = {}
+        self._verdicts: dict[str, int] = {}
         self._failed: set[str] = set()
         self._elected: str | None = None
 
-    def add(self, candidate: str, form: str | None) -> None:
+    def add(self, candidate: str, form: str | None, verdict: int = NO_VERDICT) -> None:
         """Report an answer.
 
         Args:
             candidate: Called and not reported yet.
             form: Its normal form; None: it cannot be read, was cut off, or the request itself
                 caused the failure (a filter, its length). Rows must record these cases alike.
+            verdict: The checker's verdict on it.
         """
         self._report(candidate)
         self._answers[candidate] = form
+        self._verdicts[candidate] = verdict
 
     def fail(self, candidate: str) -> None:
         """Report a failure whose cause lies outside the request; the last round follows."""
@@ -125,7 +129,7 @@ class CallSequence:
         if self._elected is None and self._answers:
             if self.policy.reference in self._answers:
                 return self.policy.reference
-            return self.policy.vote(self._answers)
+            return self.policy.vote(self._answers, self._verdicts)
         return self._elected
 
     def elected(self, among: Collection[str]) -> str:
@@ -148,8 +152,8 @@ class CallSequence:
         else:
             called = self.policy.order[: self.policy.borders[self.rounds - 1]]
             forms = {name: self._answers[name] for name in called}
-            winner = self.policy.vote(forms)
-            doubt = self.policy.doubt(forms, winner)
+            winner = self.policy.vote(forms, self._verdicts)
+            doubt = self.policy.doubt(forms, winner, self._verdicts)
         self.called[-1] = replace(self.called[-1], doubt=doubt)
         self._highest = max(self._highest, -doubt)
         is_certain = self._highest + self._noise > self._threshold

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.sequential.answer_classes import AnswerClasses
+from racer_core.sequential.verdicts import NO_VERDICT, VERDICTS
 
 FALSE_ALARM = 1e-6
 NAMES = ("b", "a", "d", "c", "e", "f", "g", "h")
@@ -39,6 +42,18 @@ def answers(
         pool=NAMES[: len(chances)],
         classes=classes,
         fingerprints=tuple(i.to_bytes(8) for i in range(rows)),
+    )
+
+
+def checked(rng: np.random.Generator, rows: AnswerClasses, *, none: float = 0.2) -> AnswerClasses:
+    """The rows with labels, by which class 0 is right, and verdicts: wrong answers lack more."""
+    right = rows.classes == 0
+    shape = right.shape
+    high = np.maximum(*rng.integers(0, VERDICTS, (2, *shape)))
+    verdicts = np.where(right, high, VERDICTS - 1 - high)
+    is_none = rng.random(shape) < none * np.where(right, 0.5, 1.0)
+    return replace(
+        rows, labels=right, verdicts=np.where(is_none, NO_VERDICT, verdicts).astype(np.int8)
     )
 
 

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from racer_core.errors import InputError
 from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.coverage import fit_coverage_policy
 from racer_core.sequential.critical import tie_noise
 from racer_core.sequential.fit import fit_policy
 from racer_core.sequential.serving import CallSequence, StopReason
+from racer_core.sequential.verdicts import NO_VERDICT
 from tests.core.laws import assert_at_most
-from tests.core.sequential_worlds import FALSE_ALARM, answers
+from tests.core.sequential_worlds import FALSE_ALARM, answers, checked
 
 CHANCES = (0.55, 0.75, 0.6, 0.45, 0.85)
 
@@ -24,7 +26,7 @@ def form(number):
     return None if number < 0 else f"form {number}"
 
 
-def replay(sequence, row, failing=()):
+def replay(sequence, row, failing=(), verdicts=None):
     """Serve one row; returns the number of candidates called."""
     called = 0
     while candidates := sequence.next_round():
@@ -33,7 +35,9 @@ def replay(sequence, row, failing=()):
             if name in failing:
                 sequence.fail(name)
             else:
-                sequence.add(name, form(row[sequence.policy.pool.index(name)]))
+                column = sequence.policy.pool.index(name)
+                verdict = NO_VERDICT if verdicts is None else int(verdicts[column])
+                sequence.add(name, form(row[column]), verdict)
     return called
 
 
@@ -43,18 +47,27 @@ def replay(sequence, row, failing=()):
     max_rounds=st.sampled_from([None, 1, 2, 3]),
     reference=st.sampled_from([None, "d"]),
     salt=st.sampled_from([None, b"salt"]),
+    kind=st.sampled_from(["answers", "checker", "misses"]),
 )
-def test_serving_decides_as_calibration_does(seed, max_rounds, reference, salt):
+def test_serving_decides_as_calibration_does(seed, max_rounds, reference, salt, kind):
     """On the calibration rows themselves, one of which has exactly lambda_hat."""
-    rows = answers(np.random.default_rng(seed), 40, CHANCES)
-    policy = fit_policy(rows, max_rounds=max_rounds, reference=reference)
+    rng = np.random.default_rng(seed)
+    rows = answers(rng, 60, CHANCES)
+    if kind != "answers":
+        rows = checked(rng, rows).answerable()
+    rows = rows.at(np.arange(40))
+    if kind == "misses":
+        policy = fit_coverage_policy(rows, max_rounds=max_rounds)
+    else:
+        policy = fit_policy(rows, max_rounds=max_rounds, reference=reference)
     calibration = SequentialCalibration(policy=policy, answers=rows, salt=salt)
     noise, outcomes = tie_noise(salt, rows.fingerprints), policy.outcomes(rows)
     for threshold in (*(calibration.lambda_hat(a) for a in (0.05, 0.2)), math.inf, -math.inf):
         stops = calibration.stops(rows, threshold)
         for at in range(0, 40, 8):
             sequence = CallSequence(policy, threshold, float(noise[at]))
-            assert replay(sequence, rows.classes[at]) == stops.calls[at]
+            verdicts = None if rows.verdicts is None else rows.verdicts[at]
+            assert replay(sequence, rows.classes[at], verdicts=verdicts) == stops.calls[at]
             assert sequence.rounds == stops.rounds[at]
             doubts = [each.doubt for each in sequence.called]
             assert doubts == outcomes.doubt[at, : sequence.rounds].tolist()

@@ -38,17 +38,17 @@ def test_reliabilities_are_found_without_labels():
     """4,000 rows of the model itself: within three standard errors and a bit."""
     truth = np.array([0.9, 0.75, 0.6, 0.5, 0.35])
     classes = one_coin(np.random.default_rng(1), 4_000, truth, 6)
-    found = one_coin_reliabilities(classes, 6)
+    found, _ = one_coin_reliabilities(classes, 6)
     np.testing.assert_allclose(found, truth, atol=0.04)
-    np.testing.assert_array_equal(found, one_coin_reliabilities(classes, 6))
+    np.testing.assert_array_equal(found, one_coin_reliabilities(classes, 6)[0])
     order = [3, 0, 4, 1, 2]
-    np.testing.assert_allclose(one_coin_reliabilities(classes[:, order], 6), found[order])
+    np.testing.assert_allclose(one_coin_reliabilities(classes[:, order], 6)[0], found[order])
 
 
 def test_reliabilities_of_hopeless_rows_are_finite():
     """Nothing readable, all alike, one candidate, one row."""
     for classes in (np.full((5, 3), -1), np.zeros((5, 3)), np.zeros((4, 1)), np.array([[0, 1, 2]])):
-        found = one_coin_reliabilities(classes.astype(np.int16), 10)
+        found, _ = one_coin_reliabilities(classes.astype(np.int16), 10)
         assert ((found > 0.0) & (found < 1.0)).all()
     with pytest.raises(CalibrationError, match="no rows"):
         one_coin_reliabilities(np.zeros((0, 3), np.int16), 10)
