@@ -38,11 +38,24 @@ class DecisionLog:
         self._store_queries = store_queries
         self._group_by: GroupBy = group_by
 
-    def record(self, state: RequestState, results: FanOutResult, outcome: Outcome) -> Outcome:
-        """Charge the tokens of an answered request and record its decision."""
+    def record(
+        self,
+        state: RequestState,
+        results: FanOutResult,
+        outcome: Outcome,
+        passed: FanOutResult | None = None,
+    ) -> Outcome:
+        """Charge the tokens of an answered request and record its decision.
+
+        Args:
+            state: The request.
+            results: Its answers.
+            outcome: What was made of them.
+            passed: The answer that was passed through, and charged, as the sample keeps it.
+        """
         _charge(state, results, outcome)
         self.record_decision(outcome, state.request)
-        self.sample(state, results)
+        self.sample(state, results if passed is None else results.joined(passed))
         promised = outcome.certificate.same_answer
         if promised is not None and promised.made is not None:
             made = len(promised.made.names)

@@ -33,11 +33,15 @@ class Dispatcher:
 
         Args:
             state: The request.
-            results: Takes answers and failures as they arrive.
+            results: Takes answers and failures as they arrive. Candidates in it are not called.
         """
         started = time.monotonic()
+        results.skipped.clear()
+        if state.rounds is not None:
+            state.rounds.report(results)
         if state.called:
-            await self._fan_out(state, state.called, results)
+            names = [name for name in state.called if not results.has(name)]
+            await self._fan_out(state, names, results)
             if state.replacements is None and _is_lacking(state, results):
                 await self._fan_out(state, await self.replacements(state, results), results)
             if state.routed.chosen_by is ChosenBy.FALLBACK:

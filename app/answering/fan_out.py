@@ -57,6 +57,21 @@ class FanOutResult:
     skipped: list[str] = field(default_factory=list[str])  # not called: the vote was decided before
     seconds: float = 0.0  # that all calls together took
 
+    def has(self, name: str) -> bool:
+        """Whether a candidate's call has ended."""
+        return name in self.replies or name in self.failures
+
+    def joined(self, later: FanOutResult) -> FanOutResult:
+        """These and later results, without a change of either."""
+        return FanOutResult(
+            replies=self.replies | later.replies,
+            forms=self.forms | later.forms,
+            failures=self.failures | later.failures,
+            cancelled=[*self.cancelled, *later.cancelled],
+            skipped=[*self.skipped, *later.skipped],
+            seconds=self.seconds + later.seconds,
+        )
+
     def is_unanswered_by(self, names: Collection[str]) -> bool:
         """Whether all of these candidates replied, and none with an answer or a refusal."""
         for name in names:

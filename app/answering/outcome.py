@@ -9,7 +9,6 @@ from typing import Any, Self
 from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
-from app.answering.rounds import RoundsVote
 from app.monitoring.decision_record import RequestEnd
 from app.monitoring.shadow_sample import ConversationTurn
 from app.routing.certificate import ServedCertificate
@@ -71,8 +70,8 @@ class Outcome:
             if name in results.replies
         )
         routed = state.routed
-        if isinstance(state.vote, RoundsVote):
-            routed = state.vote.rounds.ended(routed)
+        if state.rounds is not None:
+            routed = state.rounds.ended(routed)
         ratings = ratings or Ratings()
         body: dict[str, Any] = {}
         if answer is not None:
@@ -128,7 +127,7 @@ class Outcome:
                 "overhead_ms": round(self.overhead_ms, 2),
             }
             | (
-                {"answers": {each.candidate: each.as_json() for each in self.answers}}
+                {"answers": {each.candidate: each.as_json() for each in self.answers if each.body}}
                 if self.explain
                 else {}
             )
@@ -191,8 +190,8 @@ def stream_headers(state: RequestState) -> dict[str, str]:
 
 def answer_reasons(state: RequestState, results: FanOutResult) -> tuple[str, ...]:
     """What the answers of the set do to its certificate."""
-    if isinstance(state.vote, RoundsVote):
-        return state.vote.rounds.reasons(results)
+    if state.rounds is not None:
+        return state.rounds.reasons(results)
     if failed := [name for name in results.failures if name in state.selected]:
         return failure_reasons(failed, is_outvoted=state.vote.settled(results))
     return (Reason.SET_UNANSWERED,) if results.is_unanswered_by(state.selected) else ()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from app.answering.rounds import Rounds, RoundsVote
 from app.answering.vote import Vote
 from app.monitoring.shadow_sample import ConversationTurn
 from app.routing.decision import CertifiedDecision
@@ -49,6 +50,23 @@ class RequestState:
     def called(self) -> tuple[str, ...]:
         """The candidates to call: the set, or what replaces one that failed."""
         return self.selected if self.replacements is None else self.replacements
+
+    @property
+    def rounds(self) -> Rounds | None:
+        """The state of its calls in rounds; None: they have none."""
+        return self.vote.rounds if isinstance(self.vote, RoundsVote) else None
+
+    @property
+    def only(self) -> str | None:
+        """The candidate that is called alone and whose answer is returned; None: there are more."""
+        if self.rounds is not None:
+            return self.rounds.alone
+        return self.called[0] if len(self.called) == 1 else None
+
+    def leaving_reference(self) -> Self:
+        """The same, but the calls end before a named reference is called alone."""
+        assert isinstance(self.vote, RoundsVote)
+        return replace(self, vote=replace(self.vote, leaves_reference=True))
 
     def led_by_the_best(self) -> Self:
         """The same, but only the best candidate of the set is called."""

@@ -48,10 +48,17 @@ class Rounds:
         self._has_answer = False  # that can be returned
         self.unread: set[str] = set()  # whose answers were not read by the deadline
         self.next: tuple[str, ...] = ()
+        self.alone: str | None = None  # the round that begins: one whose answer is returned
         self._begin()
 
     def report(self, results: FanOutResult) -> None:
         """Take the results that arrived, and begin the next round where one is complete."""
+        self.take(results)
+        if not self._waiting:
+            self._begin()
+
+    def take(self, results: FanOutResult) -> None:
+        """Take the results that arrived; no round follows."""
         for name in [each for each in self._waiting if each in results.replies]:
             if name in self.unread:
                 self._fail(name)
@@ -64,8 +71,6 @@ class Rounds:
                 self._add(name, None)
             else:
                 self._fail(name)
-        if not self._waiting:
-            self._begin()
 
     def call_rest(self) -> tuple[str, ...]:
         """Make one round of what is under way and of all that are left, which it returns."""
@@ -154,6 +159,8 @@ class Rounds:
         if not self.next:
             self.next = self._sequence.next_round()
         self._waiting.update(self.next)
+        reference = self._policy.reference
+        self.alone = reference if self.next == (reference,) else None
 
     def _add(self, name: str, form: str | None) -> None:
         self._waiting.discard(name)
@@ -179,11 +186,14 @@ class RoundsVote(Vote):
         rounds: The state of its calls.
         hurries_at: A ``time.monotonic()``; from then on no round waits for another.
         plain: The vote of the same request where its calls have no rounds.
+        leaves_reference: The calls end before a round of the named reference alone, whose answer
+            is returned whatever it is: it is passed through as a stream.
     """
 
     rounds: Rounds
     hurries_at: float
     plain: Vote
+    leaves_reference: bool = False
 
     @classmethod
     def of(cls, vote: Vote, rounds: Rounds) -> Self:
@@ -230,7 +240,7 @@ class RoundsVote(Vote):
     def decided(self, results: FanOutResult, out: Sequence[str]) -> bool:
         """Whether the calls are over: the round is complete, and no other one follows."""
         self.rounds.report(results)
-        return self.rounds.is_over
+        return self.rounds.is_over or (self.leaves_reference and self.rounds.alone is not None)
 
     def settled(self, results: FanOutResult) -> bool:
         """Whether candidates that failed could not have changed the answer."""

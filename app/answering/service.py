@@ -103,6 +103,8 @@ class ChatService:
     async def stream(self, request: InferenceRequest) -> OpenStream:
         """Answer as a stream. One selected candidate streams live; several are merged first.
 
+        So does a named reference that is called alone, after other candidates or at once.
+
         Raises:
             RacerError: As :meth:`answer`, until the first event.
         """
@@ -112,12 +114,13 @@ class ChatService:
         if not state.called:
             return whole_stream(state, await self._answer(state, FanOutResult()))
         results = FanOutResult()
-        if len(state.called) == 1:
-            stream = await self._streaming.live(state, results)
+        if state.only is not None:
+            stream = await self._streaming.live(state, state.only, results)
             if stream is not None:
                 return stream
-            state = await self._with_replacements(state, results)
-        return await self._streaming.merged(state, partial(self._answer, state, results))
+            if state.rounds is None:
+                state = await self._with_replacements(state, results)
+        return await self._streaming.merged(state, results, partial(self._answer, state, results))
 
     async def decide(self, request: RoutingRequest) -> Outcome:
         """Route only: no candidate is called."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.fan_out import FanOutResult
-from app.answering.outcome import Outcome, answer_reasons, stream_headers
+from app.answering.outcome import Outcome, stream_headers, used
 from app.answering.request import RequestState
 from app.answering.token_usage import TokenMeter
 from app.concurrency.background_stream import BackgroundStream
@@ -29,6 +29,7 @@ MAX_PIECES: Final = 20_000  # of a sampled stream; of a longer one the candidate
 HELD_CHARS: Final = 256 * 2**10  # of a stream whose answer has not begun: bounds its memory
 
 OpenStream = tuple[BackgroundStream, dict[str, str]]  # events, and the headers of the response
+Answer = Callable[[], Coroutine[Any, Any, Outcome]]  # calls, merges and records
 
 
 class Streaming:
@@ -42,41 +43,44 @@ class Streaming:
         self._comment_every_s = settings.limits.comment_every_s
         self._reasoning = settings.aggregation.reasoning
 
-    async def live(self, state: RequestState, results: FanOutResult) -> OpenStream | None:
-        """Pass the events of the only selected candidate through, once its answer has begun.
+    async def live(
+        self, state: RequestState, name: str, results: FanOutResult
+    ) -> OpenStream | None:
+        """Pass the events of the only candidate through, once its answer has begun.
 
         Args:
             state: The request.
+            name: The candidate.
             results: Takes its failure, or its blank answer, where its answer never begins.
 
         Returns:
             None where its answer never begins; nothing was recorded then.
         """
-        name = state.selected[0]
         stream = BackgroundStream(self._live_events(state, name, results))
-        started = time.monotonic()
-        try:
-            await stream.started()
-        except UpstreamError as exc:
-            results.failures[name] = exc
-        if name in results.failures or name in results.replies:
-            results.seconds += time.monotonic() - started
+        await _starts(stream)
+        if results.has(name):
             return None
         return stream, {**stream_headers(state), "x-racer-served-by": name}
 
     async def merged(
-        self, state: RequestState, answer: Callable[[], Coroutine[Any, Any, Outcome]]
+        self, state: RequestState, results: FanOutResult, answer: Answer
     ) -> OpenStream:
         """Send comments while the candidates answer, then the merged answer.
 
+        A named reference that is called alone, after other candidates, is passed through.
+
         Args:
             state: The request.
+            results: Takes answers and failures.
             answer: Calls, merges and records it.
 
         Raises:
             UpstreamError: No candidate answered, within ``FIRST_EVENT_WAIT_S``.
         """
-        stream = BackgroundStream(self._merged_events(state, answer))
+        if state.rounds is None:
+            stream = BackgroundStream(self._merged_events(state, answer))
+        else:
+            stream = BackgroundStream(self._rounds_events(state, results, answer))
         await stream.started(FIRST_EVENT_WAIT_S)
         return stream, stream_headers(state)
 
@@ -86,9 +90,11 @@ class Streaming:
         """One candidate's events as they come; the last one carries the ``racer`` object.
 
         Yields none where the answer is blank from its beginning to its end: ``results`` takes it.
+        It does not change ``results`` otherwise: they are the answers of earlier rounds.
         """
         api_format = state.request.api_format
-        overhead_ms = (time.monotonic() - state.started) * 1e3
+        started = time.monotonic()
+        overhead_ms = (started - state.started - results.seconds) * 1e3
         writer = api_format.live(decision_id=state.decision_id, model=name)
         meter = TokenMeter(api_format, state.request.fields)
         beginning = _Beginning(api_format, self._reasoning)
@@ -109,47 +115,95 @@ class Streaming:
                                 has_begun = True
                                 yield event
                 if beginning.held:
-                    reply = beginning.reply(name, time.monotonic() - state.started)
+                    reply = beginning.reply(name, time.monotonic() - started)
                     reply.check_not_empty()
                     meter.waive()
                     results.replies[name] = reply
                     results.forms[name] = None
+                    results.seconds += reply.seconds
                     return
-            outcome = _live_outcome(state, name, writer.usage, overhead_ms, beginning.answer_kind)
-            ending = writer.close(outcome.as_json())
+            reply = Reply(
+                candidate=name,
+                body={},
+                choices=(),
+                usage=writer.usage,
+                seconds=time.monotonic() - started,
+                kind=beginning.answer_kind,
+            )
+            outcome = _live_outcome(state, results, reply, overhead_ms)
+            ending = writer.close(outcome.as_json(), _tokens(state, results, outcome))
         except UpstreamError as exc:
-            if has_begun:  # else another candidate may be called instead
-                failed = FanOutResult(failures={name: exc})
-                self._decision_log.record_unanswered(state, failed, RequestEnd.FAILED)
+            if not has_begun:  # another candidate may be called instead
+                results.failures[name] = exc
+                results.seconds += time.monotonic() - started
+                raise
+            failed = results.joined(FanOutResult(failures={name: exc}))
+            if state.rounds is not None:
+                state.rounds.take(failed)
+            self._decision_log.record_unanswered(state, failed, RequestEnd.FAILED)
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            left = FanOutResult(cancelled=[name])
+            left = results.joined(FanOutResult(cancelled=[name]))
             self._decision_log.record_unanswered(state, left, RequestEnd.CANCELLED)
             raise
-        self._decision_log.record_decision(outcome, state.request)
+        passed = FanOutResult()
         if pieces_of_sample is not None:
-            seconds = time.monotonic() - state.started
-            answered = beginning.answered(name, pieces_of_sample, seconds)
-            self._decision_log.sample(state, answered)
+            passed = beginning.answered(name, pieces_of_sample, reply.seconds)
+        self._decision_log.record(state, results, outcome, passed)
         for event in ending:
             yield event
 
-    async def _merged_events(
-        self, state: RequestState, answer: Callable[[], Coroutine[Any, Any, Outcome]]
-    ) -> AsyncGenerator[bytes]:
+    async def _merged_events(self, state: RequestState, answer: Answer) -> AsyncGenerator[bytes]:
         task = asyncio.create_task(answer())
+        async with contextlib.aclosing(self._comments(state, task)) as comments:
+            async for comment in comments:
+                yield comment
+        async for event in _whole_events(task.result(), state.request.api_format):
+            yield event
+
+    async def _rounds_events(
+        self, state: RequestState, results: FanOutResult, answer: Answer
+    ) -> AsyncGenerator[bytes]:
+        """Comments while rounds run; then the reference's stream, or the merged answer."""
+        task = asyncio.create_task(self._dispatcher.call(state.leaving_reference(), results))
+        try:
+            async with contextlib.aclosing(self._comments(state, task)) as comments:
+                async for comment in comments:
+                    yield comment
+        except (asyncio.CancelledError, GeneratorExit):
+            self._decision_log.record_cancelled(state, results)
+            raise
+        task.result()
+        name = state.only
+        events = self._merged_events(state, answer)
+        if name is not None:
+            results.skipped.clear()  # it is called now
+            stream = BackgroundStream(self._live_events(state, name, results))
+            try:
+                while not await _starts(stream, self._comment_every_s):
+                    yield sse.comment(f"{name} is answering")
+            except GeneratorExit:
+                await stream.stop()
+                raise
+            if not results.has(name):
+                events = stream.items(_raised)
+        async with contextlib.aclosing(events) as closing:
+            async for event in closing:
+                yield event
+
+    async def _comments(
+        self, state: RequestState, task: asyncio.Task[Any]
+    ) -> AsyncGenerator[bytes]:
+        """Comments until a task is done; it is cancelled with them."""
         waiting = f"{len(state.called)} candidates are answering"
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=self._comment_every_s)
                 if not task.done():
                     yield sse.comment(waiting)
-            outcome = task.result()
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        async for event in _whole_events(outcome, state.request.api_format):
-            yield event
 
 
 def whole_stream(state: RequestState, outcome: Outcome) -> OpenStream:
@@ -230,23 +284,38 @@ class _Beginning:
 
 
 def _live_outcome(
-    state: RequestState,
-    name: str,
-    usage: Mapping[str, int],
-    overhead_ms: float,
-    kind: AnswerKind,
+    state: RequestState, results: FanOutResult, reply: Reply, overhead_ms: float
 ) -> Outcome:
-    seconds = time.monotonic() - state.started
-    reply = Reply(candidate=name, body={}, choices=(), usage=usage, seconds=seconds, kind=kind)
-    results = FanOutResult(replies={name: reply})
-    return Outcome(
-        decision_id=state.decision_id,
-        routed=state.routed,
-        certificate=state.routed.certificate.with_reasons(*answer_reasons(state, results)),
-        answers=(reply,),
-        merged=Aggregate(winner=name, text="", votes={}),
-        overhead_ms=overhead_ms,
-        sampling_rate=state.sampling_rate,
-        shadow_rate=state.shadow_rate,
-        turn=state.turn,
-    )
+    """The outcome of a request whose last answer passed through."""
+    name = reply.candidate
+    called = {name, *results.replies, *results.failures, *results.cancelled}
+    skipped = [each for each in state.called if each not in called]
+    passed = FanOutResult(replies={name: reply}, forms={name: None}, skipped=skipped)
+    results = results.joined(passed)
+    votes: Mapping[str, float] = {}
+    if state.rounds is not None:
+        state.rounds.report(results)
+        votes = state.rounds.votes
+    merged = Aggregate(winner=name, text="", votes=votes)
+    return Outcome.of(state, results, merged=merged, overhead_ms=overhead_ms)
+
+
+def _tokens(
+    state: RequestState, results: FanOutResult, outcome: Outcome
+) -> Mapping[str, int] | None:
+    """Tokens of all calls; None where the last one's are those to report."""
+    if state.request.options.usage == "winner" or not results.replies:
+        return None
+    return used(outcome.answers, outcome.ratings)
+
+
+async def _starts(stream: BackgroundStream, timeout_s: float | None = None) -> bool:
+    """Whether a candidate's stream begins or ends in this time; its failure is not raised."""
+    try:
+        return await stream.started(timeout_s)
+    except UpstreamError:
+        return True
+
+
+def _raised(exc: Exception) -> bytes:
+    raise exc

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 
 MAX_QUEUED: Final = 64  # items that may wait for a slow reader before the source waits too
@@ -52,13 +52,17 @@ class BackgroundStream:
         self._has_room.set()
         return self._items.popleft()
 
-    async def started(self, timeout_s: float | None = None) -> None:
-        """Wait for the first item, at most ``timeout_s``; an error before it is raised here."""
+    async def started(self, timeout_s: float | None = None) -> bool:
+        """Whether the first item arrives, or the end; an error before it is raised here.
+
+        Args:
+            timeout_s: The longest wait; None has no limit.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 first = await self._next()
         except TimeoutError:
-            return
+            return False
         except asyncio.CancelledError:
             await self.stop()
             raise
@@ -67,8 +71,9 @@ class BackgroundStream:
         if first is None:  # an empty source: the end is still to be read
             self._put(None)
         self._first = first
+        return True
 
-    async def items(self, on_error: Callable[[Exception], bytes]) -> AsyncIterator[bytes]:
+    async def items(self, on_error: Callable[[Exception], bytes]) -> AsyncGenerator[bytes]:
         """The items; an error after the first becomes the last item, never a silent end."""
         try:
             item = self._first or await self._next()

@@ -276,12 +276,13 @@ class LiveChunks:
         before, self._last = self._last, chunk
         return [] if before is None else [sse.event(before)]
 
-    def close(self, racer: Mapping[str, Any]) -> list[bytes]:
-        """The last events."""
+    def close(
+        self, racer: Mapping[str, Any], usage: Mapping[str, int] | None = None
+    ) -> list[bytes]:
+        """See :class:`app.wire.format.StreamWriter`."""
         assert self._last is not None  # an unfinished stream is an error before this
-        return last_with_racer(
-            [self._last], racer, self._usage or {} if self._include_usage else None
-        )
+        counted = parsing.with_usage(self._usage, usage)
+        return last_with_racer([self._last], racer, counted if self._include_usage else None)
 
 
 def last_with_racer(

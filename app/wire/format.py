@@ -71,8 +71,15 @@ class StreamWriter(Protocol):
         """Events that can go out now; the finishing piece is held back."""
         ...
 
-    def close(self, racer: Mapping[str, Any]) -> list[bytes]:
-        """The last events, of which the last carries the ``racer`` object."""
+    def close(
+        self, racer: Mapping[str, Any], usage: Mapping[str, int] | None = None
+    ) -> list[bytes]:
+        """The last events, of which the last carries the ``racer`` object.
+
+        Args:
+            racer: The object.
+            usage: Tokens of all calls by their chat names; None keeps the candidate's own.
+        """
         ...
 
 

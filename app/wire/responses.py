@@ -231,18 +231,26 @@ class _LiveEvents:
         """Events that can go out now."""
         stamped = dict(piece)
         if isinstance(piece.get("response"), dict):
-            stamped["response"] = self._api_format.stamped(
-                piece["response"], decision_id=self._decision_id, model=self._model
-            )
+            stamped["response"] = self._stamped(piece["response"])
         if any(self._api_format.ends(piece).values()):
             self._last = stamped
             return []
         return [self._api_format.event(stamped)]
 
-    def close(self, racer: Mapping[str, Any]) -> list[bytes]:
-        """The last event."""
+    def close(
+        self, racer: Mapping[str, Any], usage: Mapping[str, int] | None = None
+    ) -> list[bytes]:
+        """See :class:`app.wire.format.StreamWriter`."""
         assert self._last is not None  # an unfinished stream is an error before this
-        return [self._api_format.event(_with_racer(self._last, racer))]
+        last = {**self._last, "response": self._stamped(self._last["response"], usage)}
+        return [self._api_format.event(_with_racer(last, racer))]
+
+    def _stamped(
+        self, response: Mapping[str, Any], usage: Mapping[str, int] | None = None
+    ) -> dict[str, Any]:
+        return self._api_format.stamped(
+            response, decision_id=self._decision_id, model=self._model, usage=usage
+        )
 
 
 def _with_racer(piece: Mapping[str, Any], racer: Mapping[str, Any]) -> dict[str, Any]:
