@@ -55,9 +55,7 @@ def test_vote_and_doubt_follow_bayes_rule_over_all_answers_and_verdicts():
     q is 0 where the fourth cannot change the winner, whatever its answer and its verdict.
     """
     reliabilities, options = (0.55, 0.7, 0.31, 0.6), 5
-    odds = [
-        0.6 * 4 / 0.4 * right / wrong for right, wrong in zip(RATES.right, RATES.wrong, strict=True)
-    ]
+    odds = 6.0 * np.array(RATES.right) / np.array(RATES.wrong)
     change = np.maximum(odds, 1 / odds).max()
     policy = Policy(
         pool=("a", "b", "c", "d"),
