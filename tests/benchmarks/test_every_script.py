@@ -19,6 +19,7 @@ SMALL = {
     "judge_correction.py": (["--rows", "400", "--people", "60", "--draws", "2"], "results"),
     "label_stopping.py": (["--draws", "1"], "results"),
     "same_answer.py": (["--rows", "300", "--splits", "1"], "results"),
+    "checked_calls.py": (["--rows", "300", "--splits", "1"], "results"),
     "whole_requests.py": (["--rows", "8", "--requests", "1", "--alpha", "0.5"], "kinds"),
     "oracles.py": (["--largest", "12", "--rows", "100"], "compared"),
     "uncached.py": (["--tiny", "--rounds", "1", "--queries", "3"], "manifest"),
