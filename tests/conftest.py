@@ -2,7 +2,9 @@
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -23,6 +25,10 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, max_examples=2_000)
 settings.load_profile("racer")
+
+# A file system in memory, on Linux.
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 2**30  # what must be free there; the tests take a tenth of it
 
 # What few tests need and every worker would import: one to six seconds of CPU time each.
 HEAVY = {"matplotlib", "pandas", "scipy", "sympy", "torch", "transformers"}
@@ -75,6 +81,24 @@ LONG = (
     "benchmarks",
     "core",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the temporary files of the quick tests in memory, where a commit waits for no disk.
+
+    Every gateway of a test commits a dozen times, and the store synchronises each with the disk.
+    Slow tests may install whole environments: their files stay on the disk.
+    """
+    if "not slow" in config.option.markexpr and "TMPDIR" not in os.environ and _is_usable(MEMORY):
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # of children, and of this process
+
+
+def _is_usable(folder: Path) -> bool:
+    """Whether a folder is there, has room, and lets its programs run."""
+    if not os.access(folder, os.W_OK):
+        return False
+    runs_programs = not os.statvfs(folder).f_flag & os.ST_NOEXEC
+    return runs_programs and shutil.disk_usage(folder).free >= MEMORY_BYTES
 
 
 @pytest.hookimpl(wrapper=True)
