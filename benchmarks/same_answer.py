@@ -4,8 +4,8 @@
 
 DATA is a folder with rows that have answers, in any of its folders; without it the rows are
 simulated. In each split 46 % of the rows fit a policy, 30 % calibrate it, 24 % test it. Labels
-measure accuracy, and fit the rivals that need them; no policy sees them. Rivals that look at the
-query read embeddings of --encoder, by default character n-grams.
+measure accuracy, and fit the rivals that need them and the one policy "with labels". What looks at
+the query reads embeddings of --encoder, by default character n-grams.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import rig
-from stacked_calls import stacked_calls
 from verdict import table
 
 import racer_core as rc
@@ -26,12 +25,16 @@ from racer_core.calibration.laws import beta_binomial_pmf
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.offline.embeddings import CachedEncoder, default_cache
 from racer_core.offline.same_answer import SequenceTrial
+from racer_core.offline.selection import ScoredRows
+from racer_core.offline.stacking import fit_stacked
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.fit import default_borders, fit_policy, tuned_policy
 from racer_core.sequential.policy import Policy
 from racer_core.sequential.serving import CallSequence
+from racer_core.sequential.stacked import fit_stacked_policy
 
 PARTS = (0.46, 0.76)  # borders between the rows that fit, calibrate and test
+FOLDS = 5  # of the rows that fit, for their router scores
 FIRST_ROWS = 200  # of a gateway that has just begun: a quarter fits, the rest calibrates
 LAW = 0.999  # quantile of the mean over splits; the tables have some 30 means for each alpha
 # Billions of parameters; gpt-3.5-turbo's size is not public, 20 is assumed.
@@ -158,11 +161,35 @@ class Split:
             "best single": labels[self.test, best].mean(),
         }
 
-    def chances(self, labels: Any) -> Any:
-        """Router scores of all rows: a KNN on the rows that fit, with labels (n, K)."""
+    def chances(self, labels: Any, at: Any = slice(None)) -> Any:
+        """Router scores of rows: a KNN on the rows that fit, with labels (n, K)."""
         near = self.rows.embeddings
         router = rc.EmbeddingRouter().fit(near[self.fit], labels[self.fit])
-        return np.asarray(router.predict(near), dtype=np.float64)
+        return np.asarray(router.predict(near[at]), dtype=np.float64)
+
+    def labelled(self, chances: Any) -> Mapping[float, Numbers]:
+        """Calls one by one by the stacked vote; nothing where none can be fitted.
+
+        Args:
+            chances: Router scores of all rows; those of the rows that fit are not used.
+        """
+        rows, fit, scores = self.rows, self.fit, chances.copy()
+        for fold in range(FOLDS):  # out of fold, as in training
+            inside = np.arange(len(fit)) % FOLDS == fold
+            own = replace(self, fit=fit[~inside])
+            scores[fit[inside]] = own.chances(rows.labels, fit[inside])
+        training = ScoredRows(
+            pool=rows.answers.pool,
+            fingerprints=rows.answers.at(fit).fingerprints,
+            scores=scores[fit],
+            neighbours=None,
+            labels=rows.labels[fit],
+        )
+        vote = fit_stacked(training, rows.answers.classes[fit])
+        if vote is None:
+            return {}
+        policy = fit_stacked_policy(vote, rows.answers.at(fit), scores[fit])
+        return self.trial(fit_policy(rows.answers.at(fit))).stacked(policy, scores, ALPHAS)
 
     def without_reference(self, policy: Policy) -> dict[str, Numbers]:
         """Share of requests without the reference at realised differences: ours and rivals'."""
@@ -226,9 +253,7 @@ def measured(rows: RecordedRows, split: Split) -> dict[str, Numbers]:
         put("reference, by price", split.with_reference(tuned, alpha))
         tuned = tuned_policy(spared, fit, alpha, 2)
         put("reference, equal prices", split.with_reference(tuned, alpha))
-    parts = split.fit, split.calibration, split.test
-    labelled = stacked_calls(rows.answers, rows.labels, rows.embeddings, parts, ALPHAS)
-    for alpha, numbers in labelled.items():
+    for alpha, numbers in split.labelled(chances).items():
         found[f"with labels, one by one @ {alpha:g}"] = numbers
     found["exact waves"] = split.trial(single).until_decided()
     found["votes"] = split.votes(single)

@@ -1,6 +1,7 @@
 """Sequential calls on the rows of a split, beside rivals: calls, rounds, price, risk, accuracy.
 
-The policy sees no label. Labels measure accuracy, and the chain, a rival, is fitted on them.
+Policies see no label but for the one of the stacked vote. Labels measure accuracy, and the chain,
+a rival, is fitted on them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.offline.protocol import Rows
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
@@ -24,6 +26,7 @@ from racer_core.sequential.critical import (
 from racer_core.sequential.fit import default_borders, fit_policy
 from racer_core.sequential.policy import Columns, Outcomes, Policy
 from racer_core.sequential.reliability import vote_odds
+from racer_core.sequential.stacked import StackedPolicy, fit_stacked_policy
 from racer_core.types import BoolArray, FloatArray
 
 SAME_ANSWER_AT = (0.02, 0.05, 0.1)  # levels, of those that are evaluated
@@ -41,6 +44,7 @@ class Calling(StrEnum):
     SHUFFLED = "another row's answers"  # the control: doubts of another row
     EXACT = "until decided"  # the winner can no longer change
     CHAIN = "chain"  # the last answer alone is judged, by its router score
+    STACKED = "one by one, with labels"  # the stacked vote is the reference; where it was fitted
 
 
 ROUNDS = {Calling.ONE_BY_ONE: None, Calling.TWO_ROUNDS: 2, Calling.THREE_ROUNDS: 3}
@@ -92,6 +96,28 @@ class SequenceTrial:
         noise: FloatArray = 1e-6 * rng.random(len(doubt))
         rounds = self._rounds(round_nonconformity(doubt, noise), alpha)
         return self._measured(rounds, rounds if shuffled else np.ones_like(rounds))
+
+    def stacked(
+        self, policy: StackedPolicy, scores: FloatArray, alphas: Sequence[float]
+    ) -> dict[float, dict[str, float]]:
+        """What a policy with labels does at some levels, given the router scores (n, K)."""
+        outcomes = policy.outcomes(self.answers, scores)
+        s = round_nonconformity(outcomes.doubt, tie_noise(self.salt, self.answers.fingerprints))
+        own, test = self.calibration, self.test
+        critical = critical_scores(s[own], outcomes.differs[own])
+        spent = np.cumsum(np.array(self.prices)[policy.order(scores[test])], axis=1)
+        rows, found = np.arange(len(test)), dict[float, dict[str, float]]()
+        for alpha in alphas:
+            calls = rounds_called(s[test], calibrate_threshold(critical, alpha))
+            at = test, calls - 1
+            found[alpha] = {
+                "calls": float(calls.mean()),
+                "rounds": float(calls.mean()),
+                "price": float(spent[rows, calls - 1].mean()) / sum(self.prices),
+                "differs": float(outcomes.differs[at].mean()),
+                "accuracy": float(self.labels[test, outcomes.winner[at]].mean()),
+            }
+        return found
 
     def until_decided(self) -> dict[str, float]:
         """One by one until the other votes cannot change the winner: exact, without alpha."""
@@ -172,6 +198,7 @@ def compared(
     alphas: Sequence[float],
     scores: FloatArray,
     prices: tuple[float, ...] | None = None,
+    vote: StackedVote | None = None,
 ) -> Iterator[tuple[Calling, float, dict[str, float]]]:
     """Every way of calling at every level, with its measures.
 
@@ -180,8 +207,9 @@ def compared(
         labels: Their correctness, shape (n, K).
         parts: The rows that fit, calibrate and test.
         alphas: Levels.
-        scores: Router scores of all rows, for the chain, shape (n, K).
+        scores: Router scores of all rows, for the chain and the stacked vote, shape (n, K).
         prices: Price of a call of each candidate; None: all are equal.
+        vote: The stacked vote of rows that trained the router; None: none was fitted.
     """
     fit, calibration, test = parts
     single = SequenceTrial(
@@ -199,12 +227,17 @@ def compared(
             for calling, rounds in ROUNDS.items()
         )
     }
-    decided = single.until_decided()
+    decided, labelled = single.until_decided(), dict[float, dict[str, float]]()
+    if vote is not None:
+        policy = fit_stacked_policy(vote, answers.at(fit), scores[fit])
+        labelled = single.stacked(policy, scores, alphas)
     for alpha in alphas:
         found = {calling: trial.sequential(alpha) for calling, trial in trials.items()}
         found[Calling.ONE_SHOT] = single.ignoring_answers(alpha, shuffled=False)
         found[Calling.SHUFFLED] = single.ignoring_answers(alpha, shuffled=True)
         found[Calling.EXACT] = decided
         found[Calling.CHAIN] = single.chain(scores, found[Calling.ONE_BY_ONE]["price"])
+        if alpha in labelled:
+            found[Calling.STACKED] = labelled[alpha]
         for calling, measured in found.items():
             yield calling, alpha, measured

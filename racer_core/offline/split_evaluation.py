@@ -113,6 +113,7 @@ class SplitEvaluation:
             [alpha for alpha in SAME_ANSWER_AT if alpha in table.protocol.alphas],
             table.rows.scores,
             table.protocol.prices,
+            table.stacked,
         ):
             yield SequenceKey(scope=self._scope, calling=calling, alpha=alpha), measured
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from racer_core.aggregation.stacked import StackedVote
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.protocol import Protocol
@@ -109,18 +110,21 @@ def test_the_chain_keeps_the_price(trial, rows):
 
 
 def test_everything_is_compared_at_every_level(rows):
-    """Seven ways of calling."""
+    """Eight ways of calling; the one with labels only where a stacked vote was fitted."""
     parts = np.arange(100), np.arange(100, 350), np.arange(350, 600)
-    found = list(compared(rows, rows.classes == 0, parts, (0.05, 0.1), np.zeros((600, 5))))
-    assert {(calling, alpha) for calling, alpha, _ in found} == set(
-        itertools.product(Calling, (0.05, 0.1))
-    )
-    assert len(found) == 14
+    vote = StackedVote(rows.pool, np.array([0.5, 1.5, 1.0, 0.3, 2.0]), np.full(5, 0.1))
+    given = rows, rows.classes == 0, parts, (0.05, 0.1), np.full((600, 5), 0.5)
+    found = {(calling, alpha): each for calling, alpha, each in compared(*given, PRICES, vote)}
+    assert set(found) == set(itertools.product(Calling, (0.05, 0.1)))
+    labelled = found[Calling.STACKED, 0.1]
+    assert labelled["calls"] < found[Calling.ONE_SHOT, 0.1]["calls"]
+    assert 0.0 < labelled["price"] < 1.0
+    assert Calling.STACKED not in {calling for calling, _, _ in compared(*given)}
 
 
 def test_the_report_shows_them_where_rows_have_answers():
     """A line for each way of calling, and the same in JSON; nothing without answers."""
-    for has_answers, lines in ((True, 7), (False, 0)):
+    for has_answers, lines in ((True, 8), (False, 0)):
         table = build_table(
             {"one": synthetic_rows(200, seed=61, answers=has_answers)},
             encoder=CharNgramEncoder(),
