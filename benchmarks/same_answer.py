@@ -375,13 +375,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="without it: simulated rows")
     parser.add_argument("--encoder", type=Path, help="folder of all-MiniLM-L6-v2")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=[*SETS], help="of DATA")
     parser.add_argument("--rows", type=int, default=660, help="simulated rows")
     parser.add_argument("--splits", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the result file here")
     args = parser.parse_args()
     sets = {"simulated": simulated(args.rows)} if args.data is None else {}
-    for name in SETS if args.data else ():
+    for name in args.sets if args.data else ():
         (path,) = args.data.rglob(f"{name}.jsonl*")
         sets[name] = recorded(path, name, encoder_of(args.encoder))
     results = {name: run(rows, args.splits, args.seed) for name, rows in sets.items()}

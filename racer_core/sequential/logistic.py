@@ -41,15 +41,15 @@ class LogisticScore:
             features: Of prefixes of fitting rows, shape (m, F).
             differs: Whether the answer after each prefix differs from the reference's, (m,).
         """
-        mean = features.mean(axis=0)
+        mean: FloatArray = features.mean(axis=0)
         scale: FloatArray = features.std(axis=0) + 1e-9
-        weights: FloatArray = np.zeros(features.shape[1] + 1)
+        weights: FloatArray = np.zeros(len(mean) + 1)
         design = cls(mean=mean, scale=scale, weights=weights)._design(features)
-        ridge: FloatArray = np.diag([1e-6, *[_RIDGE] * features.shape[1]])
+        ridge: FloatArray = np.diag([1e-6, *[_RIDGE] * len(mean)])
         for _ in range(_STEPS):
             chance = _sigmoid(design @ weights)
-            gradient: FloatArray = design.T @ (chance - differs) + ridge @ weights
-            curvature: FloatArray = (design * (chance * (1.0 - chance))[:, None]).T @ design + ridge
+            gradient = design.T @ (chance - differs) + ridge @ weights
+            curvature = (design * (chance * (1.0 - chance))[:, None]).T @ design + ridge
             step: FloatArray = np.linalg.solve(curvature, gradient).astype(np.float64)
             weights = weights - step
             if float(np.abs(step).max()) < _DONE:

@@ -34,6 +34,7 @@ class Loss(StrEnum):
     """What a stop may not bring about too often."""
 
     DIFFERS = "differs"  # the answer is not the reference's
+    REGRETS = "regrets"  # the reference's answer is right and this one is wrong; needs labels
     MISSES = "misses"  # none that was called is right, though some candidate is; needs labels
 
 
@@ -44,8 +45,7 @@ class Outcomes:
     Attributes:
         winner: The column whose answer would be returned, shape (n, R).
         doubt: q, the estimated chance of the loss, shape (n, R).
-        differs: Whether the loss occurs: whether the answer differs from the reference's, or
-            whether all that were called missed, shape (n, R).
+        differs: Whether the loss occurs (:class:`Loss`), shape (n, R).
     """
 
     winner: Columns
@@ -103,7 +103,7 @@ class Policy:
             raise InputError(f"the borders of rounds must ascend to {len(self.order)}")
         if self.options < max(len(pool), 2):
             raise InputError(f"options must be at least {max(len(pool), 2)}", param="options")
-        if self.reference is not None and self.loss is not Loss.DIFFERS:
+        if self.reference is not None and self.loss is Loss.MISSES:
             raise InputError("a reference is of no use where misses are the loss")
 
     def outcomes(self, answers: AnswerClasses) -> Outcomes:
@@ -125,6 +125,11 @@ class Policy:
             return Outcomes(winner, doubt, self._missed(answers))
         reference = winner[:, -1:]
         rows = np.arange(len(classes))[:, None]
+        if self.loss is Loss.REGRETS:
+            if answers.labels is None:
+                raise CalibrationError("regrets are counted by labels: the rows have none")
+            right = answers.labels[rows, winner]
+            return Outcomes(winner, doubt, right[:, -1:] & ~right)
         # An unreadable answer equals itself alone.
         equal = answers.same[rows, winner, reference] | (winner == reference)
         return Outcomes(winner, doubt, ~equal)

@@ -3,7 +3,8 @@
 What a vote counts depends on the request (:mod:`racer_core.aggregation.stacked`). Candidates are
 called by descending counts. Counts are log odds, so they give q as in the one-coin model: 1 - the
 posterior of the leading answer, and 0 where no vote that is left can change it. A logistic score
-on how the votes stand replaces it where held-out fitting rows say that this saves calls.
+on how the votes stand replaces it where held-out fitting rows say that this saves calls. With equal
+counts the reference is the majority vote; then reliabilities may stand in the place of scores.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class StackedPolicy:
     score: LogisticScore | None = None
 
     def order(self, scores: FloatArray) -> Columns:
-        """The columns in the order of calls; router scores (n, K) to (n, K)."""
-        return np.argsort(-self.vote.counts(scores), axis=1, kind="stable")
+        """The columns in the order of calls, equal counts by score; scores (n, K) to (n, K)."""
+        return np.lexsort((-scores, -self.vote.counts(scores)), axis=1)
 
     def outcomes(self, answers: AnswerClasses, scores: FloatArray) -> Outcomes:
         """What it returns after each call, for rows with the answers of all candidates.

@@ -17,7 +17,7 @@ from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.critical import critical_scores
 from racer_core.sequential.fit import default_borders, fit_policy, tuned_policy
-from racer_core.sequential.policy import Policy
+from racer_core.sequential.policy import Loss, Policy
 from racer_core.sequential.reliability import one_coin_reliabilities
 from racer_core.types import CandidateAnswer
 from tests.core.laws import assert_at_most, assert_binomial
@@ -267,11 +267,22 @@ def world():
 
 
 @pytest.mark.parametrize("reference", [None, "d"])
-@pytest.mark.parametrize("max_rounds", [None, 2, 3])
-def test_real_votes_obey_the_law(world, reference, max_rounds):
-    """P(differs from the stop on) = m/(n + 1), for a vote, a named reference, and any rounds."""
+@pytest.mark.parametrize(
+    ("max_rounds", "loss"),
+    [(None, Loss.DIFFERS), (2, Loss.DIFFERS), (3, Loss.DIFFERS), (2, Loss.REGRETS)],
+)
+def test_real_votes_obey_the_law(world, reference, max_rounds, loss):
+    """P(differs from the stop on) = m/(n + 1), for a vote, a named reference, and any rounds.
+
+    Regrets obey it, too: class 0 is right.
+    """
     fitted, rows = world
-    policy = fit_policy(fitted, reference=reference, max_rounds=max_rounds)
+    policy = replace(fit_policy(fitted, reference=reference, max_rounds=max_rounds), loss=loss)
+    differs = replace(policy, loss=Loss.DIFFERS).outcomes(rows.at(np.arange(500))).differs
+    rows = replace(rows, labels=rows.classes == 0)
+    lost = policy.outcomes(rows.at(np.arange(500))).differs
+    assert (lost <= differs).all()
+    assert (lost.sum() < differs.sum()) == (loss is Loss.REGRETS)
     critical = critical_of(policy, rows).reshape(TRIALS, N + 1)
     lost = (critical[:, -1:] > thresholds(critical[:, :-1], ALPHA)).sum()
     assert_at_most(int(lost), TRIALS, ALPHA, FALSE_ALARM)
@@ -338,6 +349,8 @@ def test_answers_of_another_pool_are_refused():
     rows = answers(np.random.default_rng(10), 20, CHANCES)
     with pytest.raises(InputError, match="another pool"):
         fit_policy(rows).outcomes(rows.restrict(("a", "b", "c", "d", "e")))
+    with pytest.raises(CalibrationError, match="regrets are counted by labels"):
+        replace(fit_policy(rows), loss=Loss.REGRETS).outcomes(rows)
     with pytest.raises(CalibrationError, match="must be"):
         AnswerClasses(pool=("a",), classes=rows.classes, fingerprints=rows.fingerprints)
 

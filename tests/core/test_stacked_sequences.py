@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.vote import Method, aggregate
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
 from racer_core.errors import InputError
 from racer_core.sequential.critical import critical_scores, round_nonconformity, rounds_called
@@ -14,6 +15,7 @@ from racer_core.sequential.fit import fit_policy
 from racer_core.sequential.logistic import LogisticScore
 from racer_core.sequential.reliability import vote_odds
 from racer_core.sequential.stacked import StackedPolicy, fit_stacked_policy
+from racer_core.types import CandidateAnswer
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.core.sequential_worlds import FALSE_ALARM, NAMES, answers, thresholds
 
@@ -62,6 +64,22 @@ def test_doubt_is_the_posterior_of_the_softmax_and_zero_where_nothing_can_change
         found = outcomes.doubt[row, called - 1]
         assert found == pytest.approx(0.0 if lead - rival > left else expected, abs=1e-9)
     assert not outcomes.differs[outcomes.doubt == 0.0].any()
+
+
+def test_equal_counts_give_the_majority_vote_in_the_order_of_reliabilities():
+    """The full vote is the gateway's majority, its ties by reliability."""
+    rows = answers(np.random.default_rng(10), 200, CHANCES, unreadable=0.2)
+    reliabilities = np.array([0.61, 0.7, 0.5, 0.4, 0.8])
+    policy = StackedPolicy(vote=StackedVote(rows.pool, np.ones(5), np.zeros(5)))
+    scores = np.broadcast_to(reliabilities, (200, 5))
+    assert (policy.order(scores) == [4, 1, 0, 2, 3]).all()
+    winner = policy.outcomes(rows, scores).winner[:, -1]
+    for row, found in zip(rows.classes, winner, strict=True):
+        voters = [
+            CandidateAnswer(candidate=name, text="", form=None if c < 0 else str(c), score=p)
+            for name, c, p in zip(rows.pool, row, reliabilities, strict=True)
+        ]
+        assert rows.pool[found] == aggregate(voters, method=Method.MAJORITY).winner
 
 
 @pytest.mark.parametrize("is_logistic", [False, True])
