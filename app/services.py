@@ -13,6 +13,7 @@ from app.answering.service import ChatService
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
+from app.monitoring.answer_progress import rows_needed
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
@@ -173,11 +174,15 @@ class Services:
     @property
     def missing(self) -> tuple[MissingPart, ...]:
         """What is missing for certificates, in the order in which it is made."""
-        if self.settings.same_answer is not None and self.stored is not None:
+        section = self.settings.same_answer
+        if section is not None and self.stored is not None:
             if self._answer_calibration is not None:
                 return ()
             reason = "none is made of sampled requests yet, see GET /same-answer"
             command = "racer calibrate --same-answer --url http://HOST:PORT"
+            if section.calibrate is not None:
+                needed = rows_needed(section.alpha)
+                command = f"nothing, the gateway makes it from {needed} sampled requests or more"
             return (MissingPart(part="calibration", reason=reason, next=command),)
         folder, active = self.settings.artifact, self.stored and self.stored.active
         watching = self.settings.watching

@@ -28,7 +28,7 @@ from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, Gateway
 from tests.support.zero_setup import (
     LETTERS,
     POOL,
-    Served,
+    ServedRequest,
     ask,
     compared,
     configure,
@@ -67,9 +67,9 @@ def serving(config: Path) -> Generator[Gateway]:
         gateway.close()
 
 
-def sent(gateway: Gateway, asked: Sequence[str], per_s: float) -> list[Served]:
+def sent(gateway: Gateway, asked: Sequence[str], per_s: float) -> list[ServedRequest]:
     """The answers to all questions, sent at a steady pace where the gateway keeps up."""
-    begun, served = time.monotonic(), list[Served]()
+    begun, served = time.monotonic(), list[ServedRequest]()
     for number, query in enumerate(asked):
         time.sleep(max(0.0, begun + number / per_s - time.monotonic()))
         served.append(ask(gateway, query))
@@ -116,7 +116,7 @@ def first_run(gateway: Gateway, options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _means(served: Sequence[Served]) -> dict[str, float]:
+def _means(served: Sequence[ServedRequest]) -> dict[str, float]:
     """Of each request, and of the share that differs; `all_calls` has the background's calls."""
     return {
         "requests": len(served),

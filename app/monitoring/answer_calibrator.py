@@ -122,12 +122,14 @@ class AnswerCalibrator:
         if any(each is not None and each.calibrate for each in sections.values()):
             watching, rates = settings.watching, settings.shadow_rates
             shares = {rates.get(name, watching.shadow_rate) for name in self._names}
+            limit = watching.shadow_calls_per_day
             log.warning(
-                "same_answer is calibrated from traffic: of requests a share of %s is answered by "
-                "all %d candidates, with %s extra calls a day at most",
-                " to ".join(f"{share:g}" for share in sorted({min(shares), max(shares)})),
+                "same_answer is calibrated from traffic: all %d candidates answer a share of %s of "
+                "the requests in the background, which adds %s calls a day "
+                "(watching.shadow_rate, watching.shadow_calls_per_day)",
                 len(settings.pool),
-                watching.shadow_calls_per_day or "any number of",
+                " to ".join(f"{share:g}" for share in sorted({min(shares), max(shares)})),
+                "any number of" if limit is None else f"at most {limit:,}",
             )
 
     async def _run(self) -> None:
@@ -203,8 +205,8 @@ class AnswerCalibrator:
         record = self.calibrations.find(application)
         if record is not None and record.id not in self.calibrations.stale:
             age = datetime.now(UTC) - datetime.fromisoformat(record.created_at)
-            if age < REFRESH:
-                return
+            if age < REFRESH and self._watch(application).sampled < record.evidence["rows"]:
+                return  # few rows waste calls: the next calibration has twice as many, or is daily
         count = len(self._rows(application, since=self._not_before(application)).rows)
         if count < GROWTH * self._tried.get(application, 0):
             return

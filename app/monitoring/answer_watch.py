@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from app.monitoring.answer_rows import AnswerRows
 from app.routing.answer_calibrations import RoundsPlan
+
+HALF: Final = 0.5  # of the answers differ, after the change whose delay is stated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,8 @@ class AnswerWatch:
         differing: On how many of them the answer would have differed, or could not be compared.
         evidence: The largest capital of the bets so far.
         alarms_at: The capital at which the alarm is raised; None: none is raised.
+        alarm_within: If from now on half of the answers differ, the alarm is raised within so many
+            sampled requests with a probability of 95 %; None: not known.
         alarm_at: When the request came that raised the alarm; None: there is none.
     """
 
@@ -30,6 +35,7 @@ class AnswerWatch:
     differing: int = 0
     evidence: float = 1.0
     alarms_at: float | None = None
+    alarm_within: int | None = None
     alarm_at: str | None = None
 
 
@@ -74,7 +80,13 @@ class AnswerBets:
         if level is not None and self._can_differ:
             self._test = plan.calibration.risk_e_process(alpha, level=level)
         alarms_at = None if level is None or self._test is None else 1.0 / level
-        self.found = AnswerWatch(alarms_at=alarms_at, alarm_at=alarm_at)
+        self.found = AnswerWatch(
+            alarms_at=alarms_at, alarm_within=self._alarm_within, alarm_at=alarm_at
+        )
+
+    @property
+    def _alarm_within(self) -> int | None:
+        return self._test and self._test.alarm_within(HALF)
 
     def add(self, rows: AnswerRows) -> None:
         """Let further requests bet, oldest first; one without all answers counts as different."""
@@ -98,5 +110,6 @@ class AnswerBets:
             sampled=found.sampled + len(losses),
             differing=found.differing + sum(losses),
             evidence=evidence,
+            alarm_within=self._alarm_within,
             alarm_at=alarm_at,
         )

@@ -31,8 +31,9 @@ class SameAnswer(Frozen):
     """Most rounds of calls of one request, 1 to 3."""
     calibrate: Literal["from_traffic"] | None = None
     """`from_traffic`: the gateway calibrates by itself, as soon as enough requests are sampled,
-    daily, and after an alarm; null: on `racer calibrate --same-answer`. Without a sampling rate in
-    `watching` it is 0.05, with 5,000 extra calls a day at most."""
+    when their number has doubled, daily, and after an alarm; null: on `racer calibrate
+    --same-answer`. Without a sampling rate in `watching` it is 0.05, with 5,000 extra calls a day
+    at most."""
 
 
 def with_sampling(values: object) -> object:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Self
 
+from racer_core.calibration.laws import binomial_cdf_at
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.wager import EProcess, State, Wager
 from racer_core.errors import CalibrationError, InputError
@@ -82,6 +83,42 @@ class RiskEProcess(EProcess):
             raise InputError(f"a weight must lie in (0, {self.max_weight}]: raise max_weight")
         gain = weight / self.max_weight * (loss - self.rho)
         self.wager.settle([1.0 + bet * gain for bet in self.bets])
+
+    def alarm_within(self, loss_rate: float, chance: float = 0.95) -> int | None:
+        """The number of losses from now on by which the alarm is raised with at least this chance.
+
+        For losses of 0 and 1 and weights of 1, each of which is 1 with at least ``loss_rate`` given
+        the past. What bet p gets with the first of m losses is worth (p / rho)^x ((1 - p) /
+        (1 - rho))^(m - x) of it after them if x of them are 1, in any order. So the least x that
+        raises the alarm is known, and x is at least binomial. Older capital only helps.
+
+        Args:
+            loss_rate: The mean loss after a change.
+            chance: Of an alarm by then.
+
+        Returns:
+            None where the rate is at most rho: then there may be none.
+        """
+        if self.alarmed:
+            return 0
+        if loss_rate <= self.rho:
+            return None
+        missing = -math.log(self.level) - math.log(self.wager.next_share)
+        rho = self.rho
+        gains = [(math.log1p(bet * (1.0 - rho)), math.log1p(-bet * rho)) for bet in self.bets]
+
+        def is_raised(count: int) -> bool:
+            least = min(math.ceil((missing - count * no) / (yes - no)) for yes, no in gains)
+            return least <= count and binomial_cdf_at(least - 1, count, loss_rate) <= 1.0 - chance
+
+        high = 1
+        while not is_raised(high):
+            high *= 2
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_raised(middle) else (middle, high)
+        return high
 
     def to_state(self) -> State:
         """Everything that a restart needs."""

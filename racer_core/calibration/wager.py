@@ -43,9 +43,8 @@ class Wager:
         Factors are positive; each has a conditional mean of at most 1 under the null hypothesis.
         """
         bets = len(self.capital)
-        released = _reserve(self.rounds) - _reserve(self.rounds + 1)
+        share = self.next_share * math.exp(-self.log_unit)
         self.rounds += 1
-        share = released * math.exp(-self.log_unit) / bets
         stay, spread = 1.0 - self.jump, self.jump * sum(self.capital) / bets
         self.capital = [
             (stay * held + spread + share) * factor
@@ -61,6 +60,11 @@ class Wager:
             shift = max(math.log(total), -self.log_unit)
             self.capital = [held * math.exp(-shift) for held in self.capital]
             self.log_unit += shift
+
+    @property
+    def next_share(self) -> float:
+        """The capital that each bet gets from the reserve in the next round."""
+        return (_reserve(self.rounds) - _reserve(self.rounds + 1)) / len(self.capital)
 
     @property
     def log_value(self) -> float:

@@ -226,34 +226,48 @@ def lost_ada(body: dict[str, Any]) -> str:
 def test_traffic_that_changes_is_noticed_without_labels(
     serve: Serve, talking: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself: calibrated, alarm, void `stale`, calibrated again on requests after the alarm."""
-    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.2)
+    """By itself: calibrated, again on twice the rows, alarm within the stated number of requests.
+
+    Void `stale` from the alarm until the calibration on requests after it. All answers differ, so
+    the alarm comes for certain, long before the number that is stated for half of them.
+    """
+    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.1)
     talking.answer = sure_ada
     section = {"alpha": 0.1, "calibrate": "from_traffic"}
-    gateway = serve(**configured(talking, same_answer=section, watching=WATCHING))
-    collect(gateway, 45)
+    watching = WATCHING | {"false_alarm": 0.1}
+    gateway = serve(**configured(talking, same_answer=section, watching=watching))
 
     def certificate() -> dict[str, Any]:
         return gateway.route("question 0")["certificate"]
 
-    assert until(lambda: certificate()["holds"], 10)
+    def report() -> dict[str, Any]:
+        return gateway.get("/same-answer", ADMIN_KEY).json()
+
+    collect(gateway, 34)
+    assert until(lambda: certificate()["holds"], 10), report()
+    assert certificate()["rounds"]["first_round"] == ["ada"]
+    rows = report()["data"][0]["evidence"]["rows"]
+    total = 2 * rows
+    collect(gateway, total - 34, 34)
+    assert until(lambda: report()["data"][0]["evidence"]["rows"] == total, 10), report()
     first = certificate()
-    assert first["rounds"]["first_round"] == ["ada"]
     talking.answer = lost_ada
-    collect(gateway, 25, 45)
-    stale = until(lambda: certificate()["reasons"] == ["stale:same_answer"], 10)
-    assert stale, gateway.get("/same-answer", ADMIN_KEY).text
-    watch = gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]["watch"]
-    assert watch["differing"] >= 5
-    assert watch["evidence"] >= watch["alarms_at"] == 200.0  # 0.01 over 1 x 2
+    stated = report()["applications"][""]["watch"]["alarm_within"]
+    assert 20 < stated < total  # no calibration comes before
+    collect(gateway, 20, total)
+    assert until(lambda: certificate()["reasons"] == ["stale:same_answer"], 10), report()
+    watch = report()["applications"][""]["watch"]
+    assert 5 <= watch["differing"] <= watch["sampled"] == 20
+    assert watch["evidence"] >= watch["alarms_at"] == pytest.approx(60.0)  # 0.1 over 2 x 3
     metrics = gateway.get("/metrics", ADMIN_KEY).text
     assert 'racer_same_answer_alarm{application=""} 1.0' in metrics
     assert 'racer_same_answer_differing{application=""} ' in metrics
-    early = gateway.post("/same-answer/calibrate", ADMIN_KEY)
-    assert "sampled requests" in error_message(early, 400)
-    collect(gateway, 40, 70)
+    served = [gateway.chat(f"question {number}") for number in range(200, 240)]
+    certificates = [each["racer"]["certificate"] for each in served]
+    old = [each for each in certificates if each["calibration_id"] == first["calibration_id"]]
+    assert {(each["holds"], *each["reasons"]) for each in old} == {(False, "stale:same_answer")}
     assert until(lambda: certificate()["holds"], 10)
-    second = gateway.get("/same-answer", ADMIN_KEY).json()["data"][0]
+    second = report()["data"][0]
     assert second["id"] == certificate()["calibration_id"] != first["calibration_id"]
     assert second["evidence"]["not_before"] == watch["alarm_at"]
     assert second["evidence"]["since"] > watch["alarm_at"]
@@ -276,7 +290,7 @@ def test_nothing_but_candidates(
     path.write_text(path.read_text().replace("alpha: 0.1", "alpha: 0.1\n  calibrate: from_traffic"))
     with running(path, ENVIRONMENT) as gateway:
         (missing,) = gateway.ready()["missing"]
-        assert (missing["part"], "racer calibrate --same-answer" in missing["next"]) == (
+        assert (missing["part"], "from 29 sampled requests" in missing["next"]) == (
             "calibration", True,
         )  # fmt: skip
         collect(gateway, 40)

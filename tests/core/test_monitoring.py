@@ -334,6 +334,30 @@ def test_rho_is_the_beta_point_of_the_calibration():
     assert RiskEProcess.for_calibration(tied, level=0.025).rho == tied.upper() < 0.052
 
 
+def test_the_alarm_comes_within_the_stated_number_of_losses():
+    """95 % of 400 changes after 50 quiet losses; false alarm 1e-6. Half as many miss it often."""
+    rng, runs = np.random.default_rng(43), 400
+    monitor = RiskEProcess(0.08, level=0.005)
+    judge(monitor, [0.0] * 50)
+    state, stated = monitor.to_state(), monitor.alarm_within(0.5)
+    assert stated == 44
+
+    def raised(within):
+        losses = rng.random((runs, within)) < 0.5
+        return sum(judge(RiskEProcess.from_state(state), each) is not None for each in losses)
+
+    assert raised(stated) >= stats.binom.ppf(FALSE_ALARM, runs, 0.95)
+    assert raised(stated // 2) < stats.binom.ppf(FALSE_ALARM, runs, 0.95)
+
+
+def test_the_stated_number_of_losses_is_enough_in_any_order():
+    """Nearly all losses are 1: certain. A rate of at most rho may raise none."""
+    monitor = RiskEProcess(0.08, level=0.005)
+    count = monitor.alarm_within(0.999)
+    assert judge(monitor, [1.0] * count) is not None
+    assert (monitor.alarm_within(0.5), RiskEProcess(0.5, level=0.1).alarm_within(0.5)) == (0, None)
+
+
 def test_without_a_finite_threshold_there_is_no_risk_to_watch():
     """The whole pool is called then."""
     with pytest.raises(CalibrationError, match="no finite threshold"):

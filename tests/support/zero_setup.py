@@ -36,7 +36,7 @@ LETTERS: Final = ("comparison",)  # the skill whose answers are A, B or C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedRequest:
     """One request.
 
     Attributes:
@@ -102,12 +102,12 @@ def demo_pool(folder: Path) -> Generator[dict[str, str]]:
         yield dict.fromkeys(POOL, f"http://127.0.0.1:{port}/v1")
 
 
-def ask(gateway: Gateway, query: str) -> Served:
+def ask(gateway: Gateway, query: str) -> ServedRequest:
     """Ask as any client of OpenAI does."""
     answer: Any = gateway.openai().chat.completions.create(model="auto", messages=user(query))
     racer = answer.model_extra["racer"]
     certificate = racer["certificate"]
-    return Served(
+    return ServedRequest(
         query=query,
         text=answer.choices[0].message.content,
         calls=sum("ms" in each for each in racer["calls"]),
@@ -117,7 +117,7 @@ def ask(gateway: Gateway, query: str) -> Served:
     )
 
 
-def compared(gateway: Gateway, served: Sequence[Served]) -> list[Served]:
+def compared(gateway: Gateway, served: Sequence[ServedRequest]) -> list[ServedRequest]:
     """The same requests beside the whole pool, whose candidates are called by name.
 
     A void answer is compared with the vote of the first calibration.
@@ -128,7 +128,7 @@ def compared(gateway: Gateway, served: Sequence[Served]) -> list[Served]:
     if first is None:
         raise SystemExit(f"no certificate after {len(served)} requests: send more, or more slowly")
 
-    def compare(each: Served) -> Served:
+    def compare(each: ServedRequest) -> ServedRequest:
         create: Any = gateway.openai().chat.completions.create
         answers = {name: create(model=name, messages=user(each.query)) for name in votes[first]}
         texts = {name: answer.choices[0].message.content for name, answer in answers.items()}
