@@ -108,6 +108,8 @@ async def fan_out(
             if not out:
                 wave = vote.wave(results, left)
                 left = _without(left, wave) if has_rounds else left[len(wave) :]
+                if hurry_s is not None:
+                    hurry_s = vote.hurry_s
                 if len(wave) > 1 or has_rounds:
                     out = {asyncio.ensure_future(_awaited(call(name))): name for name in wave}
                 else:  # a call with nothing beside it needs no task

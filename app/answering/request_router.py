@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from app.answering import answer_forms
@@ -42,6 +43,7 @@ class RequestRouter:
         stacked: StackedVote | None,
         decision_log: DecisionLog,
         same_answer: SameAnswerRouting,
+        usual_s: Callable[[str], float | None],
     ) -> None:
         self._settings = settings
         self._routing = routing
@@ -50,6 +52,7 @@ class RequestRouter:
         self._stacked = stacked
         self._decision_log = decision_log
         self._same_answer = same_answer
+        self._usual_s = usual_s
         self._overrides = Overrides(settings)
         self._rule = self._rule_without_scores = settings.aggregation
         if self._rule.method in (Method.LOG_ODDS, Method.STACKED):  # a score of 0 votes against
@@ -89,7 +92,9 @@ class RequestRouter:
                 waits_for_all=request.options.explain,
             )
             if decision.rounds is not None:
-                vote = RoundsVote.of(vote, Rounds(decision.rounds, decision_id))
+                vote = RoundsVote.of(
+                    vote, Rounds(decision.rounds, decision_id), usual_s=self._usual_s
+                )
             return RequestState(
                 request=request,
                 decision_id=decision_id,

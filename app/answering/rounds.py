@@ -1,14 +1,19 @@
 """Calls in rounds under the promise `same_answer`: when to call more, and which answer wins.
 
 The calls of a request are those of a :class:`racer_core.sequential.serving.CallSequence`, which
-decides as calibration did. Calling more than it demands keeps the promise. So once half of the time
-to the deadline is over, all candidates that are left are called at once.
+decides as calibration did. Calling more than it demands keeps the promise. So all candidates that
+are left are called at once if a round is slow: it takes twice as long as its candidates usually do,
+at least ``LEAST_S``. One in fifty answers of a candidate takes longer than usual, and few of them
+twice as long, so this seldom costs calls. While the usual time is not known, half of the time to
+the deadline is the limit. Answers of slow candidates that can no longer change the vote are not
+awaited.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -28,6 +33,8 @@ from racer_core.sequential.serving import StopReason
 from racer_core.types import Aggregate
 
 HURRY_SHARE: Final = 0.5  # of the time to the deadline
+SLOW: Final = 2.0  # times the usual latency
+LEAST_S: Final = 0.5  # a round is never slow before: clients would gain little
 
 
 class Rounds:
@@ -48,12 +55,17 @@ class Rounds:
         self._has_answer = False  # that can be returned
         self.unread: set[str] = set()  # whose answers were not read by the deadline
         self.next: tuple[str, ...] = ()
+        self._is_hurried = False  # answers that cannot change the vote are not awaited
+        self.began_at = 0.0  # the round: a ``time.monotonic()``
         self.alone: str | None = None  # the round that begins: one whose answer is returned
         self._begin()
 
     def report(self, results: FanOutResult) -> None:
         """Take the results that arrived, and begin the next round where one is complete."""
         self.take(results)
+        if self._waiting and self._is_hurried and self._needs_no_more:
+            self._waiting.clear()
+            self._sequence.settle()
         if not self._waiting:
             self._begin()
 
@@ -72,9 +84,10 @@ class Rounds:
             else:
                 self._fail(name)
 
-    def call_rest(self) -> tuple[str, ...]:
+    def call_rest(self, reason: StopReason) -> tuple[str, ...]:
         """Make one round of what is under way and of all that are left, which it returns."""
-        self.next = self._sequence.call_rest()
+        self._is_hurried = True
+        self.next = self._sequence.call_rest(reason)
         self._waiting.update(self.next)
         return self.next
 
@@ -113,12 +126,27 @@ class Rounds:
             return True
         if self._policy.reference is not None:
             return self._sequence.has_reference  # the reference was called, and its answer returned
+        return self._is_decided_without(self._failed)
+
+    @property
+    def _needs_no_more(self) -> bool:
+        """Whether no answer that is awaited can change the one that is returned."""
+        return self._sequence.is_all_called and self._is_decided_without(
+            {*self._waiting, *self._failed}
+        )
+
+    def _is_decided_without(self, silent: Collection[str]) -> bool:
+        """Whether these candidates cannot change the answer that is returned."""
+        if self._sequence.has_reference and self._policy.reference in self._forms:
+            return True
+        if self._sequence.has_reference and self._policy.reference is not None:
+            return False
         weights, votes = self._weights(), self.votes
         form = self._forms.get(self._sequence.winner or "")
         if form is None:
             return False
         rival = max([0.0, *(each for other, each in votes.items() if other != form)])
-        return votes[form] - rival > sum(abs(weights[name]) for name in self._failed)
+        return votes[form] - rival > sum(abs(weights[name]) for name in silent)
 
     @property
     def made(self) -> MadeCalls:
@@ -153,7 +181,7 @@ class Rounds:
 
     def _begin(self) -> None:
         """Begin the next round; one of all that are left where nothing can be returned yet."""
-        self.next = ()
+        self.next, self.began_at = (), time.monotonic()
         if self._forms and not self._has_answer and not self._failed:
             self.next = self._sequence.call_rest(StopReason.NO_ANSWER)
         if not self.next:
@@ -185,6 +213,7 @@ class RoundsVote(Vote):
     Attributes:
         rounds: The state of its calls.
         hurries_at: A ``time.monotonic()``; from then on no round waits for another.
+        usual_s: The usual latency of a candidate in seconds; None: it is not known.
         plain: The vote of the same request where its calls have no rounds.
         leaves_reference: The calls end before a round of the named reference alone, whose answer
             is returned whatever it is: it is passed through as a stream.
@@ -192,11 +221,12 @@ class RoundsVote(Vote):
 
     rounds: Rounds
     hurries_at: float
+    usual_s: Callable[[str], float | None]
     plain: Vote
     leaves_reference: bool = False
 
     @classmethod
-    def of(cls, vote: Vote, rounds: Rounds) -> Self:
+    def of(cls, vote: Vote, rounds: Rounds, *, usual_s: Callable[[str], float | None]) -> Self:
         """The vote of a request that would be answered at once."""
         now = time.monotonic()
         return cls(
@@ -209,6 +239,7 @@ class RoundsVote(Vote):
             deadline=vote.deadline,
             rounds=rounds,
             hurries_at=now + HURRY_SHARE * (vote.deadline - now),
+            usual_s=usual_s,
             plain=vote,
         )
 
@@ -231,11 +262,18 @@ class RoundsVote(Vote):
     @property
     def hurry_s(self) -> float | None:
         """Seconds until what is left is called without waiting for a round."""
-        return max(0.0, self.hurries_at - time.monotonic())
+        return max(0.0, min(self.hurries_at, self._slow_at) - time.monotonic())
 
     def hurry(self) -> Sequence[str]:
         """The candidates that join the round that is under way: all that are left."""
-        return self.rounds.call_rest()
+        is_late = time.monotonic() >= self.hurries_at
+        return self.rounds.call_rest(StopReason.DEADLINE if is_late else StopReason.SLOW)
+
+    @property
+    def _slow_at(self) -> float:
+        """When the round is slow; infinite where a candidate's latency is not known."""
+        usual = [self.usual_s(name) or math.inf for name in self.rounds.next]
+        return self.rounds.began_at + max(LEAST_S, SLOW * max(usual, default=math.inf))
 
     def decided(self, results: FanOutResult, out: Sequence[str]) -> bool:
         """Whether the calls are over: the round is complete, and no other one follows."""

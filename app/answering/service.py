@@ -68,6 +68,7 @@ class ChatService:
             stacked=stacked,
             decision_log=self._decision_log,
             same_answer=same_answer,
+            usual_s=fleet.usual_s,
         )
         self._dispatcher = Dispatcher(settings, routing, fleet)
         self._merger = Merger(self._evaluator, tracer)

@@ -13,7 +13,7 @@ from app.routing.answer_guarantee import AnswerGuarantee, MadeCalls
 from app.store.answer_calibrations import AnswerCalibrationRecord
 from racer_core.sequential.serving import CalledRound, CallSequence, StopReason
 
-_OUT_OF_TURN = (StopReason.DEADLINE, StopReason.NO_ANSWER)
+_OUT_OF_TURN = (StopReason.SLOW, StopReason.DEADLINE, StopReason.NO_ANSWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +117,14 @@ def _replay(sequence: CallSequence, made: MadeCalls) -> None:
             elif name in made.classes:
                 number = made.classes[name]
                 sequence.add(name, None if number is None else str(number))
-            else:
+            elif made.stopped is None:
                 return
         is_judged = each.doubt is not None
-    sequence.next_round()
+    results = {*made.classes, *made.failed}
+    if all(name in results for each in made.rounds for name in each.called):
+        sequence.next_round()
+    else:  # it ended before all had answered
+        sequence.settle()
 
 
 def _promised(decision: DecisionRecord) -> AnswerGuarantee:

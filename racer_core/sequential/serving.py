@@ -24,6 +24,7 @@ class StopReason(StrEnum):
     CERTIFIED = "certified"  # the stopping score passed the threshold
     ALL_CALLED = "all_called"  # the order ended; its answer is the reference's
     FAILURE = "failure"  # a candidate failed: all others were called
+    SLOW = "slow"  # a round took longer than usual: all others were called at once
     DEADLINE = "deadline"  # half of the time was over: all others were called at once
     NO_ANSWER = "no_answer"  # no answer so far could be returned: all others were called
 
@@ -118,6 +119,13 @@ class CallSequence:
         self._last = reason
         return self._call(left)
 
+    def settle(self) -> None:
+        """Stop without the answers that are outstanding, where no round can follow.
+
+        Only if none of them can change the answer that is returned.
+        """
+        self.stopped, self._outstanding = self._last or StopReason.ALL_CALLED, ()
+
     @property
     def rounds(self) -> int:
         """The number of rounds that were begun."""
@@ -138,6 +146,11 @@ class CallSequence:
         if winner is None or winner not in among:
             return self.policy.vote({name: self._answers.get(name) for name in sorted(among)})
         return winner
+
+    @property
+    def is_all_called(self) -> bool:
+        """Whether no round can follow: the reference, or everyone, was called."""
+        return not self._left()
 
     @property
     def has_reference(self) -> bool:

@@ -63,7 +63,7 @@ def test_an_answer_that_is_not_read_in_time_is_a_failure() -> None:
         members=NAMES,
         deadline=time.monotonic() + 0.02,
     )
-    vote = RoundsVote.of(plain, state)
+    vote = RoundsVote.of(plain, state, usual_s=lambda _: None)
     results = FanOutResult()
     assert vote.wave(results, NAMES) == ("ada", "bob")
     results.replies["ada"] = reply("ada")
