@@ -127,7 +127,10 @@ class RequestRouter:
         )
 
     async def levels(self, request: RoutingRequest) -> RiskLevels:
-        """The set that every alpha would select."""
+        """The set that every alpha would select; for calls in rounds the plan alone."""
+        promised = self._same_answer.section(request)
+        if promised is not None:
+            return RiskLevels(routed=await self._same_answer.decide(request, promised))
         deadline = self._deadline(request.options.timeout, time.monotonic())
         levels = await self._routing.levels(request, deadline)
         routed = self._with_alarms(levels.routed)

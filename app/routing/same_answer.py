@@ -96,6 +96,14 @@ class SameAnswerRouting:
         return (section or _USUAL) if promise == RISK_TARGET else None
 
     async def route(self, request: RoutingRequest, section: SameAnswer) -> CertifiedDecision:
+        """The decision, counted. Raises as :meth:`decide`."""
+        routed = await self.decide(request, section)
+        planned = routed.certificate.same_answer
+        first = len(routed.decision.selected) if planned is None else planned.borders[0]
+        self.metrics.count_decision(first, holds=routed.certificate.holds)
+        return routed
+
+    async def decide(self, request: RoutingRequest, section: SameAnswer) -> CertifiedDecision:
         """The decision: candidates in the order of calls, with the threshold that ends them.
 
         Raises:
@@ -107,7 +115,7 @@ class SameAnswerRouting:
         application = request.application and request.application.name
         record = self.calibrations.find(application)
         if record is None:
-            routed = await self.fallback.route(request, math.inf)
+            routed = (await self.fallback.levels(request, math.inf)).routed
             return replace(routed, is_promised=demand.is_usual)
         choice = self.candidates.choice(request)
         wanted = record, choice.names, demand.terms, demand.alpha
@@ -118,9 +126,6 @@ class SameAnswerRouting:
         limit = self.settings.limits.fan_out
         if len(routed.decision.selected) > limit:
             routed = routed.calling(routed.decision.selected[:limit], Reason.FAN_OUT_LIMITED)
-        self.metrics.count_decision(
-            plan.calibration.policy.borders[0], holds=routed.certificate.holds
-        )
         return routed
 
     def _demand(self, request: RoutingRequest, section: SameAnswer) -> _Demand:

@@ -26,7 +26,8 @@ export function advice({ status, calibration, degraded, missing, fallback, resta
 
 /** What certificates lack, and the commands that come next. */
 function uncalibrated(missing, fallback) {
-  const canUpload = missing.every(({ part }) => part === "calibration");
+  const isOfTraffic = missing.some(({ next }) => next.includes("--same-answer"));
+  const canUpload = !isOfTraffic && missing.every(({ part }) => part === "calibration");
   return notice(
     "info",
     el("h2", {}, "Not calibrated yet"),
@@ -36,6 +37,7 @@ function uncalibrated(missing, fallback) {
       { class: "steps" },
       missing.map(({ part, reason, next }) => el("li", {}, `The ${part}: ${reason}. Next:`, el("pre", { tabindex: "0" }, el("code", {}, next)))),
     ),
+    isOfTraffic ? el("p", {}, "How far it is stands ", el("a", { href: "#calibrate" }, "under “Calibrate”"), ".") : null,
     canUpload ? el("p", {}, "Or ", el("a", { href: "#calibrate" }, "upload labelled rows under “Calibrate”"), ".") : null,
   );
 }

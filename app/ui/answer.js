@@ -3,6 +3,7 @@
 import { ApiError, postJson } from "./api.js";
 import { el, fill, notice, setShare } from "./dom.js";
 import { duration, number, percent, plural } from "./format.js";
+import { roundsCard } from "./rounds.js";
 import { failureInWords, guaranteeInWords, reasonInWords, remarkInWords, sentence } from "./words.js";
 
 /**
@@ -26,6 +27,7 @@ export function answerCards(response, seen) {
       el("div", { class: "facts" }, facts(response, seen).map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name)))),
       certificate(response.certificate),
     ),
+    response.certificate.rounds ? roundsCard(response) : null,
     response.abstained ? null : sideBySide(response),
   );
 }
@@ -113,10 +115,15 @@ function sideBySide(response) {
   );
 }
 
+/** Why a candidate was not called, or not awaited. */
+function notNeeded({ certificate }) {
+  return certificate.rounds ? "not needed: the rounds had ended" : "not needed: the vote was decided";
+}
+
 /** One candidate's answer, with what its call took, and whether it was right. */
 function said(name, call, text, response) {
   const won = name === response.served_by;
-  const state = call.error ? failureInWords(call.error) : call.skipped || call.cancelled ? "not needed: the vote was decided" : duration(call.ms);
+  const state = call.error ? failureInWords(call.error) : call.skipped || call.cancelled ? notNeeded(response) : duration(call.ms);
   return el(
     "article",
     { class: `answer${won ? " won" : ""}` },

@@ -60,6 +60,11 @@ export async function chart(element, label, make) {
   }
 }
 
+/** A vertical line through a chart. */
+export function upright(x, color) {
+  return { type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color, width: 2, dash: "dash" } };
+}
+
 /** The span of an axis of times: all there are, and a minute at least. */
 export function window(times) {
   if (times.length === 0) return undefined;

@@ -1,6 +1,6 @@
 /** What a calibration shows for itself: figures, what every alpha would cost, the law of its risk. */
 
-import { chart } from "./charts.js";
+import { chart, upright } from "./charts.js";
 import { el, notice, table } from "./dom.js";
 import { count, number, percent, plural, range } from "./format.js";
 import { riskLaw } from "./law.js";
@@ -146,9 +146,4 @@ function drawLaw(element, { n, alpha, risk_q05: low, risk_q95: high }) {
     shapes: [upright(alpha, colour("mark"))],
     hovermode: false,
   }));
-}
-
-/** A vertical line through a chart. */
-function upright(x, color) {
-  return { type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color, width: 2, dash: "dash" } };
 }

@@ -42,9 +42,17 @@ export function moment(iso) {
   return new Date(iso).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
 }
 
+/** How long ago a moment was, in its largest whole unit: "3 hours ago". */
+export function age(iso) {
+  const minutes = Math.max(0, Math.floor((Date.now() - new Date(iso)) / 60_000));
+  if (minutes < 1) return "just now";
+  const [value, unit] = minutes < 60 ? [minutes, "minute"] : minutes < 2880 ? [minutes / 60, "hour"] : [minutes / 1440, "day"];
+  return `${plural(Math.floor(value), unit)} ago`;
+}
+
 /** The first characters of an id, which tell calibrations apart. */
 export function shortId(id) {
-  return id.slice(0, 12);
+  return id.replace(/^answers-/, "").slice(0, 12);
 }
 
 /** Names in a sentence: "a", "a and b", "a, b and c". */

@@ -7,6 +7,7 @@ import { byId, el, fill, notice, say } from "./dom.js";
 import { listed } from "./format.js";
 import { onKeys } from "./keys.js";
 import { riskLevel } from "./risk.js";
+import { roundsInWords } from "./rounds.js";
 import { adviceFor, reasonInWords, sentence } from "./words.js";
 
 const PAUSE_MS = 450; // after the last key, before the question is looked at
@@ -114,6 +115,14 @@ function calledInWords(selected, names) {
   return `${listed(selected)} ${selected.length === 1 ? "is" : "are"}`;
 }
 
+/** The calls of a question that are not drawn, for they are the same at every level, or made in rounds. */
+function fixedInWords({ selected, certificate }) {
+  const { rounds, reasons, guarantee } = certificate;
+  const why = reasons.map(reasonInWords).join("; ");
+  if (rounds) return `${roundsInWords(rounds, guarantee)}${why ? ` Note: ${why}.` : ""}`;
+  return `${calledInWords(selected, guarantee.pool)} called at every risk level: ${why}.`;
+}
+
 /** The bars of one question, moved by the slider. `risk` says which level is wanted. */
 function showSet(query, response, risk) {
   const { levels, certificate } = response;
@@ -121,9 +130,8 @@ function showSet(query, response, risk) {
   const names = certificate.guarantee.pool;
   const summary = el("p", { class: "sentence" });
   const saving = el("span", { class: "muted" });
-  const isWholePool = levels.length === 0;
-  const bars = isWholePool ? null : candidateBars(response);
-  const why = certificate.reasons.map(reasonInWords);
+  const isFixed = levels.length === 0;
+  const bars = isFixed ? null : candidateBars(response);
   fill(
     byId("set"),
     el(
@@ -131,8 +139,8 @@ function showSet(query, response, risk) {
       { class: "card", "aria-labelledby": "set-title" },
       el("div", { class: "card-head" }, el("h2", { id: "set-title" }, "Candidates that would be called"), saving),
       summary,
-      isWholePool ? notice("info", `${calledInWords(response.selected, names)} called at every risk level: ${why.join("; ")}.`) : bars.table,
-      isWholePool ? null : el("p", { class: "hint" }, bars.legend),
+      isFixed ? notice("info", fixedInWords(response)) : bars.table,
+      isFixed ? null : el("p", { class: "hint" }, bars.legend),
     ),
   );
   risk.know(usual, levels);
@@ -140,7 +148,7 @@ function showSet(query, response, risk) {
 
   /** Draw the level that is wanted. */
   function show() {
-    if (isWholePool) return;
+    if (isFixed) return;
     const level = levelOf(risk.chosen() ?? usual);
     summary.textContent = levelInWords(level, names);
     say(level.selected.length > 0 ? `${summary.textContent} ${listed(level.selected)}.` : summary.textContent);

@@ -24,6 +24,8 @@ const REASONS = {
   pool_assumed_independent_of_query: () => "you chose the candidates: this assumes that the choice does not depend on the question",
   score_assumed_independent_of_query: () => "you chose the score: this assumes that the choice does not depend on the question",
   group_assumed_independent_of_query: () => "you chose the group: this assumes that the choice does not depend on the question",
+  terms_assumed_independent_of_query: () => "you chose the reference or the rounds: this assumes that the choice does not depend on the question",
+  reference_unavailable: () => "the reference could not be called, so it is not known whether its answer is another",
   fan_out_limited: () => "the set was larger than the gateway's limit, so its best were called",
   observe_only: () => "the gateway only observes: one fixed candidate was called",
   pinned: () => "the set of the session's first turn was called",
@@ -60,6 +62,7 @@ export function reasonInWords(reason) {
 /** The guarantee as text. It is never about a single question. */
 export function guaranteeInWords({ guarantee, n }) {
   const { risk_target: target, alpha, delta, r, unit, group, pool, trivial } = guarantee;
+  if (target === "same_answer") return sameAnswerInWords(guarantee, n);
   if (trivial) return `The whole pool is called, so the set cannot miss a right answer: ${listed(pool)}.`;
   const queries =
     target !== "answerable"
@@ -83,6 +86,26 @@ export function guaranteeInWords({ guarantee, n }) {
       : `That holds for this calibration with probability ${percent(1 - delta)}, over the choice of its rows`;
   const picked = guarantee.alpha_basis === "band" ? ` If the risk level was picked by its outcome on those rows, ${percent(guarantee.risk_band)} holds instead, with probability ${percent(1 - guarantee.risk_band_delta)}.` : "";
   return `${queries}${ofCluster}${inGroup}, ${bound}. ${average} (${n.toLocaleString("en")} count here).${picked} It says nothing about this one question, and not that the vote is right.`;
+}
+
+/** The promise of an answer in rounds. */
+function sameAnswerInWords({ alpha, reference, equality, trivial }, n) {
+  const whose = reference === "vote" ? "the whole pool's vote" : reference;
+  if (trivial) return `At this risk level everything is called, so the answer is that of ${whose}.`;
+  return `Of requests like those sampled, at most ${percent(alpha)} get an answer that differs from that of ${whose} (equal means: ${equality}). That is an average over requests and over calibrations with as many rows (${n.toLocaleString("en")} count here). It says nothing about this one request, and not that ${whose} is right.`;
+}
+
+const STOPS = {
+  certified: "The estimated chance of another answer was below the limit, so no further candidate was asked.",
+  all_called: "The last round was reached, so this is the reference's answer.",
+  failure: "A candidate failed, so all that were left were asked at once.",
+  deadline: "Half of the time was over, so all that were left were asked at once.",
+  no_answer: "Nothing that was said could be returned, so all that were left were asked at once.",
+};
+
+/** Why no further round was called. */
+export function stopInWords(stopped) {
+  return STOPS[stopped] ?? "The request ended before the calls did.";
 }
 
 const CALLS = {

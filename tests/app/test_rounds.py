@@ -259,6 +259,16 @@ def test_route_says_order_first_round_and_expected_calls(certified: Gateway) -> 
     assert found["selected"][: len(plan["first_round"])] == plan["first_round"]
     assert 1.0 <= plan["expected_calls"] < len(NAMES)
     assert (plan["rounds"], plan["stopped"]) == (None, None)
+    counted = sets_counted(certified)
+    levels = certified.post("/route/levels", ADMIN_KEY, json={"query": "question 1"}).json()
+    assert (levels["certificate"]["rounds"], levels["levels"]) == (plan, [])
+    assert sets_counted(certified) == counted > 0
+
+
+def sets_counted(gateway: Gateway) -> float:
+    """The decisions that its metrics count."""
+    lines = gateway.get("/metrics", ADMIN_KEY).text.splitlines()
+    return float(next(each for each in lines if each.startswith("racer_set_size_count")).split()[1])
 
 
 def test_a_promise_per_request(serve: Serve, pool: FakePool) -> None:
