@@ -183,7 +183,7 @@ class AnswerCalibrationStore:
             row = session.get(AnswerCalibrationRow, calibration_id)
             if row is None:
                 raise _unknown(calibration_id)
-            return _decoded(row)
+            return decoded(row)
 
     def summaries(self, answer_setup: str) -> list[AnswerCalibrationSummary]:
         """All records without their rows, newest first."""
@@ -198,7 +198,8 @@ def _parts(record: AnswerCalibrationRecord) -> tuple[AnswerClasses, AnswerClasse
     return record.fitting, record.rows
 
 
-def _decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
+def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
+    """The record of a stored row. Raises :class:`StoreDamaged`."""
     try:
         document = json.loads(row.document)
         with np.load(io.BytesIO(row.arrays), allow_pickle=False) as arrays:

@@ -22,23 +22,25 @@ from sqlalchemy import select
 from app.calibrations.seen_rows import SeenRows
 from app.errors import Conflict, SettingsError, StoreError
 from app.store import KeyPurpose, Store, now
+from app.store.answer_calibrations import AnswerCalibrationStore
 from app.store.backup import calibrations
 from app.store.backup import file as backup_file
 from app.store.backup.file import Backup
 from app.store.calibration_record import CalibrationRecord, Population
 from app.store.engine import open_engine
-from app.store.tables import ActiveRow, CalibrationRow, WatchRow
+from app.store.tables import ActiveRow, AnswerCalibrationRow, CalibrationRow, WatchRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.errors import InputError
 from tests.support.databases import Postgres
 from tests.support.gateway import TWO, Command, Gateway, Serve, configure
+from tests.support.same_answer import calibration, classes
 from tests.support.statements import before_statements
 from tests.support.waiting import until
 
 from .test_schema import at
 from .test_store import PARTS, record
 
-TABLES = (CalibrationRow, ActiveRow, WatchRow)
+TABLES = (CalibrationRow, ActiveRow, WatchRow, AnswerCalibrationRow)
 OTHER = "b" * 64  # another artifact than that of `record`
 
 
@@ -209,6 +211,61 @@ def test_a_damaged_one_is_not_taken_for_the_same(saved: Path, tmp_path: Path) ->
             connection.execute("UPDATE calibrations SET document = '{}' WHERE id = 'cal-3'")
         with pytest.raises(Conflict, match="cal-3"):
             restored(another, saved)
+
+
+def answers(store: Store, name: str, *, setup: str = "one", activate: bool = True) -> None:
+    """Keep a calibration of `same_answer`."""
+    made = calibration(classes(0, 20), classes(20, 30), salt=name.encode())
+    made = replace(made, id=name, answer_setup=setup, created_at="2026-01-01")
+    made = replace(made, evidence={**made.evidence, "until": "2026-01-01"})
+    AnswerCalibrationStore(store).add(made, activate=activate)
+
+
+def test_calibrations_of_same_answer_come_back(store: Store, another: Store, file: Path) -> None:
+    """With rows, salts, alarms and history; each decides under its own setup alone."""
+    for name in ("answers-1", "answers-2"):
+        answers(store, name)
+    answers(store, "answers-3", setup="two")
+    answers(store, "answers-4", activate=False)
+    AnswerCalibrationStore(store).raise_alarm("answers-2", "2026-01-01")
+    counts = calibrations.save(store, (), file).manifest.counts
+    assert (counts.calibrations, counts.answer_calibrations, counts.active) == (0, 4, 2)
+    done = restored(another, file)
+    assert (len(done.added), done.activated) == (4, ["answers-2", "answers-3"])
+    assert rows(another) == rows(store)
+    kept = AnswerCalibrationStore(another)
+    assert [kept.active(setup) for setup in ("one", "two", "three")] == [
+        {"": "answers-2"}, {"": "answers-3"}, {},
+    ]  # fmt: skip
+    assert kept.record("answers-2").salt == b"answers-2"
+    assert len(restored(another, file, activate=True).there) == 4
+    assert rows(another) == rows(store)
+    rewritten(file, lambda members: members.update({"answer_calibrations/answers-2": b"x"}))
+    with pytest.raises(InputError, match="answers-2 is not what the manifest says"):
+        restored(another, file)
+
+
+def test_calibrations_of_same_answer_that_decide_stay(
+    store: Store, another: Store, file: Path
+) -> None:
+    """Unless the backup's are wanted; red when a later time of activation lets one decide."""
+    kept = AnswerCalibrationStore(another)
+    for name in ("answers-1", "answers-9"):
+        answers(another, name)
+    for name in ("answers-1", "answers-2"):
+        answers(store, name)
+    AnswerCalibrationStore(store).raise_alarm("answers-1", "2026-01-02")
+    calibrations.save(store, (), file)
+    done = restored(another, file)
+    assert (done.there, done.activated, done.left) == (["answers-1"], [], ["answers-2"])
+    assert kept.active("one") == {"": "answers-9"}
+    assert kept.record("answers-1").evidence["alarm_at"] == "2026-01-02"
+    done = restored(another, file, activate=True)
+    assert (done.activated, kept.active("one")) == (["answers-2"], {"": "answers-2"})
+    with another.transaction() as session:
+        session.get_one(AnswerCalibrationRow, "answers-1").application = "bot"
+    with pytest.raises(Conflict, match="answers-1 is there with other content"):
+        restored(another, file)
 
 
 # What is damaged ------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ moment, and what is stored after the beginning is not there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from sqlalchemy import select
@@ -19,10 +20,12 @@ from sqlalchemy.orm import Session
 from app.errors import Conflict
 from app.settings.access import Key
 from app.store import Store
-from app.store.backup.file import Backup, Manifest, StoredCalibration, writing
+from app.store.backup import answers
+from app.store.backup.file import Backup, Manifest, StoredAnswers, StoredCalibration, writing
+from app.store.backup.result import RestoreResult
 from app.store.calibrations import forgo_digests, is_same, is_whole, unify_digests
 from app.store.engine import begin_writing, notify
-from app.store.tables import ActiveRow, CalibrationRow, WatchRow
+from app.store.tables import ActiveRow, AnswerCalibrationRow, CalibrationRow, WatchRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +34,6 @@ class BackupResult:
 
     manifest: Manifest
     damaged: tuple[str, ...]  # calibrations whose digests did not match: they are left out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreResult:
-    """The result of a restore, by calibrations."""
-
-    added: list[str] = field(default_factory=list[str])
-    there: list[str] = field(default_factory=list[str])
-    activated: list[str] = field(default_factory=list[str])
-    left: list[str] = field(default_factory=list[str])  # active then; another one is now
 
 
 def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
@@ -54,6 +47,7 @@ def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
         active = set(session.scalars(select(ActiveRow.calibration_id)))
         oldest_first = CalibrationRow.created_at, CalibrationRow.id
         ids = list(session.scalars(select(CalibrationRow.id).order_by(*oldest_first)))
+        answer_ids = answers.ids(session)
     damaged: list[str] = []
     with writing(path) as backup:
         for calibration_id in ids:
@@ -64,6 +58,13 @@ def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
             if is_whole(row):
                 is_active = calibration_id in active
                 backup.add(StoredCalibration(row=row, active=is_active, watches=watches))
+            else:
+                damaged.append(calibration_id)
+        for calibration_id, is_active in answer_ids.items():
+            with store.transaction() as session:
+                found = session.get_one(AnswerCalibrationRow, calibration_id)
+            if answers.is_whole(found):
+                backup.add_answers(StoredAnswers(row=found, active=is_active))
             else:
                 damaged.append(calibration_id)
         manifest = backup.finish(keys)
@@ -83,8 +84,8 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
         Conflict: A calibration is there with other content.
         StoreError: The store cannot be used.
     """
-    for _ in backup.calibrations():  # verified, all of them, before anything is written
-        pass
+    for _ in chain(backup.calibrations(), backup.answers()):
+        pass  # verified, all of them, before anything is written
     restored = RestoreResult()
     with store.transaction() as session:
         begin_writing(session)
@@ -103,6 +104,7 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
                     session.add(watch)
             if stored.active:
                 _decide(session, stored.row, restored, activate=activate)
+        answers.restore(session, backup.answers(), restored, activate=activate)
         notify(session)
     return restored
 

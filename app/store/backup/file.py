@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal, Self, TypeVar
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
 from pydantic import ValidationError
@@ -27,12 +27,14 @@ from app.settings.base import Frozen
 from app.settings.validation import problems
 from app.store import now
 from app.store.calibrations import is_whole
-from app.store.tables import CalibrationRow, WatchRow
+from app.store.tables import AnswerCalibrationRow, CalibrationRow, WatchRow
 from racer_core import __version__, strict_json
 from racer_core.errors import InputError
 
 FORMAT: Final = 1
 _MANIFEST: Final = "manifest.json"
+_CALIBRATIONS: Final = "calibrations"
+_ANSWERS: Final = "answer_calibrations"
 _UNREADABLE: Final = (BadZipFile, EOFError, KeyError, NotImplementedError, RuntimeError, zlib.error)
 
 
@@ -58,16 +60,27 @@ class RecordHeader(Frozen):
     watches: tuple[WatchMember, ...] = ()  # of its applications; earlier versions know none
 
 
+class AnswerHeader(Frozen):
+    """A stored calibration of the promise `same_answer` without its arrays."""
+
+    id: str
+    created_at: str
+    activated_at: str | None
+    answer_setup: str
+    application: str
+    document: str
+    active: bool
+
+
+_ANSWER_FIELDS: Final = tuple(name for name in AnswerHeader.model_fields if name != "active")
+HeaderT = TypeVar("HeaderT", RecordHeader, AnswerHeader)
+
+
 class Member(Frozen):
-    """Where a calibration is in the file, and what its bytes must be."""
+    """A calibration in the file, and what its bytes must be."""
 
     id: str
     sha256: str
-
-    @property
-    def path(self) -> str:
-        """Its name in the file."""
-        return f"calibrations/{self.id}"
 
 
 class MemberCounts(Frozen):
@@ -77,6 +90,7 @@ class MemberCounts(Frozen):
     active: int
     watches: int
     keys: int
+    answer_calibrations: int = 0
 
 
 class Manifest(Frozen):
@@ -88,6 +102,7 @@ class Manifest(Frozen):
     counts: MemberCounts
     calibrations: tuple[Member, ...]
     keys: tuple[Key, ...]
+    answer_calibrations: tuple[Member, ...] = ()  # earlier versions know none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +112,14 @@ class StoredCalibration:
     row: CalibrationRow
     active: bool  # it decides for its artifact
     watches: tuple[WatchRow, ...]  # by application
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAnswers:
+    """One calibration of the promise `same_answer`."""
+
+    row: AnswerCalibrationRow
+    active: bool  # it decides for its application under its setup
 
 
 class Writer:
@@ -109,6 +132,7 @@ class Writer:
     def __init__(self, file: ZipFile) -> None:
         self._file = file
         self._members: list[Member] = []
+        self._answers: list[Member] = []
         self._active = self._watches = 0
 
     def add(self, stored: StoredCalibration) -> None:
@@ -133,14 +157,16 @@ class Writer:
             watch=next((each for each in watches if not each.application), None),
             watches=tuple(each for each in watches if each.application),
         )
-        line = header.model_dump_json(exclude_defaults=True).encode() + b"\n"
-        member = Member(id=row.id, sha256=_sha256(line, row.arrays))
-        with self._file.open(member.path, "w", force_zip64=True) as written:
-            written.write(line)
-            written.write(row.arrays)
-        self._members.append(member)
+        self._members.append(self._write(_CALIBRATIONS, header, row.arrays))
         self._active += stored.active
         self._watches += len(watches)
+
+    def add_answers(self, stored: StoredAnswers) -> None:
+        """Write one calibration of the promise `same_answer`."""
+        fields = {name: getattr(stored.row, name) for name in _ANSWER_FIELDS}
+        header = AnswerHeader(**fields, active=stored.active)
+        self._answers.append(self._write(_ANSWERS, header, stored.row.arrays))
+        self._active += stored.active
 
     def finish(self, keys: tuple[Key, ...]) -> Manifest:
         """Write the manifest, and return it."""
@@ -153,12 +179,22 @@ class Writer:
                 active=self._active,
                 watches=self._watches,
                 keys=len(keys),
+                answer_calibrations=len(self._answers),
             ),
             calibrations=tuple(self._members),
             keys=keys,
+            answer_calibrations=tuple(self._answers),
         )
-        self._file.writestr(_MANIFEST, manifest.model_dump_json(indent=1))
+        # Without calibrations that earlier versions do not know they can read it.
+        self._file.writestr(_MANIFEST, manifest.model_dump_json(indent=1, exclude_defaults=True))
         return manifest
+
+    def _write(self, folder: str, header: RecordHeader | AnswerHeader, arrays: bytes) -> Member:
+        line = header.model_dump_json(exclude_defaults=True).encode() + b"\n"
+        with self._file.open(f"{folder}/{header.id}", "w", force_zip64=True) as written:
+            written.write(line)
+            written.write(arrays)
+        return Member(id=header.id, sha256=_sha256(line, arrays))
 
 
 @contextmanager
@@ -223,16 +259,27 @@ class Backup:
             InputError: One of them is not what was written.
         """
         for member in self.manifest.calibrations:
-            line, arrays = self._read(member.path)
-            if _sha256(line, arrays) != member.sha256:
-                raise self._damaged(f"calibration {member.id} is not what the manifest says")
-            try:
-                stored = _decode(RecordHeader.model_validate_json(line), arrays)
-            except ValidationError as exc:
-                raise self._damaged(f"calibration {member.id} cannot be read") from exc
+            stored = _decode(*self._member(_CALIBRATIONS, member, RecordHeader))
             if not is_whole(stored.row):
                 raise self._damaged(f"the digest of calibration {member.id} does not match")
             yield stored
+
+    def answers(self) -> Iterator[StoredAnswers]:
+        """The calibrations of the promise `same_answer`, as :meth:`calibrations`."""
+        for member in self.manifest.answer_calibrations:
+            header, arrays = self._member(_ANSWERS, member, AnswerHeader)
+            fields = header.model_dump(exclude={"active"})
+            row = AnswerCalibrationRow(**fields, arrays=arrays)
+            yield StoredAnswers(row=row, active=header.active)
+
+    def _member(self, folder: str, member: Member, kind: type[HeaderT]) -> tuple[HeaderT, bytes]:
+        line, arrays = self._read(f"{folder}/{member.id}")
+        if _sha256(line, arrays) != member.sha256:
+            raise self._damaged(f"calibration {member.id} is not what the manifest says")
+        try:
+            return kind.model_validate_json(line), arrays
+        except ValidationError as exc:
+            raise self._damaged(f"calibration {member.id} cannot be read") from exc
 
     def _read_manifest(self) -> Manifest:
         text = b"".join(self._read(_MANIFEST))
