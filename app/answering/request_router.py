@@ -141,7 +141,8 @@ class RequestRouter:
         """The decision, with what the monitor knows of the calibration and of this query."""
         promised = self._same_answer.section(request)
         if promised is not None:
-            return await self._same_answer.route(request, promised)
+            routed = await self._same_answer.route(request, promised)
+            return replace(routed, remarks=self._remarks(request, routed, records=True))
         routed = self._with_alarms(await self._routing.route(request, deadline))
         if self._monitor is None:
             return routed

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, Final, Self
@@ -44,21 +45,33 @@ class RoundsTerms:
     max_rounds: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RoundsPlan:
     """The calls of requests with the same candidates, terms and alpha.
 
     Attributes:
         calibration: The rows with the policy.
+        alpha: Risk level.
         threshold: lambda_hat; +inf calls everything.
         expected_calls: Mean number of calls of the rows.
         prices: Price of a call of each candidate; None: they have none.
     """
 
     calibration: SequentialCalibration
+    alpha: float
     threshold: float
     expected_calls: float
     prices: Mapping[str, float] | None
+
+    @cached_property
+    def risk_band(self) -> float:
+        """The bound on its risk that holds together with those of all other alphas.
+
+        The policy is tuned at one alpha for all, so all thresholds are of one score. 0 where
+        everything is called: nothing differs then.
+        """
+        realised = self.calibration.realised_risk(self.alpha)
+        return 0.0 if realised is None else realised.band()
 
     @classmethod
     def of(
@@ -66,7 +79,7 @@ class RoundsPlan:
     ) -> Self:
         """The plan at one alpha."""
         threshold = found.lambda_hat(alpha)
-        return cls(found, threshold, found.expected_calls(threshold), prices)
+        return cls(found, alpha, threshold, found.expected_calls(threshold), prices)
 
     def sequence(self, decision_id: str) -> CallSequence:
         """The calls of a request; its decision's id breaks ties."""

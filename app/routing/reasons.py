@@ -297,7 +297,9 @@ class Remark(StrEnum):
     """
 
     CALIBRATION_QUERY = "calibration_query"
-    """The query is one of the calibration rows that decide such requests."""
+    """The query is one of the calibration rows that decide such requests. Rows of `same_answer`
+    keep no query, and have no such remark.
+    """
 
     REPEATED_QUERY = "repeated_query"
     """The same API key sent the query to this gateway process before."""

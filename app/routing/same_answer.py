@@ -167,6 +167,7 @@ class SameAnswerRouting:
         reasons = self._reasons(request, demand, record, choice)
         if threshold == math.inf:
             reasons = (*reasons, Reason.ALPHA_INFEASIBLE)
+        is_alpha_fixed = Reason.ALPHA_ASSUMED not in reasons
         certificate = ServedCertificate(
             risk_target=RISK_TARGET,
             alpha=alpha,
@@ -181,8 +182,8 @@ class SameAnswerRouting:
             lambda_hat=threshold,
             score=SCORE,
             n=found.n,
-            is_alpha_fixed=Reason.ALPHA_ASSUMED not in reasons,
-            risk_band=None,
+            is_alpha_fixed=is_alpha_fixed,
+            risk_band=None if is_alpha_fixed else plan.risk_band,
             answer_limit=None,
             calibration_id=record.id,
             reasons=tuple(map(str, reasons)),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms
+from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms, fitted
 from app.settings import key_format
 from app.upstream import usual_latency
 from tests.support.gateway import ADMIN_KEY, Gateway, Serve, error_message, user
@@ -57,6 +57,7 @@ def test_agreement_ends_the_calls(certified: Gateway, talking: FakePool) -> None
     metrics = certified.get("/metrics", ADMIN_KEY).text
     assert f'racer_same_answer_calls_total{{kind="made"}} {len(first)}.0' in metrics
     assert f'racer_same_answer_calls_total{{kind="spared"}} {len(NAMES) - len(first)}.0' in metrics
+    assert response["racer"]["certificate"]["remarks"] == []
     stored = certified.get(f"/decisions/{response['id']}").json()
     assert stored["calibration_id"] == response["racer"]["certificate"]["calibration_id"]
     assert stored["calibration_id"] is not None
@@ -90,6 +91,7 @@ def test_a_failure_calls_all_that_are_left(certified: Gateway, talking: FakePool
     talking.fail(first[0], "500")
     response = certified.chat("how many?")
     certificate = response["racer"]["certificate"]
+    assert certificate["remarks"] == ["repeated_query"]  # it voids nothing
     assert set(talking.models_called()) == set(NAMES)
     assert certificate["reasons"] == [f"outvoted_candidate_failed:{first[0]}"]
     assert (certificate["holds"], rounds(response)["stopped"]) == (True, "failure")
@@ -211,6 +213,7 @@ def test_alpha_and_rounds_of_the_request(certified: Gateway, talking: FakePool) 
     assert certificate["holds"]
     assert "alpha_infeasible_whole_pool" in certificate["reasons"]
     assert rounds(response)["calls"] == len(NAMES)
+    assert certificate["guarantee"]["risk_band"] == 0.0  # nothing can differ
     certificate = certified.chat("how many?", {"max_rounds": 3})["racer"]["certificate"]
     assert (certificate["guarantee"]["max_rounds"], certificate["holds"]) == (3, True)
     assert error_message(certified.ask("how many?", {"alpha": 2.0}), 400)
@@ -222,10 +225,15 @@ def test_an_alpha_configured_after_the_rows_were_seen_is_assumed(
 ) -> None:
     """The evidence shows what every alpha would call."""
     gateway = serve(**configured(talking, same_answer={"alpha": 0.1}))
-    assert activate(gateway).alpha == 0.02
+    record = activate(gateway)
+    assert record.alpha == 0.02
     certificate = gateway.chat("how many?")["racer"]["certificate"]
     assert certificate["reasons"] == ["alpha_assumed_independent_of_query"]
-    assert certificate["guarantee"]["alpha_basis"] == "assumed"
+    guarantee = certificate["guarantee"]
+    assert (guarantee["alpha_basis"], guarantee["risk_band_delta"]) == ("band", 0.05)
+    realised = fitted(record, NAMES, RoundsTerms("vote", 2)).realised_risk(0.1)
+    assert realised is not None
+    assert guarantee["risk_band"] == realised.band()
 
 
 def test_who_may_call_only_a_part_of_the_pool(serve: Serve, talking: FakePool) -> None:

@@ -48,7 +48,7 @@ def reply(name: str, text: str = "7") -> Reply:
 def rounds(threshold: float = 0.0, prices: Mapping[str, float] | None = None) -> Rounds:
     """Calls of a request that by default never stop before the last round."""
     found = SequentialCalibration(policy=POLICY, answers=classes(0, 50))
-    return Rounds(RoundsPlan(found, threshold, 5.0, prices), "decision")
+    return Rounds(RoundsPlan(found, 0.02, threshold, 5.0, prices), "decision")
 
 
 def test_an_answer_that_is_not_read_in_time_is_a_failure() -> None:

@@ -7,16 +7,19 @@ fails with probability 1e-6. Each tempting wrong version is seen to break the la
 import numpy as np
 import pytest
 
+from racer_core.calibration.realised_risk import BAND_DELTA
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
+from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.critical import (
     critical_scores,
     round_nonconformity,
     rounds_called,
     tie_noise,
 )
+from racer_core.sequential.fit import fit_policy
 from tests.core.laws import assert_at_most, assert_binomial
-from tests.core.sequential_worlds import FALSE_ALARM, lost_at, paths, thresholds
+from tests.core.sequential_worlds import FALSE_ALARM, answers, lost_at, paths, thresholds
 from tests.support.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
@@ -94,6 +97,32 @@ def test_the_realised_risk_has_its_beta_law_and_delta_bounds_it():
     assert stats.kstest(risk, stats.beta(M, N + 1 - M).cdf).pvalue > FALSE_ALARM
     certain = -thresholds(critical, 0.3, delta=0.1)[:, 0] / 2.0
     assert_at_most(int((certain > 0.3).sum()), TRIALS, 0.1, FALSE_ALARM)
+
+
+def test_an_alpha_picked_by_its_outcome_has_the_band_and_not_itself():
+    """Of one policy, whichever alpha looks best; rows are drawn from 3,000 known ones, with ties.
+
+    The band fails anywhere in at most 5 % of the calibrations; alpha itself does in most.
+    """
+    rng = np.random.default_rng(8)
+    population = answers(rng, 3_000, (0.7, 0.65, 0.6, 0.5, 0.45))
+    policy = fit_policy(answers(rng, 100, (0.7, 0.65, 0.6, 0.5, 0.45)), max_rounds=3)
+    every = SequentialCalibration(policy=policy, answers=population).ascending
+    trials, broken, picked = 100, 0, 0
+    for _ in range(trials):
+        rows = population.at(rng.integers(len(population), size=80))
+        calibration = SequentialCalibration(policy=policy, answers=rows)
+        alphas = [0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3]
+        risks = [float((every > calibration.lambda_hat(alpha)).mean()) for alpha in alphas]
+        bands = [
+            1.0 if (realised := calibration.realised_risk(alpha)) is None else realised.band()
+            for alpha in alphas
+        ]
+        broken += any(risk > band for risk, band in zip(risks, bands, strict=True))
+        picked += any(risk > alpha for risk, alpha in zip(risks, alphas, strict=True))
+    assert_at_most(broken, trials, BAND_DELTA, FALSE_ALARM)
+    with pytest.raises(AssertionError):
+        assert_at_most(picked, trials, BAND_DELTA, FALSE_ALARM)
 
 
 def test_rows_that_never_lose_may_make_every_threshold_valid():
