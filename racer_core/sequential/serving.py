@@ -144,7 +144,8 @@ class CallSequence:
         """The candidate whose answer is returned, of those with one, at least one."""
         winner = self.winner
         if winner is None or winner not in among:
-            return self.policy.vote({name: self._answers.get(name) for name in sorted(among)})
+            forms = {name: self._answers.get(name) for name in sorted(among)}
+            return self.policy.vote(forms, self._verdicts)
         return winner
 
     @property
