@@ -57,6 +57,7 @@ TORCH = (
     "core/test_routers.py",
     "core/test_selection.py",
     "core/test_sources.py",
+    "demo/test_shipped_pool.py",
 )
 
 # Files that take longest run first, so that no worker is left alone with one at the end. A folder

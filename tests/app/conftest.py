@@ -27,6 +27,7 @@ from tests.support.gateway import (
     noisy,
     running,
 )
+from tests.support.same_answer import talk
 from tests.upstreams.scripted import FakePool
 
 
@@ -94,6 +95,14 @@ def pool(shared_pool: FakePool) -> FakePool:
     """Scripted candidates; each answers 42 unless a test scripts another answer."""
     shared_pool.reset()
     return shared_pool
+
+
+@pytest.fixture
+def talking(pool: FakePool) -> Iterator[FakePool]:
+    """Candidates that answer by the rule of ``tests/support/same_answer.py``."""
+    talk(pool)
+    yield pool
+    pool.answer = lambda _: "42"
 
 
 @pytest.fixture(autouse=True)

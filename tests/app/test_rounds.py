@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +13,8 @@ from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms, fit
 from app.settings import key_format
 from app.upstream import usual_latency
 from tests.support.gateway import ADMIN_KEY, Gateway, Serve, error_message, user
-from tests.support.same_answer import NAMES, activate, classes, configured, talk
+from tests.support.same_answer import NAMES, activate, classes, configured
 from tests.upstreams.scripted import FakePool
-
-
-@pytest.fixture
-def talking(pool: FakePool) -> Iterator[FakePool]:
-    """Candidates that answer by a rule."""
-    talk(pool)
-    yield pool
-    pool.answer = lambda _: "42"
 
 
 @pytest.fixture

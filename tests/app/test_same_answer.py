@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from tests.support.gateway import (
     running,
 )
 from tests.support.lazy import LazyModule
-from tests.support.same_answer import NAMES, answer, configured, talk
+from tests.support.same_answer import NAMES, answer, configured
 from tests.support.samples import sampled
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
@@ -36,14 +35,6 @@ else:
 FALSE_ALARM = 1e-4
 TENTH = {"alpha": 0.1}
 WATCHING = {"shadow_rate": 1.0, "false_alarm": 0.01}
-
-
-@pytest.fixture
-def talking(pool: FakePool) -> Iterator[FakePool]:
-    """Candidates that answer by a rule."""
-    talk(pool)
-    yield pool
-    pool.answer = lambda _: "42"
 
 
 @pytest.fixture

@@ -61,8 +61,9 @@ def test_scores_of_a_file_give_the_sets_of_the_router_that_made_them():
         matrix[query] = by_print.get(fingerprint("evaluate", query), matrix[query])
     source = FixedSource("mlp", ScoreMatrix.of(list(matrix), np.array(list(matrix.values()))))
     looked_up = build_table({NAME: rows}, router=source, protocol=PROTOCOL)
-    assert cells(measured(looked_up)) == cells(measured(trained))
-    assert cells(measured(every)) != cells(measured(trained))
+    of_the_router = cells(measured(trained))
+    assert cells(measured(looked_up)) == of_the_router
+    assert cells(measured(every)) != of_the_router
 
 
 def test_votes_of_a_file_of_scores_are_fitted_on_the_training_rows():
