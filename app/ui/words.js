@@ -99,6 +99,7 @@ const STOPS = {
   certified: "The estimated chance of another answer was below the limit, so no further candidate was asked.",
   all_called: "The last round was reached, so this is the reference's answer.",
   failure: "A candidate failed, so all that were left were asked at once.",
+  slow: "A round took longer than usual, so all that were left were asked at once.",
   deadline: "Half of the time was over, so all that were left were asked at once.",
   no_answer: "Nothing that was said could be returned, so all that were left were asked at once.",
 };
