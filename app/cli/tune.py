@@ -38,7 +38,8 @@ def tune(
     """Choose score, alpha and vote on validation rows; print the change as a diff.
 
     Votes by an evaluator use recorded confidences; without any, an evaluator in the
-    configuration rates the answers. Graded rows (`risk_target: quality`) choose no vote.
+    configuration rates the answers. Graded rows (`risk_target: quality`) choose no vote. The second
+    table says what the promise `same_answer` takes of these rows.
     """
     from app.routing.artifact import open_racer
     from app.tools import tuning
@@ -72,6 +73,7 @@ def tune(
             reasoning=configured.aggregation.reasoning,
             progress=progress,
         )
+        levels = () if is_graded else tuning.same_answer(configured, rows)
     change = tuning.configuration_change(config, tuned, configured.aggregation)
     if rated and rated.failed:
         err.print(
@@ -84,10 +86,17 @@ def tune(
     if as_json:
         evaluators = [each.as_json() for each in tuned.evaluators]
         shown = asdict(tuned) | {"evaluators": evaluators, "kind": tables.rows_kind(rows)}
-        print_json(shown | {"diff": change.diff, "written": write})
+        print_json(
+            shown
+            | {"diff": change.diff, "written": write}
+            | {"same_answer": [asdict(each) for each in levels]}
+        )
         return
     if tuned.evaluators:
         out.print(tuning.evaluator_table(tuned))
     out.print(tuning.table(tuned))
+    if levels:
+        out.print(tuning.same_answer_table(levels))
+        out.print(tuning.same_answer_advice(levels, configured), highlight=False, markup=False)
     out.print(f"rows: {tables.rows_kind(rows)}", highlight=False)
     out.print(change.diff or "nothing to change", markup=False, highlight=False)

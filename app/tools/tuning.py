@@ -9,7 +9,7 @@ import asyncio
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,13 +21,19 @@ from ruamel.yaml.error import YAMLError
 
 from app.answering.evaluator import Evaluator, Ratings
 from app.errors import SettingsError, UpstreamError
-from app.settings import Aggregation, Secrets, Settings
+from app.settings import COMPARABLE, VOTE, Aggregation, SameAnswer, Secrets, Settings
 from app.settings.editing import Change, parse, update_section
 from app.telemetry.metrics import Metrics
 from app.tools.labelling.confidences import recorded_name
 from app.upstream.fleet import Fleet
 from racer_core.offline.reporting import Progress
+from racer_core.offline.same_answer_levels import (
+    SameAnswerLevel,
+    cheapest_level,
+    same_answer_levels,
+)
 from racer_core.offline.tune import AnswerRatings, Trial, Tuning
+from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.types import LabelledRow, LabelledRows
 
 CONCURRENCY: Final = 8  # questions whose answers are rated at once
@@ -281,6 +287,51 @@ def evaluator_table(tuning: Tuning) -> Table:
             *(str(each.contested), "chosen" if each.evaluator == chosen else ""),
         )
     return shown
+
+
+def same_answer(configured: Settings, rows: LabelledRows) -> tuple[SameAnswerLevel, ...]:
+    """What the promise `same_answer` takes of the rows; none under an equality it cannot have."""
+    rule = configured.aggregation
+    if rule.equality not in COMPARABLE:
+        return ()
+    prints = [number.to_bytes(8) for number in range(len(rows))]
+    answers = AnswerClasses.of(rows, rule.equality, prints, rule.reasoning)
+    prices = None
+    if configured.prices is not None and min(configured.prices) > 0.0:
+        prices = dict(zip(configured.pool, configured.prices, strict=True))
+    return tuple(same_answer_levels(answers, rows.labels(), prices))
+
+
+def same_answer_table(levels: Sequence[SameAnswerLevel]) -> Table:
+    """Every setting of the promise, with what it takes."""
+    shown = Table(
+        title="the promise same_answer on these rows: a quarter fits, the others calibrate",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+    )
+    for name in ("reference", "max_rounds", "alpha", "calls", "rounds", "cost", "accuracy"):
+        shown.add_column(name, no_wrap=True)
+    for each in levels:
+        shown.add_row(
+            *(each.reference or VOTE, str(each.max_rounds), f"{each.alpha:g}"),
+            *(f"{each.calls:.2f}", f"{each.rounds:.2f}", f"{each.price:.4g}"),
+            f"{each.accuracy:.3f}",
+        )
+    return shown
+
+
+def same_answer_advice(levels: Sequence[SameAnswerLevel], configured: Settings) -> str:
+    """Which section to write: the cheapest as accurate as the best but for a standard error."""
+    section = configured.same_answer or SameAnswer()
+    best = cheapest_level(levels, section.max_rounds)
+    if best is None:
+        return "too few rows for the promise same_answer at these levels"
+    return (
+        f"For it write same_answer: {{alpha: {best.alpha:g}, reference: {best.reference or VOTE}, "
+        f"max_rounds: {best.max_rounds}}}: {best.calls:.2f} of {len(configured.pool)} calls, "
+        f"accuracy {best.accuracy:.3f}; settings within a standard error of the best count as "
+        "equal, and the cheapest is chosen."
+    )
 
 
 def _name(trial: Trial) -> str:

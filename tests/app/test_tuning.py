@@ -298,6 +298,7 @@ def test_tune_shows_a_diff_and_writes_nothing(
     assert "chosen" in out
     assert "+  alpha: " in out
     assert "-  alpha: 0.45" in out
+    assert "For it write same_answer: {alpha: " in out
     assert config.read_bytes() == before
 
 
@@ -317,6 +318,8 @@ def test_tune_writes_what_its_json_says(racer: Command, config: Path, validation
     assert configured.aggregation.method == result["chosen"]["rule"]
     assert config.read_text().startswith("# ours\n")
     assert f"+  alpha: {result['chosen']['alpha']}" in result["diff"].splitlines()
+    shown = {(each["reference"], each["max_rounds"]) for each in result["same_answer"]}
+    assert shown == {(None, 1), (None, 2), (None, 3), *((name, 2) for name in POOL)}
 
 
 def test_tune_says_when_there_is_nothing_to_change(
