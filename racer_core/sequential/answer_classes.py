@@ -14,6 +14,7 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import ClassArray, row_classes
 from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
 from racer_core.errors import CalibrationError
+from racer_core.sequential.leaders import led_classes
 from racer_core.sequential.verdicts import NO_VERDICT, VERDICTS, VerdictArray
 from racer_core.types import BoolArray, LabelledRows, checked_pool
 
@@ -32,6 +33,9 @@ class AnswerClasses:
         groups: The group of each row; None: rows have no groups.
         verdicts: What a checker says of each answer, shape (n, K); None: there is no checker.
         labels: Whether each candidate is right, shape (n, K), for losses that need it.
+        equal: Whether two answers of a row are equal, shape (n, K, K), symmetric; None: those of
+            one class are. An equality that is not transitive has classes along an order only:
+            :meth:`along`.
     """
 
     pool: tuple[str, ...]
@@ -40,6 +44,7 @@ class AnswerClasses:
     groups: tuple[str | None, ...] | None = None
     verdicts: VerdictArray | None = None
     labels: BoolArray | None = None
+    equal: BoolArray | None = None
 
     def __post_init__(self) -> None:
         """Refuse wrong shapes."""
@@ -49,6 +54,11 @@ class AnswerClasses:
         for what, given in (("verdicts", self.verdicts), ("labels", self.labels)):
             if given is not None and given.shape != shape:
                 raise CalibrationError(f"{what} {given.shape} must be {shape}")
+        if self.equal is not None and (
+            self.equal.shape != (*shape, shape[1])
+            or not np.array_equal(self.equal, self.equal.swapaxes(1, 2))
+        ):
+            raise CalibrationError("comparisons must be symmetric, of shape (n, K, K)")
         if self.verdicts is not None and self.verdicts.size:
             low, high = int(self.verdicts.min()), int(self.verdicts.max())
             if low < NO_VERDICT or high >= VERDICTS:
@@ -75,6 +85,37 @@ class AnswerClasses:
             groups=tuple(row.group for row in rows),
         )
 
+    @classmethod
+    def compared(
+        cls,
+        pool: tuple[str, ...],
+        equal: BoolArray,
+        readable: BoolArray,
+        fingerprints: Sequence[bytes],
+    ) -> Self:
+        """Rows whose answers were compared two by two; their classes are those along the pool.
+
+        Args:
+            pool: The candidates.
+            equal: Whether two answers of a row are equal, shape (n, K, K), symmetric.
+            readable: Whether an answer can be read, shape (n, K).
+            fingerprints: Keyed hashes of the rows' requests.
+        """
+        return cls(
+            pool=pool,
+            classes=led_classes(equal, readable, range(len(pool))),
+            fingerprints=tuple(fingerprints),
+            equal=equal,
+        )
+
+    def along(self, order: Sequence[str]) -> ClassArray:
+        """The classes along an order of calls, shape (n, K), whatever follows it."""
+        if self.equal is None:
+            return self.classes
+        names = dict.fromkeys((*order, *self.pool))
+        columns = [self.pool.index(name) for name in names]
+        return led_classes(self.equal, self.classes != UNREADABLE, columns)
+
     def at(self, rows: NDArray[Any]) -> Self:
         """Some of the rows, by their numbers or by a mask of shape (n,)."""
         numbers: list[int] = np.arange(len(self))[rows].tolist()
@@ -85,6 +126,7 @@ class AnswerClasses:
             groups=self.groups and tuple(self.groups[i] for i in numbers),
             verdicts=None if self.verdicts is None else self.verdicts[numbers],
             labels=None if self.labels is None else self.labels[numbers],
+            equal=None if self.equal is None else self.equal[numbers],
         )
 
     def restrict(self, names: Sequence[str]) -> Self:
@@ -96,6 +138,7 @@ class AnswerClasses:
             classes=self.classes[:, columns],
             verdicts=None if self.verdicts is None else self.verdicts[:, columns],
             labels=None if self.labels is None else self.labels[:, columns],
+            equal=None if self.equal is None else self.equal[:, columns][:, :, columns],
         )
 
     def answerable(self) -> Self:
@@ -111,7 +154,10 @@ class AnswerClasses:
     @cached_property
     def same(self) -> BoolArray:
         """Whether two candidates gave the same readable answer, shape (n, K, K)."""
-        return same_answers(self.classes)
+        if self.equal is None:
+            return same_answers(self.classes)
+        readable = self.classes != UNREADABLE
+        return self.equal & readable[:, :, None] & readable[:, None, :]
 
 
 def same_answers(classes: ClassArray) -> BoolArray:

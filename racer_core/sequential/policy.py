@@ -117,7 +117,7 @@ class Policy:
             raise InputError("the answers are those of another pool: restrict one of them")
         if self.checker is not None and answers.verdicts is None:
             raise CalibrationError("the policy has a checker, and the rows lack its verdicts")
-        classes, verdicts = answers.classes, answers.verdicts
+        classes, verdicts = answers.along(self.order), answers.verdicts
         standings = [self.standing(classes, border, verdicts) for border in self.borders]
         winner = np.stack([each for each, _ in standings], axis=1)
         doubt = np.stack([each for _, each in standings], axis=1)

@@ -9,11 +9,12 @@ one last round with all candidates that are left.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from racer_core.errors import InputError
+from racer_core.sequential.leaders import led_forms
 from racer_core.sequential.policy import Policy
 from racer_core.sequential.verdicts import NO_VERDICT
 
@@ -53,15 +54,24 @@ class CallSequence:
         policy: For a candidate that is known to be down, that of the smaller pool.
         threshold: lambda_hat of the calibration of that policy.
         noise: Of this request, as :func:`racer_core.sequential.critical.tie_noise` draws it.
+        equals: Whether two forms are equal, as in the rows; None: if they are the same.
     """
 
-    def __init__(self, policy: Policy, threshold: float, noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        threshold: float,
+        noise: float = 0.0,
+        *,
+        equals: Callable[[str, str], bool] | None = None,
+    ) -> None:
         self.policy = policy
         self.stopped: StopReason | None = None
         self.called: list[CalledRound] = []
         self._last: StopReason | None = None  # why the last round is called
         self._threshold = threshold
         self._noise = noise
+        self._equals = equals
         self._highest = -math.inf  # the running maximum of -q
         self._outstanding: tuple[str, ...] = ()
         self._answers: dict[str, str | None] = {}
@@ -137,15 +147,14 @@ class CallSequence:
         if self._elected is None and self._answers:
             if self.policy.reference in self._answers:
                 return self.policy.reference
-            return self.policy.vote(self._answers, self._verdicts)
+            return self.policy.vote(self._led_forms(self._answers), self._verdicts)
         return self._elected
 
     def elected(self, among: Collection[str]) -> str:
         """The candidate whose answer is returned, of those with one, at least one."""
         winner = self.winner
         if winner is None or winner not in among:
-            forms = {name: self._answers.get(name) for name in sorted(among)}
-            return self.policy.vote(forms, self._verdicts)
+            return self.policy.vote(self._led_forms(among), self._verdicts)
         return winner
 
     @property
@@ -165,7 +174,7 @@ class CallSequence:
             winner, doubt = self.policy.reference, 0.0
         else:
             called = self.policy.order[: self.policy.borders[self.rounds - 1]]
-            forms = {name: self._answers[name] for name in called}
+            forms = self._led_forms(called)
             winner = self.policy.vote(forms, self._verdicts)
             doubt = self.policy.doubt(forms, winner, self._verdicts)
         self.called[-1] = replace(self.called[-1], doubt=doubt)
@@ -175,6 +184,12 @@ class CallSequence:
             return None
         self._elected = winner
         return StopReason.ALL_CALLED if is_last else StopReason.CERTIFIED
+
+    def _led_forms(self, candidates: Collection[str]) -> dict[str, str | None]:
+        """The forms of their answers in the order of calls, equal where answers count as one."""
+        names = dict.fromkeys((*self.policy.order, *self.policy.pool))
+        forms = {name: self._answers.get(name) for name in names if name in candidates}
+        return forms if self._equals is None else led_forms(forms, self._equals)
 
     def _left(self) -> tuple[str, ...]:
         """What a last round calls: the reference, else all that have not been called."""
