@@ -14,6 +14,7 @@ from app.access.api_keys import KeyRing
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
 from app.answering.chat_services import ChatServices
+from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.shadow_calls import ShadowCalls
@@ -132,10 +133,14 @@ async def open_services(
         if stored is not None:
             checkers = await stack.enter_async_context(stored.monitor.checkers(settings, secrets))
             await stack.enter_async_context(Rechecks(stored.monitor.sampler, checkers))
+        evidence = await stack.enter_async_context(
+            EvidenceChecks(settings, secrets, fleet, metrics.evidence)
+        )
         shadow_calls = ShadowCalls(
             settings,
             fleet,
             stored and stored.monitor,
+            evidence=evidence,
             on_answers=checkers and checkers.submit,
         )
         chat_services = ChatServices(
@@ -146,6 +151,7 @@ async def open_services(
             mathematics=mathematics,
             monitor=stored and stored.monitor,
             shadow_calls=shadow_calls,
+            evidence=evidence,
             answer_calibrations=answers,
             metrics=metrics,
             tracer=tracer,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.answering.answer_forms import AnswerReader, Embed
+from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import MathPool
 from app.answering.service import ChatService
 from app.answering.shadow_calls import ShadowCalls
@@ -43,6 +44,7 @@ class ChatServices:
     mathematics: MathPool
     monitor: Monitor | None
     shadow_calls: ShadowCalls
+    evidence: EvidenceChecks
     answer_calibrations: AnswerCalibrations
     metrics: Metrics
     tracer: Tracer | None
@@ -113,6 +115,7 @@ class ChatServices:
             reader=reader,
             monitor=self.monitor,
             shadow_calls=self.shadow_calls,
+            evidence=self.evidence,
             stacked=stacked,
             same_answer=SameAnswerRouting(
                 settings=self.settings,

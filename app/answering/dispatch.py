@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from app.answering.evidence import EvidenceChecks
 from app.answering.fan_out import FanOutResult, fan_out
 from app.answering.request import RequestState
 from app.routing.decision import ChosenBy
@@ -21,9 +22,12 @@ from app.wire.format import AnswerKind
 class Dispatcher:
     """Calls the candidates of a request."""
 
-    def __init__(self, settings: Settings, routing: Routing, fleet: Fleet) -> None:
+    def __init__(
+        self, settings: Settings, routing: Routing, fleet: Fleet, *, evidence: EvidenceChecks
+    ) -> None:
         self._routing = routing
         self._fleet = fleet
+        self._evidence = evidence
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
         self._max_calls = settings.limits.fan_out
         self._is_observing = settings.routing.observe is not None
@@ -81,6 +85,8 @@ class Dispatcher:
     async def _fan_out(
         self, state: RequestState, names: Sequence[str], results: FanOutResult
     ) -> None:
+        rounds = state.rounds
+
         async def call(name: str) -> Reply:
             reply = await self._fleet.ask(
                 name,
@@ -90,6 +96,9 @@ class Dispatcher:
                 caller=state.request.caller.name,
             )
             reply.check_not_empty()
+            if rounds is not None and rounds.is_checked:
+                verdict = await self._evidence.verdict(state.request, reply, state.deadline)
+                rounds.verdicts[name] = verdict
             return reply
 
         await fan_out(names, call=call, vote=state.vote, into=results)

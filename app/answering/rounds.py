@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
-
-import numpy as np
 
 from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
@@ -28,8 +26,8 @@ from app.routing.decision import CertifiedDecision
 from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
 from app.upstream.reply import Reply
-from racer_core.sequential.reliability import vote_odds
 from racer_core.sequential.serving import StopReason
+from racer_core.sequential.verdicts import NO_VERDICT
 from racer_core.types import Aggregate
 
 HURRY_SHARE: Final = 0.5  # of the time to the deadline
@@ -53,6 +51,7 @@ class Rounds:
         self._forms: dict[str, str | None] = {}
         self._failed: set[str] = set()
         self._has_answer = False  # that can be returned
+        self.verdicts: dict[str, int] = {}  # of the checker, on the answers that arrived
         self.unread: set[str] = set()  # whose answers were not read by the deadline
         self.next: tuple[str, ...] = ()
         self._is_hurried = False  # answers that cannot change the vote are not awaited
@@ -92,6 +91,11 @@ class Rounds:
         return self.next
 
     @property
+    def is_checked(self) -> bool:
+        """Whether verdicts of a checker are evidence."""
+        return self._policy.checker is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether no call is under way and none follows."""
         return not self._waiting
@@ -99,11 +103,12 @@ class Rounds:
     @property
     def votes(self) -> dict[str, float]:
         """The weight of every answer that can be read."""
-        weights = self._weights()
         votes: dict[str, float] = {}
         for name, form in self._forms.items():
             if form is not None:
-                votes[form] = votes.get(form, 0.0) + weights[name]
+                votes[form] = votes.get(form, 0.0) + self._policy.weight(
+                    name, self.verdicts.get(name, NO_VERDICT)
+                )
         return votes
 
     def winner(self, among: Collection[str]) -> str:
@@ -141,12 +146,12 @@ class Rounds:
             return True
         if self._sequence.has_reference and self._policy.reference is not None:
             return False
-        weights, votes = self._weights(), self.votes
+        votes = self.votes
         form = self._forms.get(self._sequence.winner or "")
         if form is None:
             return False
         rival = max([0.0, *(each for other, each in votes.items() if other != form)])
-        return votes[form] - rival > sum(abs(weights[name]) for name in silent)
+        return votes[form] - rival > sum(map(self._policy.largest_weight, silent))
 
     @property
     def made(self) -> MadeCalls:
@@ -161,6 +166,7 @@ class Rounds:
                 name: numbers.get(self._forms[name]) for name in called if name in self._forms
             },
             failed=tuple(name for name in called if name in self._failed),
+            verdicts={name: self.verdicts[name] for name in called if name in self.verdicts},
             price_share=self._plan.price_share(called),
         )
 
@@ -193,17 +199,12 @@ class Rounds:
     def _add(self, name: str, form: str | None) -> None:
         self._waiting.discard(name)
         self._forms[name] = form
-        self._sequence.add(name, form)
+        self._sequence.add(name, form, self.verdicts.get(name, NO_VERDICT))
 
     def _fail(self, name: str) -> None:
         self._waiting.discard(name)
         self._failed.add(name)
         self._sequence.fail(name)
-
-    def _weights(self) -> Mapping[str, float]:
-        policy = self._policy
-        odds = vote_odds(np.array(policy.reliabilities), policy.options)
-        return dict(zip(policy.pool, np.log(odds).tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

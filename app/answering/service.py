@@ -14,6 +14,7 @@ from app.answering.answer_forms import AnswerReader
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.evaluator import Evaluator
+from app.answering.evidence import EvidenceChecks
 from app.answering.fan_out import FanOutResult
 from app.answering.merge import Merger
 from app.answering.outcome import Outcome
@@ -48,7 +49,8 @@ class ChatService:
         stacked: StackedVote | None,
         same_answer: SameAnswerRouting,
         metrics: Metrics,
-        shadow_calls: ShadowCalls | None = None,
+        evidence: EvidenceChecks,
+        shadow_calls: ShadowCalls,
         tracer: Tracer | None = None,
     ) -> None:
         self._evaluator = Evaluator(settings, fleet)
@@ -58,7 +60,7 @@ class ChatService:
             tracer=tracer,
             store_queries=settings.watching.store_queries,
             group_by=settings.group_by,
-            shadow_calls=shadow_calls or ShadowCalls(settings, fleet, monitor=None),
+            shadow_calls=shadow_calls,
         )
         self._router = RequestRouter(
             settings=settings,
@@ -70,7 +72,7 @@ class ChatService:
             same_answer=same_answer,
             usual_s=fleet.usual_s,
         )
-        self._dispatcher = Dispatcher(settings, routing, fleet)
+        self._dispatcher = Dispatcher(settings, routing, fleet, evidence=evidence)
         self._merger = Merger(self._evaluator, tracer)
         self._streaming = Streaming(self._dispatcher, self._decision_log, settings)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.answering.answer_forms import AnswerReader
+from app.answering.evidence import EvidenceChecks
 from app.answering.request import InferenceRequest
 from app.concurrency.background_queue import BackgroundQueue
 from app.concurrency.memory_budget import MemoryBudget
@@ -27,6 +28,7 @@ from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
 from app.wire.candidate_payload import candidate_payload
 from racer_core.aggregation.answers import Equality
+from racer_core.sequential.verdicts import NO_VERDICT
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class ShadowCalls:
         settings: The candidates and the deadline.
         fleet: Calls them.
         monitor: Stores the samples; None: no store is open, and nothing is sampled.
+        evidence: Checks their answers.
         on_answers: Called with every decision whose candidates have all answered, once it is
             stored: its id, application, request and answers.
     """
@@ -79,12 +82,14 @@ class ShadowCalls:
         fleet: Fleet,
         monitor: Monitor | None,
         *,
+        evidence: EvidenceChecks,
         on_answers: OnAnswers | None = None,
     ) -> None:
         self._settings = settings
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
         self._fleet = fleet
         self._monitor = monitor
+        self._evidence = evidence
         self._on_answers = on_answers
         self._queue = BackgroundQueue(
             self._complete,
@@ -179,11 +184,26 @@ class ShadowCalls:
             later=request.query.later,
             conversation=call.conversation,
             classes={**dict.fromkeys(pool), **await _classes(call)},
+            verdicts=await self._verdicts(call),
             digests=request.query.conditions.digests,
             whole=all(name in call.replies or name in rejected for name in pool),
             exchange=self._exchange(call),
         )
         return sample, [name for name in pool if name in rejected or name in unanswered]
+
+    async def _verdicts(self, call: ShadowCall) -> Mapping[str, int]:
+        """The checker's verdict on each answer; nothing where there is no checker.
+
+        Answers of a round are checked once more: each row by the same rule, all at once.
+        """
+        application = None if call.request.application is None else call.request.application.name
+        if self._settings.evidence_at(application) is None:
+            return {}
+        names = [name for name in call.pool if name in call.replies]
+        found = await asyncio.gather(
+            *(self._evidence.verdict(call.request, call.replies[name]) for name in names)
+        )
+        return {**dict.fromkeys(call.pool, NO_VERDICT), **dict(zip(names, found, strict=True))}
 
     @staticmethod
     def _exchange(call: ShadowCall) -> SampledExchange:

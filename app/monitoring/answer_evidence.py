@@ -9,6 +9,7 @@ from typing import Any, Final
 from app.settings import VOTE, SameAnswer, Settings
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.verdicts import VerdictRates
 
 # Levels of the frontier that the evidence shows, as far as rows are enough for them.
 LEVELS: Final = tuple(
@@ -32,6 +33,7 @@ def evidence_of(
         "order": list(policy.order),
         "first_round": list(policy.order[: policy.borders[0]]),
         "reliabilities": dict(zip(policy.pool, policy.reliabilities, strict=True)),
+        "checker": _checker(terms, policy.checker),
         "candidates": len(policy.pool),
         "agreement": _agreement(found.answers),
         "expected_calls": own.calls,
@@ -47,6 +49,13 @@ def evidence_of(
             for point in found.frontier(_levels(found, terms.alpha), prices)
         ],
     }
+
+
+def _checker(terms: SameAnswer, rates: VerdictRates | None) -> dict[str, Any] | None:
+    """The checker's kind, and its rates of the verdicts 0 to 5 and of none."""
+    if rates is None or terms.evidence is None:
+        return None
+    return {"kind": terms.evidence.kind, "right": list(rates.right), "wrong": list(rates.wrong)}
 
 
 def _levels(found: SequentialCalibration, alpha: float) -> list[float]:

@@ -7,23 +7,23 @@ could be answered.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import numpy as np
 from sqlalchemy import func, select
 
 from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.sample_record import is_later_turn
+from app.monitoring.sample_record import is_later_turn, read_classes
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.reasons import Reason
 from app.store import Store
 from app.store.tables import DecisionRow, SampleRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
+from racer_core.sequential.verdicts import NO_VERDICT
 
 MAX_ROWS: Final = 10_000  # that are read at a time
 _Stored = tuple[str, str, bool | None, str | None, bool | None]
@@ -38,11 +38,13 @@ class AnswerRow:
         created_at: When it was made.
         classes: Candidate -> class of its answer, null where it cannot be read; None: not all
             candidates answered.
+        verdicts: Candidate -> the checker's verdict; empty where there is no checker.
     """
 
     decision_id: str
     created_at: str
     classes: Mapping[str, int | None] | None
+    verdicts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +72,13 @@ class AnswerRows:
             [UNREADABLE if (given := (row.classes or {})[name]) is None else given for name in pool]
             for row in part
         ]
+        shape = len(part), len(pool)
+        verdicts = [[row.verdicts.get(name, NO_VERDICT) for name in pool] for row in part]
+        has_checker = any(row.verdicts for row in self.rows)
         return AnswerClasses(
             pool=pool,
-            classes=np.array(found, dtype=np.int16).reshape(len(part), len(pool)),
+            classes=np.array(found, dtype=np.int16).reshape(shape),
+            verdicts=np.array(verdicts, dtype=np.int8).reshape(shape) if has_checker else None,
             fingerprints=tuple(row.decision_id.encode() for row in part),
         )
 
@@ -142,11 +148,13 @@ def answer_rows(
             continue
         if classes is None:
             waiting.append(decision.created_at)
+        found, verdicts = read_classes(classes or "{}")
         rows.append(
             AnswerRow(
                 decision_id=decision.decision_id,
                 created_at=decision.created_at,
-                classes=_classes(classes, pool) if whole else None,
+                classes=found if whole and all(name in found for name in pool) else None,
+                verdicts=verdicts,
             )
         )
     times = [each[1] for each in stored]
@@ -190,8 +198,3 @@ def _could_be_a_row(decision: DecisionRecord, pool: Sequence[str], later: bool |
         later = is_later_turn(decision.reasons)
     down = [name for reason, _, name in reasons if reason == Reason.CANDIDATE_DOWN]
     return not later and is_whole_but_for_outages(decision.pool, down, pool)
-
-
-def _classes(stored: str | None, pool: Sequence[str]) -> Mapping[str, int | None] | None:
-    found: dict[str, Any] = json.loads(stored or "{}")
-    return found if all(name in found for name in pool) else None

@@ -258,6 +258,7 @@ def checker_document(
     request: Mapping[str, Any],
     answers: Mapping[str, str | None],
     calls: Mapping[str, CallRecord],
+    **further: object,
 ) -> tuple[bytes, frozenset[str]]:
     """The document that a checker is sent, as JSON, and the candidates that answered."""
     messages = {
@@ -270,6 +271,7 @@ def checker_document(
         "application": application,
         "request": request,
         "answers": messages,
+        **further,
     }
     return dump_json(document), frozenset(messages)
 

@@ -118,35 +118,47 @@ class FunctionChecker:
         function: ``package.module:function``. It gets the document and returns the answer.
         timeout_s: Time limit of a check.
         start_s: Time limit for importing the module.
+        processes: How many are started when it opens; others as they are needed.
     """
 
     def __init__(
-        self, name: str, function: str, *, timeout_s: float, start_s: float = START_S
+        self,
+        name: str,
+        function: str,
+        *,
+        timeout_s: float,
+        start_s: float = START_S,
+        processes: int = 1,
     ) -> None:
         self.name = name
         self._function = function
         self._timeout_s = timeout_s
         self._start_s = start_s
+        self._at_first = processes
+        self._starting: set[asyncio.Task[SandboxedProcess]] = set()
         self._idle: list[SandboxedProcess] = []
         # Threads of its own: a function that hangs must not hold those of the gateway.
         self._threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="checker")
 
     async def __aenter__(self) -> Self:
         try:
-            self._idle.append(await self._start())
+            self._idle += await asyncio.gather(*(self._start() for _ in range(self._at_first)))
         except UpstreamError as exc:
             await self.__aexit__()
             raise SettingsError(f"{exc}; correct `checker.function`") from exc
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
         for process in self._idle:
             process.close()
         self._threads.shutdown()
 
     async def check(self, data: bytes) -> Mapping[str, Any]:
         """See :class:`CheckerCall`. Not called more than ``PROCESSES`` times at once."""
-        process = self._idle.pop() if self._idle else await self._start()
+        process = self._idle.pop() if self._idle else await self._another()
         reply = await self._exchange(process, data, self._timeout_s)
         if reply is None:
             raise UpstreamError(f"{self.name} ended its process", kind="upstream_disconnected")
@@ -159,6 +171,23 @@ class FunctionChecker:
         if not isinstance(result, dict):
             raise _invalid(f"{self.name} returned no dictionary")
         return cast("dict[str, Any]", result)
+
+    async def _another(self) -> SandboxedProcess:
+        """One more process. A check that does not wait for it leaves it to the next one."""
+        if len(self._starting) >= PROCESSES:
+            raise UpstreamError(f"{self.name} is being started")
+        task = asyncio.create_task(self._start())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._keep)
+            raise
+
+    def _keep(self, task: asyncio.Task[SandboxedProcess]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            self._idle.append(task.result())
 
     async def _start(self) -> SandboxedProcess:
         # The function's package may be found by the gateway's own path alone.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord
 from app.routing.reasons import Reason
 from racer_core.calibration.certificate import base_reason
@@ -41,6 +43,7 @@ class Sample:
         later: The request is a turn after the first of a conversation.
         conversation: Keyed hash that the turns of one conversation share; None for a first turn.
         classes: Candidate -> class of its answer, equal for equal answers; None without an answer.
+        verdicts: Candidate -> the checker's verdict on its answer; empty where there is no checker.
         digests: Candidate -> digest of what it was sent, but for the query.
         whole: Every candidate answered, or refuses this request for good and is wrong: the
             decision can be labelled.
@@ -57,6 +60,7 @@ class Sample:
     classes: Mapping[str, int | None]
     digests: Mapping[str, str]
     whole: bool
+    verdicts: Mapping[str, int] = field(default_factory=dict[str, int])
     exchange: SampledExchange | None = None
     is_unreadable: bool = False
     answer_setup: str | None = None
@@ -90,3 +94,23 @@ class SampledDecision:
 def is_later_turn(reasons: Collection[str]) -> bool:
     """Whether a certificate with these reasons is that of a turn after the first."""
     return not _LATER.isdisjoint(map(base_reason, reasons))
+
+
+def classes_document(classes: Mapping[str, int | None], verdicts: Mapping[str, int]) -> str:
+    """How the store keeps the classes of answers, with the verdicts where there is a checker."""
+    kept = {
+        name: [each, verdicts[name]] if name in verdicts else each for name, each in classes.items()
+    }
+    return dump_json(kept).decode()
+
+
+def read_classes(document: str) -> tuple[dict[str, int | None], dict[str, int]]:
+    """Classes and verdicts of :func:`classes_document`."""
+    kept: dict[str, Any] = json.loads(document)
+    classes: dict[str, int | None] = {}
+    verdicts: dict[str, int] = {}
+    for name, each in kept.items():
+        classes[name] = each
+        if isinstance(each, list):
+            classes[name], verdicts[name] = each
+    return classes, verdicts

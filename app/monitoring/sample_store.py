@@ -24,7 +24,9 @@ from app.monitoring.sample_record import (
     Sample,
     SampledDecision,
     SampledExchange,
+    classes_document,
     is_later_turn,
+    read_classes,
 )
 from app.store import Store, now
 from app.store.encryption import Cipher
@@ -304,7 +306,7 @@ class SampleStore:
             "application": sample.application,
             "later": sample.later,
             "conversation": sample.conversation,
-            "classes": dump_json(dict(sample.classes)).decode(),
+            "classes": classes_document(sample.classes, sample.verdicts),
             "digests": dump_json(dict(sample.digests)).decode(),
             "whole": sample.whole,
             "body": body,
@@ -313,6 +315,7 @@ class SampleStore:
 
     def _sample(self, row: SampleRow, with_request: bool) -> Sample:
         exchange, is_unreadable = None, False
+        classes, verdicts = read_classes(row.classes)
         if with_request:
             exchange, is_unreadable = self._exchange(row.decision_id, row.body)
         return Sample(
@@ -320,7 +323,8 @@ class SampleStore:
             application=row.application,
             later=row.later,
             conversation=row.conversation,
-            classes=json.loads(row.classes),
+            classes=classes,
+            verdicts=verdicts,
             digests=json.loads(row.digests),
             whole=row.whole,
             exchange=exchange,

@@ -12,6 +12,7 @@ from app.routing.answer_calibrations import RoundsPlan, RoundsTerms, fitted
 from app.routing.answer_guarantee import AnswerGuarantee, MadeCalls
 from app.store.answer_calibrations import AnswerCalibrationRecord
 from racer_core.sequential.serving import CalledRound, CallSequence, StopReason
+from racer_core.sequential.verdicts import NO_VERDICT
 
 _OUT_OF_TURN = (StopReason.SLOW, StopReason.DEADLINE, StopReason.NO_ANSWER)
 
@@ -116,7 +117,8 @@ def _replay(sequence: CallSequence, made: MadeCalls) -> None:
                 sequence.fail(name)
             elif name in made.classes:
                 number = made.classes[name]
-                sequence.add(name, None if number is None else str(number))
+                form = None if number is None else str(number)
+                sequence.add(name, form, made.verdicts.get(name, NO_VERDICT))
             elif made.stopped is None:
                 return
         is_judged = each.doubt is not None

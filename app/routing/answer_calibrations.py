@@ -104,18 +104,25 @@ def answer_setup(settings: Settings, added: Mapping[str, str]) -> str:
     """Digest of all that decides which requests an application has, and when answers are equal.
 
     Args:
-        settings: Candidates, applications, their promises, equality and reasoning markers.
+        settings: Candidates, applications, their promises and checkers, when answers are equal.
         added: Digests of what the gateway adds to the requests of each candidate.
     """
-    rule = settings.aggregation
+    rule, names = settings.aggregation, (None, *settings.applications)
     what = [
         [[each.name, added[each.name]] for each in settings.candidates],
         settings.grouping,
-        [settings.same_answer_of(name) is not None for name in (None, *settings.applications)],
+        [settings.same_answer_of(name) is not None for name in names],
+        [_checker_of(settings, name) for name in names],
         rule.equality,
         rule.reasoning_markers,
     ]
     return blake2b(dump_json(what), digest_size=16).hexdigest()
+
+
+def _checker_of(settings: Settings, application: str | None) -> object:
+    section = settings.same_answer_of(application)
+    found = None if section is None else section.evidence
+    return None if found is None else found.model_dump(mode="json")
 
 
 class AnswerCalibrations:

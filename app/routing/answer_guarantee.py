@@ -7,7 +7,7 @@ decide the request again. It contains no text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from racer_core.sequential.serving import CalledRound
@@ -24,6 +24,7 @@ class MadeCalls:
             read. Without candidates that failed.
         failed: The candidates that gave no answer, by a cause outside the request.
         price_share: Price of the calls, as a share of that of the reference; None without prices.
+        verdicts: Candidate -> the checker's verdict on its answer; empty without a checker.
     """
 
     rounds: tuple[CalledRound, ...]
@@ -31,6 +32,7 @@ class MadeCalls:
     classes: Mapping[str, int | None]
     failed: tuple[str, ...]
     price_share: float | None
+    verdicts: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,6 +52,7 @@ class AnswerGuarantee:
         borders: How many candidates are called at the end of each round.
         expected_calls: Mean number of calls of the calibration rows at the threshold.
         trivial: No finite threshold is valid, and everything is called.
+        evidence: The kind of the checker whose verdicts are evidence; None: there is none.
         made: The calls; None: none was made yet, or others than those of the sequence.
     """
 
@@ -60,6 +63,7 @@ class AnswerGuarantee:
     borders: tuple[int, ...]
     expected_calls: float
     trivial: bool
+    evidence: str | None = None
     made: MadeCalls | None = None
 
     def guarantee_as_json(self) -> dict[str, Any]:
@@ -68,6 +72,7 @@ class AnswerGuarantee:
             "reference": self.reference,
             "equality": self.equality,
             "max_rounds": self.max_rounds,
+            **({} if self.evidence is None else {"evidence": self.evidence}),
         }
 
     def calls_as_json(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from app.settings import VOTE, SameAnswer, Settings
 from app.store.answer_calibrations import AnswerCalibrationRecord
 from app.telemetry.metrics import Metrics
 from racer_core.errors import InputError
+from racer_core.sequential.policy import Policy
 from racer_core.types import RoutingDecision, checked_alpha
 
 RISK_TARGET: Final = "same_answer"
@@ -164,6 +165,7 @@ class SameAnswerRouting:
             truncated=False,
         )
         text, application = request.query.text, request.application
+        section = self.settings.same_answer_of(application and application.name)
         reasons = self._reasons(request, demand, record, choice)
         if threshold == math.inf:
             reasons = (*reasons, Reason.ALPHA_INFEASIBLE)
@@ -192,6 +194,7 @@ class SameAnswerRouting:
                 reference=policy.reference or VOTE,
                 equality=self.settings.aggregation.equality,
                 max_rounds=demand.terms.max_rounds,
+                evidence=_checker(section, policy),
                 order=policy.order,
                 borders=policy.borders,
                 expected_calls=plan.expected_calls,
@@ -242,3 +245,10 @@ class SameAnswerRouting:
             (not is_same_alpha, Reason.ALPHA_ASSUMED),
         )  # fmt: skip
         return (*choice.reasons, *(reason for is_so, reason in facts if is_so))
+
+
+def _checker(section: SameAnswer | None, policy: Policy) -> str | None:
+    """The kind of the checker whose verdicts a policy reads."""
+    if policy.checker is None or section is None or section.evidence is None:
+        return None
+    return section.evidence.kind

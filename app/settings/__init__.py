@@ -7,6 +7,7 @@ the only module that reads the environment. The file names secrets; the environm
 from app.settings.aggregation import Aggregation, EvaluatorModel, rater_name
 from app.settings.applications import DEFAULT, Application, Checker
 from app.settings.candidates import Candidate, Capabilities, FleetSettings
+from app.settings.evidence import Evidence
 from app.settings.limits import Limits
 from app.settings.loading import load, parse
 from app.settings.model import AUTO, GroupBy, Settings
@@ -27,6 +28,7 @@ __all__ = [
     "Capabilities",
     "Checker",
     "EvaluatorModel",
+    "Evidence",
     "FleetSettings",
     "GroupBy",
     "Limits",

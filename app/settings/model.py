@@ -9,10 +9,11 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from app.settings.access import ENVIRONMENT_KEYS, Access
-from app.settings.aggregation import Aggregation
+from app.settings.aggregation import Aggregation, EvaluatorModel
 from app.settings.applications import DEFAULT, Application, membership_digest, problems
 from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
+from app.settings.evidence import judge_name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
@@ -102,10 +103,10 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _evaluators_are_known(self) -> Self:
-        for each in self.aggregation.raters.values():
+        for each in self.raters.values():
             if each.candidate is not None and each.candidate not in self.pool:
                 raise ValueError(
-                    f"aggregation: the evaluator {each.candidate!r} is no candidate of the pool; "
+                    f"the evaluator or judge {each.candidate!r} is no candidate of the pool; "
                     "give `base_url` and `model` of another server"
                 )
         return self
@@ -129,7 +130,7 @@ class Settings(Frozen):
         for name, each in self.applications.items():
             if each.on_uncovered not in (None, SET, WHOLE_POOL):
                 named[f"applications.{name}.on_uncovered"] = (each.on_uncovered,)
-        for place, each in self._same_answers.items():
+        for place, each in self.same_answers.items():
             if each.reference != VOTE:
                 named[f"{place}.reference"] = (each.reference,)
         named |= {f"pools.{name}": pool.candidates for name, pool in self.pools.items()}
@@ -178,7 +179,7 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _same_answers_can_be_compared(self) -> Self:
-        for place in self._same_answers:
+        for place in self.same_answers:
             if self.aggregation.equality not in COMPARABLE:
                 raise ValueError(
                     f"{place}: answers cannot be compared two by two under `aggregation.equality: "
@@ -244,15 +245,32 @@ class Settings(Frozen):
     @property
     def promises_same_answers(self) -> bool:
         """Whether any application's requests have the promise `same_answer` by default."""
-        return bool(self._same_answers)
+        return bool(self.same_answers)
 
     def same_answer_of(self, application: str | None) -> SameAnswer | None:
         """The promise `same_answer` that an application's requests have by default."""
         own = self.applications.get(application or DEFAULT)
         return self.same_answer if own is None or own.same_answer is None else own.same_answer
 
+    def evidence_at(self, application: str | None) -> str | None:
+        """The section whose checker an application's answers have; None: they have none."""
+        own = f"applications.{application or DEFAULT}.same_answer"
+        place = own if own in self.same_answers else "same_answer"
+        section = self.same_answers.get(place)
+        return None if section is None or section.evidence is None else place
+
     @property
-    def _same_answers(self) -> dict[str, SameAnswer]:
+    def raters(self) -> dict[str, EvaluatorModel]:
+        """Evaluators and judges, by their names in messages and metrics."""
+        judges = {
+            judge_name(place): section.evidence.judge
+            for place, section in self.same_answers.items()
+            if section.evidence is not None and section.evidence.judge is not None
+        }
+        return self.aggregation.raters | judges
+
+    @property
+    def same_answers(self) -> dict[str, SameAnswer]:
         """The sections of the promise `same_answer`, by their place."""
         sections = {"same_answer": self.same_answer} | {
             f"applications.{name}.same_answer": each.same_answer

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from app.settings.base import Frozen
 from app.settings.candidates import Name
+from app.settings.evidence import Evidence
 from app.settings.routing import Alpha
 from racer_core.aggregation.answers import Equality
 
@@ -29,6 +30,8 @@ class SameAnswer(Frozen):
     """The reference: `vote`, that of the whole pool, or a candidate."""
     max_rounds: Annotated[int, Field(ge=1, le=3)] = 2
     """Most rounds of calls of one request, 1 to 3."""
+    evidence: Evidence | None = None
+    """Checker of answers, whose verdicts weigh votes and end calls earlier; null: answers alone."""
     calibrate: Literal["from_traffic"] | None = None
     """`from_traffic`: the gateway calibrates by itself, as soon as enough requests are sampled,
     when their number has doubled, daily, and after an alarm; null: on `racer calibrate

@@ -79,7 +79,7 @@ def read_secrets(
     targets = {candidate.name: candidate for candidate in settings.candidates}
     variables = {
         name: target.api_key_env
-        for name, target in (targets | settings.aggregation.raters).items()
+        for name, target in (targets | settings.raters).items()
         if target.api_key_env is not None
     }
     for name, variable in variables.items():

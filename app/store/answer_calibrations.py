@@ -22,6 +22,8 @@ from app.store.tables import AnswerCalibrationRow
 from racer_core.errors import RacerError
 from racer_core.sequential.answer_classes import AnswerClasses
 
+_PARTS: Final = ("fitting", "rows")
+_VERDICTS: Final = "verdicts of {}"  # name of the array, where there is a checker
 _COLUMNS: Final = (
     AnswerCalibrationRow.id,
     AnswerCalibrationRow.created_at,
@@ -105,12 +107,18 @@ class AnswerCalibrationStore:
             "evidence": dict(record.evidence),
             "ids": [[each.decode() for each in part.fingerprints] for part in _parts(record)],
         }
+        verdicts: dict[str, Any] = {
+            _VERDICTS.format(name): part.verdicts
+            for name, part in zip(_PARTS, _parts(record), strict=True)
+            if part.verdicts is not None
+        }
         arrays = io.BytesIO()
         np.savez_compressed(
             arrays,
             fitting=record.fitting.classes,
             rows=record.rows.classes,
             salt=np.frombuffer(record.salt, np.uint8),
+            **verdicts,
         )
         with self._store.transaction() as session:
             notify(session)
@@ -208,8 +216,9 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
                     pool=tuple(document["pool"]),
                     classes=arrays[name],
                     fingerprints=tuple(each.encode() for each in ids),
+                    verdicts=arrays.get(_VERDICTS.format(name)),
                 )
-                for name, ids in zip(("fitting", "rows"), document["ids"], strict=True)
+                for name, ids in zip(_PARTS, document["ids"], strict=True)
             )
             salt = arrays["salt"].tobytes()
         return AnswerCalibrationRecord(

@@ -141,6 +141,12 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.evidence = Counter(
+            "racer_evidence",
+            "Checks of answers under the promise same_answer: with a verdict, or why without",
+            ("outcome",),
+            registry=self.registry,
+        )
         self.same_answer_calls = Counter(
             "racer_same_answer_calls",
             "Candidates of requests under the promise same_answer that were called, or spared",

@@ -25,7 +25,7 @@ def open_targets(settings: Settings, secrets: Secrets) -> dict[str, Target]:
     }
     evaluators = {
         name: _evaluator_target(name, spec, spec.base_url, keys.get(name), rules)
-        for name, spec in settings.aggregation.raters.items()
+        for name, spec in settings.raters.items()
         if spec.base_url is not None
     }
     return candidates | evaluators

@@ -179,6 +179,14 @@ class Policy:
         ]
         return aggregate(answers, method=Method.LOG_ODDS, options=self.options).winner
 
+    def weight(self, name: str, verdict: int = NO_VERDICT) -> float:
+        """What a candidate's vote counts, given the verdict on its answer."""
+        return math.log(self._odds_of[name][verdict])
+
+    def largest_weight(self, name: str) -> float:
+        """By how much the vote of a candidate can change a lead, whatever its verdict."""
+        return max(abs(math.log(each)) for each in self._odds_of[name])
+
     def doubt(
         self,
         forms: Mapping[str, str | None],

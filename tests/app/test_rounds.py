@@ -58,7 +58,7 @@ def test_agreement_ends_the_calls(certified: Gateway, talking: FakePool) -> None
     assert (only["called"], 0.0 <= only["doubt"] < 0.5) == (first, True)
     assert sequence["made"] | {"rounds": []} == {
         "rounds": [], "stopped": "certified", "classes": dict.fromkeys(first, 0), "failed": [],
-        "price_share": None,
+        "price_share": None, "verdicts": {},
     }  # fmt: skip
     skipped = {each["candidate"] for each in response["racer"]["calls"] if "skipped" in each}
     assert skipped == set(NAMES) - set(first)

@@ -20,7 +20,7 @@ def check(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[Mod
     """Return a finding per candidate and evaluator, and the model lists of their servers."""
     models = {each.name: each.served_as for each in settings.candidates}
     keys = {each.name: each.api_key_env for each in settings.candidates}
-    for name, rater in settings.aggregation.raters.items():
+    for name, rater in settings.raters.items():
         models[name], keys[name] = rater.model or "", rater.api_key_env
     targets = open_targets(settings, secrets)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="racer-doctor") as threads:

@@ -65,7 +65,7 @@ class RequestGrader:
             await self._base.check(question)
         elif (form := json_form(question.reference)) is None:
             raise InputError("the reference cannot be read as JSON, which the request demands")
-        elif not _meets(json.loads(form), schema):
+        elif not meets(json.loads(form), schema):
             raise InputError("the reference does not meet the schema of its request")
 
     async def correct(self, question: Question, answer: Answer) -> bool | None:
@@ -83,7 +83,7 @@ class RequestGrader:
         if form is None:
             return False
         try:
-            if not _meets(json.loads(form), schema):
+            if not meets(json.loads(form), schema):
                 return False
         except InputError:
             self.failures[UNCHECKED] += 1
@@ -112,8 +112,12 @@ def _form_of_calls(text: str) -> str | None:
     return tool_call_form(calls) if is_call_list(calls) else None
 
 
-def _meets(value: object, schema: object) -> bool:
-    """Whether a value meets a schema; None as the schema allows any value."""
+def meets(value: object, schema: object) -> bool:
+    """Whether a value meets a schema; None as the schema allows any value.
+
+    Raises:
+        InputError: It cannot be checked.
+    """
     if schema is None:
         return True
     try:

@@ -1,0 +1,145 @@
+"""Checkers as evidence under `same_answer`: in rounds, on samples, and when they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Evidence
+from app.tools.labelling import schema_check
+from racer_core.sequential.verdicts import NO_VERDICT
+from tests.support.gateway import ADMIN_KEY, Gateway, Serve
+from tests.support.same_answer import configured, talk
+from tests.support.samples import sampled
+from tests.upstreams.scripted import FakePool
+
+FUNCTION = {"function": "tests.support.answer_check:check", "timeout_s": 0.5}
+TERMS = {"alpha": 0.03, "evidence": FUNCTION}
+
+
+@pytest.fixture
+def talking(pool: FakePool) -> Iterator[FakePool]:
+    """Candidates that answer by a rule."""
+    talk(pool)
+    yield pool
+    pool.answer = lambda _: "42"
+
+
+def made(gateway: Gateway, response: dict[str, Any]) -> dict[str, Any]:
+    """The calls of a stored decision."""
+    return gateway.get(f"/decisions/{response['id']}").json()["sequence"]["made"]
+
+
+def outcomes(gateway: Gateway) -> dict[str, float]:
+    """How many checks had which outcome."""
+    lines = gateway.get("/metrics", ADMIN_KEY).text.splitlines()
+    start = 'racer_evidence_total{outcome="'
+    found = (line.removeprefix(start) for line in lines if line.startswith(start))
+    return {line.split('"')[0]: float(line.split()[-1]) for line in found}
+
+
+def test_verdicts_are_evidence_in_rows_and_requests_and_failures_are_none(
+    serve: Serve, talking: FakePool
+) -> None:
+    """A function knows what is right; where it is slow, crashes or talks nonsense, all goes on."""
+    gateway = serve(**configured(talking, same_answer=TERMS, watching={"shadow_rate": 1.0}))
+    for number in range(60):
+        gateway.chat(f"question {number}")
+    sampled(gateway, 60)
+    result = gateway.post("/same-answer/calibrate", ADMIN_KEY, json={}).json()
+    assert result["active"], result
+    checker = result["evidence"]["checker"]
+    assert checker["kind"] == "function"
+    assert checker["right"][5] > 0.8 > 0.2 > checker["wrong"][5]
+    # One right answer is worth more than agreement among wrong ones.
+    names = result["evidence"]["order"]
+    for name in names:
+        talking.say(name, "8")
+    talking.say(names[0], "0")
+    response = gateway.chat("which?")
+    assert response["choices"][0]["message"]["content"] == "0"
+    guarantee = response["racer"]["certificate"]["guarantee"]
+    assert guarantee["evidence"] == "function"
+    assert response["racer"]["certificate"]["holds"]
+    called = made(gateway, response)
+    assert called["verdicts"] == {name: 5 if name == names[0] else 0 for name in called["classes"]}
+    checked = gateway.post(f"/decisions/{response['id']}/verify", ADMIN_KEY)
+    assert checked.json()["matches"], checked.text
+    # A hostile checker is no error, and each failure is counted.
+    before = outcomes(gateway)
+    for name, text in zip(names, ("slow", "crash", "raise", "shape", "odd"), strict=True):
+        talking.say(name, text)
+    response = gateway.chat("what?")
+    called = made(gateway, response)
+    assert set(called["verdicts"].values()) == {NO_VERDICT}
+    sampled(gateway, 62)
+    after = outcomes(gateway)
+    assert set(before) == {"verdict"}
+    assert (after["timeout"] >= 1, after["failed"] >= 3, after["no_verdict"] >= 1) == (True,) * 3
+    # Its processes come back.
+    for name in names:
+        talking.say(name, "0")
+    response = gateway.chat("and now?")
+    assert set(made(gateway, response)["verdicts"].values()) == {5}
+
+
+def test_a_checker_belongs_to_the_setup_of_the_rows(
+    serve: Serve, talking: FakePool, tmp_path: Path
+) -> None:
+    """Rows with the verdicts of a judge calibrate nothing where it is not asked."""
+    talking.rate("ada", {"0": 0.99})
+    judged = {"alpha": 0.1, "evidence": {"judge": {"candidate": "ada"}}}
+    watching = {"shadow_rate": 1.0}
+    gateway = serve(
+        folder=tmp_path / "gateway", **configured(talking, same_answer=judged, watching=watching)
+    )
+    for number in range(3):
+        gateway.chat(f"question {number}")
+    sampled(gateway, 3)
+    progress = gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]
+    assert progress["rows"] == 3
+    assert outcomes(gateway)["verdict"] == 15
+    plain = configured(talking, same_answer={"alpha": 0.1}, watching=watching)
+    again = serve(folder=tmp_path / "gateway", **plain)
+    assert again.get("/same-answer", ADMIN_KEY).json()["applications"][""]["rows"] == 0
+
+
+SCHEMA = {"type": "object", "required": ["sum"], "properties": {"sum": {"type": "integer"}}}
+
+
+def test_answers_meet_a_schema_or_not() -> None:
+    """The configured one, or that of the request, in chat and in responses."""
+    texts = {"good": '{"sum": 3}', "bad": '{"sum": "3"}', "prose": "three", "call": None}
+    answers = {name: {"role": "assistant", "content": text} for name, text in texts.items()}
+    wanted = {"good": True, "bad": False, "prose": False, "call": None}
+    chat = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+    responses = {"text": {"format": {"type": "json_schema", "name": "sum", "schema": SCHEMA}}}
+    for schema, request in ((SCHEMA, {}), ("request", chat), ("request", responses)):
+        document = {"schema": schema, "request": request, "answers": answers}
+        assert schema_check.check(document)["correct"] == wanted
+    for schema, request in (
+        ("request", {}),
+        ("request", {"response_format": "x", "text": []}),
+        ({"type": "no such type"}, {}),
+        ({"$ref": "http://127.0.0.1:9/x"}, {}),
+    ):
+        document = {"schema": schema, "request": request, "answers": {"good": answers["good"]}}
+        assert schema_check.check(document)["correct"] == {"good": None}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({}, "needs one of"),
+        ({"url": "http://127.0.0.1:9/x", "json_schema": "request"}, "needs one of"),
+        ({"json_schema": "other"}, "request"),
+    ],
+)
+def test_a_checker_is_of_one_kind(wrong: dict[str, Any], message: str) -> None:
+    """Two would have to be weighed against each other."""
+    with pytest.raises(ValidationError, match=message):
+        Evidence.model_validate(wrong)
