@@ -43,9 +43,9 @@ Runs = Mapping[str, Any]
 
 
 @contextlib.contextmanager
-def vllm_pool(python: Path, folder: Path) -> Generator[dict[str, str]]:
+def vllm_pool(python: Path, folder: Path, names: Sequence[str]) -> Generator[dict[str, str]]:
     """One vLLM server for each model, on the CPU; yields their addresses by name."""
-    servers = [VllmServer(python.absolute(), run.FOLDER / "pool" / name, folder) for name in POOL]
+    servers = [VllmServer(python.absolute(), run.FOLDER / "pool" / name, folder) for name in names]
     with stopped_after(servers):
         start_all(servers)
         yield {server.name: f"{server.url}/v1" for server in servers}
@@ -101,8 +101,8 @@ def first_run(gateway: Gateway, options: argparse.Namespace) -> dict[str, Any]:
             }
             for name, own in reversed(by_calibration.items()) if own
         ],
-        "before": _means(served[:first]),
-        "after": _means(certified),
+        "before": _means(served[:first], len(gateway.settings.pool)),
+        "after": _means(certified, len(gateway.settings.pool)),
         "candidates": len(gateway.settings.pool),
         "pool_tokens": mean(each.pool_tokens for each in served),
         "series": {
@@ -116,12 +116,12 @@ def first_run(gateway: Gateway, options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _means(served: Sequence[ServedRequest]) -> dict[str, float]:
+def _means(served: Sequence[ServedRequest], candidates: int) -> dict[str, float]:
     """Of each request, and of the share that differs; `all_calls` has the background's calls."""
     return {
         "requests": len(served),
         "calls": mean(each.calls for each in served),
-        "all_calls": mean(len(POOL) if each.is_sampled else each.calls for each in served),
+        "all_calls": mean(candidates if each.is_sampled else each.calls for each in served),
         "tokens": mean(each.tokens for each in served),
         "pool_tokens": mean(each.pool_tokens for each in served),
         "differs": mean(bool(each.differs) for each in served),
@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, help="of requests that are sampled; else the usual")
     parser.add_argument("--per-s", type=float, default=5.0, help="requests a second")
     parser.add_argument("--skills", nargs="+", default=LETTERS, help="kinds of questions")
+    parser.add_argument("--pool", nargs="+", default=POOL, help="models, with --vllm")
     parser.add_argument("--seed", type=int, default=18)
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
@@ -165,7 +166,7 @@ def main() -> None:
     changes = {} if options.share is None else {"watching": {"shadow_rate": options.share}}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        pool = vllm_pool(options.vllm, folder) if options.vllm else demo_pool(folder)
+        pool = vllm_pool(options.vllm, folder, options.pool) if options.vllm else demo_pool(folder)
         urls = stack.enter_context(pool)
         prefix = "" if options.vllm else "pool/"
         config = configure(folder, urls, prefix=prefix, store=f"sqlite:///{folder}/racer.db",

@@ -3,10 +3,12 @@
     python docs/figures/draw.py
 
 `guarantee.png` is the table "Realised risk" of benchmarks/results/recorded_answers.md: recorded
-answers of real models. The other pictures explain the method on a simulated pool of five models,
-each right on 50 to 74 % of the queries, with a router that knows a part of what decides it.
+answers of real models. `first_certificate.png` has the runs of benchmarks/first_certificate.py.
+The other pictures explain the method on a simulated pool of five models, each right on 50 to 74 %
+of the queries, with a router that knows a part of what decides it.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Final
@@ -14,11 +16,14 @@ from typing import Final
 import numpy as np
 
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.laws import beta_quantile
 from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.threshold import allowed_misses
 from racer_core.offline.report.canvas import COLOURS, LAW, Canvas
 from racer_core.types import BoolArray, FloatArray, Score
 
 FOLDER: Final = Path(__file__).parent
+RESULTS: Final = FOLDER.parents[1] / "benchmarks" / "results"
 POOL: Final = ("A", "B", "C", "D", "E")
 ABILITY: Final = np.array([1.4, 0.9, 0.6, 0.3, 0.0])
 ALPHA: Final = 0.1
@@ -168,6 +173,46 @@ def a_guarantee() -> Canvas:
     return canvas
 
 
+def a_first_certificate() -> Canvas:
+    """Calls and tokens of each request before and after the first certificate, and differences."""
+    runs = {"demo": "five models of the demo"}
+    canvas = Canvas.of(len(runs), 3)
+    for row, (name, title) in enumerate(runs.items()):
+        run = json.loads((RESULTS / f"first_certificate_{name}.json").read_text(encoding="utf-8"))
+        series = {key: np.array(values, float) for key, values in run["series"].items()}
+        calls, tokens, differences = canvas.panels[3 * row : 3 * row + 3]
+        first, alpha = run["first"] - 1, run["alpha"]
+        everything = run["candidates"]
+        sampled = np.where(series["sampled"] > 0, everything, series["calls"])
+        calls.plot(moving(series["calls"]), color=INSIDE, label="of the answer")
+        calls.plot(moving(sampled), color=OUTSIDE, label="with samples")
+        calls.axhline(everything, color="black", ls=":", label="the whole pool")
+        calls.set(title=title, ylabel="calls a request", ylim=(0, everything + 0.4))
+        tokens.plot(moving(series["tokens"]), color=INSIDE)
+        tokens.plot(moving(series["pool_tokens"]), color="black", ls=":")
+        tokens.set(ylabel="tokens a request", ylim=(0, None), xlabel="request")
+        for panel in (calls, tokens):
+            panel.axvline(first, color=LAW, label="the first certificate")
+        differs = series["differs"][first:][series["certified"][first:] > 0]
+        counts = np.arange(1, len(differs) + 1)
+        n = run["calibrations"][0]["n"]
+        misses = allowed_misses(n, alpha)
+        differences.plot(counts, differs.cumsum() / counts, color=INSIDE)
+        differences.axhline(alpha, color=LAW, ls="--", label="alpha, and the 99 % point of its law")
+        differences.axhline(beta_quantile(0.99, misses + 1, n - misses), color=LAW, ls="--")
+        differences.set(xlabel="certified request", ylabel="share that differs", ylim=(0, None))
+    canvas.legend()
+    return canvas
+
+
+def moving(values: FloatArray, width: int = 40) -> FloatArray:
+    """Means of each value and those before it, at most ``width``."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    begins = np.maximum(ends - width, 0)
+    return (sums[ends] - sums[begins]) / (ends - begins)
+
+
 def measured() -> dict[str, FloatArray]:
     """Columns of the table "Realised risk" of benchmarks/results/recorded_answers.md, by name."""
     text = (FOLDER.parents[1] / "benchmarks" / "results" / "recorded_answers.md").read_text(
@@ -193,6 +238,7 @@ def main() -> None:
         "threshold": a_threshold(calibration),
         "average": an_average(rng),
         "price": a_price(calibration, rng),
+        "first_certificate": a_first_certificate(),
     }
     for name, canvas in pictures.items():
         (FOLDER / f"{name}.png").write_bytes(canvas.png())
