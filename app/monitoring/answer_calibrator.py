@@ -10,19 +10,20 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from threading import Lock
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
-from app.errors import NotFound, StoreError
+from app.errors import Conflict, NotFound, StoreError
 from app.ids import IdGenerator
+from app.monitoring import answer_schedule
 from app.monitoring.answer_evidence import evidence_of, refusal_of
 from app.monitoring.answer_progress import expected_at, fitting_rows, rows_needed
-from app.monitoring.answer_rows import AnswerRows, answer_rows
+from app.monitoring.answer_rows import AnswerRows, answer_rows, samples_since
+from app.monitoring.answer_schedule import Attempt, samples_wanted
 from app.monitoring.answer_watch import AnswerBets, AnswerWatch, level_of
-from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms
+from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms, Staleness, age_of
 from app.settings import COMPARABLE, DEFAULT, SameAnswer, Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
@@ -31,9 +32,24 @@ from racer_core.errors import InputError
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 60.0  # between two looks at the store
-REFRESH: Final = timedelta(days=1)  # age of a calibration at which the next one is made
-GROWTH: Final = 1.1  # of the rows between two attempts
 _SALT_BYTES: Final = 16
+
+
+class Show(Protocol):
+    """Shows the state of an application's calibration."""
+
+    def __call__(
+        self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool
+    ) -> None:
+        """Show it.
+
+        Args:
+            application: The application.
+            watch: What the requests since the calibration say.
+            age: Time since it was activated; None: none is active.
+            is_refused: The last attempt at the next one was refused.
+        """
+        ...
 
 
 class AnswerCalibrator:
@@ -46,7 +62,7 @@ class AnswerCalibrator:
         store: Where samples and calibrations are.
         key: Key of the draws of the sample.
         setup: Digest of the configuration, by which records are stored.
-        show: Shows what the requests since an application's calibration say.
+        show: Shows the state of an application's calibration.
 
     Attributes:
         calibrations: The active ones.
@@ -59,19 +75,24 @@ class AnswerCalibrator:
         *,
         key: bytes,
         setup: str,
-        show: Callable[[str, AnswerWatch], None],
+        show: Show,
     ) -> None:
         self._settings = settings
         self._show = show
         self._store = store
         self._records = AnswerCalibrationStore(store)
         self._key = key
-        self.calibrations = AnswerCalibrations(self._records, setup=setup)
         self._ids = IdGenerator()
         configured = settings.applications
         self._names = [*configured, DEFAULT] if configured else [""]
-        self._tried: dict[str, int] = {}  # rows of the last attempt to calibrate by itself
-        self._refusals: dict[str, str] = {}  # of that attempt, by application
+        sections = {name: self._section(name) for name in self._names}
+        self.calibrations = AnswerCalibrations(
+            self._records,
+            setup=setup,
+            renewed={name for name, each in sections.items() if each and each.calibrate},
+        )
+        self._refused: dict[str, Attempt] = {}  # the last attempt of each application
+        self._too_old: set[str] = set()  # records whose age was logged
         self._bets: dict[str, AnswerBets] = {}  # of each application's active calibration
         self._betting = Lock()
         self._closing = asyncio.Event()
@@ -105,7 +126,7 @@ class AnswerCalibrator:
 
     async def __aenter__(self) -> Self:
         """Load what is active, and watch it in the background."""
-        await self._store.run(self._refresh_all)
+        await self._store.run(self.keep_up)
         self._log_cost()
         self._task = asyncio.create_task(self._run(), name="calibrations of same_answer")
         return self
@@ -138,17 +159,21 @@ class AnswerCalibrator:
                 async with asyncio.timeout(EVERY_S):
                     await self._closing.wait()
                     return
-            await self._store.run(self._refresh_all)
+            await self._store.run(self.keep_up)
 
     # On threads ------------------------------------------------------------------------------
 
-    def _refresh_all(self) -> None:
-        """Follow the store, look for alarms, and calibrate where that is due. Never raises."""
+    def keep_up(self) -> None:
+        """Follow the store, look for alarms, and calibrate where that is due.
+
+        Blocks. Never raises.
+        """
         try:
             self.calibrations.catch_up()
             for application in self._names:
                 self._watch(application)
                 self._refresh(application)
+                self._show_state(application)
         except StoreError as exc:
             log.warning("calibrations of same_answer wait for the store: %s", exc)
         except Exception:
@@ -167,20 +192,38 @@ class AnswerCalibrator:
                 bets.add(rows)
                 is_cut = rows.is_cut
             found = bets.found
-            if found.alarm_at is not None and record.id not in self.calibrations.stale:
-                self.calibrations.stale |= {record.id}
+            if found.alarm_at is not None and record.id not in self.calibrations.alarmed:
+                self.calibrations.alarmed |= {record.id}
                 self._records.raise_alarm(record.id, found.alarm_at)
-                self._tried.pop(application, None)  # rows are counted anew
+                self._refused.pop(application, None)  # rows are counted anew
                 log.warning(
                     "certificates of same_answer%s are void: %d of %d sampled answers differed "
                     "since calibration %s",
-                    f" of {application}" if application else "",
+                    _of(application),
                     found.differing,
                     found.sampled,
                     record.id,
                 )
-        self._show(application, found)
+        self._show_state(application)
         return found
+
+    def _show_state(self, application: str) -> None:
+        record, refused = self.calibrations.find(application), self._refused.get(application)
+        bets = self._bets.get(application)
+        age = None if record is None else age_of(record)
+        found = AnswerWatch() if record is None or bets is None else bets.found
+        self._show(application, found, age=age, is_refused=refused is not None)
+        is_old = record is not None and self.calibrations.stale(record) is Staleness.AGE
+        if record is not None and is_old and record.id not in self._too_old:
+            self._too_old.add(record.id)
+            log.warning(
+                "certificates of same_answer%s are void: calibration %s was activated at %s, and "
+                "no refresh succeeded since; the last attempt: %s",
+                _of(application),
+                record.id,
+                record.activated_at,
+                "none, for there are no new samples" if refused is None else refused.refusal,
+            )
 
     def _bets_on(self, record: AnswerCalibrationRecord) -> AnswerBets:
         bets = self._bets.get(record.application)
@@ -202,26 +245,42 @@ class AnswerCalibrator:
         section = self._section(application)
         if section is None or section.calibrate != "from_traffic":
             return
-        record = self.calibrations.find(application)
-        if record is not None and record.id not in self.calibrations.stale:
-            age = datetime.now(UTC) - datetime.fromisoformat(record.created_at)
-            if age < REFRESH and self._watch(application).sampled < record.evidence["rows"]:
-                return  # few rows waste calls: the next calibration has twice as many, or is daily
-        count = len(self._rows(application, since=self._not_before(application)).rows)
-        if count < GROWTH * self._tried.get(application, 0):
+        record, attempt = self.calibrations.find(application), self._refused.get(application)
+        if record is not None and not self._is_renewal_due(record):
             return
-        self._tried[application] = count
+        wanted = samples_wanted(attempt, rows_needed(section.alpha))
+        since = self._not_before(application) if attempt is None else attempt.until
+        if samples_since(self._store, application=application, since=since, enough=wanted) < wanted:
+            return
+        expected = "" if record is None else record.id
+        rows, not_before = self._rows_for_next(application)
         try:
-            result = self._calibrate(application, dry_run=False, keeps_refused=False)
-        except InputError as exc:
-            log.info("same_answer is not calibrated yet: %s", exc)
+            refusal = self._calibrated(
+                application, rows, not_before, activates=True, expected_active_id=expected
+            )["refusal"]
+            level = logging.WARNING
+        except Conflict as exc:
+            log.info("same_answer%s is not calibrated here: %s", _of(application), exc)
+            self.calibrations.catch_up()
             return
-        self._refusals.pop(application, None)
-        if result["refusal"] is None:
-            self._tried.pop(application)
-        else:
-            self._refusals[application] = result["refusal"]
-            log.warning("same_answer is not calibrated: %s", result["refusal"])
+        except InputError as exc:
+            refusal, level = str(exc), logging.INFO
+        self._refused.pop(application, None)
+        if refusal is not None:
+            self._refused[application] = Attempt(
+                made_at=now(), rows=len(rows.rows), until=rows.read_until or "", refusal=refusal
+            )
+            log.log(level, "same_answer%s is not calibrated: %s", _of(application), refusal)
+
+    def _is_renewal_due(self, record: AnswerCalibrationRecord) -> bool:
+        """Daily, and as soon as the samples have doubled, for few rows waste calls."""
+        if self.calibrations.stale(record) or age_of(record) >= answer_schedule.REFRESH:
+            return True
+        rows, since = record.evidence["rows"], record.activated_at or record.created_at
+        return (
+            samples_since(self._store, application=record.application, since=since, enough=rows)
+            >= rows
+        )
 
     def _not_before(self, application: str) -> str:
         """Requests before that differ from those of today, by an alarm since."""
@@ -230,12 +289,43 @@ class AnswerCalibrator:
             return ""
         return self._watch(application).alarm_at or record.evidence["not_before"]
 
-    def _calibrate(
-        self, application: str, dry_run: bool, keeps_refused: bool = True
-    ) -> dict[str, Any]:
-        terms = self._terms(application)
+    def _rows_for_next(self, application: str) -> tuple[AnswerRows, str]:
+        """The rows of the next calibration, and the time before which none is.
+
+        None came after the last bet: every row bets against the active calibration, if there is
+        one, before it enters the next.
+        """
         not_before = self._not_before(application)
-        rows = self._rows(application, since=not_before)
+        record, bets = self.calibrations.find(application), self._bets.get(application)
+        if record is None or bets is None:
+            return self._rows(application, since=not_before), not_before
+        return self._rows(application, since=not_before, until=bets.after), not_before
+
+    def _calibrate(self, application: str, dry_run: bool) -> dict[str, Any]:
+        self._terms(application)
+        rows, not_before = self._rows_for_next(application)
+        return self._calibrated(
+            application, rows, not_before, activates=not dry_run, keeps_refused=not dry_run
+        )
+
+    def _calibrated(
+        self,
+        application: str,
+        rows: AnswerRows,
+        not_before: str,
+        *,
+        activates: bool,
+        keeps_refused: bool = False,
+        expected_active_id: str | None = None,
+    ) -> dict[str, Any]:
+        """The calibration by these rows; activated if it may be and is sound.
+
+        Raises:
+            InputError: Too few rows, or answers that cannot be compared.
+            Conflict: Another one than expected is active.
+            StoreError: The store cannot be used.
+        """
+        terms = self._terms(application)
         total = len(rows.rows)
         fitting, needed = fitting_rows(total), rows_needed(terms.alpha)
         if total < needed:
@@ -277,22 +367,24 @@ class AnswerCalibrator:
             "pending": rows.pending,
             "thinned": rows.thinned,
             "not_before": not_before,
-            "ordinal": self._records.count(self.calibrations.setup, application),
             "since": rows.rows[0].created_at,
             "until": rows.rows[-1].created_at,
         }
         refusal = refusal_of(self._settings, terms, found, record.fitting)
         evidence["refused"] = refusal
         record = replace(record, evidence=evidence)
-        if not dry_run and (refusal is None or keeps_refused):
-            self._records.add(record, activate=refusal is None)
+        is_active = activates and refusal is None
+        if is_active or keeps_refused:
+            record = self._records.add(
+                record, activate=is_active, expected_active_id=expected_active_id
+            )
             self.calibrations.catch_up()
         return {
             "id": record.id,
-            "active": not dry_run and refusal is None,
+            "active": is_active,
             "application": application or None,
             "refusal": refusal,
-            "evidence": evidence,
+            "evidence": record.evidence,
         }
 
     def _activate(self, calibration_id: str) -> None:
@@ -310,7 +402,8 @@ class AnswerCalibrator:
         rows = self._rows(application, since=self._not_before(application))
         active = self.calibrations.find(application)
         section = self._settings.same_answer_of(application or None)
-        refusal = self._refusals.get(application)
+        attempt = self._refused.get(application)
+        refusal = attempt and attempt.refusal
         try:
             self._terms(application)
         except InputError as exc:
@@ -325,16 +418,20 @@ class AnswerCalibrator:
             "alpha": terms.alpha,
             "reference": terms.reference,
             "active": active and active.id,
+            "activated_at": active and active.activated_at,
+            "age_s": active and round(age_of(active).total_seconds()),
+            "stale": active and self.calibrations.stale(active),
             "rows": len(rows.rows),
             "needed": needed,
             "expected_at": expected and expected.isoformat(timespec="seconds"),
             "lost": rows.lost(0),
             "pending": rows.pending,
             "refusal": refusal,
+            "refused_at": attempt and attempt.made_at,
             "watch": asdict(found),
         }
 
-    def _rows(self, application: str, *, since: str = "", after: str = "") -> AnswerRows:
+    def _rows(self, application: str, **times: str) -> AnswerRows:
         return answer_rows(
             self._store,
             application=application,
@@ -342,8 +439,7 @@ class AnswerCalibrator:
             answer_setup=self.calibrations.setup,
             key=self._key,
             deadline=timedelta(seconds=self._settings.limits.deadline_s),
-            since=since,
-            after=after,
+            **times,
         )
 
     def _terms(self, application: str) -> SameAnswer:
@@ -376,3 +472,7 @@ class AnswerCalibrator:
                 param="application",
             )
         return application or (DEFAULT if configured else "")
+
+
+def _of(application: str) -> str:
+    return f" of {application}" if application else ""

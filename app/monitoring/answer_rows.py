@@ -26,6 +26,7 @@ from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
 from racer_core.sequential.verdicts import NO_VERDICT
 
 MAX_ROWS: Final = 10_000  # that are read at a time
+_EVER: Final = "9999"
 _Stored = tuple[str, str, bool | None, str | None, bool | None]
 
 
@@ -97,6 +98,7 @@ def answer_rows(
     deadline: timedelta,
     since: str = "",
     after: str = "",
+    until: str = _EVER,
 ) -> AnswerRows:
     """The rows of an application's first turns under one setup.
 
@@ -113,6 +115,7 @@ def answer_rows(
         since: Only requests after that, the newest ones.
         after: Only requests after that, the oldest ones, at whatever rate they were drawn: each is
             looked at once.
+        until: Only requests until then.
 
     Raises:
         StoreError: The store cannot be used.
@@ -129,6 +132,7 @@ def answer_rows(
         .outerjoin(SampleRow, SampleRow.decision_id == DecisionRow.id)
         .where(DecisionRow.shadow, DecisionRow.application == application)
         .where(DecisionRow.created_at > since, DecisionRow.created_at > after)
+        .where(DecisionRow.created_at <= until)
         .order_by(*(order if after else (each.desc() for each in order)))
         .limit(MAX_ROWS)
     )
@@ -179,6 +183,22 @@ def answer_rows(
         read_until=max(times, default=None),
         is_cut=len(stored) == MAX_ROWS and not waiting,
     )
+
+
+def samples_since(store: Store, *, application: str, since: str, enough: int) -> int:
+    """How many requests were sampled and answered since a time, up to a number; rows are fewer.
+
+    Raises:
+        StoreError: The store cannot be used.
+    """
+    samples = (
+        select(SampleRow.decision_id)
+        .join(DecisionRow, DecisionRow.id == SampleRow.decision_id)
+        .where(DecisionRow.application == application, DecisionRow.created_at > since)
+        .limit(enough)
+    )
+    with store.transaction() as session:
+        return session.scalar(select(func.count()).select_from(samples.subquery())) or 0
 
 
 def _lowest_rate(store: Store, application: str, since: str) -> float:

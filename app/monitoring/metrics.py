@@ -74,6 +74,18 @@ class MonitoringMetrics:
             ("application",),
             registry=registry,
         )
+        self.answer_age = Gauge(
+            "racer_same_answer_age_seconds",
+            "Time since the calibration of same_answer was activated; NaN where none is active",
+            ("application",),
+            registry=registry,
+        )
+        self.answer_refused = Gauge(
+            "racer_same_answer_refused",
+            "1 when the last attempt to calibrate same_answer from traffic was refused",
+            ("application",),
+            registry=registry,
+        )
         self.answers_differing = Gauge(
             "racer_same_answer_differing",
             "Share of requests sampled since the calibration of same_answer whose answer differs",
@@ -81,8 +93,18 @@ class MonitoringMetrics:
             registry=registry,
         )
 
-    def show_answers(self, application: str, *, differing: float, is_alarmed: bool) -> None:
+    def show_answers(
+        self,
+        application: str,
+        *,
+        differing: float,
+        is_alarmed: bool,
+        age_s: float,
+        is_refused: bool,
+    ) -> None:
         """Set the gauges of an application's promise `same_answer`."""
+        self.answer_age.labels(application).set(age_s)
+        self.answer_refused.labels(application).set(is_refused)
         self.answers_differing.labels(application).set(differing)
         self.answer_alarm.labels(application).set(is_alarmed)
 

@@ -7,9 +7,11 @@ the shadow sample is in ``sampler``.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, Self
 
 import numpy as np
@@ -121,11 +123,17 @@ class Monitor:
         await self._stack.aclose()
         await self.flush_drift()
 
-    def show_answers(self, application: str, watch: AnswerWatch) -> None:
-        """Show what sampled requests say of an application's promise `same_answer`."""
+    def show_answers(
+        self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool
+    ) -> None:
+        """As :class:`app.monitoring.answer_calibrator.Show`."""
         share = watch.differing / watch.sampled if watch.sampled else 0.0
         self._metrics.show_answers(
-            application, differing=share, is_alarmed=watch.alarm_at is not None
+            application,
+            differing=share,
+            is_alarmed=watch.alarm_at is not None,
+            age_s=math.nan if age is None else age.total_seconds(),
+            is_refused=is_refused,
         )
 
     def checkers(self, settings: Settings, secrets: Secrets) -> Checkers:

@@ -7,8 +7,10 @@ made here, else with the next housekeeping.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
@@ -27,6 +29,8 @@ from racer_core.sequential.serving import CallSequence
 
 log = logging.getLogger(__name__)
 
+# Of a calibration from traffic whose refreshes are refused: traffic changes within weeks.
+MAX_AGE: Final = timedelta(days=7)
 _MAX_FITS: Final = 128  # smaller pools, references and numbers of rounds
 _MAX_PLANS: Final = 1_024  # the same at several alphas
 _Key = tuple[str, tuple[str, ...], str, int]
@@ -125,19 +129,39 @@ def _checker_of(settings: Settings, application: str | None) -> object:
     return None if found is None else found.model_dump(mode="json")
 
 
+class Staleness(StrEnum):
+    """Why certificates of an active record are void."""
+
+    ALARM = "alarm"  # too many answers differed since
+    AGE = "age"  # no refresh succeeded for too long
+
+
+def age_of(record: AnswerCalibrationRecord) -> timedelta:
+    """The time since a record was activated."""
+    return datetime.now(UTC) - datetime.fromisoformat(record.activated_at or record.created_at)
+
+
 class AnswerCalibrations:
     """The active records and what follows from their rows. Methods but ``find`` block.
 
     Args:
         store: Where records are; None: there is no store, and none is active.
         setup: Digest of the configuration, by which records are stored.
+        renewed: The applications that are calibrated from their traffic.
     """
 
-    def __init__(self, store: AnswerCalibrationStore | None, *, setup: str) -> None:
+    def __init__(
+        self,
+        store: AnswerCalibrationStore | None,
+        *,
+        setup: str,
+        renewed: Collection[str] = (),
+    ) -> None:
         self.setup = setup
+        self._renewed = renewed
         self._store = store
         self._active: Mapping[str, AnswerCalibrationRecord] = {}
-        self.stale: frozenset[str] = frozenset()  # ids of records that an alarm made void
+        self.alarmed: frozenset[str] = frozenset()  # ids of records that an alarm made void
         self._fits: LRUCache[_Key, SequentialCalibration] = LRUCache(_MAX_FITS)
         self._plans: LRUCache[tuple[Any, ...], RoundsPlan] = LRUCache(_MAX_PLANS)
         self._lock = Lock()
@@ -145,6 +169,13 @@ class AnswerCalibrations:
     def find(self, application: str | None) -> AnswerCalibrationRecord | None:
         """The record that decides for an application; None while there is none."""
         return self._active.get(application or "")
+
+    def stale(self, record: AnswerCalibrationRecord) -> Staleness | None:
+        """Why certificates of a record are void; None: they are not."""
+        if record.id in self.alarmed:
+            return Staleness.ALARM
+        is_old = record.application in self._renewed and age_of(record) > MAX_AGE
+        return Staleness.AGE if is_old else None
 
     def catch_up(self) -> None:
         """Make the store's active records those that decide here.
@@ -157,13 +188,15 @@ class AnswerCalibrations:
         if self._store is None:
             return
         found: dict[str, AnswerCalibrationRecord] = {}
-        for application, calibration_id in self._store.active(self.setup).items():
+        for application, (calibration_id, since) in self._store.active(self.setup).items():
             before = self._active.get(application)
             if before is None or before.id != calibration_id:
                 try:
                     before = self._store.record(calibration_id)
                 except (NotFound, StoreDamaged) as exc:
                     log.error("%s; the last calibration stays active", exc)
+            elif before.activated_at != since:
+                before = replace(before, activated_at=since)
             if before is not None:
                 found[application] = before
         self._active = found

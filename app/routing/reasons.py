@@ -260,7 +260,7 @@ class Reason(StrEnum):
 
     STALE = "stale"
     """A drift alarm of the stream `<name>` was raised since the calibration became active, for the
-    request's application.
+    request's application. Of `same_answer` also: no refresh from traffic succeeded for 7 days.
 
     Find the cause, then calibrate on fresh rows.
     """

@@ -234,7 +234,7 @@ class SameAnswerRouting:
         is_same_alpha = record.alpha == demand.alpha == section.alpha
         is_whole = is_whole_but_for_outages(choice.names, choice.down, record.pool)
         has_reference = terms.reference == VOTE or terms.reference in choice.names
-        is_stale = record.id in self.calibrations.stale
+        is_stale = self.calibrations.stale(record) is not None
         facts = (
             (is_stale, Reason.STALE.of(RISK_TARGET)),
             (not has_reference, Reason.REFERENCE_UNAVAILABLE),

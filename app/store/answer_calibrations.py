@@ -9,15 +9,16 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
+from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, StoreDamaged
 from app.store.calibrations import Store
-from app.store.engine import notify, now
+from app.store.engine import begin_writing, notify, now
 from app.store.tables import AnswerCalibrationRow
 from racer_core.errors import RacerError
 from racer_core.sequential.answer_classes import AnswerClasses
@@ -52,6 +53,7 @@ class AnswerCalibrationRecord:
         prices: Price of a call of each candidate then, by which order and rounds are chosen; None:
             there were none.
         evidence: What was found when it was made.
+        activated_at: When it was activated last; None: never.
     """
 
     id: str
@@ -65,6 +67,7 @@ class AnswerCalibrationRecord:
     alpha: float
     prices: Mapping[str, float] | None = None
     evidence: Mapping[str, Any]
+    activated_at: str | None = None
 
     @property
     def pool(self) -> tuple[str, ...]:
@@ -97,14 +100,33 @@ class AnswerCalibrationStore:
         self._store = store
         self.run = store.run
 
-    def add(self, record: AnswerCalibrationRecord, *, activate: bool) -> None:
-        """Store a record, and activate it in the same transaction if requested."""
+    def add(
+        self,
+        record: AnswerCalibrationRecord,
+        *,
+        activate: bool,
+        expected_active_id: str | None = None,
+    ) -> AnswerCalibrationRecord:
+        """Store a record, and activate it in the same transaction if requested.
+
+        Args:
+            record: The record.
+            activate: It shall decide.
+            expected_active_id: The record that must decide until then; an empty one expects none.
+                Of gateways that calibrate at the same time the first one wins.
+
+        Returns:
+            The record with its number among those of its application (``ordinal``), by which it
+            spends a part of the false-alarm probability: no two have the same.
+
+        Raises:
+            Conflict: ``expected_active_id`` is given, and another one decides.
+        """
         document = {
             "pool": record.pool,
             "lost": record.lost,
             "alpha": record.alpha,
             "prices": record.prices,
-            "evidence": dict(record.evidence),
             "ids": [[each.decode() for each in part.fingerprints] for part in _parts(record)],
         }
         verdicts: dict[str, Any] = {
@@ -120,19 +142,28 @@ class AnswerCalibrationStore:
             salt=np.frombuffer(record.salt, np.uint8),
             **verdicts,
         )
+        of_it = record.answer_setup, record.application
         with self._store.transaction() as session:
+            _lock(session)
+            if expected_active_id is not None:
+                decides, _ = _active(session, record.answer_setup).get(record.application, ("", ""))
+                if decides != expected_active_id:
+                    raise Conflict("another calibration was activated meanwhile")
+            evidence = {**record.evidence, "ordinal": _count(session, *of_it)}
+            record = replace(record, evidence=evidence, activated_at=now() if activate else None)
             notify(session)
             session.add(
                 AnswerCalibrationRow(
                     id=record.id,
                     created_at=record.created_at,
-                    activated_at=now() if activate else None,
+                    activated_at=record.activated_at,
                     answer_setup=record.answer_setup,
                     application=record.application,
-                    document=json.dumps(document),
+                    document=json.dumps(document | {"evidence": evidence}),
                     arrays=arrays.getvalue(),
                 )
             )
+        return record
 
     def activate(self, calibration_id: str, answer_setup: str) -> None:
         """Make a stored record decide.
@@ -154,16 +185,10 @@ class AnswerCalibrationStore:
             changed = update(AnswerCalibrationRow).where(AnswerCalibrationRow.id == calibration_id)
             session.execute(changed.values(activated_at=now()))
 
-    def active(self, answer_setup: str) -> dict[str, str]:
-        """Application -> id of the record that decides."""
+    def active(self, answer_setup: str) -> dict[str, tuple[str, str]]:
+        """Application -> id of the record that decides, and since when."""
         with self._store.transaction() as session:
-            rows = session.execute(
-                select(AnswerCalibrationRow.application, AnswerCalibrationRow.id)
-                .where(AnswerCalibrationRow.answer_setup == answer_setup)
-                .where(AnswerCalibrationRow.activated_at.is_not(None))
-                .order_by(AnswerCalibrationRow.activated_at)
-            )
-            return {application: calibration_id for application, calibration_id in rows}
+            return _active(session, answer_setup)
 
     def raise_alarm(self, calibration_id: str, alarm_at: str) -> None:
         """Keep the time of a record's first alarm in its evidence; a deleted record has none."""
@@ -178,12 +203,8 @@ class AnswerCalibrationStore:
 
     def count(self, answer_setup: str, application: str) -> int:
         """How many records an application has."""
-        statement = select(func.count()).where(
-            AnswerCalibrationRow.answer_setup == answer_setup,
-            AnswerCalibrationRow.application == application,
-        )
         with self._store.transaction() as session:
-            return session.scalar(statement) or 0
+            return _count(session, answer_setup, application)
 
     def record(self, calibration_id: str) -> AnswerCalibrationRecord:
         """One record with its rows. Raises :class:`NotFound`, :class:`StoreDamaged`."""
@@ -195,11 +216,41 @@ class AnswerCalibrationStore:
 
     def summaries(self, answer_setup: str) -> list[AnswerCalibrationSummary]:
         """All records without their rows, newest first."""
-        active = set(self.active(answer_setup).values())
+        active = {calibration_id for calibration_id, _ in self.active(answer_setup).values()}
         newest_first = AnswerCalibrationRow.created_at.desc(), AnswerCalibrationRow.id
         with self._store.transaction() as session:
             rows = session.execute(select(*_COLUMNS).order_by(*newest_first)).all()
         return [_summary(row, active=row.id in active) for row in rows]
+
+
+def _lock(session: Session) -> None:
+    """Let one transaction at a time store a record."""
+    begin_writing(session)
+    if session.connection().dialect.name == "postgresql":
+        table = AnswerCalibrationRow.__tablename__
+        session.execute(text(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def _active(session: Session, answer_setup: str) -> dict[str, tuple[str, str]]:
+    rows = session.execute(
+        select(
+            AnswerCalibrationRow.application,
+            AnswerCalibrationRow.id,
+            AnswerCalibrationRow.activated_at,
+        )
+        .where(AnswerCalibrationRow.answer_setup == answer_setup)
+        .where(AnswerCalibrationRow.activated_at.is_not(None))
+        .order_by(AnswerCalibrationRow.activated_at)
+    )
+    return {application: (found, since or "") for application, found, since in rows}
+
+
+def _count(session: Session, answer_setup: str, application: str) -> int:
+    statement = select(func.count()).where(
+        AnswerCalibrationRow.answer_setup == answer_setup,
+        AnswerCalibrationRow.application == application,
+    )
+    return session.scalar(statement) or 0
 
 
 def _parts(record: AnswerCalibrationRecord) -> tuple[AnswerClasses, AnswerClasses]:
@@ -233,6 +284,7 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
             alpha=document["alpha"],
             prices=document.get("prices"),
             evidence=document["evidence"],
+            activated_at=row.activated_at,
         )
     except (KeyError, OSError, TypeError, ValueError, RacerError) as exc:
         raise StoreDamaged(f"calibration {row.id} cannot be read: calibrate anew") from exc

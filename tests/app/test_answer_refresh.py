@@ -1,0 +1,280 @@
+"""Calibration of `same_answer` from traffic over weeks, and by several gateways on one store."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import update
+
+from app.monitoring import answer_calibrator, answer_rows
+from app.monitoring.answer_calibrator import AnswerCalibrator
+from app.monitoring.answer_schedule import Attempt, samples_wanted
+from app.monitoring.answer_watch import AnswerWatch, level_of
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decision_store import DecisionStore
+from app.routing.answer_calibrations import Staleness
+from app.routing.decision import ChosenBy
+from app.settings import Settings
+from app.store import Store, now
+from app.store.answer_calibrations import AnswerCalibrationStore, AnswerCalibrationSummary
+from app.store.tables import AnswerCalibrationRow, SampleRow
+from racer_core.calibration.risk_e_process import RiskEProcess
+from tests.core.laws import assert_at_most
+from tests.support.lazy import LazyModule
+from tests.support.same_answer import NAMES, answer
+
+stats = LazyModule("scipy.stats")
+
+SETUP = "setup"
+FALSE_ALARM = 1e-6
+
+
+class World:
+    """A gateway's calibrator, its store and its sampled requests."""
+
+    def __init__(self, url: str) -> None:
+        self.store = Store(url)
+        self.shown: list[tuple[str | None, AnswerWatch, timedelta | None, bool]] = []
+        self.made = 0
+        candidates = [{"name": name, "base_url": "http://127.0.0.1:1/v1"} for name in NAMES]
+        settings = Settings.model_validate(
+            {
+                "schema_version": 1,
+                "candidates": candidates,
+                "aggregation": {"equality": "exact"},
+                "same_answer": {"alpha": 0.1, "calibrate": "from_traffic"},
+                "watching": {"shadow_rate": 1.0, "false_alarm": 0.01},
+            }
+        )
+        self.calibrator = AnswerCalibrator(
+            settings, self.store, key=b"key", setup=SETUP, show=self._show
+        )
+
+    def _show(
+        self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool
+    ) -> None:
+        record = self.calibrator.calibrations.find(application)
+        self.shown.append((record and record.id, watch, age, is_refused))
+
+    def sample(self, count: int) -> None:
+        """Further requests that all candidates answered."""
+        numbers = range(self.made, self.made + count)
+        self.made += count
+        DecisionStore(self.store).add([_decision(number) for number in numbers], [False] * count)
+        with self.store.transaction() as session:
+            session.add_all(map(_sample, numbers))
+
+    @property
+    def records(self) -> list[AnswerCalibrationSummary]:
+        """Newest first."""
+        return AnswerCalibrationStore(self.store).summaries(SETUP)
+
+    @property
+    def active(self) -> str | None:
+        """What decides here."""
+        record = self.calibrator.calibrations.find("")
+        return record and record.id
+
+    @property
+    def stale(self) -> Staleness | None:
+        """Why its certificates are void."""
+        record = self.calibrator.calibrations.find("")
+        assert record is not None
+        return self.calibrator.calibrations.stale(record)
+
+    def age(self, days: int) -> None:
+        """Let the active calibration be that old."""
+        since = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="microseconds")
+        with self.store.transaction() as session:
+            of_it = AnswerCalibrationRow.id == self.active
+            session.execute(update(AnswerCalibrationRow).where(of_it).values(activated_at=since))
+
+
+def _time(number: int) -> str:
+    start = datetime(2020, 1, 1, tzinfo=UTC)
+    return (start + timedelta(seconds=number)).isoformat(timespec="microseconds")
+
+
+def _decision(number: int) -> DecisionRecord:
+    return DecisionRecord(
+        decision_id=f"chatcmpl-{number:08}",
+        created_at=_time(number),
+        calibration_id=None,
+        key="data",
+        group=None,
+        alpha=0.1,
+        score="gap",
+        lambda_hat=math.inf,
+        pool=NAMES,
+        selected=("ada",),
+        null_selected=False,
+        fingerprint="00",
+        scores=None,
+        neighbours=None,
+        chosen_by=ChosenBy.FALLBACK,
+        holds=False,
+        sampling_rate=1.0,
+        shadow_rate=1.0,
+        answer_setup=SETUP,
+    )
+
+
+def _sample(number: int) -> SampleRow:
+    given = {name: int(answer(name, f"question {number}")) for name in NAMES}
+    return SampleRow(
+        decision_id=f"chatcmpl-{number:08}",
+        application=None,
+        later=False,
+        conversation=None,
+        classes=json.dumps(given),
+        digests="{}",
+        whole=True,
+        body=None,
+        answer_setup=SETUP,
+    )
+
+
+def watched_reads(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[dict[str, Any]], object]
+) -> None:
+    """Call a function before rows are read."""
+    read = answer_calibrator.answer_rows
+
+    def reading(store: Store, **given: Any) -> answer_rows.AnswerRows:
+        before(given)
+        return read(store, **given)
+
+    monkeypatch.setattr(answer_calibrator, "answer_rows", reading)
+
+
+def test_gateways_on_one_store_make_one_calibration(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both compute it at the same time, and one stores it: its level is spent once."""
+    worlds = [World(database), World(database)]
+    worlds[0].sample(60)
+    together, find = threading.Barrier(2, timeout=30), answer_calibrator.evidence_of
+
+    def evidence_of(*given: Any) -> Any:
+        found = find(*given)
+        together.wait()
+        return found
+
+    monkeypatch.setattr(answer_calibrator, "evidence_of", evidence_of)
+    for made in (1, 2):
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda world: world.calibrator.keep_up(), worlds))
+        records = worlds[0].records
+        assert [each.evidence["ordinal"] for each in records] == list(reversed(range(made)))
+        assert {world.active for world in worlds} == {records[0].id}
+        worlds[0].age(days=2)
+        for world in worlds:
+            world.calibrator.calibrations.catch_up()
+    for world in worlds:
+        world.store.close()
+
+
+def test_a_calibration_that_is_not_renewed_ends(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Attempts go on with new samples, also where no more rows are read, until one succeeds."""
+    world, reads, attempts = World(f"sqlite:///{tmp_path}/racer.db"), list[object](), list[int]()
+    keep_up = world.calibrator.keep_up
+    watched_reads(monkeypatch, lambda given: reads.append(given) if "since" in given else None)
+    monkeypatch.setattr(answer_rows, "MAX_ROWS", 60)
+    world.sample(20)
+    keep_up()
+    assert not reads  # they cannot be enough
+    world.sample(40)
+    keep_up()
+    assert (world.stale, world.shown[-1][3]) == (None, False)
+    first = world.active
+    keep_up()
+    assert len(reads) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            answer_calibrator, "refusal_of", lambda *_: attempts.append(1) or "not worth it"
+        )
+        for days, further, made in ((2, 0, 1), (2, 5, 1), (2, 1, 2), (2, 6, 3), (8, 6, 4)):
+            world.age(days)
+            if further:
+                world.sample(further)
+            for _ in range(2):
+                keep_up()
+            assert len(attempts) == made
+            assert world.stale is (Staleness.AGE if days > 7 else None)
+            _, _, age, is_refused = world.shown[-1]
+            assert age is not None
+            assert (age.days, is_refused) == (days, True)
+    said = [each.message for each in caplog.records if "no refresh succeeded" in each.message]
+    assert len(said) == 1
+    assert said[0].endswith("the last attempt: not worth it")
+    world.sample(6)
+    with caplog.at_level(logging.INFO):
+        keep_up()
+    assert world.active != first
+    assert (world.stale, world.shown[-1][3]) == (None, False)
+    world.store.close()
+
+
+def test_the_next_attempt_waits_for_new_samples_or_a_day() -> None:
+    """Of 10,000 rows, the most that are read, a tenth; too few rows wait for as many as lack."""
+    tried = Attempt(made_at=now(), rows=10_000, until="", refusal="no")
+    old = Attempt(made_at="2020-01-01T00:00:00+00:00", rows=10_000, until="", refusal="no")
+    few = Attempt(made_at=now(), rows=12, until="", refusal="too few")
+    assert [samples_wanted(each, 40) for each in (None, tried, old, few)] == [40, 1_000, 1, 28]
+
+
+def test_every_row_bets_before_it_enters_a_calibration(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where requests come between the last bet and the refresh: they are rows of the next."""
+    world = World(f"sqlite:///{tmp_path}/racer.db")
+    world.sample(60)
+    world.calibrator.keep_up()
+    watched_reads(monkeypatch, lambda _: world.sample(1))
+    for _ in range(3):
+        world.age(days=2)
+        world.sample(5)
+        world.calibrator.keep_up()
+    newest_first = world.records
+    assert len(newest_first) == 4
+    for after, before in itertools.pairwise(newest_first):
+        entered = [
+            number
+            for number in range(world.made)
+            if before.evidence["until"] < _time(number) <= after.evidence["until"]
+        ]
+        bets = [watch.sampled for active, watch, *_ in world.shown if active == before.id]
+        assert len(entered) == max(bets) > 0
+    world.store.close()
+
+
+def test_all_refreshes_together_spend_one_false_alarm() -> None:
+    """At the largest risk that must not alarm; each at the whole level would nearly always."""
+    rng, false_alarm, risk = np.random.default_rng(3), 0.3, 0.2
+
+    def is_alarmed(level: Callable[[int], float]) -> bool:
+        for ordinal in range(30):
+            test = RiskEProcess(risk, level=level(ordinal))
+            for loss in rng.random(20) < risk:
+                test.update(float(loss))
+            if test.alarmed:
+                return True
+        return False
+
+    runs = 60
+    spent = sum(is_alarmed(lambda ordinal: level_of(false_alarm, ordinal)) for _ in range(runs))
+    assert_at_most(spent, runs, false_alarm, FALSE_ALARM)
+    whole = sum(is_alarmed(lambda _: false_alarm) for _ in range(runs))
+    assert whole > stats.binom.isf(FALSE_ALARM, runs, false_alarm)
