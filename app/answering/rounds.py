@@ -46,10 +46,7 @@ class Rounds:
     def __init__(self, plan: RoundsPlan, decision_id: str) -> None:
         self._plan = plan
         self._sequence = plan.sequence(decision_id)
-        self._policy = plan.calibration.policy
-        self._waiting: set[str] = set()  # called, without a result
-        self._forms: dict[str, str | None] = {}
-        self._failed: set[str] = set()
+        self.policy = plan.calibration.policy
         self._has_answer = False  # that can be returned
         self.verdicts: dict[str, int] = {}  # of the checker, on the answers that arrived
         self.unread: set[str] = set()  # whose answers were not read by the deadline
@@ -62,54 +59,43 @@ class Rounds:
     def report(self, results: FanOutResult) -> None:
         """Take the results that arrived, and begin the next round where one is complete."""
         self.take(results)
-        if self._waiting and self._is_hurried and self._needs_no_more:
-            self._waiting.clear()
+        if not self.is_over and self._needs_no_more:
             self._sequence.settle()
-        if not self._waiting:
+        if self.is_over:
             self._begin()
 
     def take(self, results: FanOutResult) -> None:
         """Take the results that arrived; no round follows."""
-        for name in [each for each in self._waiting if each in results.replies]:
-            if name in self.unread:
-                self._fail(name)
-                continue
-            is_answer = results.replies[name].answer is not None
-            self._has_answer |= is_answer
-            self._add(name, results.forms.get(name) if is_answer else None)
-        for name in [each for each in self._waiting if each in results.failures]:
-            if results.failures[name].is_of_request:  # rows record it as an unreadable answer
-                self._add(name, None)
-            else:
-                self._fail(name)
+        for name in self._sequence.outstanding:
+            if name in results.replies and name not in self.unread:
+                is_answer = results.replies[name].answer is not None
+                self._has_answer |= is_answer
+                self._add(name, results.forms.get(name) if is_answer else None)
+            elif name in results.failures and results.failures[name].is_of_request:
+                self._add(name, None)  # rows record it as an unreadable answer
+            elif results.has(name):
+                self._sequence.fail(name)
 
     def call_rest(self, reason: StopReason) -> tuple[str, ...]:
         """Make one round of what is under way and of all that are left, which it returns."""
         self._is_hurried = True
         self.next = self._sequence.call_rest(reason)
-        self._waiting.update(self.next)
         return self.next
 
     @property
     def is_checked(self) -> bool:
         """Whether verdicts of a checker are evidence."""
-        return self._policy.checker is not None
+        return self.policy.checker is not None
 
     @property
     def is_over(self) -> bool:
         """Whether no call is under way and none follows."""
-        return not self._waiting
+        return not self._sequence.outstanding
 
     @property
     def votes(self) -> dict[str, float]:
         """The weight of every answer that can be read."""
-        votes: dict[str, float] = {}
-        for name, form in self._forms.items():
-            if form is not None:
-                votes[form] = votes.get(form, 0.0) + self._policy.weight(
-                    name, self.verdicts.get(name, NO_VERDICT)
-                )
-        return votes
+        return self._sequence.votes
 
     def winner(self, among: Collection[str]) -> str:
         """The candidate whose answer is returned, of those with one."""
@@ -117,55 +103,37 @@ class Rounds:
 
     def reasons(self, results: FanOutResult) -> tuple[str, ...]:
         """What the answers do to the certificate."""
+        failed, sequence = sorted(self._sequence.failed), self._sequence
         if not results.replies:  # nothing is returned
-            return failure_reasons(sorted(self._failed), is_outvoted=False)
-        if not self._sequence.has_reference or self._sequence.winner not in results.replies:
-            failed = failure_reasons(sorted(self._failed), is_outvoted=False)
-            return (Reason.REFERENCE_UNAVAILABLE, *failed)
-        return failure_reasons(sorted(self._failed), is_outvoted=self.is_settled)
+            return failure_reasons(failed, is_outvoted=False)
+        if not sequence.has_reference or sequence.winner not in results.replies:
+            return (Reason.REFERENCE_UNAVAILABLE, *failure_reasons(failed, is_outvoted=False))
+        return failure_reasons(failed, is_outvoted=self.is_settled)
 
     @property
     def is_settled(self) -> bool:
         """Whether candidates that failed could not have changed the answer."""
-        if not self._failed:
-            return True
-        if self._policy.reference is not None:
-            return self._sequence.has_reference  # the reference was called, and its answer returned
-        return self._is_decided_without(self._failed)
+        if not self._sequence.failed or self.policy.reference is not None:
+            return self._sequence.has_reference  # the reference is called, its answer returned
+        return self._sequence.is_decided
 
     @property
     def _needs_no_more(self) -> bool:
-        """Whether no answer that is awaited can change the one that is returned."""
-        return self._sequence.is_all_called and self._is_decided_without(
-            {*self._waiting, *self._failed}
-        )
-
-    def _is_decided_without(self, silent: Collection[str]) -> bool:
-        """Whether these candidates cannot change the answer that is returned."""
-        if self._sequence.has_reference and self._policy.reference in self._forms:
-            return True
-        if self._sequence.has_reference and self._policy.reference is not None:
-            return False
-        votes = self.votes
-        form = self._forms.get(self._sequence.winner or "")
-        if form is None:
-            return False
-        rival = max([0.0, *(each for other, each in votes.items() if other != form)])
-        return votes[form] - rival > sum(map(self._policy.largest_weight, silent))
+        """Whether answers that are outstanding are not awaited."""
+        return self._is_hurried and self._sequence.is_all_called and self._sequence.is_decided
 
     @property
     def made(self) -> MadeCalls:
         """The calls so far."""
-        called = [name for each in self._sequence.called for name in each.called]
-        forms = [self._forms[name] for name in called if self._forms.get(name) is not None]
+        sequence, answers = self._sequence, self._sequence.answers
+        called = [name for each in sequence.called for name in each.called]
+        forms = [answers[name] for name in called if answers.get(name) is not None]
         numbers = {form: number for number, form in enumerate(dict.fromkeys(forms))}
         return MadeCalls(
-            rounds=tuple(self._sequence.called),
-            stopped=self._sequence.stopped,
-            classes={
-                name: numbers.get(self._forms[name]) for name in called if name in self._forms
-            },
-            failed=tuple(name for name in called if name in self._failed),
+            rounds=tuple(sequence.called),
+            stopped=sequence.stopped,
+            classes={name: numbers.get(answers[name]) for name in called if name in answers},
+            failed=tuple(name for name in called if name in sequence.failed),
             verdicts={name: self.verdicts[name] for name in called if name in self.verdicts},
             price_share=self._plan.price_share(called),
         )
@@ -188,23 +156,16 @@ class Rounds:
     def _begin(self) -> None:
         """Begin the next round; one of all that are left where nothing can be returned yet."""
         self.next, self.began_at = (), time.monotonic()
-        if self._forms and not self._has_answer and not self._failed:
-            self.next = self._sequence.call_rest(StopReason.NO_ANSWER)
+        sequence = self._sequence
+        if sequence.answers and not self._has_answer and not sequence.failed:
+            self.next = sequence.call_rest(StopReason.NO_ANSWER)
         if not self.next:
-            self.next = self._sequence.next_round()
-        self._waiting.update(self.next)
-        reference = self._policy.reference
+            self.next = sequence.next_round()
+        reference = self.policy.reference
         self.alone = reference if self.next == (reference,) else None
 
     def _add(self, name: str, form: str | None) -> None:
-        self._waiting.discard(name)
-        self._forms[name] = form
         self._sequence.add(name, form, self.verdicts.get(name, NO_VERDICT))
-
-    def _fail(self, name: str) -> None:
-        self._waiting.discard(name)
-        self._failed.add(name)
-        self._sequence.fail(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ None of these depends on the threshold lambda, nor on the requests that calibrat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -179,13 +179,36 @@ class Policy:
         ]
         return aggregate(answers, method=Method.LOG_ODDS, options=self.options).winner
 
-    def weight(self, name: str, verdict: int = NO_VERDICT) -> float:
-        """What a candidate's vote counts, given the verdict on its answer."""
-        return math.log(self._odds_of[name][verdict])
+    def strengths(
+        self, forms: Mapping[str, str | None], verdicts: Mapping[str, int] = NO_VERDICTS
+    ) -> dict[str, float]:
+        """The factor of its votes in the posterior of each answer that can be read."""
+        strength: dict[str, float] = {}
+        for name, form in forms.items():
+            if form is not None:
+                odds = self._odds_of[name][verdicts.get(name, NO_VERDICT)]
+                strength[form] = strength.get(form, 1.0) * odds
+        return strength
 
-    def largest_weight(self, name: str) -> float:
-        """By how much the vote of a candidate can change a lead, whatever its verdict."""
-        return max(abs(math.log(each)) for each in self._odds_of[name])
+    def is_decided(
+        self,
+        forms: Mapping[str, str | None],
+        winner: str,
+        silent: Collection[str],
+        verdicts: Mapping[str, int] = NO_VERDICTS,
+    ) -> bool:
+        """Whether the vote's winner is the same whatever others answer, and with which verdicts.
+
+        Args:
+            forms: As in :meth:`vote`, with the answer of the winner.
+            winner: The candidate that wins their vote.
+            silent: The others.
+            verdicts: As in :meth:`vote`.
+        """
+        strength = self.strengths(forms, verdicts)
+        odds = [self._odds_of[name] for name in silent]
+        reach = math.prod(max(*each, 1.0 / min(each)) for each in odds)
+        return _leads(strength, forms[winner], _CLEARLY * reach)
 
     def doubt(
         self,
@@ -197,20 +220,16 @@ class Policy:
 
         It adds and multiplies in the order of :meth:`standing`.
         """
-        strength: dict[str, float] = {}
-        for name, form in forms.items():
-            if form is not None:
-                odds = self._odds_of[name][verdicts.get(name, NO_VERDICT)]
-                strength[form] = strength.get(form, 1.0) * odds
+        strength = self.strengths(forms, verdicts)
         total = float(self.options)
         for each in strength.values():
             total += each - 1.0
         if self.loss is Loss.MISSES:
             return (self.options - len(strength)) / total * self._others_right[len(forms)]
         form = forms[winner]
-        lead = 1.0 if form is None else strength.pop(form)
-        is_decided = lead > self._reach[len(forms)] * max((1.0, *strength.values()))
-        return 0.0 if is_decided else 1.0 - lead / total
+        if _leads(strength, form, self._reach[len(forms)]):
+            return 0.0
+        return 1.0 - (1.0 if form is None else strength[form]) / total
 
     def restrict(self, names: Sequence[str]) -> Self:
         """The policy of a smaller pool, whose reference is its own full vote.
@@ -318,6 +337,14 @@ class Policy:
             chances,
             sorted(range(len(names)), key=names.__getitem__),
         )
+
+
+def _leads(strength: Mapping[str, float], form: str | None, reach: float) -> bool:
+    """Whether an answer stays ahead of all others if its lead is divided by ``reach``."""
+    if form is None:
+        return False
+    others = (each for other, each in strength.items() if other != form)
+    return strength[form] > reach * max((1.0, *others))
 
 
 def _strengths(

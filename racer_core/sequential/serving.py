@@ -73,10 +73,10 @@ class CallSequence:
         self._noise = noise
         self._equals = equals
         self._highest = -math.inf  # the running maximum of -q
-        self._outstanding: tuple[str, ...] = ()
-        self._answers: dict[str, str | None] = {}
-        self._verdicts: dict[str, int] = {}
-        self._failed: set[str] = set()
+        self.outstanding: tuple[str, ...] = ()  # called, without a report
+        self.answers: dict[str, str | None] = {}  # the normal form of each
+        self.verdicts: dict[str, int] = {}
+        self.failed: set[str] = set()
         self._elected: str | None = None
 
     def add(self, candidate: str, form: str | None, verdict: int = NO_VERDICT) -> None:
@@ -89,13 +89,13 @@ class CallSequence:
             verdict: The checker's verdict on it.
         """
         self._report(candidate)
-        self._answers[candidate] = form
-        self._verdicts[candidate] = verdict
+        self.answers[candidate] = form
+        self.verdicts[candidate] = verdict
 
     def fail(self, candidate: str) -> None:
         """Report a failure whose cause lies outside the request; the last round follows."""
         self._report(candidate)
-        self._failed.add(candidate)
+        self.failed.add(candidate)
 
     def next_round(self) -> tuple[str, ...]:
         """The candidates to call now; empty when the sequence has stopped.
@@ -103,11 +103,11 @@ class CallSequence:
         Raises:
             InputError: A called candidate has not been reported.
         """
-        if self._outstanding:
-            raise InputError(f"report the answers of {list(self._outstanding)} first")
+        if self.outstanding:
+            raise InputError(f"report the answers of {list(self.outstanding)} first")
         if self.stopped is not None:
             return ()
-        if self._failed and self._last is None:
+        if self.failed and self._last is None:
             self._last = StopReason.FAILURE
         if self._last is not None:
             return self._call(self._left()) if self._left() else self._stop(self._last)
@@ -134,7 +134,7 @@ class CallSequence:
 
         Only if none of them can change the answer that is returned.
         """
-        self.stopped, self._outstanding = self._last or StopReason.ALL_CALLED, ()
+        self.stopped, self.outstanding = self._last or StopReason.ALL_CALLED, ()
 
     @property
     def rounds(self) -> int:
@@ -144,17 +144,17 @@ class CallSequence:
     @property
     def winner(self) -> str | None:
         """The candidate whose answer is returned; None while no candidate has answered."""
-        if self._elected is None and self._answers:
-            if self.policy.reference in self._answers:
+        if self._elected is None and self.answers:
+            if self.policy.reference in self.answers:
                 return self.policy.reference
-            return self.policy.vote(self._led_forms(self._answers), self._verdicts)
+            return self.policy.vote(self._led_forms(self.answers), self.verdicts)
         return self._elected
 
     def elected(self, among: Collection[str]) -> str:
         """The candidate whose answer is returned, of those with one, at least one."""
         winner = self.winner
         if winner is None or winner not in among:
-            return self.policy.vote(self._led_forms(among), self._verdicts)
+            return self.policy.vote(self._led_forms(among), self.verdicts)
         return winner
 
     @property
@@ -163,9 +163,25 @@ class CallSequence:
         return not self._left()
 
     @property
+    def votes(self) -> dict[str, float]:
+        """The sum of the votes of every answer that can be read."""
+        strengths = self.policy.strengths(self._led_forms(self.answers), self.verdicts)
+        return {form: math.log(each) for form, each in strengths.items()}
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether candidates that failed or are outstanding cannot change the answer."""
+        if self.has_reference and self.policy.reference is not None:
+            return self.policy.reference in self.answers
+        if self.winner is None or self._equals is not None:  # further answers may join classes
+            return False
+        silent = {*self.failed, *self.outstanding}
+        return self.policy.is_decided(self.answers, self.winner, silent, self.verdicts)
+
+    @property
     def has_reference(self) -> bool:
         """False if the named reference failed: the full vote of the others certifies nothing."""
-        return self.policy.reference not in self._failed
+        return self.policy.reference not in self.failed
 
     def _judge(self) -> StopReason | None:
         """Whether to stop after a completed round."""
@@ -175,8 +191,8 @@ class CallSequence:
         else:
             called = self.policy.order[: self.policy.borders[self.rounds - 1]]
             forms = self._led_forms(called)
-            winner = self.policy.vote(forms, self._verdicts)
-            doubt = self.policy.doubt(forms, winner, self._verdicts)
+            winner = self.policy.vote(forms, self.verdicts)
+            doubt = self.policy.doubt(forms, winner, self.verdicts)
         self.called[-1] = replace(self.called[-1], doubt=doubt)
         self._highest = max(self._highest, -doubt)
         is_certain = self._highest + self._noise > self._threshold
@@ -188,23 +204,23 @@ class CallSequence:
     def _led_forms(self, candidates: Collection[str]) -> dict[str, str | None]:
         """The forms of their answers in the order of calls, equal where answers count as one."""
         names = dict.fromkeys((*self.policy.order, *self.policy.pool))
-        forms = {name: self._answers.get(name) for name in names if name in candidates}
+        forms = {name: self.answers.get(name) for name in names if name in candidates}
         return forms if self._equals is None else led_forms(forms, self._equals)
 
     def _left(self) -> tuple[str, ...]:
         """What a last round calls: the reference, else all that have not been called."""
         reference = self.policy.reference
-        if reference is not None and reference not in self._failed:
+        if reference is not None and reference not in self.failed:
             left: tuple[str, ...] = (reference,)
         else:
             left = (*self.policy.order, *self.policy.pool)
-        called = {*self._answers, *self._failed, *self._outstanding}
+        called = {*self.answers, *self.failed, *self.outstanding}
         return tuple(name for name in dict.fromkeys(left) if name not in called)
 
     def _call(self, candidates: tuple[str, ...]) -> tuple[str, ...]:
         if candidates:
             self.called.append(CalledRound(candidates))
-            self._outstanding += candidates
+            self.outstanding += candidates
         return candidates
 
     def _stop(self, reason: StopReason) -> tuple[str, ...]:
@@ -212,6 +228,6 @@ class CallSequence:
         return ()
 
     def _report(self, candidate: str) -> None:
-        if candidate not in self._outstanding:
+        if candidate not in self.outstanding:
             raise InputError(f"{candidate[:80]!r} is not called, or was reported already")
-        self._outstanding = tuple(name for name in self._outstanding if name != candidate)
+        self.outstanding = tuple(name for name in self.outstanding if name != candidate)

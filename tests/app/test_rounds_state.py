@@ -8,10 +8,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from app.answering.fan_out import FanOutResult
 from app.answering.rounds import Rounds, RoundsVote
 from app.answering.vote import Vote
-from app.errors import UpstreamRejected
+from app.errors import UpstreamError, UpstreamRejected
 from app.monitoring.decision_record import DecisionRecord
 from app.routing.answer_calibrations import RoundsPlan
 from app.routing.answer_guarantee import AnswerGuarantee
@@ -21,6 +24,8 @@ from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.policy import Policy
+from racer_core.sequential.serving import StopReason
+from racer_core.sequential.verdicts import VERDICTS, VerdictRates
 from tests.support.monitored import calibration_record, decision_record
 from tests.support.same_answer import NAMES, classes
 
@@ -122,3 +127,69 @@ def test_what_was_called_is_read_back_as_it_was_stored() -> None:
         stored = replace(record, lambda_hat=-math.inf, sequence=sequence)
         assert DecisionRecord.from_document(stored.document(), stored.neighbours) == stored
         assert "secret" not in stored.document()
+
+
+def checked_rounds(rng: np.random.Generator) -> Rounds:
+    """One round of everyone; candidates are equally reliable, so that votes tie."""
+    pool = tuple("abcdefgh"[: rng.integers(3, 9)])
+    rates = rng.choice([0.1, 0.3], (2, VERDICTS + 1))
+    policy = Policy(
+        pool=pool,
+        reliabilities=(float(rng.choice([0.08, 0.6, 0.8])),) * len(pool),
+        order=tuple(rng.permutation(pool).tolist()),
+        borders=(len(pool),),
+        checker=VerdictRates(*rates.tolist()) if rng.random() < 0.5 else None,
+    )
+    found = SequentialCalibration(policy=policy, answers=classes(0, 5))
+    return Rounds(RoundsPlan(found, 0.02, 0.0, 5.0, None), "decision")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_an_answer_that_is_missing_would_say_changes_nothing(fails: bool) -> None:
+    """Candidates that failed, or are not awaited: the full vote returns the same answer.
+
+    Whatever they say, whatever the checker says of it, and however sums of votes are rounded.
+    """
+    rng = np.random.default_rng(8)
+    decided = 0
+    for _ in range(500):
+        state = checked_rounds(rng)
+        policy = state.policy
+        missing = policy.pool[: rng.integers(1, len(policy.pool))]
+        state.call_rest(StopReason.DEADLINE)  # late answers that decide nothing are not awaited
+        forms = {name: str(rng.choice(list("AAAB"))) for name in policy.pool}
+        verdicts = {name: int(rng.integers(-1, VERDICTS)) for name in policy.pool}
+        given = [name for name in policy.pool if name not in missing]
+        state.verdicts |= {name: verdicts[name] for name in given}
+        results = FanOutResult(
+            replies={name: reply(name) for name in given},
+            forms={name: forms[name] for name in given},
+            failures={name: UpstreamError("down") for name in missing if fails},
+        )
+        state.report(results)
+        if not (state.is_settled if fails else state.is_over):
+            continue
+        decided += 1
+        returned = forms[state.winner(given)]
+        for others in ("B", "C", "ABC"):
+            for name in missing:
+                forms[name] = str(rng.choice(list(others)))
+                verdicts[name] = int(rng.integers(-1, VERDICTS))
+            full = policy.vote({name: forms[name] for name in policy.order}, verdicts)
+            assert forms[full] == returned
+    assert decided > 50
+
+
+def test_a_tie_is_no_lead_however_it_is_rounded() -> None:
+    """Four votes against three, and one is missing that would win the tie by its name."""
+    policy = Policy(
+        pool=tuple("abcdefgh"), reliabilities=(0.8,) * 8, order=tuple("abcdefgh"), borders=(8,)
+    )
+    found = SequentialCalibration(policy=policy, answers=classes(0, 5))
+    state = Rounds(RoundsPlan(found, 0.02, 0.0, 8.0, None), "decision")
+    forms = dict(zip("bcdefgh", "7878877", strict=True))
+    replies = {name: reply(name) for name in forms}
+    failures = {"a": UpstreamError("down")}
+    state.report(FanOutResult(replies=replies, forms={**forms}, failures={**failures}))
+    assert policy.vote({"a": "8", **forms}) == "a"
+    assert not state.is_settled
