@@ -22,6 +22,7 @@ from app.errors import NotFound, StoreDamaged
 from app.json_output import dump_json
 from app.settings import VOTE, SameAnswer, Settings
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
+from racer_core.aggregation.answers import forms_version
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.critical import tie_noise
 from racer_core.sequential.fit import fit_policy, tuned_policy
@@ -108,7 +109,8 @@ def answer_setup(settings: Settings, added: Mapping[str, str]) -> str:
     """Digest of all that decides which requests an application has, and when answers are equal.
 
     Args:
-        settings: Candidates, applications, their promises and checkers, when answers are equal.
+        settings: Candidates, applications, their promises and checkers, when answers are equal,
+            which includes the version of their normal forms.
         added: Digests of what the gateway adds to the requests of each candidate.
     """
     rule, names = settings.aggregation, (None, *settings.applications)
@@ -118,6 +120,7 @@ def answer_setup(settings: Settings, added: Mapping[str, str]) -> str:
         [settings.same_answer_of(name) is not None for name in names],
         [_checker_of(settings, name) for name in names],
         rule.equality,
+        forms_version(rule.equality),
         rule.reasoning_markers,
     ]
     return blake2b(dump_json(what), digest_size=16).hexdigest()

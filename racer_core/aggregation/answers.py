@@ -10,11 +10,17 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final, cast
 
 from racer_core import strict_json
 from racer_core.aggregation.json_forms import json_form, tool_call_form
 from racer_core.errors import InputError
+
+# Raise it when a normal form of any equality changes, so that no calibration on the old forms stays
+# in force; `tests/core/test_forms_version.py` notices.
+FORMS_VERSION: Final = 1
+_MATH_LIBRARIES: Final = ("math-verify", "sympy")  # whose releases change forms of mathematics
 
 # A capital, or a small letter with nothing after it: "the answer is a prime number" states none.
 # Possessive (`*+`), so that a run of spaces cannot make the search cubic.
@@ -75,6 +81,15 @@ def check_textual(kind: Equality) -> None:
         )
 
 
+def forms_version(kind: Equality) -> dict[str, int | str | None]:
+    """What forms of a kind depend on besides the text: their version, and those of libraries.
+
+    None stands for a library that is not installed.
+    """
+    libraries = _MATH_LIBRARIES if kind is Equality.MATH else ()
+    return {"forms": FORMS_VERSION} | {name: _installed(name) for name in libraries}
+
+
 def normalise(kind: Equality, text: str) -> str | None:
     """The normal form of an answer: two answers are equal when their forms are.
 
@@ -86,6 +101,13 @@ def normalise(kind: Equality, text: str) -> str | None:
     """
     check_textual(kind)
     return _FORMS[kind](text)
+
+
+def _installed(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 def _choice(text: str) -> str | None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from app.monitoring.answer_evidence import refusal_of
+from app.routing.answer_calibrations import answer_setup
 from app.settings import SameAnswer, Settings
+from racer_core.aggregation import answers
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.fit import fit_policy, tuned_policy
@@ -49,3 +52,12 @@ def test_rows_that_set_the_threshold_choose_no_calibration() -> None:
         verdicts.append({refusal_of(settings(), TERMS, each, fitting) for each in found})
     assert [len(each) for each in verdicts] == [1] * 8
     assert len(set.union(*verdicts)) > 1
+
+
+def test_other_normal_forms_are_another_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a calibration would decide by answers that were equal by older rules."""
+    added = dict.fromkeys(POOL, "")
+    before = answer_setup(settings(), added)
+    assert before == answer_setup(settings(), added)
+    monkeypatch.setattr(answers, "FORMS_VERSION", answers.FORMS_VERSION + 1)
+    assert before != answer_setup(settings(), added)
