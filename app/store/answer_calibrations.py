@@ -1,7 +1,9 @@
 """Stored calibrations of the promise `same_answer`: answer classes of sampled requests. Blocks.
 
 A record holds rows, not thresholds: policy and threshold of any reference, number of rounds, alpha
-and smaller pool follow from them.
+and smaller pool follow from them. Adding one deletes others of its
+application: all but its newest ``KEPT``, the newest and the active one of each setup, and those to
+which a stored decision refers.
 """
 
 from __future__ import annotations
@@ -13,18 +15,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import func, select, text, update
+from sqlalchemy import delete, exists, select, text, update
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, StoreDamaged
 from app.store.calibrations import Store
 from app.store.engine import begin_writing, notify, now
-from app.store.tables import AnswerCalibrationRow
+from app.store.tables import AnswerCalibrationRow, DecisionRow
 from racer_core.errors import RacerError
 from racer_core.sequential.answer_classes import AnswerClasses
 
+KEPT: Final = 30  # newest records of an application
 _PARTS: Final = ("fitting", "rows")
 _VERDICTS: Final = "verdicts of {}"  # name of the array, where there is a checker
+_IDS: Final = "ids of {}"  # name of the array
 _COLUMNS: Final = (
     AnswerCalibrationRow.id,
     AnswerCalibrationRow.created_at,
@@ -127,12 +131,15 @@ class AnswerCalibrationStore:
             "lost": record.lost,
             "alpha": record.alpha,
             "prices": record.prices,
-            "ids": [[each.decode() for each in part.fingerprints] for part in _parts(record)],
         }
         verdicts: dict[str, Any] = {
             _VERDICTS.format(name): part.verdicts
             for name, part in zip(_PARTS, _parts(record), strict=True)
             if part.verdicts is not None
+        }
+        ids: dict[str, Any] = {
+            _IDS.format(name): np.array(part.fingerprints, dtype=np.bytes_)
+            for name, part in zip(_PARTS, _parts(record), strict=True)
         }
         arrays = io.BytesIO()
         np.savez_compressed(
@@ -141,6 +148,7 @@ class AnswerCalibrationStore:
             rows=record.rows.classes,
             salt=np.frombuffer(record.salt, np.uint8),
             **verdicts,
+            **ids,
         )
         of_it = record.answer_setup, record.application
         with self._store.transaction() as session:
@@ -149,7 +157,7 @@ class AnswerCalibrationStore:
                 decides, _ = _active(session, record.answer_setup).get(record.application, ("", ""))
                 if decides != expected_active_id:
                     raise Conflict("another calibration was activated meanwhile")
-            evidence = {**record.evidence, "ordinal": _count(session, *of_it)}
+            evidence = {**record.evidence, "ordinal": _next_ordinal(session, *of_it)}
             record = replace(record, evidence=evidence, activated_at=now() if activate else None)
             notify(session)
             session.add(
@@ -163,6 +171,7 @@ class AnswerCalibrationStore:
                     arrays=arrays.getvalue(),
                 )
             )
+            _prune(session, record.application)
         return record
 
     def activate(self, calibration_id: str, answer_setup: str) -> None:
@@ -200,11 +209,6 @@ class AnswerCalibrationStore:
             if "alarm_at" not in document["evidence"]:
                 document["evidence"]["alarm_at"] = alarm_at
                 row.document = json.dumps(document)
-
-    def count(self, answer_setup: str, application: str) -> int:
-        """How many records an application has."""
-        with self._store.transaction() as session:
-            return _count(session, answer_setup, application)
 
     def record(self, calibration_id: str) -> AnswerCalibrationRecord:
         """One record with its rows. Raises :class:`NotFound`, :class:`StoreDamaged`."""
@@ -245,12 +249,37 @@ def _active(session: Session, answer_setup: str) -> dict[str, tuple[str, str]]:
     return {application: (found, since or "") for application, found, since in rows}
 
 
-def _count(session: Session, answer_setup: str, application: str) -> int:
-    statement = select(func.count()).where(
-        AnswerCalibrationRow.answer_setup == answer_setup,
-        AnswerCalibrationRow.application == application,
+def _next_ordinal(session: Session, answer_setup: str, application: str) -> int:
+    """One more than the highest: older records may be deleted, so their number says nothing."""
+    documents = session.scalars(
+        select(AnswerCalibrationRow.document).where(
+            AnswerCalibrationRow.answer_setup == answer_setup,
+            AnswerCalibrationRow.application == application,
+        )
     )
-    return session.scalar(statement) or 0
+    return 1 + max(
+        (json.loads(each)["evidence"].get("ordinal", 0) for each in documents), default=-1
+    )
+
+
+def _prune(session: Session, application: str) -> None:
+    """Delete an application's records that neither decide nor explain a stored decision."""
+    newest_first = AnswerCalibrationRow.created_at.desc(), AnswerCalibrationRow.id.desc()
+    found = session.execute(
+        select(AnswerCalibrationRow.id, AnswerCalibrationRow.answer_setup)
+        .where(AnswerCalibrationRow.application == application)
+        .order_by(*newest_first)
+    ).all()
+    newest: dict[str, str] = {}  # of each setup; its ordinal is the highest
+    for calibration_id, setup in found:
+        newest.setdefault(setup, calibration_id)
+    active = {_active(session, setup).get(application, ("", ""))[0] for setup in newest}
+    old = {calibration_id for calibration_id, _ in found[KEPT:]} - active - {*newest.values()}
+    refers = exists().where(DecisionRow.calibration_id == AnswerCalibrationRow.id)
+    session.execute(
+        delete(AnswerCalibrationRow).where(AnswerCalibrationRow.id.in_(old), ~refers),
+        execution_options={"synchronize_session": False},
+    )
 
 
 def _parts(record: AnswerCalibrationRecord) -> tuple[AnswerClasses, AnswerClasses]:
@@ -266,10 +295,10 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
                 AnswerClasses(
                     pool=tuple(document["pool"]),
                     classes=arrays[name],
-                    fingerprints=tuple(each.encode() for each in ids),
+                    fingerprints=_ids(document, arrays, place, name),
                     verdicts=arrays.get(_VERDICTS.format(name)),
                 )
-                for name, ids in zip(_PARTS, document["ids"], strict=True)
+                for place, name in enumerate(_PARTS)
             )
             salt = arrays["salt"].tobytes()
         return AnswerCalibrationRecord(
@@ -288,6 +317,15 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
         )
     except (KeyError, OSError, TypeError, ValueError, RacerError) as exc:
         raise StoreDamaged(f"calibration {row.id} cannot be read: calibrate anew") from exc
+
+
+def _ids(
+    document: Mapping[str, Any], arrays: Mapping[str, Any], place: int, name: str
+) -> tuple[bytes, ...]:
+    """The ids of a part's rows; older records have them in the document."""
+    if "ids" in document:
+        return tuple(each.encode() for each in document["ids"][place])
+    return tuple(arrays[_IDS.format(name)].tolist())
 
 
 def _summary(row: Any, *, active: bool) -> AnswerCalibrationSummary:
