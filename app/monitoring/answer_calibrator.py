@@ -18,13 +18,13 @@ from typing import Any, Final, Protocol, Self
 from app.errors import Conflict, NotFound, StoreError
 from app.ids import IdGenerator
 from app.monitoring import answer_schedule
-from app.monitoring.answer_evidence import evidence_of, refusal_of
+from app.monitoring.answer_evidence import UNPRICED, evidence_of, refusal_of
 from app.monitoring.answer_progress import expected_at, fitting_rows, rows_needed
 from app.monitoring.answer_rows import AnswerRows, answer_rows, samples_since
 from app.monitoring.answer_schedule import Attempt, samples_wanted
 from app.monitoring.answer_watch import AnswerBets, AnswerWatch, level_of
 from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms, Staleness, age_of
-from app.settings import COMPARABLE, DEFAULT, SameAnswer, Settings
+from app.settings import COMPARABLE, DEFAULT, VOTE, SameAnswer, Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.errors import InputError
@@ -128,6 +128,7 @@ class AnswerCalibrator:
         """Load what is active, and watch it in the background."""
         await self._store.run(self.keep_up)
         self._log_cost()
+        self._log_unpriced()
         self._task = asyncio.create_task(self._run(), name="calibrations of same_answer")
         return self
 
@@ -152,6 +153,12 @@ class AnswerCalibrator:
                 " to ".join(f"{share:g}" for share in sorted({min(shares), max(shares)})),
                 "any number of" if limit is None else f"at most {limit:,}",
             )
+
+    def _log_unpriced(self) -> None:
+        """Log which sections no calibration becomes active for by itself."""
+        for place, section in self._settings.same_answers.items():
+            if section.reference != VOTE and self._settings.prices is None:
+                log.warning("%s.reference: %s", place, UNPRICED)
 
     async def _run(self) -> None:
         while not self._closing.is_set():

@@ -19,6 +19,12 @@ LARGEST_LEVEL: Final = 0.5
 MIN_AGREEMENT: Final = 0.1  # least share of rows with two equal answers
 
 
+UNPRICED: Final = (
+    "not known to be worth it: up to five calls come before the reference; set `price` of every "
+    "candidate"
+)
+
+
 def evidence_of(
     settings: Settings, terms: SameAnswer, found: SequentialCalibration
 ) -> dict[str, Any]:
@@ -90,6 +96,8 @@ def refusal_of(
             f"no finite threshold keeps alpha {terms.alpha:g}: {found.lost} of {found.n} rows lack "
             "answers, and count as different; repair the candidates"
         )
+    if terms.reference != VOTE and settings.prices is None:
+        return UNPRICED
     agreement = _agreement(fitting)
     if agreement < MIN_AGREEMENT:
         return (

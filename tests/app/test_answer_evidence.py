@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.monitoring.answer_evidence import refusal_of
+from app.monitoring.answer_evidence import UNPRICED, refusal_of
 from app.routing.answer_calibrations import answer_setup
 from app.settings import SameAnswer, Settings
 from racer_core.aggregation import answers
@@ -61,3 +61,20 @@ def test_other_normal_forms_are_another_setup(monkeypatch: pytest.MonkeyPatch) -
     assert before == answer_setup(settings(), added)
     monkeypatch.setattr(answers, "FORMS_VERSION", answers.FORMS_VERSION + 1)
     assert before != answer_setup(settings(), added)
+
+
+def test_a_named_reference_needs_prices() -> None:
+    """Up to five calls come before it; a vote needs none, and prices end the refusal."""
+    rng = np.random.default_rng(2)
+    fitting, own = rows(rng, 60), rows(rng, 60)
+    found = SequentialCalibration(
+        policy=fit_policy(fitting, reference="ref"), answers=own, salt=b"salt"
+    )
+    given = settings()
+    bare = [each.model_copy(update={"price": None}) for each in given.candidates]
+    unpriced = given.model_copy(update={"candidates": tuple(bare)})
+    assert unpriced.prices is None
+    assert refusal_of(unpriced, TERMS, found, fitting) == UNPRICED
+    assert refusal_of(given, TERMS, found, fitting) != UNPRICED
+    vote = SequentialCalibration(policy=fit_policy(fitting), answers=own, salt=b"salt")
+    assert refusal_of(unpriced, SameAnswer(alpha=0.05), vote, fitting) != UNPRICED
