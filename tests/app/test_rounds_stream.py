@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ENVIRONMENT, Gateway, Serve, configure, running, user
+from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, Gateway, Serve, configure, running, user
 from tests.support.same_answer import NAMES, activate, configured
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool, usage_of
@@ -106,6 +106,9 @@ def test_the_reference_passes_letter_by_letter(certified: Gateway, pool: FakePoo
     stored = decision(certified, racer["decision_id"])
     assert (stored["outcome"], stored["served_by"], stored["holds"]) == ("answered", "eve", True)
     assert set(stored["answered"]) == set(stored["selected"]) == set(NAMES)
+    assert stored["sequence"]["made"]["stopped"] == "all_called"
+    verified = certified.post(f"/decisions/{racer['decision_id']}/verify", ADMIN_KEY)
+    assert verified.json()["matches"], verified.text
     responses = {"model": "auto", "input": "how many?", "stream": True, "racer": EVE}
     *_, last = data(certified.post("/v1/responses", json=responses).text.splitlines())
     assert last["response"]["usage"]["input_tokens"] == 5 * 10
