@@ -112,6 +112,11 @@ class DecisionLog:
                     failures={
                         name: exc for name, exc in results.failures.items() if exc.is_of_request
                     },
+                    verdicts={
+                        name: verdict
+                        for name, verdict in (state.rounds.verdicts if state.rounds else {}).items()
+                        if name in results.replies
+                    },
                 )
             )
 

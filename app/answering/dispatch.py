@@ -97,8 +97,9 @@ class Dispatcher:
             )
             reply.check_not_empty()
             if rounds is not None and rounds.is_checked:
-                verdict = await self._evidence.verdict(state.request, reply, state.deadline)
-                rounds.verdicts[name] = verdict
+                rounds.arrived.add(name)
+                verdict = await self._evidence.of_request(state.request, reply, state.deadline)
+                rounds.check(name, verdict)
             return reply
 
         await fan_out(names, call=call, vote=state.vote, into=results)

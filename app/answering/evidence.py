@@ -2,16 +2,19 @@
 
 One answer is checked at a time, with its request alone: a check that saw other answers would
 say something else in a round than on a sampled request, where all candidates answered. A check
-that fails, or is not over in time, gives no verdict, which is a verdict of its own.
+that fails, or is not over in time, gives no verdict, which is a verdict of its own: rows and
+requests have it alike, because a check's time counts from when it holds a place, and no caller that
+leaves ends it. A verdict that the gateway itself lost is none: the row is lost, or the request
+calls all candidates.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, Self, cast
 
 from prometheus_client import Counter
@@ -20,7 +23,13 @@ from app.answering.rater import Rater
 from app.answering.request import InferenceRequest
 from app.errors import UpstreamError
 from app.monitoring.checker import checker_document
-from app.monitoring.checker_calls import PROCESSES, CheckerCall, FunctionChecker, UrlChecker
+from app.monitoring.checker_calls import (
+    PROCESSES,
+    CheckerCall,
+    CheckerUnavailable,
+    FunctionChecker,
+    UrlChecker,
+)
 from app.settings import Evidence, Secrets, Settings
 from app.settings.evidence import judge_name
 from app.upstream.fleet import Fleet
@@ -31,26 +40,26 @@ from racer_core.sequential.verdicts import NO_VERDICT, verdict_of
 log = logging.getLogger(__name__)
 
 SCHEMA_CHECK: Final = "app.tools.labelling.schema_check:check"
+ROW_PLACES: Final = 2  # checks of sampled answers at once, beside ``PROCESSES`` of requests
 
 
 class AnswerCheck(Protocol):
-    """Says how likely one answer is right."""
-
-    timeout_s: float
+    """Says how likely one answer is right; has a time limit of its own."""
 
     async def score(self, request: InferenceRequest, reply: Reply) -> float | None:
-        """From 0 to 1; None: it cannot say. Raises UpstreamError."""
+        """From 0 to 1; None: it cannot say. Raises UpstreamError.
+
+        :class:`CheckerUnavailable` says that it was not called.
+        """
         ...
 
 
 class DocumentCheck:
     """Asks a URL or a function, by the documents of `applications.NAME.checker`."""
 
-    def __init__(self, call: CheckerCall, timeout_s: float, schema: object = None) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, call: CheckerCall, schema: object = None) -> None:
         self._call = call
         self._schema = {} if schema is None else {"schema": schema}
-        self._places = asyncio.Semaphore(PROCESSES)
 
     async def score(self, request: InferenceRequest, reply: Reply) -> float | None:
         """See :class:`AnswerCheck`."""
@@ -58,8 +67,7 @@ class DocumentCheck:
         answers, calls = {name: reply.answer}, {name: reply.call_record}
         application = None if request.application is None else request.application.name
         data, _ = checker_document("", application, request.fields, answers, calls, **self._schema)
-        async with self._places:
-            document = await self._call.check(data)
+        document = await self._call.check(data)
         return _score(document.get("correct"), name)
 
 
@@ -67,14 +75,24 @@ class JudgeCheck:
     """Asks a model for P(True)."""
 
     def __init__(self, rater: Rater, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
         self._rater = rater
 
     async def score(self, request: InferenceRequest, reply: Reply) -> float | None:
         """See :class:`AnswerCheck`."""
         text = reply.answer or ""
-        rated = await self._rater.rate(request.query.text, [text], caller=request.caller.name)
+        async with asyncio.timeout(self._timeout_s):
+            rated = await self._rater.rate(request.query.text, [text], caller=request.caller.name)
         return rated.ratings[text].values[Weight.P_TRUE]
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckPlaces:
+    """A checker, and how many checks it does at once: rows never wait before a request."""
+
+    check: AnswerCheck
+    of_requests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PROCESSES))
+    of_rows: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ROW_PLACES))
 
 
 class EvidenceChecks:
@@ -94,7 +112,8 @@ class EvidenceChecks:
         self._secrets = secrets
         self._fleet = fleet
         self._counter = counter
-        self._checks: dict[str, AnswerCheck] = {}
+        self._checks: dict[str, _CheckPlaces] = {}
+        self._running: set[asyncio.Task[int | None]] = set()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -107,31 +126,75 @@ class EvidenceChecks:
         async with AsyncExitStack() as stack:
             for place, section in self._settings.same_answers.items():
                 if section.evidence is not None:
-                    self._checks[place] = await self._opened(stack, place, section.evidence)
+                    check = await self._opened(stack, place, section.evidence)
+                    self._checks[place] = _CheckPlaces(check)
             self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
         await self._stack.aclose()
 
-    async def verdict(
-        self, request: InferenceRequest, reply: Reply, deadline: float = math.inf
-    ) -> int:
-        """The verdict on an answer; never raises but when it is cancelled.
+    async def of_row(self, request: InferenceRequest, reply: Reply) -> int | None:
+        """The verdict on a sampled answer; None: it is lost. Waits as long as it takes."""
+        placed = self._placed(request)
+        if placed is None:
+            return NO_VERDICT
+        return await self._verdict(placed.check, placed.of_rows, request, reply)
+
+    async def of_request(
+        self, request: InferenceRequest, reply: Reply, deadline: float
+    ) -> int | None:
+        """The verdict on an answer of a round.
 
         Args:
             request: Its request.
             reply: The answer.
-            deadline: A ``time.monotonic()``; the checker has its own time limit, too.
+            deadline: A ``time.monotonic()``.
+
+        Returns:
+            None if the gateway lost it: the deadline came first, or the checker was not called.
         """
-        application = None if request.application is None else request.application.name
-        check = self._checks.get(self._settings.evidence_at(application) or "")
-        if check is None or reply.answer is None:
+        placed = self._placed(request)
+        if placed is None:
             return NO_VERDICT
-        limit_s = min(check.timeout_s, deadline - time.monotonic())
         try:
-            async with asyncio.timeout(limit_s):
-                score = await check.score(request, reply)
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self._verdict(placed.check, placed.of_requests, request, reply)
+        except TimeoutError:
+            return self._lost()
+
+    def _placed(self, request: InferenceRequest) -> _CheckPlaces | None:
+        application = None if request.application is None else request.application.name
+        return self._checks.get(self._settings.evidence_at(application) or "")
+
+    async def _verdict(
+        self,
+        check: AnswerCheck,
+        places: asyncio.Semaphore,
+        request: InferenceRequest,
+        reply: Reply,
+    ) -> int | None:
+        """Wait for a place, then for the check, which ends by itself if its caller leaves."""
+        if reply.answer is None:
+            return NO_VERDICT
+        await places.acquire()
+        task = asyncio.create_task(self._checked(check, request, reply))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: places.release())
+        return await asyncio.shield(task)
+
+    async def _checked(
+        self, check: AnswerCheck, request: InferenceRequest, reply: Reply
+    ) -> int | None:
+        """The verdict of a check that holds a place; never raises but when it is cancelled."""
+        try:
+            score = await check.score(request, reply)
+        except CheckerUnavailable:
+            return self._lost()
         except TimeoutError:
             return self._none("timeout")
         except UpstreamError as exc:
@@ -147,6 +210,9 @@ class EvidenceChecks:
     def _none(self, outcome: str) -> int:
         self._counter.labels(outcome).inc()
         return NO_VERDICT
+
+    def _lost(self) -> None:
+        self._counter.labels("lost").inc()
 
     async def _opened(self, stack: AsyncExitStack, place: str, evidence: Evidence) -> AnswerCheck:
         settings, limit_s = self._settings, evidence.timeout_s
@@ -165,8 +231,9 @@ class EvidenceChecks:
             call: CheckerCall = UrlChecker(name, evidence.url, limit_s, settings, self._secrets)
         else:
             function = evidence.function or SCHEMA_CHECK
-            call = FunctionChecker(name, function, timeout_s=limit_s, processes=PROCESSES)
-        return DocumentCheck(await stack.enter_async_context(call), limit_s, evidence.json_schema)
+            processes = PROCESSES + ROW_PLACES
+            call = FunctionChecker(name, function, timeout_s=limit_s, processes=processes)
+        return DocumentCheck(await stack.enter_async_context(call), evidence.json_schema)
 
 
 def _score(correct: object, name: str) -> float | None:

@@ -118,6 +118,8 @@ async def fan_out(
                 done, _ = await asyncio.wait(
                     out, timeout=hurry_s, return_when=asyncio.FIRST_COMPLETED
                 )
+                if not done and (hurry_s := vote.hurry_s):
+                    continue  # what is left to wait for may have changed
                 if not done:
                     further, hurry_s = vote.hurry(), None
                     left = _without(left, further)

@@ -6,7 +6,8 @@ are left are called at once if a round is slow: it takes twice as long as its ca
 at least ``LEAST_S``. One in fifty answers of a candidate takes longer than usual, and few of them
 twice as long, so this seldom costs calls. While the usual time is not known, half of the time to
 the deadline is the limit. Answers of slow candidates that can no longer change the vote are not
-awaited.
+awaited. The time of checks counts for no slow round, and a verdict that is lost has all that are
+left called: what rows would have is not known then.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Rounds:
         self._sequence = plan.sequence(decision_id)
         self.policy = plan.calibration.policy
         self._has_answer = False  # that can be returned
+        self.arrived: set[str] = set()  # whose answers are here, if not checked yet
         self.verdicts: dict[str, int] = {}  # of the checker, on the answers that arrived
+        self._unchecked: set[str] = set()  # whose verdicts are lost
         self.unread: set[str] = set()  # whose answers were not read by the deadline
         self.next: tuple[str, ...] = ()
         self._is_hurried = False  # answers that cannot change the vote are not awaited
@@ -82,6 +85,18 @@ class Rounds:
         self.next = self._sequence.call_rest(reason)
         return self.next
 
+    def check(self, name: str, verdict: int | None) -> None:
+        """Take the checker's verdict on an answer that arrives; None: it is lost."""
+        if verdict is None:
+            self._unchecked.add(name)
+        else:
+            self.verdicts[name] = verdict
+
+    @property
+    def is_awaiting_checks(self) -> bool:
+        """Whether every answer of the round is here, and checks alone are under way."""
+        return self.arrived.issuperset(self.next)
+
     @property
     def is_checked(self) -> bool:
         """Whether verdicts of a checker are evidence."""
@@ -108,7 +123,10 @@ class Rounds:
             return failure_reasons(failed, is_outvoted=False)
         if not sequence.has_reference or sequence.winner not in results.replies:
             return (Reason.REFERENCE_UNAVAILABLE, *failure_reasons(failed, is_outvoted=False))
-        return failure_reasons(failed, is_outvoted=self.is_settled)
+        reasons = failure_reasons(failed, is_outvoted=self.is_settled)
+        if sequence.unchecked and not sequence.is_decided:
+            return (Reason.EVIDENCE_UNAVAILABLE, *reasons)
+        return reasons
 
     @property
     def is_settled(self) -> bool:
@@ -159,13 +177,16 @@ class Rounds:
         sequence = self._sequence
         if sequence.answers and not self._has_answer and not sequence.failed:
             self.next = sequence.call_rest(StopReason.NO_ANSWER)
+        elif sequence.unchecked and not sequence.failed:
+            self.next = sequence.call_rest(StopReason.UNCHECKED)
         if not self.next:
             self.next = sequence.next_round()
         reference = self.policy.reference
         self.alone = reference if self.next == (reference,) else None
 
     def _add(self, name: str, form: str | None) -> None:
-        self._sequence.add(name, form, self.verdicts.get(name, NO_VERDICT))
+        verdict = None if name in self._unchecked else self.verdicts.get(name, NO_VERDICT)
+        self._sequence.add(name, form, verdict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +255,8 @@ class RoundsVote(Vote):
     @property
     def _slow_at(self) -> float:
         """When the round is slow; infinite where a candidate's latency is not known."""
+        if self.rounds.is_awaiting_checks:
+            return math.inf
         usual = [self.usual_s(name) or math.inf for name in self.rounds.next]
         return self.rounds.began_at + max(LEAST_S, SLOW * max(usual, default=math.inf))
 

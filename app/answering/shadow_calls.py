@@ -52,6 +52,7 @@ class ShadowCall:
         conversation: The conversation by which it was drawn; None: by its id.
         replies: The answers that it has.
         failures: The candidates that reject the request itself; they are not called again.
+        verdicts: Those of a checker that it has, on its answers.
     """
 
     decision_id: str
@@ -62,6 +63,7 @@ class ShadowCall:
     conversation: str | None = None
     replies: dict[str, Reply] = field(default_factory=dict[str, Reply])
     failures: dict[str, UpstreamError] = field(default_factory=dict[str, UpstreamError])
+    verdicts: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class ShadowCalls:
@@ -125,6 +127,7 @@ class ShadowCalls:
         calls = asyncio.gather(*(self._call(call, name, deadline) for name in missing))
         try:
             await calls
+            await self._check(call)
         except asyncio.CancelledError:
             await self._store(call)
             raise
@@ -177,6 +180,9 @@ class ShadowCalls:
         """The sample, and the candidates that are wrong without a verdict."""
         request, pool = call.request, call.pool
         rejected = {name for name, exc in call.failures.items() if exc.is_of_request}
+        is_checked = self._is_checked(call)
+        # An answer whose verdict is lost makes no row: rows without it would have another law.
+        checked = call.verdicts if is_checked else call.replies
         unanswered = {name for name, reply in call.replies.items() if reply.answer is None}
         sample = Sample(
             decision_id=call.decision_id,
@@ -184,26 +190,34 @@ class ShadowCalls:
             later=request.query.later,
             conversation=call.conversation,
             classes={**dict.fromkeys(pool), **await _classes(call)},
-            verdicts=await self._verdicts(call),
+            verdicts=self._verdicts(call) if is_checked else {},
             digests=request.query.conditions.digests,
-            whole=all(name in call.replies or name in rejected for name in pool),
+            whole=all(name in checked or name in rejected for name in pool),
             exchange=self._exchange(call),
         )
         return sample, [name for name in pool if name in rejected or name in unanswered]
 
-    async def _verdicts(self, call: ShadowCall) -> Mapping[str, int]:
-        """The checker's verdict on each answer; nothing where there is no checker.
-
-        Answers of a round are checked once more: each row by the same rule, all at once.
-        """
+    def _is_checked(self, call: ShadowCall) -> bool:
         application = None if call.request.application is None else call.request.application.name
-        if self._settings.evidence_at(application) is None:
-            return {}
-        names = [name for name in call.pool if name in call.replies]
-        found = await asyncio.gather(
-            *(self._evidence.verdict(call.request, call.replies[name]) for name in names)
-        )
-        return {**dict.fromkeys(call.pool, NO_VERDICT), **dict(zip(names, found, strict=True))}
+        return self._settings.evidence_at(application) is not None
+
+    async def _check(self, call: ShadowCall) -> None:
+        """Have the answers checked that have no verdict of a round."""
+        if not self._is_checked(call):
+            return
+
+        async def check(name: str) -> None:
+            verdict = await self._evidence.of_row(call.request, call.replies[name])
+            if verdict is not None:
+                call.verdicts[name] = verdict
+
+        missing = [name for name in call.replies if name not in call.verdicts]
+        await asyncio.gather(*map(check, missing))
+
+    @staticmethod
+    def _verdicts(call: ShadowCall) -> Mapping[str, int]:
+        """The verdict on each answer, and none on what is no answer."""
+        return {**dict.fromkeys(call.pool, NO_VERDICT), **call.verdicts}
 
     @staticmethod
     def _exchange(call: ShadowCall) -> SampledExchange:

@@ -28,6 +28,10 @@ PROCESSES: Final = 4  # of one function; one process does one check at a time
 _INVALID: Final = "upstream_invalid_response"
 
 
+class CheckerUnavailable(UpstreamError):
+    """The checker was not called: it has no process, and none could be started."""
+
+
 class CheckerCall(Protocol):
     """A checker that can be called while it is open."""
 
@@ -118,7 +122,8 @@ class FunctionChecker:
         function: ``package.module:function``. It gets the document and returns the answer.
         timeout_s: Time limit of a check.
         start_s: Time limit for importing the module.
-        processes: How many are started when it opens; others as they are needed.
+        processes: How many are started when it opens; others, up to ``PROCESSES``, as they are
+            needed.
     """
 
     def __init__(
@@ -135,10 +140,11 @@ class FunctionChecker:
         self._timeout_s = timeout_s
         self._start_s = start_s
         self._at_first = processes
+        self._most = max(PROCESSES, processes)
         self._starting: set[asyncio.Task[SandboxedProcess]] = set()
         self._idle: list[SandboxedProcess] = []
         # Threads of its own: a function that hangs must not hold those of the gateway.
-        self._threads = ThreadPoolExecutor(PROCESSES, thread_name_prefix="checker")
+        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="checker")
 
     async def __aenter__(self) -> Self:
         try:
@@ -157,7 +163,11 @@ class FunctionChecker:
         self._threads.shutdown()
 
     async def check(self, data: bytes) -> Mapping[str, Any]:
-        """See :class:`CheckerCall`. Not called more than ``PROCESSES`` times at once."""
+        """See :class:`CheckerCall`. Not called at once more often than it has processes.
+
+        Raises:
+            CheckerUnavailable: No process is left, and none could be started.
+        """
         process = self._idle.pop() if self._idle else await self._another()
         reply = await self._exchange(process, data, self._timeout_s)
         if reply is None:
@@ -174,13 +184,15 @@ class FunctionChecker:
 
     async def _another(self) -> SandboxedProcess:
         """One more process. A check that does not wait for it leaves it to the next one."""
-        if len(self._starting) >= PROCESSES:
-            raise UpstreamError(f"{self.name} is being started")
+        if len(self._starting) >= self._most:
+            raise CheckerUnavailable(f"{self.name} is being started")
         task = asyncio.create_task(self._start())
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
         try:
             return await asyncio.shield(task)
+        except UpstreamError as exc:
+            raise CheckerUnavailable(str(exc), kind=exc.kind, lasting=exc.lasting) from exc
         except asyncio.CancelledError:
             task.add_done_callback(self._keep)
             raise

@@ -14,7 +14,12 @@ from app.store.answer_calibrations import AnswerCalibrationRecord
 from racer_core.sequential.serving import CalledRound, CallSequence, StopReason
 from racer_core.sequential.verdicts import NO_VERDICT
 
-_OUT_OF_TURN = (StopReason.SLOW, StopReason.DEADLINE, StopReason.NO_ANSWER)
+_OUT_OF_TURN = (
+    StopReason.SLOW,
+    StopReason.DEADLINE,
+    StopReason.NO_ANSWER,
+    StopReason.UNCHECKED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,6 +171,14 @@ class Reason(StrEnum):
     Allow the reference, or repair it.
     """
 
+    EVIDENCE_UNAVAILABLE = "evidence_unavailable"
+    """Of the promise `same_answer`: the gateway lost a checker's verdict, by the request's deadline
+    or because no process of the checker could be started, and the vote may depend on it. All
+    candidates were called.
+
+    Read `racer_evidence_total`; have the checker take less time.
+    """
+
     TERMS_ASSUMED = "terms_assumed_independent_of_query"
     """Of the promise `same_answer`: the request chose a reference or number of rounds other than
     its application's, or the calibration has others.

@@ -25,6 +25,7 @@ const REASONS = {
   score_assumed_independent_of_query: () => "you chose the score: this assumes that the choice does not depend on the question",
   group_assumed_independent_of_query: () => "you chose the group: this assumes that the choice does not depend on the question",
   terms_assumed_independent_of_query: () => "you chose the reference or the rounds: this assumes that the choice does not depend on the question",
+  evidence_unavailable: () => "the check of an answer was lost, and could have changed the vote",
   reference_unavailable: () => "the reference could not be called, so it is not known whether its answer is another",
   fan_out_limited: () => "the set was larger than the gateway's limit, so its best were called",
   observe_only: () => "the gateway only observes: one fixed candidate was called",
@@ -102,6 +103,7 @@ const STOPS = {
   slow: "A round took longer than usual, so all that were left were asked at once.",
   deadline: "Half of the time was over, so all that were left were asked at once.",
   no_answer: "Nothing that was said could be returned, so all that were left were asked at once.",
+  unchecked: "The check of an answer was lost, so all that were left were asked at once.",
 };
 
 /** Why no further round was called. */

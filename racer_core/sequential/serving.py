@@ -28,6 +28,7 @@ class StopReason(StrEnum):
     SLOW = "slow"  # a round took longer than usual: all others were called at once
     DEADLINE = "deadline"  # half of the time was over: all others were called at once
     NO_ANSWER = "no_answer"  # no answer so far could be returned: all others were called
+    UNCHECKED = "unchecked"  # a checker's verdict was lost: all others were called
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +78,23 @@ class CallSequence:
         self.answers: dict[str, str | None] = {}  # the normal form of each
         self.verdicts: dict[str, int] = {}
         self.failed: set[str] = set()
+        self.unchecked: set[str] = set()  # whose verdicts are lost
         self._elected: str | None = None
 
-    def add(self, candidate: str, form: str | None, verdict: int = NO_VERDICT) -> None:
+    def add(self, candidate: str, form: str | None, verdict: int | None = NO_VERDICT) -> None:
         """Report an answer.
 
         Args:
             candidate: Called and not reported yet.
             form: Its normal form; None: it cannot be read, was cut off, or the request itself
                 caused the failure (a filter, its length). Rows must record these cases alike.
-            verdict: The checker's verdict on it.
+            verdict: The checker's verdict on it; None: it is lost, and any may have been given.
         """
         self._report(candidate)
         self.answers[candidate] = form
-        self.verdicts[candidate] = verdict
+        self.verdicts[candidate] = NO_VERDICT if verdict is None else verdict
+        if verdict is None:
+            self.unchecked.add(candidate)
 
     def fail(self, candidate: str) -> None:
         """Report a failure whose cause lies outside the request; the last round follows."""
@@ -170,13 +174,17 @@ class CallSequence:
 
     @property
     def is_decided(self) -> bool:
-        """Whether candidates that failed or are outstanding cannot change the answer."""
+        """Whether what failed, is outstanding or lost its verdict cannot change the answer."""
         if self.has_reference and self.policy.reference is not None:
             return self.policy.reference in self.answers
         if self.winner is None or self._equals is not None:  # further answers may join classes
             return False
-        silent = {*self.failed, *self.outstanding}
-        return self.policy.is_decided(self.answers, self.winner, silent, self.verdicts)
+        silent = {*self.failed, *self.outstanding, *self.unchecked}
+        forms = {name: form for name, form in self.answers.items() if name not in silent}
+        alike = [name for name, form in forms.items() if form == self.answers[self.winner]]
+        if not alike:
+            return False
+        return self.policy.is_decided(forms, alike[0], silent, self.verdicts)
 
     @property
     def has_reference(self) -> bool:

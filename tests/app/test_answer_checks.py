@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import Counter
 from pydantic import ValidationError
 
-from app.settings import Evidence
+from app.answering.evidence import EvidenceChecks
+from app.settings import Evidence, Settings
 from app.tools.labelling import schema_check
 from racer_core.sequential.verdicts import NO_VERDICT
 from tests.support.gateway import ADMIN_KEY, Gateway, Serve
@@ -106,6 +111,51 @@ def test_a_checker_belongs_to_the_setup_of_the_rows(
     plain = configured(talking, same_answer={"alpha": 0.1}, watching=watching)
     again = serve(folder=tmp_path / "gateway", **plain)
     assert again.get("/same-answer", ADMIN_KEY).json()["applications"][""]["rows"] == 0
+
+
+def test_rows_and_requests_get_the_same_verdicts_however_many_are_checked_at_once() -> None:
+    """Each check has all of its time, those that nobody awaits do no harm, and own faults show."""
+    document = {
+        "schema_version": 1,
+        "candidates": [{"name": "ada", "base_url": "http://127.0.0.1:9/v1"}],
+        "aggregation": {"equality": "exact"},
+        "same_answer": {"evidence": FUNCTION},
+    }
+    counter = Counter("checks", "Checks.", ("outcome",), registry=None)
+    request: Any = SimpleNamespace(application=None, fields={"messages": []})
+    reply: Any = SimpleNamespace(
+        candidate="ada", answer="pause", call_record={"message": {"content": "pause"}}
+    )
+    slow: Any = SimpleNamespace(
+        candidate="ada", answer="slow", call_record={"message": {"content": "slow"}}
+    )
+
+    async def verdicts() -> tuple[list[int | None], ...]:
+        checks = EvidenceChecks(Settings.model_validate(document), None, None, counter)  # type: ignore[arg-type]
+        later = time.monotonic() + 60
+        async with checks:
+            rows = asyncio.gather(*(checks.of_row(request, reply) for _ in range(8)))
+            left = [asyncio.create_task(checks.of_request(request, reply, later)) for _ in range(4)]
+            await asyncio.sleep(0.05)
+            for task in left:
+                task.cancel()
+            rounds = [
+                verdict
+                for size in (3, 5)
+                for verdict in await asyncio.gather(
+                    *(checks.of_request(request, reply, later) for _ in range(size))
+                )
+            ]
+            own = [
+                await checks.of_row(request, slow),
+                await checks.of_request(request, slow, later),
+                await checks.of_request(request, slow, time.monotonic() + 0.1),
+            ]
+            return await rows, rounds, own
+
+    rows, rounds, own = asyncio.run(verdicts())
+    assert rows == rounds == [0] * 8
+    assert own == [NO_VERDICT, NO_VERDICT, None]
 
 
 SCHEMA = {"type": "object", "required": ["sum"], "properties": {"sum": {"type": "integer"}}}

@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.answering.fan_out import FanOutResult
-from app.answering.rounds import Rounds, RoundsVote
+from app.answering.answer_forms import AnswerReader
+from app.answering.fan_out import FanOutResult, fan_out
+from app.answering.rounds import LEAST_S, Rounds, RoundsVote
 from app.answering.vote import Vote
 from app.errors import UpstreamError, UpstreamRejected
 from app.monitoring.decision_record import DecisionRecord
@@ -86,6 +87,59 @@ def test_an_answer_that_is_not_read_in_time_is_a_failure() -> None:
 def test_a_request_that_nobody_answered_has_no_other_reasons() -> None:
     """Such as one whose client left at once."""
     assert rounds().reasons(FanOutResult()) == ()
+
+
+def test_checks_make_no_round_slow() -> None:
+    """The usual latency is that of answers alone."""
+    state = rounds()
+    plain = Vote(
+        rule=Aggregation(), kind=Equality.EXACT, reader=NeverReads(), stacked=None, scores={},
+        members=NAMES, deadline=time.monotonic() + 100.0,
+    )  # fmt: skip  # pyright: ignore[reportArgumentType]
+    vote = RoundsVote.of(plain, state, usual_s=lambda _: 1.0)
+    state.arrived.add("ada")
+    assert 1.0 < vote.hurry_s <= 2.0
+    state.arrived.add("bob")
+    assert 49.0 < vote.hurry_s <= 50.0
+
+
+def test_a_slow_checker_saves_calls_all_the_same() -> None:
+    """Answers take 20 ms, checks more than the least time of a slow round."""
+    state = rounds(threshold=-math.inf)
+    plain = Vote(
+        rule=Aggregation(), kind=Equality.EXACT,
+        reader=AnswerReader(None, None, similarity=0.9, embed_chars=100), stacked=None, scores={},
+        members=NAMES, deadline=time.monotonic() + 100.0,
+    )  # fmt: skip  # pyright: ignore[reportArgumentType]
+    vote = RoundsVote.of(plain, state, usual_s=lambda _: 0.02)
+
+    async def call(name: str) -> Reply:
+        await asyncio.sleep(0.02)
+        state.arrived.add(name)
+        await asyncio.sleep(LEAST_S + 0.2)
+        state.check(name, 5)
+        return reply(name)
+
+    results = asyncio.run(fan_out(NAMES, call=call, vote=vote))
+    assert sorted(results.replies) == ["ada", "bob"]
+    assert (state.made.stopped, state.made.verdicts) == ("certified", {"ada": 5, "bob": 5})
+
+
+def test_a_lost_verdict_calls_all_and_voids_what_may_depend_on_it() -> None:
+    """It is not the verdict of a checker that says nothing."""
+    for answers, reasons in ((("7", "7", "7"), ()), (("8", "8", "7"), ("evidence_unavailable",))):
+        state = rounds(threshold=-math.inf)
+        state.check("ada", None)
+        state.check("bob", 5)
+        given = {"ada": "7", "bob": "7"}
+        report(state, **given)
+        assert state.next == ("cyd", "dan", "eve")
+        given |= dict(zip(state.next, answers, strict=True))
+        report(state, **given)
+        assert (state.is_over, state.made.stopped) == (True, "unchecked")
+        assert state.made.verdicts == {"bob": 5}
+        results = FanOutResult(replies={name: reply(name) for name in NAMES})
+        assert state.reasons(results) == reasons
 
 
 def report(state: Rounds, **answers: str | None) -> None:

@@ -13,6 +13,8 @@ def check(document: dict[str, Any]) -> Any:
     text = message["content"]
     if text == "slow":
         time.sleep(30)
+    if text == "pause":
+        time.sleep(0.2)
     if text == "crash":
         os._exit(1)
     if text == "raise":
