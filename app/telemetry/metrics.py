@@ -147,6 +147,8 @@ class Metrics:
             ("outcome",),
             registry=self.registry,
         )
+        for outcome in ("verdict", "no_verdict", "timeout", "failed"):
+            self.evidence.labels(outcome)  # a rate needs the zero before the first
         self.same_answer_calls = Counter(
             "racer_same_answer_calls",
             "Candidates of requests under the promise same_answer that were called, or spared",

@@ -6,11 +6,12 @@ import { sentence } from "./words.js";
 
 /** What is known of one application; `record` is its active calibration, if there is one. */
 export function progressView(progress, record) {
-  const { refusal, watch } = progress;
+  const { refusal, stale, watch } = progress;
   const isDue = !record || watch.alarm_at !== null;
   return [
     watch.alarm_at === null ? null : alarm(watch),
-    refusal === null ? null : notice("warn", el("h3", {}, "The last attempt was not activated"), el("p", {}, sentence(refusal))),
+    stale === "age" ? tooOld(record, refusal) : null,
+    refusal === null || stale === "age" ? null : notice("warn", el("h3", {}, "The last attempt was not activated"), el("p", {}, sentence(refusal))),
     isDue ? rowsSoFar(progress) : null,
     record ? facts(record) : null,
     record && watch.alarm_at === null ? watched(watch, record.evidence.alpha) : null,
@@ -67,6 +68,15 @@ function watched({ sampled, differing, evidence, alarms_at: limit }, alpha) {
     {},
     el("div", { class: "interval" }, el("span", {}, "Evidence that answers differ too often"), bar, el("strong", {}, `${number(evidence, 1)}, alarm at ${number(limit, 0)}`)),
     el("p", { class: "muted" }, differ),
+  );
+}
+
+/** No calibration succeeded for too long. */
+function tooOld({ activated_at: since, created_at: made }, refusal) {
+  return notice(
+    "bad",
+    el("strong", {}, `Certificates are void: no calibration succeeded since ${moment(since ?? made)}.`),
+    el("p", {}, refusal === null ? "There are no new samples: look whether requests still come and are sampled." : `The last attempt: ${sentence(refusal)}`),
   );
 }
 

@@ -174,6 +174,13 @@ def test_an_alarm_and_a_refusal_are_said_in_words(certified: Fleet, opened: Open
     assert "12 of 40 sampled requests differed" in text
     assert "Not worth it: a request would cost 1.20" in text
     assert "7 of 69 sampled requests" in text
+    progress["watch"]["alarm_at"] = None
+    progress["stale"] = "age"
+    tab.page.evaluate("document.dispatchEvent(new Event('readiness'))")
+    tab.page.wait_for_selector("#same-answer >> text=Certificates are void")
+    text = card(tab).inner_text()
+    assert "no calibration succeeded since" in text
+    assert "The last attempt: Not worth it" in text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
