@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections.abc import Generator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from threading import Lock
@@ -46,7 +47,7 @@ class Show(Protocol):
         Args:
             application: The application.
             watch: What the requests since the calibration say.
-            age: Time since it was activated; None: none is active.
+            age: Time since it was made; None: none is active.
             is_refused: The last attempt at the next one was refused.
         """
         ...
@@ -175,16 +176,13 @@ class AnswerCalibrator:
 
         Blocks. Never raises.
         """
-        try:
+        with _faults_logged(""):
             self.calibrations.catch_up()
-            for application in self._names:
+        for application in self._names:
+            with _faults_logged(application):
                 self._watch(application)
                 self._refresh(application)
                 self._show_state(application)
-        except StoreError as exc:
-            log.warning("calibrations of same_answer wait for the store: %s", exc)
-        except Exception:
-            log.exception("calibrations of same_answer are not kept up")
 
     def _watch(self, application: str) -> AnswerWatch:
         """Raise the alarm of an application's calibration, if it is due."""
@@ -224,11 +222,11 @@ class AnswerCalibrator:
         if record is not None and is_old and record.id not in self._too_old:
             self._too_old.add(record.id)
             log.warning(
-                "certificates of same_answer%s are void: calibration %s was activated at %s, and "
-                "no refresh succeeded since; the last attempt: %s",
+                "certificates of same_answer%s are void: calibration %s was made at %s, and no "
+                "refresh succeeded since (calibrate again, on newer samples); the last attempt: %s",
                 _of(application),
                 record.id,
-                record.activated_at,
+                record.created_at,
                 "none, for there are no new samples" if refused is None else refused.refusal,
             )
 
@@ -281,9 +279,12 @@ class AnswerCalibrator:
 
     def _is_renewal_due(self, record: AnswerCalibrationRecord) -> bool:
         """Daily, and as soon as the samples have doubled, for few rows waste calls."""
-        if self.calibrations.stale(record) or age_of(record) >= answer_schedule.REFRESH:
-            return True
         rows, since = record.evidence["rows"], record.activated_at or record.created_at
+        if (
+            self.calibrations.stale(record)
+            or answer_schedule.age_of(since) >= answer_schedule.REFRESH
+        ):
+            return True
         return (
             samples_since(self._store, application=record.application, since=since, enough=rows)
             >= rows
@@ -479,6 +480,17 @@ class AnswerCalibrator:
                 param="application",
             )
         return application or (DEFAULT if configured else "")
+
+
+@contextlib.contextmanager
+def _faults_logged(application: str) -> Generator[None]:
+    """One application's fault keeps no other one from its bets."""
+    try:
+        yield
+    except StoreError as exc:
+        log.warning("calibrations of same_answer%s wait for the store: %s", _of(application), exc)
+    except Exception:
+        log.exception("calibrations of same_answer%s are not kept up", _of(application))
 
 
 def _of(application: str) -> str:

@@ -76,7 +76,7 @@ class MonitoringMetrics:
         )
         self.answer_age = Gauge(
             "racer_same_answer_age_seconds",
-            "Time since the calibration of same_answer was activated; NaN where none is active",
+            "Time since the active calibration of same_answer was made; NaN where none is active",
             ("application",),
             registry=registry,
         )

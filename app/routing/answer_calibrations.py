@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
@@ -140,8 +140,8 @@ class Staleness(StrEnum):
 
 
 def age_of(record: AnswerCalibrationRecord) -> timedelta:
-    """The time since a record was activated."""
-    return datetime.now(UTC) - datetime.fromisoformat(record.activated_at or record.created_at)
+    """The time since a record was made: activating it again makes its rows no newer."""
+    return datetime.now(UTC) - datetime.fromisoformat(record.created_at)
 
 
 class AnswerCalibrations:
@@ -164,7 +164,7 @@ class AnswerCalibrations:
         self._renewed = renewed
         self._store = store
         self._active: Mapping[str, AnswerCalibrationRecord] = {}
-        self.alarmed: frozenset[str] = frozenset()  # ids of records that an alarm made void
+        self.alarmed: frozenset[str] = frozenset()  # ids; stored alarms are evidence
         self._fits: LRUCache[_Key, SequentialCalibration] = LRUCache(_MAX_FITS)
         self._plans: LRUCache[tuple[Any, ...], RoundsPlan] = LRUCache(_MAX_PLANS)
         self._lock = Lock()
@@ -175,7 +175,7 @@ class AnswerCalibrations:
 
     def stale(self, record: AnswerCalibrationRecord) -> Staleness | None:
         """Why certificates of a record are void; None: they are not."""
-        if record.id in self.alarmed:
+        if record.id in self.alarmed or "alarm_at" in record.evidence:
             return Staleness.ALARM
         is_old = record.application in self._renewed and age_of(record) > MAX_AGE
         return Staleness.AGE if is_old else None
@@ -193,13 +193,11 @@ class AnswerCalibrations:
         found: dict[str, AnswerCalibrationRecord] = {}
         for application, (calibration_id, since) in self._store.active(self.setup).items():
             before = self._active.get(application)
-            if before is None or before.id != calibration_id:
+            if before is None or (before.id, before.activated_at) != (calibration_id, since):
                 try:
                     before = self._store.record(calibration_id)
                 except (NotFound, StoreDamaged) as exc:
                     log.error("%s; the last calibration stays active", exc)
-            elif before.activated_at != since:
-                before = replace(before, activated_at=since)
             if before is not None:
                 found[application] = before
         self._active = found

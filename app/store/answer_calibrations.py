@@ -120,8 +120,8 @@ class AnswerCalibrationStore:
                 Of gateways that calibrate at the same time the first one wins.
 
         Returns:
-            The record with its number among those of its application (``ordinal``), by which it
-            spends a part of the false-alarm probability: no two have the same.
+            The record with its number among those of its application, of all setups (``ordinal``),
+            by which it spends a part of the false-alarm probability: no two have the same.
 
         Raises:
             Conflict: ``expected_active_id`` is given, and another one decides.
@@ -150,14 +150,13 @@ class AnswerCalibrationStore:
             **verdicts,
             **ids,
         )
-        of_it = record.answer_setup, record.application
         with self._store.transaction() as session:
             _lock(session)
             if expected_active_id is not None:
                 decides, _ = _active(session, record.answer_setup).get(record.application, ("", ""))
                 if decides != expected_active_id:
                     raise Conflict("another calibration was activated meanwhile")
-            evidence = {**record.evidence, "ordinal": _next_ordinal(session, *of_it)}
+            evidence = {**record.evidence, "ordinal": _next_ordinal(session, record.application)}
             record = replace(record, evidence=evidence, activated_at=now() if activate else None)
             notify(session)
             session.add(
@@ -249,13 +248,13 @@ def _active(session: Session, answer_setup: str) -> dict[str, tuple[str, str]]:
     return {application: (found, since or "") for application, found, since in rows}
 
 
-def _next_ordinal(session: Session, answer_setup: str, application: str) -> int:
-    """One more than the highest: older records may be deleted, so their number says nothing."""
+def _next_ordinal(session: Session, application: str) -> int:
+    """One more than the highest of all setups, which share a false-alarm probability.
+
+    Older records may be deleted, so their number says nothing.
+    """
     documents = session.scalars(
-        select(AnswerCalibrationRow.document).where(
-            AnswerCalibrationRow.answer_setup == answer_setup,
-            AnswerCalibrationRow.application == application,
-        )
+        select(AnswerCalibrationRow.document).where(AnswerCalibrationRow.application == application)
     )
     return 1 + max(
         (json.loads(each)["evidence"].get("ordinal", 0) for each in documents), default=-1
@@ -270,7 +269,7 @@ def _prune(session: Session, application: str) -> None:
         .where(AnswerCalibrationRow.application == application)
         .order_by(*newest_first)
     ).all()
-    newest: dict[str, str] = {}  # of each setup; its ordinal is the highest
+    newest: dict[str, str] = {}  # of each setup; one of them has the highest ordinal
     for calibration_id, setup in found:
         newest.setdefault(setup, calibration_id)
     active = {_active(session, setup).get(application, ("", ""))[0] for setup in newest}

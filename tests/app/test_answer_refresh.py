@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -9,6 +10,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -42,7 +44,7 @@ FALSE_ALARM = 1e-6
 class World:
     """A gateway's calibrator, its store and its sampled requests."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, **more: Any) -> None:
         self.store = Store(url)
         self.shown: list[tuple[str | None, AnswerWatch, timedelta | None, bool]] = []
         self.made = 0
@@ -54,6 +56,7 @@ class World:
                 "aggregation": {"equality": "exact"},
                 "same_answer": {"alpha": 0.1, "calibrate": "from_traffic"},
                 "watching": {"shadow_rate": 1.0, "false_alarm": 0.01},
+                **more,
             }
         )
         self.calibrator = AnswerCalibrator(
@@ -97,7 +100,11 @@ class World:
         since = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="microseconds")
         with self.store.transaction() as session:
             of_it = AnswerCalibrationRow.id == self.active
-            session.execute(update(AnswerCalibrationRow).where(of_it).values(activated_at=since))
+            session.execute(
+                update(AnswerCalibrationRow)
+                .where(of_it)
+                .values(created_at=since, activated_at=since)
+            )
 
 
 def _time(number: int) -> str:
@@ -219,11 +226,61 @@ def test_a_calibration_that_is_not_renewed_ends(
     said = [each.message for each in caplog.records if "no refresh succeeded" in each.message]
     assert len(said) == 1
     assert said[0].endswith("the last attempt: not worth it")
+    asyncio.run(world.calibrator.activate(first or ""))
+    assert world.stale is Staleness.AGE, "activating it again makes its rows no newer"
     world.sample(6)
     with caplog.at_level(logging.INFO):
         keep_up()
     assert world.active != first
     assert (world.stale, world.shown[-1][3]) == (None, False)
+    world.store.close()
+
+
+def test_an_alarmed_calibration_is_void_as_soon_as_it_is_active(tmp_path: Any) -> None:
+    """After a rollback on any gateway, before its watch has run."""
+    url = f"sqlite:///{tmp_path}/racer.db"
+    world, other = World(url), World(url)
+    world.sample(60)
+    world.calibrator.keep_up()
+    first = world.active
+    assert first is not None
+    world.age(days=2)
+    world.sample(1)
+    world.calibrator.keep_up()
+    other.calibrator.keep_up()
+    assert world.active == other.active != first
+    assert (world.stale, other.stale) == (None, None)
+    AnswerCalibrationStore(world.store).raise_alarm(first, now())
+    asyncio.run(world.calibrator.activate(first))
+    other.calibrator.calibrations.catch_up()
+    assert world.active == other.active == first
+    assert (world.stale, other.stale) == (Staleness.ALARM, Staleness.ALARM)
+    store = AnswerCalibrationStore(world.store)
+    another = replace(store.record(first), id="answers-another", answer_setup="another")
+    ordinal = store.add(another, activate=True).evidence["ordinal"]
+    assert ordinal == 2, "a change of the setup spends no false-alarm probability again"
+    world.store.close()
+    other.store.close()
+
+
+def test_a_fault_in_one_application_leaves_the_others_watched(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever fails: the others are looked at in the same minute."""
+    section = {"alpha": 0.1, "calibrate": "from_traffic"}
+    own = {name: {"same_answer": section} for name in ("code", "law")}
+    world, asked = World(f"sqlite:///{tmp_path}/racer.db", applications=own), list[str]()
+
+    def samples_since(_: Store, *, application: str, since: str, enough: int) -> int:
+        asked.append(application)
+        if application == "code":
+            raise RuntimeError("broken")
+        return 0
+
+    monkeypatch.setattr(answer_calibrator, "samples_since", samples_since)
+    world.calibrator.keep_up()
+    assert asked[:2] == ["code", "law"]
+    assert "same_answer of code are not kept up" in caplog.text
     world.store.close()
 
 
