@@ -175,7 +175,7 @@ def a_guarantee() -> Canvas:
 
 def a_first_certificate() -> Canvas:
     """Calls and tokens of each request before and after the first certificate, and differences."""
-    runs = {"demo": "five models of the demo"}
+    runs = {"demo": "five models of the demo", "vllm": "three of them in vLLM"}
     canvas = Canvas.of(len(runs), 3)
     for row, (name, title) in enumerate(runs.items()):
         run = json.loads((RESULTS / f"first_certificate_{name}.json").read_text(encoding="utf-8"))
@@ -218,10 +218,10 @@ def measured() -> dict[str, FloatArray]:
     text = (FOLDER.parents[1] / "benchmarks" / "results" / "recorded_answers.md").read_text(
         encoding="utf-8"
     )
-    row = r"^\| (0\.\d+ \|(?: 0\.\d+ ± 0\.\d+ \|){4}(?: \d\.\d+ \|){4})$"
+    row = r"^\| (0\.\d+ \|(?: 0\.\d+ ± 0\.\d+ \|){5}(?: \d\.\d+ \|){5})$"
     rows = re.findall(row, text, re.MULTILINE)
     numbers = np.array([[float(n) for n in re.findall(r"\d+\.\d+", row)] for row in rows])
-    scores = ("gap", "prob", "cover", "static")
+    scores = ("gap", "prob", "static", "cover", "static_by_group")
     names = ["alpha"]
     names += [f"{kind} {score}" for score in scores for kind in ("risk", "sd")]
     names += [f"size {score}" for score in scores]

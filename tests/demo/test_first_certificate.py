@@ -10,13 +10,13 @@ import pytest
 from app.monitoring import answer_calibrator
 from tests.support.gateway import ENVIRONMENT, Gateway, running
 from tests.support.zero_setup import (
-    ServedRequest,
     ask,
     compared,
     configure,
     demo_pool,
     most_differing,
     questions,
+    until_certified,
 )
 
 pytestmark = pytest.mark.slow
@@ -47,9 +47,7 @@ def test_the_gateway_certifies_by_itself_and_keeps_its_promise(gateway: Gateway)
     False alarm 1e-6. At most 3.7 of 5 calls in 600 simulated first certificates of this pool.
     """
     asked = iter(questions(7, 1_000))
-    before: list[ServedRequest] = []
-    while not before or before[-1].calibration is None:
-        before.append(ask(gateway, next(asked)))
+    before = until_certified(gateway, asked)
     further = [ask(gateway, next(asked)) for _ in range(FURTHER)]
     assert len(before) >= 70
     served = [each for each in compared(gateway, further) if each.calibration]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -115,6 +115,14 @@ def ask(gateway: Gateway, query: str) -> ServedRequest:
         calibration=certificate["calibration_id"] if certificate["holds"] else None,
         decision=racer["decision_id"],
     )
+
+
+def until_certified(gateway: Gateway, asked: Iterator[str]) -> list[ServedRequest]:
+    """The answers up to the first that is certified; StopIteration where none is."""
+    served = [ask(gateway, next(asked))]
+    while served[-1].calibration is None:
+        served.append(ask(gateway, next(asked)))
+    return served
 
 
 def compared(gateway: Gateway, served: Sequence[ServedRequest]) -> list[ServedRequest]:
