@@ -40,6 +40,7 @@ RacerError (racer_core.errors)
 │   ├── UpstreamRateLimited          429, the candidate takes no more calls for now
 │   ├── UpstreamRejected             400, the candidate finds fault with the request itself
 │   ├── NoAnswerError                502, no selected candidate answered
+│   ├── CheckerUnavailable           a checker was not called: it has no process
 │   ├── UpstreamUnauthorized         command line: the server wants another API key
 │   └── ModelListError               command line: the server gives no list of its models
 │       └── ModelListUnreachable     command line: nothing answers there
@@ -321,6 +322,10 @@ class NoAnswerError(UpstreamError):
     """No selected candidate answered."""
 
     default_kind = "no_answer"
+
+
+class CheckerUnavailable(UpstreamError):
+    """The checker was not called: it has no process, and none could be started."""
 
 
 class UpstreamUnauthorized(UpstreamError):

@@ -21,12 +21,11 @@ from prometheus_client import Counter
 
 from app.answering.rater import Rater
 from app.answering.request import InferenceRequest
-from app.errors import UpstreamError
+from app.errors import CheckerUnavailable, UpstreamError
 from app.monitoring.checker import checker_document
 from app.monitoring.checker_calls import (
     PROCESSES,
     CheckerCall,
-    CheckerUnavailable,
     FunctionChecker,
     UrlChecker,
 )

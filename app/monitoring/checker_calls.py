@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, Self, cast
 from urllib.parse import urlsplit
 
 from app.concurrency.sandbox import ROOT, Message, SandboxedProcess
-from app.errors import SettingsError, UpstreamError, UpstreamTimeout
+from app.errors import CheckerUnavailable, SettingsError, UpstreamError, UpstreamTimeout
 from app.settings import Checker, Secrets, Settings
 from app.upstream.http_client import UpstreamClient
 from app.upstream.replicas import Replicas, Target
@@ -26,10 +26,6 @@ START_S: Final = 60.0  # for the import of a function's module
 MESSAGE_BYTES: Final = 2**20  # of a function's result
 PROCESSES: Final = 4  # of one function; one process does one check at a time
 _INVALID: Final = "upstream_invalid_response"
-
-
-class CheckerUnavailable(UpstreamError):
-    """The checker was not called: it has no process, and none could be started."""
 
 
 class CheckerCall(Protocol):

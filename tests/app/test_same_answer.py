@@ -258,7 +258,9 @@ def test_traffic_that_changes_is_noticed_without_labels(
     total = 34 + rows  # as many since the calibration as it had, whenever it was made
     collect(gateway, rows, 34)
     assert until(lambda: report()["data"][0]["evidence"]["rows"] >= 2 * rows, 10), report()
-    first, again = certificate(), report()["data"][0]["evidence"]["rows"]
+    latest = report()["data"][0]
+    assert until(lambda: certificate()["calibration_id"] == latest["id"], 10)
+    first, again = certificate(), latest["evidence"]["rows"]
     talking.answer = lost_ada
     stated = report()["applications"][""]["watch"]["alarm_within"]
     assert 20 < stated < again  # no calibration comes before
