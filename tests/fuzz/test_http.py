@@ -65,9 +65,11 @@ def description(gateway: Gateway) -> dict[str, Any]:
     By chance no text would name a model.
     """
     document = gateway.get("/openapi.json", None).json()
-    asked = [gateway.chat(ONE)["racer"] for _ in range(300)]  # by chance fewer than 45 drawn: 1e-9
+    asked = [gateway.chat(ONE)["racer"] for _ in range(60)]  # none of them is drawn: 5e-10
     decision = next(each["decision_id"] for each in asked if "shadow_rate" in each)
-    until(lambda: _answer_rows(gateway) >= 45)
+    for _ in range(300):  # fewer than 45 of them are drawn: 1e-9
+        gateway.chat(ONE, racer={"promise": "same_answer"})
+    assert until(lambda: _answer_rows(gateway) >= 45), gateway.get("/same-answer", ADMIN_KEY).text
     answers = gateway.post("/same-answer/calibrate", ADMIN_KEY).json()["id"]
     job = gateway.get("/calibrations/jobs", ADMIN_KEY).json()["data"][0]["id"]
     all_right = {name: True for name in POOL}
