@@ -17,7 +17,7 @@ from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.fit import fit_policy, tuned_policy
 from racer_core.types import BoolArray
 
-_FITTING = 4  # one row in so many fits
+_FITTING = 4  # one row in four fits the policy
 _SALT = b"tune"
 # With a named reference one round would call it with all others, and three hardly spare more.
 _ROUNDS: Mapping[bool, tuple[int, ...]] = {False: (1, 2, 3), True: (2,)}

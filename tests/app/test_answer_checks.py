@@ -114,7 +114,7 @@ def test_a_checker_belongs_to_the_setup_of_the_rows(
 
 
 def test_rows_and_requests_get_the_same_verdicts_however_many_are_checked_at_once() -> None:
-    """Each check has all of its time, those that nobody awaits do no harm, and own faults show."""
+    """Each check has all of its time, abandoned ones do no harm, and own faults show."""
     document = {
         "schema_version": 1,
         "candidates": [{"name": "ada", "base_url": "http://127.0.0.1:9/v1"}],
