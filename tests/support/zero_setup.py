@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -118,11 +119,21 @@ def ask(gateway: Gateway, query: str) -> ServedRequest:
 
 
 def until_certified(gateway: Gateway, asked: Iterator[str]) -> list[ServedRequest]:
-    """The answers up to the first that is certified; StopIteration where none is."""
+    """The answers up to the first that is certified; StopIteration where none is.
+
+    The client asks no faster than the pool answers its samples, be the machine slow or quick.
+    """
     served = [ask(gateway, next(asked))]
     while served[-1].calibration is None:
+        while any(each["pending"] for each in _progress(gateway)):
+            time.sleep(0.05)
         served.append(ask(gateway, next(asked)))
     return served
+
+
+def _progress(gateway: Gateway) -> list[dict[str, Any]]:
+    report = gateway.get("/same-answer", ADMIN_KEY).json()
+    return list(report["applications"].values())
 
 
 def compared(gateway: Gateway, served: Sequence[ServedRequest]) -> list[ServedRequest]:
