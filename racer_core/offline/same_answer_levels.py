@@ -56,6 +56,8 @@ def same_answer_levels(
 ) -> Iterator[SameAnswerLevel]:
     """Every reference and number of rounds at every level that the rows suffice for.
 
+    Without prices the vote is the only reference: they alone say whether a candidate is cheaper.
+
     Args:
         answers: Rows with the answers of all candidates.
         labels: Their correctness, shape (n, K).
@@ -66,15 +68,13 @@ def same_answer_levels(
     fit, rest = np.split(order, [len(order) // _FITTING])
     fitting, own, right = answers.at(fit), answers.at(rest), labels[rest]
     each = prices or dict.fromkeys(answers.pool, 1.0)
-    for reference in (None, *answers.pool):
+    for reference in (None, *(answers.pool if prices else ())):
         for most in _ROUNDS[reference is not None]:
             policy = fit_policy(fitting, max_rounds=most, reference=reference, prices=prices)
             for alpha in alphas:
                 if (len(rest) + 1) * alpha < 1.0:
                     continue
-                tuned = policy
-                if reference is None or prices is not None:
-                    tuned = tuned_policy(policy, fitting, alpha, most, prices)
+                tuned = tuned_policy(policy, fitting, alpha, most, prices)
                 calibration = SequentialCalibration(policy=tuned, answers=own, salt=_SALT)
                 stops = calibration.stops(own, calibration.lambda_hat(alpha))
                 spent = np.cumsum([each[name] for name in tuned.order])

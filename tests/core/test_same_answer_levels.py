@@ -8,11 +8,11 @@ from tests.core.sequential_worlds import answers
 
 
 def test_the_levels_of_rows():
-    """One round is the full vote; more risk takes fewer calls; prices decide about references."""
+    """One round is the full vote; more risk takes fewer calls; only prices offer references."""
     rows = answers(np.random.default_rng(1), 800, (0.55, 0.75, 0.6, 0.45, 0.85), common=0.2)
     labels, alphas = rows.classes == 0, (0.001, 0.05, 0.1)
     levels = list(same_answer_levels(rows, labels, alphas=alphas))
-    assert len(levels) == 2 * (3 + 5)  # 600 rows are too few for 0.001
+    assert len(levels) == 2 * 3  # 600 rows are too few for 0.001
     found = {(each.reference, each.max_rounds, each.alpha): each for each in levels}
     full = found[None, 1, 0.05]
     assert (full.calls, full.rounds, full.price) == (5.0, 1.0, 5.0)
@@ -25,6 +25,7 @@ def test_the_levels_of_rows():
         for each in same_answer_levels(rows, labels, prices, (0.1,))
     }
     assert dear[None, 1].price == pytest.approx(13.0)
+    assert len(dear) == 3 + 5
     assert dear["e", 2].price <= 9.0
 
 
