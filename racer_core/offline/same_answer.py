@@ -25,7 +25,7 @@ from racer_core.sequential.critical import (
 )
 from racer_core.sequential.fit import default_borders, fit_policy
 from racer_core.sequential.policy import Columns, Outcomes, Policy
-from racer_core.sequential.reliability import vote_odds
+from racer_core.sequential.reliability import log_odds
 from racer_core.sequential.stacked import StackedPolicy, fit_stacked_policy
 from racer_core.types import BoolArray, FloatArray
 
@@ -122,7 +122,7 @@ class SequenceTrial:
     def until_decided(self) -> dict[str, float]:
         """One by one until the other votes cannot change the winner: exact, without alpha."""
         policy, rows = self.policy, self.answers.at(self.test)
-        weights = np.log(vote_odds(np.array(policy.reliabilities), policy.options))
+        weights = log_odds(np.array(policy.reliabilities), policy.options)
         columns = [policy.pool.index(name) for name in policy.order]
         calls: Columns = np.full(len(rows), len(columns))
         for called in range(len(columns) - 1, 0, -1):

@@ -20,8 +20,8 @@ from racer_core.sequential.critical import (
 from racer_core.sequential.policy import Outcomes, Policy
 from racer_core.sequential.reliability import (
     agreement_rates,
+    log_odds,
     one_coin_reliabilities,
-    vote_odds,
 )
 from racer_core.types import FloatArray
 
@@ -70,7 +70,7 @@ def fit_policy(
     else:
         column = pool.index(reference)
         reliabilities, checker = agreement_rates(rows.classes, column, rows.verdicts)
-    strength = np.log(vote_odds(reliabilities, options))
+    strength = log_odds(reliabilities, options)
     if prices is not None:
         strength = strength / np.sqrt(np.array([prices[name] for name in pool]))
     order = sorted(pool, key=lambda name: (-strength[pool.index(name)], name))

@@ -20,12 +20,13 @@ from racer_core.aggregation.batch import ClassArray, winners
 from racer_core.aggregation.vote import OPTIONS, Method, aggregate
 from racer_core.errors import CalibrationError, InputError
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses, same_answers
-from racer_core.sequential.reliability import checked, vote_odds
+from racer_core.sequential.reliability import checked, log_odds
 from racer_core.sequential.verdicts import NO_VERDICT, VerdictArray, VerdictRates
 from racer_core.types import BoolArray, CandidateAnswer, FloatArray, checked_pool
 
 Columns = NDArray[np.intp]
-_CLEARLY = 1.0 + 1e-9  # a larger lead than rounding makes, and than a vote counts as a tie
+_CLEARLY = 1e-9  # a larger lead than rounding makes, and than a vote counts as a tie
+_EXP: Final = np.frompyfunc(math.exp, 1, 1)
 
 NO_VERDICTS: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -152,12 +153,16 @@ class Policy:
         given = classes[:, first]
         verdict = NO_VERDICT if verdicts is None else verdicts[:, first]
         chances = np.broadcast_to(self._chances[first, verdict], given.shape)
-        odds = np.broadcast_to(self._odds[first, verdict], given.shape)
-        at = self._elected(given, first, chances, odds)
-        strength, total, distinct = _strengths(given, odds, self.options)
+        votes = np.broadcast_to(self._votes[first, verdict], given.shape)
+        at = self._elected(given, first, chances, votes)
+        strength, is_first = _strengths(given, votes)
+        heard, unheard = _posterior(strength, is_first, self.options)
         if self.loss is Loss.MISSES:
-            return first[at], (self.options - distinct) / total * self._others_right[called]
-        return first[at], _doubt(given, strength, total, at, self._reach[called])
+            missing = (self.options - is_first.sum(axis=1)) * unheard
+            return first[at], missing * self._others_right[called]
+        decided = _are_decided(given, strength, at, self._reach[called])
+        winner = np.take_along_axis(heard, at[:, None], axis=1)[:, 0]
+        return first[at], np.where(decided, 0.0, 1.0 - winner)
 
     def vote(
         self, forms: Mapping[str, str | None], verdicts: Mapping[str, int] = NO_VERDICTS
@@ -182,12 +187,15 @@ class Policy:
     def strengths(
         self, forms: Mapping[str, str | None], verdicts: Mapping[str, int] = NO_VERDICTS
     ) -> dict[str, float]:
-        """The factor of its votes in the posterior of each answer that can be read."""
+        """The sum of the votes of each answer that can be read.
+
+        It is the log of their factor in its posterior; the factor overflows with many candidates.
+        """
         strength: dict[str, float] = {}
         for name, form in forms.items():
             if form is not None:
-                odds = self._odds_of[name][verdicts.get(name, NO_VERDICT)]
-                strength[form] = strength.get(form, 1.0) * odds
+                vote = self._votes_of[name][verdicts.get(name, NO_VERDICT)]
+                strength[form] = strength.get(form, 0.0) + vote
         return strength
 
     def is_decided(
@@ -206,9 +214,8 @@ class Policy:
             verdicts: As in :meth:`vote`.
         """
         strength = self.strengths(forms, verdicts)
-        odds = [self._odds_of[name] for name in silent]
-        reach = math.prod(max(*each, 1.0 / min(each)) for each in odds)
-        return _leads(strength, forms[winner], _CLEARLY * reach)
+        reach = sum(max(map(abs, self._votes_of[name])) for name in silent)
+        return _leads(strength, forms[winner], _CLEARLY + reach)
 
     def doubt(
         self,
@@ -221,15 +228,18 @@ class Policy:
         It adds and multiplies in the order of :meth:`standing`.
         """
         strength = self.strengths(forms, verdicts)
-        total = float(self.options)
+        top = max((0.0, *strength.values()))
+        unheard = math.exp(-top)
+        total = self.options * unheard
         for each in strength.values():
-            total += each - 1.0
+            total += math.exp(each - top) - unheard
         if self.loss is Loss.MISSES:
-            return (self.options - len(strength)) / total * self._others_right[len(forms)]
+            missing = (self.options - len(strength)) * (unheard / total)
+            return missing * self._others_right[len(forms)]
         form = forms[winner]
         if _leads(strength, form, self._reach[len(forms)]):
             return 0.0
-        return 1.0 - (1.0 if form is None else strength[form]) / total
+        return 1.0 - (unheard if form is None else math.exp(strength[form] - top)) / total
 
     def restrict(self, names: Sequence[str]) -> Self:
         """The policy of a smaller pool, whose reference is its own full vote.
@@ -284,21 +294,21 @@ class Policy:
         return checked(np.array(self.reliabilities), self.checker)
 
     @cached_property
-    def _odds(self) -> FloatArray:
-        return vote_odds(self._chances, self.options)
+    def _votes(self) -> FloatArray:
+        return log_odds(self._chances, self.options)
 
     @cached_property
     def _reach(self) -> tuple[float, ...]:
-        """By how many times the votes that are left can change a lead after 0, 1, .. K calls.
+        """How much the votes that are left can change a lead after 0, 1, .. K calls.
 
-        Infinitely with a named reference: no vote elects its answer.
+        Without limit with a named reference: no vote elects its answer.
         """
-        odds: FloatArray = self._odds[self._columns][::-1]
+        votes: FloatArray = self._votes[self._columns][::-1]
         if self.reference is not None:
-            return (math.inf,) * (len(odds) + 1)
-        most: FloatArray = np.maximum(odds, 1.0 / odds).max(axis=1)  # whatever the verdicts
-        changes = np.append(1.0, np.cumprod(most))
-        reach: list[float] = (_CLEARLY * changes[::-1]).tolist()
+            return (math.inf,) * (len(votes) + 1)
+        most: FloatArray = np.abs(votes).max(axis=1)  # whatever the verdicts
+        changes = np.append(0.0, np.cumsum(most))
+        reach: list[float] = (_CLEARLY + changes[::-1]).tolist()
         return tuple(reach)
 
     @cached_property
@@ -306,8 +316,8 @@ class Policy:
         return dict(zip(self.pool, self._chances.tolist(), strict=True))
 
     @cached_property
-    def _odds_of(self) -> dict[str, list[float]]:
-        return dict(zip(self.pool, self._odds.tolist(), strict=True))
+    def _votes_of(self) -> dict[str, list[float]]:
+        return dict(zip(self.pool, self._votes.tolist(), strict=True))
 
     @cached_property
     def _others_right(self) -> list[float]:
@@ -325,7 +335,7 @@ class Policy:
         return found[:, -1:] & ~found[:, np.array(self.borders) - 1]
 
     def _elected(
-        self, given: ClassArray, columns: Columns, chances: FloatArray, odds: FloatArray
+        self, given: ClassArray, columns: Columns, chances: FloatArray, votes: FloatArray
     ) -> Columns:
         """The winner among these columns, as a place in them, shape (n,)."""
         numbers: list[int] = columns.tolist()
@@ -333,52 +343,66 @@ class Policy:
         return winners(
             same_answers(given).astype(np.float64),
             np.ones(given.shape, dtype=bool),
-            np.log(odds),
+            votes,
             chances,
             sorted(range(len(names)), key=names.__getitem__),
         )
 
 
 def _leads(strength: Mapping[str, float], form: str | None, reach: float) -> bool:
-    """Whether an answer stays ahead of all others if its lead is divided by ``reach``."""
+    """Whether an answer stays ahead of all others if its lead shrinks by ``reach``."""
     if form is None:
         return False
     others = (each for other, each in strength.items() if other != form)
-    return strength[form] > reach * max((1.0, *others))
+    return strength[form] > reach + max((0.0, *others))
 
 
-def _strengths(
-    given: ClassArray, odds: FloatArray, options: int
-) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
-    """The strength of each answer (n, calls), their sum (n,), the number of distinct answers (n,).
+def _strengths(given: ClassArray, votes: FloatArray) -> tuple[FloatArray, BoolArray]:
+    """The sum of each answer's votes (n, calls), and whether no call before gave it (n, calls).
 
-    The sum counts 1 for each answer that was not given; a strength divided by it is the posterior
-    in the one-coin model. ``Policy.doubt`` does the same operations in the same order.
+    ``Policy.strengths`` adds in the same order.
     """
-    rows, calls = given.shape
     readable = given != UNREADABLE
-    strength, total = np.ones((rows, calls)), np.full(rows, float(options))
-    is_first = np.empty((rows, calls), dtype=bool)
-    for call in range(calls):
+    strength = np.zeros(given.shape)
+    is_first = np.empty(given.shape, dtype=bool)
+    for call in range(given.shape[1]):
         same = (given == given[:, call, None]) & readable[:, call, None]
-        strength = np.where(same, strength * odds[:, call, None], strength)
+        strength = np.where(same, strength + votes[:, call, None], strength)
         is_first[:, call] = readable[:, call] & ~same[:, :call].any(axis=1)
-    for call in range(calls):
-        total = np.where(is_first[:, call], total + (strength[:, call] - 1.0), total)
-    return strength, total, is_first.sum(axis=1)
+    return strength, is_first
 
 
-def _doubt(
-    given: ClassArray, strength: FloatArray, total: FloatArray, winner: Columns, reach: float
-) -> FloatArray:
-    """1 - posterior of the winner's answer in the one-coin model, or 0 if it is decided, (n,).
+def _posterior(
+    strength: FloatArray, is_first: BoolArray, options: int
+) -> tuple[FloatArray, FloatArray]:
+    """P(right) of each answer (n, calls), and of one that was not given (n,): the one-coin model.
 
-    It is decided if its posterior odds to any other answer, also to one that no candidate gave,
-    are larger than the votes that are left can change (``reach``). ``Policy.doubt`` does the same
-    operations in the same order.
+    ``Policy.doubt`` does the same operations in the same order.
+    """
+    top = np.maximum(strength.max(axis=1), 0.0)
+    heard, unheard = _exp(strength - top[:, None]), _exp(-top)
+    total = options * unheard
+    for call in range(strength.shape[1]):
+        added = total + (heard[:, call] - unheard)
+        total = np.where(is_first[:, call], added, total)
+    return heard / total[:, None], unheard / total
+
+
+def _exp(values: FloatArray) -> FloatArray:
+    """As ``math.exp``, whose last bits are others than those of numpy's."""
+    return np.asarray(_EXP(values), dtype=np.float64)
+
+
+def _are_decided(
+    given: ClassArray, strength: FloatArray, winner: Columns, reach: float
+) -> BoolArray:
+    """Whether the votes that are left cannot change the winner's answer, (n,).
+
+    They cannot if it leads any other answer, also one that no candidate gave, by more than
+    ``reach``. ``_leads`` is the same for one row.
     """
     elected = winner[:, None]
     lead = np.take_along_axis(strength, elected, axis=1)[:, 0]
     leads = given == np.take_along_axis(given, elected, axis=1)
-    rival = np.where(leads, 1.0, strength).max(axis=1)
-    return np.where(lead > reach * rival, 0.0, 1.0 - lead / total)
+    rival = np.where(leads, 0.0, strength).max(axis=1)
+    return lead > reach + rival

@@ -55,13 +55,14 @@ def one_coin_reliabilities(
     reliabilities, checker = _rates(chances, readable), None
     for _ in range(_STEPS):
         if verdicts is None:
-            strength = np.exp(same @ np.log(vote_odds(reliabilities, options)))
+            votes = same @ log_odds(reliabilities, options)
         else:
             checker = VerdictRates.of(verdicts, chances, readable)
             of_answers = checked(reliabilities, checker)[np.arange(len(share[0])), verdicts]
-            votes = np.log(vote_odds(of_answers, options))
-            strength = np.exp((same @ votes[:, :, None])[:, :, 0])
-        total = (strength * share).sum(axis=1) + unused
+            votes = (same @ log_odds(of_answers, options)[:, :, None])[:, :, 0]
+        top = np.maximum(votes.max(axis=1, keepdims=True), 0.0)  # votes of many overflow
+        strength = np.exp(votes - top)
+        total = (strength * share).sum(axis=1) + unused * np.exp(-top[:, 0])
         chances = strength / total[:, None]
         before, reliabilities = reliabilities, _rates(chances, readable)
         if np.abs(reliabilities - before).max() < _DONE:
@@ -117,13 +118,13 @@ def checked(reliabilities: FloatArray, checker: VerdictRates | None) -> FloatArr
     return checker.reliabilities(reliabilities)
 
 
-def vote_odds(reliabilities: FloatArray, options: int) -> FloatArray:
-    """P (C - 1)/(1 - p): the factor of one vote in the posterior of its answer.
+def log_odds(reliabilities: FloatArray, options: int) -> FloatArray:
+    """Log p (C - 1)/(1 - p): what one vote adds to the log posterior odds of its answer.
 
-    The exponential of :func:`racer_core.aggregation.vote.log_odds`.
+    As :func:`racer_core.aggregation.vote.log_odds`, for many candidates.
     """
     sure = np.clip(reliabilities, 1.0 - SURE, SURE)
-    return sure * (options - 1) / (1.0 - sure)
+    return np.log(sure * (options - 1) / (1.0 - sure))
 
 
 def _rates(chances: FloatArray, counted: BoolArray) -> FloatArray:

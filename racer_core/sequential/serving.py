@@ -169,8 +169,7 @@ class CallSequence:
     @property
     def votes(self) -> dict[str, float]:
         """The sum of the votes of every answer that can be read."""
-        strengths = self.policy.strengths(self._led_forms(self.answers), self.verdicts)
-        return {form: math.log(each) for form, each in strengths.items()}
+        return self.policy.strengths(self._led_forms(self.answers), self.verdicts)
 
     @property
     def is_decided(self) -> bool:

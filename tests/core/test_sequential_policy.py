@@ -385,3 +385,28 @@ def test_candidates_that_agreement_cannot_tell_apart_tie_exactly():
         policy = fit_policy(answers(rng, 10, (0.8, 0.7)))
         winner, _ = policy.standing(np.array([[0, 1]], np.int16), 2)
         assert policy.pool[winner[0]] == policy.vote({"b": "x", "a": "y"})
+
+
+@pytest.mark.parametrize("verdicts", [None, 5])
+def test_votes_of_200_candidates_are_numbers(verdicts):
+    """Products of their odds are beyond 1e308: two answers with equal votes have doubt 1/2."""
+    pool = tuple(f"c{number:03}" for number in range(200))
+    classes = np.zeros((40, 200), np.int16)
+    classes[:20, 1::2] = 1
+    given = None if verdicts is None else np.full(classes.shape, verdicts, np.int16)
+    rows = AnswerClasses(
+        pool=pool, classes=classes, verdicts=given,
+        fingerprints=tuple(row.to_bytes(4) for row in range(40)),
+    )  # fmt: skip
+    fitted = fit_policy(rows)
+    assert np.isfinite(fitted.reliabilities).all()
+    policy = replace(fitted, reliabilities=(0.99,) * 200, order=pool, borders=(198, 200))
+    doubt = policy.outcomes(rows).doubt
+    assert doubt[:20] == pytest.approx(0.5, abs=1e-9)
+    assert not doubt[20:].any()
+    forms = {name: str(number % 2) for number, name in enumerate(pool[:198])}
+    given_verdicts = {} if verdicts is None else dict.fromkeys(pool, verdicts)
+    assert policy.doubt(forms, pool[0], given_verdicts) == doubt[0, 0]
+    assert not policy.is_decided(forms, pool[0], pool[198:], given_verdicts)
+    agreed = dict.fromkeys(pool[:198], "0")
+    assert policy.is_decided(agreed, pool[0], pool[198:], given_verdicts)

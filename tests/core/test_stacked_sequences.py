@@ -13,7 +13,7 @@ from racer_core.errors import InputError
 from racer_core.sequential.critical import critical_scores, round_nonconformity, rounds_called
 from racer_core.sequential.fit import fit_policy
 from racer_core.sequential.logistic import LogisticScore
-from racer_core.sequential.reliability import vote_odds
+from racer_core.sequential.reliability import log_odds
 from racer_core.sequential.stacked import StackedPolicy, fit_stacked_policy
 from racer_core.types import CandidateAnswer
 from tests.core.laws import assert_at_most, assert_binomial
@@ -34,7 +34,7 @@ def test_counts_that_are_the_same_for_all_requests_give_the_policy_without_label
     rows = answers(np.random.default_rng(1), 2_000, CHANCES)
     policy = fit_policy(rows, max_rounds=None)
     reliabilities = np.array(policy.reliabilities)
-    skill = np.log(vote_odds(reliabilities, policy.options))
+    skill = log_odds(reliabilities, policy.options)
     stacked = StackedPolicy(vote=StackedVote(rows.pool, skill, np.zeros(5)))
     found = stacked.outcomes(rows, np.broadcast_to(reliabilities, (2_000, 5)))
     expected = policy.outcomes(rows)
@@ -137,7 +137,7 @@ def test_the_logistic_score_is_taken_only_where_held_out_rows_gain_by_it():
         calls.append(float(rounds_called(s, threshold).mean()))
     assert calls[0] < calls[1]
     model = answers(rng, 600, CHANCES, common=0.0)
-    skill = np.log(vote_odds(np.array(fit_policy(model).reliabilities), 10))
+    skill = log_odds(np.array(fit_policy(model).reliabilities), 10)
     known = StackedVote(model.pool, skill, np.zeros(5))
     assert fit_stacked_policy(known, model, np.full((600, 5), 0.5)).score is None
     assert fit_stacked_policy(vote, rows.at(np.arange(40)), scores[:40]).score is None
