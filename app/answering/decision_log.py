@@ -141,6 +141,8 @@ class DecisionLog:
             )
 
     def _store(self, outcome: Outcome, request: RoutingRequest) -> None:
+        if (calls := outcome.routed.calls_in_rounds) is not None:
+            self._metrics.count_decision(calls, holds=outcome.routed.certificate.holds)
         if self._monitor is None:  # no store is open
             return
         query = request.query.text if self._store_queries else None

@@ -63,6 +63,14 @@ class CertifiedDecision:
         return next(iter(self.pool_scores), self.certificate.pool[0])
 
     @property
+    def calls_in_rounds(self) -> int | None:
+        """Calls under `same_answer`, where none is made those of the first round; else None."""
+        promised = self.certificate.same_answer
+        if promised is not None and promised.made is None and self.rounds is not None:
+            return promised.borders[0]
+        return None if promised is None else len(self.decision.selected)
+
+    @property
     def is_lasting(self) -> bool:
         """Whether the same query would get the same decision again: nothing failed or was late."""
         return self.scored is not None and Reason.SUB_POOL_PENDING not in self.certificate.reasons

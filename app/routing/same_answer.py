@@ -97,11 +97,10 @@ class SameAnswerRouting:
         return (section or _USUAL) if promise == RISK_TARGET else None
 
     async def route(self, request: RoutingRequest, section: SameAnswer) -> CertifiedDecision:
-        """The decision, counted. Raises as :meth:`decide`."""
+        """The decision, counted unless its calls are counted. Raises as :meth:`decide`."""
         routed = await self.decide(request, section)
-        planned = routed.certificate.same_answer
-        first = len(routed.decision.selected) if planned is None else planned.borders[0]
-        self.metrics.count_decision(first, holds=routed.certificate.holds)
+        if routed.certificate.same_answer is None:  # the fallback decided
+            self.metrics.count_decision(len(routed.decision.selected), holds=False)
         return routed
 
     async def decide(self, request: RoutingRequest, section: SameAnswer) -> CertifiedDecision:

@@ -48,7 +48,7 @@ class Metrics:
         )
         self.set_size = Histogram(
             "racer_set_size",
-            "Candidates selected per routed query",
+            "Candidates selected per routed query; under the promise same_answer those called",
             buckets=(0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32),
             registry=self.registry,
         )

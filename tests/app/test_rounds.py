@@ -71,6 +71,8 @@ def test_doubt_calls_everyone(certified: Gateway, talking: FakePool) -> None:
     response = certified.chat("how many?")
     assert (rounds(response)["rounds"], rounds(response)["stopped"]) == (2, "all_called")
     assert talking.models_called() == sorted(NAMES)
+    counted = sets_counted(certified), sets_counted(certified, "sum")
+    assert counted == (1, len(NAMES))  # those that were called, not the first round
 
 
 def test_a_failure_calls_all_that_are_left(certified: Gateway, talking: FakePool) -> None:
@@ -264,10 +266,10 @@ def test_route_says_order_first_round_and_expected_calls(certified: Gateway) -> 
     assert sets_counted(certified) == counted > 0
 
 
-def sets_counted(gateway: Gateway) -> float:
-    """The decisions that its metrics count."""
+def sets_counted(gateway: Gateway, what: str = "count") -> float:
+    """The decisions that its metrics count, or the ``sum`` of their sets."""
     lines = gateway.get("/metrics", ADMIN_KEY).text.splitlines()
-    return float(next(each for each in lines if each.startswith("racer_set_size_count")).split()[1])
+    return float(next(each for each in lines if f"racer_set_size_{what} " in each).split()[1])
 
 
 def test_a_promise_per_request(serve: Serve, pool: FakePool) -> None:
