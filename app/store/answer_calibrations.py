@@ -28,6 +28,7 @@ from racer_core.sequential.answer_classes import AnswerClasses
 KEPT: Final = 30  # newest records of an application
 _PARTS: Final = ("fitting", "rows")
 _VERDICTS: Final = "verdicts of {}"  # name of the array, where there is a checker
+_LABELS: Final = "labels of {}"  # name of the array, where misses are the loss
 _IDS: Final = "ids of {}"  # name of the array
 _COLUMNS: Final = (
     AnswerCalibrationRow.id,
@@ -132,10 +133,11 @@ class AnswerCalibrationStore:
             "alpha": record.alpha,
             "prices": record.prices,
         }
-        verdicts: dict[str, Any] = {
-            _VERDICTS.format(name): part.verdicts
+        given: dict[str, Any] = {
+            called.format(name): array
             for name, part in zip(_PARTS, _parts(record), strict=True)
-            if part.verdicts is not None
+            for called, array in ((_VERDICTS, part.verdicts), (_LABELS, part.labels))
+            if array is not None
         }
         ids: dict[str, Any] = {
             _IDS.format(name): np.array(part.fingerprints, dtype=np.bytes_)
@@ -147,7 +149,7 @@ class AnswerCalibrationStore:
             fitting=record.fitting.classes,
             rows=record.rows.classes,
             salt=np.frombuffer(record.salt, np.uint8),
-            **verdicts,
+            **given,
             **ids,
         )
         with self._store.transaction() as session:
@@ -296,6 +298,7 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
                     classes=arrays[name],
                     fingerprints=_ids(document, arrays, place, name),
                     verdicts=arrays.get(_VERDICTS.format(name)),
+                    labels=arrays.get(_LABELS.format(name)),
                 )
                 for place, name in enumerate(_PARTS)
             )
