@@ -61,14 +61,18 @@ class Rounds:
 
     def report(self, results: FanOutResult) -> None:
         """Take the results that arrived, and begin the next round where one is complete."""
-        self.take(results)
+        self._take(results)
         if not self.is_over and self._needs_no_more:
             self._sequence.settle()
         if self.is_over:
             self._begin()
 
-    def take(self, results: FanOutResult) -> None:
-        """Take the results that arrived; no round follows."""
+    def break_off(self, results: FanOutResult) -> None:
+        """Take the failure of a stream that was passed through: nothing can follow."""
+        self._take(results)
+        self._sequence.settle(StopReason.BROKEN_OFF)
+
+    def _take(self, results: FanOutResult) -> None:
         for name in self._sequence.outstanding:
             if name in results.replies and name not in self.unread:
                 is_answer = results.replies[name].answer is not None

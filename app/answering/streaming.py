@@ -139,7 +139,7 @@ class Streaming:
                 raise
             failed = results.joined(FanOutResult(failures={name: exc}))
             if state.rounds is not None:
-                state.rounds.take(failed)
+                state.rounds.break_off(failed)
             self._decision_log.record_unanswered(state, failed, RequestEnd.FAILED)
             raise
         except (asyncio.CancelledError, GeneratorExit):

@@ -19,6 +19,7 @@ _OUT_OF_TURN = (
     StopReason.DEADLINE,
     StopReason.NO_ANSWER,
     StopReason.UNCHECKED,
+    StopReason.BROKEN_OFF,  # the last round may have been out of turn
 )
 
 
@@ -115,6 +116,8 @@ def _replay(sequence: CallSequence, made: MadeCalls) -> None:
         # A round that follows one without a judgement was called out of turn.
         if not is_judged and made.stopped in _OUT_OF_TURN:
             called = sequence.call_rest(StopReason(made.stopped))
+        elif sequence.outstanding:  # no round begins before: the record was changed
+            return
         else:
             called = sequence.next_round()
         for name in called:
@@ -128,7 +131,9 @@ def _replay(sequence: CallSequence, made: MadeCalls) -> None:
                 return
         is_judged = each.doubt is not None
     results = {*made.classes, *made.failed}
-    if all(name in results for each in made.rounds for name in each.called):
+    if made.stopped == StopReason.BROKEN_OFF:
+        sequence.settle(StopReason.BROKEN_OFF)
+    elif all(name in results for each in made.rounds for name in each.called):
         sequence.next_round()
     else:  # it ended before all had answered
         sequence.settle()

@@ -104,6 +104,7 @@ const STOPS = {
   deadline: "Half of the time was over, so all that were left were asked at once.",
   no_answer: "Nothing that was said could be returned, so all that were left were asked at once.",
   unchecked: "The check of an answer was lost, so all that were left were asked at once.",
+  broken_off: "The reference's stream broke off within its answer, so nothing else could be sent.",
 };
 
 /** Why no further round was called. */

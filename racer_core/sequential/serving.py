@@ -29,6 +29,7 @@ class StopReason(StrEnum):
     DEADLINE = "deadline"  # half of the time was over: all others were called at once
     NO_ANSWER = "no_answer"  # no answer so far could be returned: all others were called
     UNCHECKED = "unchecked"  # a checker's verdict was lost: all others were called
+    BROKEN_OFF = "broken_off"  # the reference's stream did, within its answer: no other can follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +134,16 @@ class CallSequence:
         self._last = reason
         return self._call(left)
 
-    def settle(self) -> None:
+    def settle(self, reason: StopReason | None = None) -> None:
         """Stop without the answers that are outstanding, where no round can follow.
 
-        Only if none of them can change the answer that is returned.
+        Only if none of them can change the answer that is returned, or none is returned.
+
+        Args:
+            reason: Why; None: the last round was called.
         """
-        self.stopped, self.outstanding = self._last or StopReason.ALL_CALLED, ()
+        self.stopped = reason or self._last or StopReason.ALL_CALLED
+        self.outstanding = ()
 
     @property
     def rounds(self) -> int:

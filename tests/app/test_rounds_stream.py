@@ -159,6 +159,10 @@ def test_a_reference_that_breaks_off_or_whose_client_leaves(
     assert (stored["outcome"], stored["holds"], set(stored["answered"])) == (
         "failed", False, set(OTHERS),
     )  # fmt: skip
+    made = stored["sequence"]["made"]
+    assert (made["stopped"], made["failed"]) == ("broken_off", ["eve"])
+    verified = certified.post(f"/decisions/{stored['decision_id']}/verify", ADMIN_KEY)
+    assert verified.json()["matches"], verified.text
     pool.say("eve", "a long answer " * 20, pause_s=0.05)
     body = {"model": "auto", "messages": user("how many?"), "stream": True, "racer": EVE}
     connection = opened(certified, CHAT, body)
