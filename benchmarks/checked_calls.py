@@ -11,18 +11,16 @@ The miss promise has labels: its policy is fitted on them, and rows without a ri
 calibrate nothing. For "the same answer" labels only draw the scores, and measure accuracy.
 """
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-import rig
-from same_answer import SETS, encoder_of, law, recorded, simulated
+from answer_sets import ALPHAS, Numbers, RecordedRows, law, means, options, publish
 from verdict import table
 
+import racer_core as rc
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.coverage import fit_coverage_policy
@@ -31,8 +29,6 @@ from racer_core.sequential.policy import Policy
 from racer_core.sequential.verdicts import EDGES
 
 AUCS = (None, 0.76, 0.86, 0.92, 0.98)
-ALPHAS = (0.02, 0.05, 0.1)
-PARTS = (0.46, 0.76)
 KINDS = ("miss", "same answer: full vote", "same answer: one candidate")
 
 
@@ -52,13 +48,11 @@ def policies(fit: AnswerClasses, reference: str) -> dict[str, Policy]:
     }
 
 
-def measured(answers: AnswerClasses, reference: str, rng: np.random.Generator) -> dict[str, Any]:
+def measured(answers: AnswerClasses, reference: str, parts: list[Any]) -> dict[str, Numbers]:
     """Calls, risk and accuracy of one split, by kind of promise and alpha."""
-    assert answers.labels is not None
-    order = rng.permutation(len(answers))
-    parts = np.split(order, [int(share * len(order)) for share in PARTS])
     fit, calibration, test = (answers.at(part) for part in parts)
-    found: dict[str, Any] = {}
+    assert test.labels is not None
+    found: dict[str, Numbers] = {}
     for kind, policy in policies(fit, reference).items():
         own = calibration.answerable() if kind == KINDS[0] else calibration
         threshold = SequentialCalibration(policy=policy, answers=own, salt=b"checked")
@@ -79,24 +73,16 @@ def measured(answers: AnswerClasses, reference: str, rng: np.random.Generator) -
     return found
 
 
-def run(rows: Any, splits: int, seed: int) -> dict[str, Any]:
+def run(rows: RecordedRows, splits: int, seed: int) -> dict[str, Any]:
     """Means over splits for each checker."""
     answers = replace(rows.answers, labels=np.asarray(rows.labels, dtype=bool))
-    means: dict[str, Any] = {}
-    for auc in AUCS:
-        found: dict[str, dict[str, list[float]]] = {}
-        for number in range(splits):
-            rng = np.random.default_rng([seed, number])
-            given = None if auc is None else verdicts(answers.labels, auc, rng)
-            split = measured(replace(answers, verdicts=given), rows.reference, rng)
-            for name, numbers in split.items():
-                for key, value in numbers.items():
-                    found.setdefault(name, {}).setdefault(key, []).append(float(value))
-        means["none" if auc is None else f"{auc:g}"] = {
-            name: {key: float(np.mean(values)) for key, values in each.items()}
-            for name, each in found.items()
-        }
-    n, tested = (int(share * len(answers)) for share in (PARTS[1] - PARTS[0], 1.0 - PARTS[1]))
+
+    def split(auc: float | None, number: int) -> dict[str, Numbers]:
+        rng = np.random.default_rng([seed, number])
+        given = None if auc is None else verdicts(rows.labels, auc, rng)
+        return measured(replace(answers, verdicts=given), rows.reference, rows.parts(rng))
+
+    _, n, tested = map(len, rows.parts(np.random.default_rng(seed)))
     may = answers.labels.any(axis=1).mean()
     return {
         "rows": [len(answers), n, tested],
@@ -104,7 +90,10 @@ def run(rows: Any, splits: int, seed: int) -> dict[str, Any]:
         "law of misses": {
             f"{alpha:g}": law(splits, int(may * n), int(may * tested), alpha) for alpha in ALPHAS
         },
-        "means": means,
+        "means": {
+            "none" if auc is None else f"{auc:g}": means(split(auc, each) for each in range(splits))
+            for auc in AUCS
+        },
     }
 
 
@@ -117,14 +106,14 @@ def markdown(name: str, result: Mapping[str, Any]) -> str:
         parts.append(f"The {which} allows a mean risk of {text}.")
     for kind in KINDS:
         lines: list[tuple[str, ...]] = []
-        for auc, means in result["means"].items():
+        for auc, found in result["means"].items():
             cells: list[str] = []
             for alpha in ALPHAS:
-                each = means[f"{kind} @ {alpha:g}"]
+                each = found[f"{kind} @ {alpha:g}"]
                 first = each["without" if kind == KINDS[2] else "calls"]
                 cells.append(f"{first:.2f} ({each['risk']:.3f}; {100 * each['accuracy']:.1f})")
             if kind == KINDS[1]:
-                cells.append(f"{100 * means['full vote']['accuracy']:.1f}")
+                cells.append(f"{100 * found['full vote']['accuracy']:.1f}")
             lines.append((auc, *cells))
         first = "share without the reference" if kind == KINDS[2] else "calls"
         heads = ["AUC of the checker", *(f"alpha {alpha:g}" for alpha in ALPHAS)]
@@ -135,24 +124,8 @@ def markdown(name: str, result: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Measure all sets, and print Markdown tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="without it: simulated rows")
-    parser.add_argument("--rows", type=int, default=660, help="simulated rows")
-    parser.add_argument("--splits", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the result file here")
-    args = parser.parse_args()
-    sets = {"simulated": simulated(args.rows)} if args.data is None else {}
-    for name in SETS if args.data else ():
-        (path,) = args.data.rglob(f"{name}.jsonl*")
-        sets[name] = recorded(path, name, encoder_of(None))
-    results = {name: run(rows, args.splits, args.seed) for name, rows in sets.items()}
-    document: dict[str, Any] = {
-        "manifest": rig.manifest(splits=args.splits, seed=args.seed),
-        "results": results,
-    }
-    text = "\n\n".join(markdown(name, each) for name, each in results.items())
-    rig.publish(document, f"{rig.taken(document['manifest'])}.\n\n{text}\n", args.json)
+    args = options(__doc__, splits=24).parse_args()
+    publish(args, run, markdown, encoder=rc.CharNgramEncoder())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ measure accuracy, and fit the rivals that need them and the one policy "with lab
 the query reads embeddings of --encoder, by default character n-grams.
 """
 
-import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,105 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rig
+from answer_sets import ALPHAS, Numbers, RecordedRows, law, means, options, publish
 from verdict import table
 
 import racer_core as rc
-from racer_core.aggregation.answers import Equality
-from racer_core.calibration.laws import beta_binomial_pmf
-from racer_core.calibration.threshold import allowed_misses
 from racer_core.offline.embeddings import CachedEncoder, default_cache
 from racer_core.offline.same_answer import SequenceTrial
 from racer_core.offline.selection import ScoredRows
 from racer_core.offline.stacking import fit_stacked
-from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.fit import default_borders, fit_policy, tuned_policy
 from racer_core.sequential.policy import Policy
 from racer_core.sequential.serving import CallSequence
 from racer_core.sequential.stacked import fit_stacked_policy
 
-PARTS = (0.46, 0.76)  # borders between the rows that fit, calibrate and test
 FOLDS = 5  # of the rows that fit, for their router scores
 FIRST_ROWS = 200  # of a gateway that has just begun: a quarter fits, the rest calibrates
-LAW = 0.999  # quantile of the mean over splits; the tables have some 30 means for each alpha
-# Billions of parameters; gpt-3.5-turbo's size is not public, 20 is assumed.
-PRICES: Mapping[str, Mapping[str, float]] = {
-    "zeroeval_gsm": {
-        "gemma-2-2b-it": 2.6,
-        "command-r": 35.0,
-        "Mixtral-8x7B-Instruct-v0.1": 46.7,
-        "reka-flash-20240226": 21.0,
-        "Meta-Llama-3-8B-Instruct": 8.0,
-        "Qwen2-7B-Instruct": 7.6,
-        "gpt-3.5-turbo-0125": 20.0,
-        "Phi-3.5-mini-instruct": 3.8,
-    },
-    "mmlu_pro": {
-        "Mistral-7B-v0.1": 7.2,
-        "gemma-7b": 8.5,
-        "Meta-Llama-3-8B": 8.0,
-        "c4ai-command-r-v01": 35.0,
-        "Phi-3-mini-4k-instruct": 3.8,
-        "mathstral-7B": 7.2,
-        "Yi-34B": 34.4,
-        "Meta-Llama-3_1-8B-Instruct": 8.0,
-    },
-}
-SETS = {
-    "zeroeval_gsm": (Equality.NUMBER, "gpt-3.5-turbo-0125"),
-    "mmlu_pro": (Equality.CHOICE, "Yi-34B"),
-}
-ALPHAS = (0.02, 0.05, 0.1)
-Numbers = dict[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedRows:
-    """Rows with the answers of all candidates, their labels, and embeddings of their queries."""
-
-    answers: AnswerClasses
-    labels: Any
-    embeddings: Any
-    prices: Mapping[str, float]
-    reference: str
-
-    def parts(self, rng: np.random.Generator) -> list[Any]:
-        """The rows that fit, calibrate and test."""
-        order = rng.permutation(len(self.answers))
-        return np.split(order, [int(share * len(order)) for share in PARTS])
-
-
-def recorded(path: Path, name: str, encoder: Any) -> RecordedRows:
-    """The rows of a file."""
-    rows = rc.read_rows(path)
-    equality, reference = SETS[name]
-    prints = [i.to_bytes(8) for i in range(len(rows))]
-    return RecordedRows(
-        answers=AnswerClasses.of(rows, equality, prints),
-        labels=rows.labels(),
-        embeddings=encoder.encode(rows.queries).embeddings,
-        prices=PRICES[name],
-        reference=reference,
-    )
-
-
-def simulated(rows: int) -> RecordedRows:
-    """Eight candidates whose wrong answers coincide now and then."""
-    rng = np.random.default_rng(0)
-    prices = PRICES["zeroeval_gsm"]
-    chances = np.linspace(0.5, 0.9, 8) * (1.3 - 0.6 * rng.random((rows, 1)))
-    right = rng.random((rows, 8)) < chances
-    classes = np.where(right, 0, rng.integers(1, 6, right.shape)).astype(np.int16)
-    prints = tuple(i.to_bytes(8) for i in range(rows))
-    answers = AnswerClasses(pool=tuple(prices), classes=classes, fingerprints=prints)
-    embeddings = rng.normal(size=(rows, 8)).astype(np.float32)
-    return RecordedRows(
-        answers=answers,
-        labels=right,
-        embeddings=embeddings,
-        prices=prices,
-        reference="gpt-3.5-turbo-0125",
-    )
 
 
 @dataclass(frozen=True)
@@ -261,18 +176,6 @@ def measured(rows: RecordedRows, split: Split) -> dict[str, Numbers]:
     return found
 
 
-def law(splits: int, n: int, tested: int, alpha: float) -> float:
-    """The mean risk over splits that its exact law exceeds in 0.1 % of cases.
-
-    Differences among the test rows of a split are BetaBinomial or fewer, independent over splits.
-    """
-    misses = allowed_misses(n, alpha)
-    one, total = beta_binomial_pmf(tested, misses + 1, n - misses), np.ones(1)
-    for _ in range(splits):
-        total = np.convolve(total, one)
-    return float(np.searchsorted(np.cumsum(total), LAW) / tested / splits)
-
-
 def microseconds_a_call(rows: RecordedRows, requests: int = 200) -> float:
     """CPU time of the policy, votes included, divided by the candidates called; one by one."""
     policy = fit_policy(rows.answers, max_rounds=None)
@@ -290,33 +193,25 @@ def microseconds_a_call(rows: RecordedRows, requests: int = 200) -> float:
 
 def run(rows: RecordedRows, splits: int, seed: int) -> dict[str, Any]:
     """Means over splits, with the laws that bound their risks."""
-    found: dict[str, dict[str, list[float]]] = {}
-    sizes = (0, 0)
-    for number in range(splits):
-        parts = rows.parts(np.random.default_rng([seed, number]))
-        split = Split(rows, *parts, salt=b"%d" % number)
-        sizes = len(split.calibration), len(split.test)
-        for name, numbers in measured(rows, split).items():
-            for key, value in numbers.items():
-                found.setdefault(name, {}).setdefault(key, []).append(float(value))
-    means = {
-        name: {key: float(np.mean(values)) for key, values in each.items()}
-        for name, each in found.items()
-    }
+    each = [
+        Split(rows, *rows.parts(np.random.default_rng([seed, number])), salt=b"%d" % number)
+        for number in range(splits)
+    ]
+    sizes = len(each[0].calibration), len(each[0].test)
     return {
         "rows": [len(rows.answers), *sizes],
         "law": {f"{alpha:g}": law(splits, *sizes, alpha) for alpha in ALPHAS},
         "microseconds_a_call": microseconds_a_call(rows),
-        "means": means,
+        "means": means(measured(rows, split) for split in each),
     }
 
 
 def markdown(name: str, result: Mapping[str, Any]) -> str:
     """The tables of one set."""
-    means = result["means"]
+    found = result["means"]
 
     def cell(method: str, alpha: float, keys: Sequence[str]) -> str:
-        each = means.get(f"{method} @ {alpha:g}") or means.get(method, {})
+        each = found.get(f"{method} @ {alpha:g}") or found.get(method, {})
         digits = {"calls": 2, "rounds": 2, "differs": 3, "price": 2, "without": 2}
         shown = [
             f"{100 * each[key]:.1f}" if key == "accuracy" else f"{each[key]:.{digits[key]}f}"
@@ -337,9 +232,9 @@ def markdown(name: str, result: Mapping[str, Any]) -> str:
     prices = ("by price, one by one", "by price, 2 rounds, borders chosen", "chain")
     references = ("reference", "reference, by price", "reference, equal prices")
     law_text = ", ".join(f"{each:.3f} at {alpha}" for alpha, each in result["law"].items())
-    votes = ", ".join(f"{key} {100 * each:.1f} %" for key, each in means["votes"].items())
+    votes = ", ".join(f"{key} {100 * each:.1f} %" for key, each in found["votes"].items())
     swept_rows = [
-        (each, *(f"{means[f'swept {each}'][f'{alpha:g}']:.2f}" for alpha in ALPHAS))
+        (each, *(f"{found[f'swept {each}'][f'{alpha:g}']:.2f}" for alpha in ALPHAS))
         for each in ("agreement", "routing by embedding", "chance")
     ]
     total, n, tested = result["rows"]
@@ -372,26 +267,10 @@ def markdown(name: str, result: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Measure all sets, and print Markdown tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="without it: simulated rows")
+    parser = options(__doc__, splits=40)
     parser.add_argument("--encoder", type=Path, help="folder of all-MiniLM-L6-v2")
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=[*SETS], help="of DATA")
-    parser.add_argument("--rows", type=int, default=660, help="simulated rows")
-    parser.add_argument("--splits", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the result file here")
     args = parser.parse_args()
-    sets = {"simulated": simulated(args.rows)} if args.data is None else {}
-    for name in args.sets if args.data else ():
-        (path,) = args.data.rglob(f"{name}.jsonl*")
-        sets[name] = recorded(path, name, encoder_of(args.encoder))
-    results = {name: run(rows, args.splits, args.seed) for name, rows in sets.items()}
-    document: dict[str, Any] = {
-        "manifest": rig.manifest(splits=args.splits, seed=args.seed),
-        "results": results,
-    }
-    text = "\n\n".join(markdown(name, each) for name, each in results.items())
-    rig.publish(document, f"{rig.taken(document['manifest'])}.\n\n{text}\n", args.json)
+    publish(args, run, markdown, encoder=encoder_of(args.encoder))
 
 
 def encoder_of(folder: Path | None) -> Any:
