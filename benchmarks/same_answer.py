@@ -19,15 +19,27 @@ from answer_sets import ALPHAS, Numbers, RecordedRows, law, means, options, publ
 from verdict import table
 
 import racer_core as rc
+from app.monitoring.answer_watch import level_of
+from racer_core.calibration.realised_risk import RealisedRisk
+from racer_core.calibration.risk_e_process import RiskEProcess
+from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
 from racer_core.offline.embeddings import CachedEncoder, default_cache
 from racer_core.offline.same_answer import SequenceTrial
 from racer_core.offline.selection import ScoredRows
 from racer_core.offline.stacking import fit_stacked
+from racer_core.sequential.critical import (
+    critical_scores,
+    round_nonconformity,
+    rounds_called,
+    tie_noise,
+)
 from racer_core.sequential.fit import default_borders, fit_policy, tuned_policy
 from racer_core.sequential.policy import Policy
 from racer_core.sequential.serving import CallSequence
 from racer_core.sequential.stacked import fit_stacked_policy
 
+FALSE_ALARM = 0.01  # over all calibrations of an application, by default
+QUIET = 1_000  # samples without a difference before one begins to differ
 FOLDS = 5  # of the rows that fit, for their router scores
 FIRST_ROWS = 200  # of a gateway that has just begun: a quarter fits, the rest calibrates
 
@@ -106,6 +118,38 @@ class Split:
         policy = fit_stacked_policy(vote, rows.answers.at(fit), scores[fit])
         return self.trial(fit_policy(rows.answers.at(fit))).stacked(policy, scores, ALPHAS)
 
+    def last_round_by_lambda(self, policy: Policy, alpha: float) -> Numbers:
+        """Two rounds, and lambda decides how many candidates the second one calls.
+
+        The forecast for t calls is q after the first round times the share of rows whose last
+        difference comes after t calls or later, of the rows that fit and differ after that round.
+        The size of the first round is chosen on these rows.
+
+        Args:
+            policy: It calls the candidates one by one.
+            alpha: The largest share of differences.
+        """
+        answers, test = self.rows.answers, self.test
+        outcomes, calls = policy.outcomes(answers), len(policy.order)
+        last = np.where(outcomes.differs, np.arange(1, calls + 1), 0).max(axis=1)[self.fit]
+        noise = tie_noise(self.salt, answers.fingerprints)
+
+        def called(first: int, own: Any, at: Any) -> Any:
+            late = (last[:, None] >= np.arange(first, calls + 1)).sum(axis=0)
+            forecast = outcomes.doubt[:, first - 1, None] * (late / max(1, late[0]))
+            s = round_nonconformity(forecast, noise)
+            critical = critical_scores(s[own], outcomes.differs[own, first - 1 :])
+            return first - 1 + rounds_called(s[at], calibrate_threshold(critical, alpha))
+
+        first = min(range(1, calls), key=lambda each: called(each, self.fit, self.fit).mean())
+        made = called(first, self.calibration, test)
+        return {
+            "calls": made.mean(),
+            "differs": outcomes.differs[test, made - 1].mean(),
+            "rounds": 1.0 + (made > first).mean(),
+            "accuracy": self.rows.labels[test, outcomes.winner[test, made - 1]].mean(),
+        }
+
     def without_reference(self, policy: Policy) -> dict[str, Numbers]:
         """Share of requests without the reference at realised differences: ours and rivals'."""
         answers = self.rows.answers
@@ -153,6 +197,7 @@ def measured(rows: RecordedRows, split: Split) -> dict[str, Numbers]:
             put(f"{rounds} rounds", split.trial(plain).sequential(alpha))
             tuned = tuned_policy(single, fit, alpha, rounds)
             put(f"{rounds} rounds, borders chosen", split.trial(tuned).sequential(alpha))
+        put("2 rounds, the last by lambda", split.last_round_by_lambda(single, alpha))
         put("one shot", split.trial(single).ignoring_answers(alpha, shuffled=False))
         put("another row's answers", split.trial(single).ignoring_answers(alpha, shuffled=True))
         put("200 rows, one by one", split.trial(young, rest).sequential(alpha))
@@ -174,6 +219,21 @@ def measured(rows: RecordedRows, split: Split) -> dict[str, Numbers]:
     found["votes"] = split.votes(single)
     found |= {f"swept {name}": each for name, each in split.without_reference(spared).items()}
     return found
+
+
+def alarm_within(n: int, differing: float, alpha: float) -> int | None:
+    """Samples until the first calibration's alarm, with a chance of 0.95.
+
+    Args:
+        n: Its rows.
+        differing: The share of answers that differ from now on; none did since the calibration.
+        alpha: Its level of risk.
+    """
+    risk = RealisedRisk.of(np.arange(n, dtype=np.float64), allowed_misses(n, alpha))
+    test = RiskEProcess.for_calibration(risk, level=level_of(FALSE_ALARM, 0))
+    for _ in range(QUIET):
+        test.update(0.0)
+    return test.alarm_within(differing)
 
 
 def microseconds_a_call(rows: RecordedRows, requests: int = 200) -> float:
@@ -225,7 +285,8 @@ def markdown(name: str, result: Mapping[str, Any]) -> str:
 
     heads = [f"alpha {alpha:g}" for alpha in ALPHAS]
     calls = (
-        *("one shot", "one by one", "2 rounds", "2 rounds, borders chosen", "3 rounds"),
+        *("one shot", "one by one", "2 rounds", "2 rounds, borders chosen"),
+        *("2 rounds, the last by lambda", "3 rounds"),
         *("3 rounds, borders chosen", "200 rows, one by one", "200 rows, 2 rounds"),
         *("another row's answers", "exact waves", "with labels, one by one"),
     )
@@ -238,6 +299,10 @@ def markdown(name: str, result: Mapping[str, Any]) -> str:
         for each in ("agreement", "routing by embedding", "chance")
     ]
     total, n, tested = result["rows"]
+    alarms = [
+        (f"{share:.0%}", *(f"{alarm_within(n, share, alpha)}" for alpha in ALPHAS))
+        for share in (0.5, 0.3)
+    ]
     return "\n\n".join(
         (
             f"## {name}: {total} rows, {n} calibrate, {tested} test",
@@ -261,6 +326,8 @@ def markdown(name: str, result: Mapping[str, Any]) -> str:
             ),
             "The same share at equal realised difference, thresholds chosen on the test rows:",
             table(("rule", *heads), swept_rows),
+            f"Samples until an alarm with probability 0.95, after {QUIET} without a difference:",
+            table(("answers that begin to differ", *heads), alarms),
         )
     )
 
