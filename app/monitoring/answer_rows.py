@@ -53,6 +53,8 @@ class AnswerRows:
     """The rows of one application, oldest first.
 
     Attributes:
+        application: The application.
+        since: The time before which none is.
         rows: Each request once.
         pending: Requests whose answers may still arrive; neither they nor later ones are rows.
         thinned: Rows left out because the sampling rate was lower for a time.
@@ -60,6 +62,8 @@ class AnswerRows:
         is_cut: There may be later ones.
     """
 
+    application: str
+    since: str
     rows: Sequence[AnswerRow]
     pending: int
     thinned: int
@@ -88,117 +92,125 @@ class AnswerRows:
         return sum(row.classes is None for row in self.rows[start:])
 
 
-def answer_rows(
-    store: Store,
-    *,
-    application: str,
-    pool: tuple[str, ...],
-    answer_setup: str,
-    key: bytes,
-    deadline: timedelta,
-    since: str = "",
-    after: str = "",
-    until: str = _EVER,
-) -> AnswerRows:
-    """The rows of an application's first turns under one setup.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSample:
+    """The sampled requests of the first turns under one setup.
 
-    Rows are the requests that the promise serves at the application's own terms. Others are none,
-    nor are those that only a part of the pool may or can serve, but for outages.
-
-    Args:
-        store: Where samples are.
-        application: The application; empty where none is configured.
+    Attributes:
+        store: Where they are.
         pool: The candidates.
         answer_setup: The setup in force: rows of another one are no rows.
         key: Key of the draws.
         deadline: The longest time that the calls for one request take.
-        since: Only requests after that, the newest ones.
-        after: Only requests after that, the oldest ones, at whatever rate they were drawn: each is
-            looked at once.
-        until: Only requests until then.
-
-    Raises:
-        StoreError: The store cannot be used.
     """
-    order = DecisionRow.created_at, DecisionRow.id
-    statement = (
-        select(
-            DecisionRow.document,
-            DecisionRow.created_at,
-            SampleRow.later,
-            SampleRow.classes,
-            SampleRow.whole,
-        )
-        .outerjoin(SampleRow, SampleRow.decision_id == DecisionRow.id)
-        .where(DecisionRow.shadow, DecisionRow.application == application)
-        .where(DecisionRow.created_at > since, DecisionRow.created_at > after)
-        .where(DecisionRow.created_at <= until)
-        .order_by(*(order if after else (each.desc() for each in order)))
-        .limit(MAX_ROWS)
-    )
-    with store.transaction() as session:
-        stored = session.execute(statement).all()
-    rows: list[AnswerRow] = []
-    waiting: list[str] = []
-    for each in stored if after else reversed(stored):
-        document, _, later, classes, whole = cast("_Stored", each)
-        decision = DecisionRecord.from_document(document, None)
-        if decision.answer_setup is None:  # of another promise, or at other terms
-            continue
-        if decision.answer_setup != answer_setup:
-            rows, waiting = [], []  # the setup changed since: what came before is another sample
-            continue
-        if not _could_be_a_row(decision, pool, later):
-            continue
-        if classes is None:
-            waiting.append(decision.created_at)
-        found, verdicts = read_classes(classes or "{}")
-        rows.append(
-            AnswerRow(
-                decision_id=decision.decision_id,
-                created_at=decision.created_at,
-                classes=found if whole and all(name in found for name in pool) else None,
-                verdicts=verdicts,
+
+    store: Store
+    pool: tuple[str, ...]
+    answer_setup: str
+    key: bytes
+    deadline: timedelta
+
+    def rows(
+        self, application: str, *, since: str = "", after: str = "", until: str = _EVER
+    ) -> AnswerRows:
+        """The rows of an application.
+
+        Rows are the requests that the promise serves at the application's own terms. Others are
+        none, nor are those that only a part of the pool may or can serve, but for outages.
+
+        Args:
+            application: The application; empty where none is configured.
+            since: Only requests after that, the newest ones.
+            after: Only requests after that, the oldest ones, at whatever rate they were drawn: each
+                is looked at once.
+            until: Only requests until then.
+
+        Raises:
+            StoreError: The store cannot be used.
+        """
+        order = DecisionRow.created_at, DecisionRow.id
+        statement = (
+            select(
+                DecisionRow.document,
+                DecisionRow.created_at,
+                SampleRow.later,
+                SampleRow.classes,
+                SampleRow.whole,
             )
+            .outerjoin(SampleRow, SampleRow.decision_id == DecisionRow.id)
+            .where(DecisionRow.shadow, DecisionRow.application == application)
+            .where(DecisionRow.created_at > since, DecisionRow.created_at > after)
+            .where(DecisionRow.created_at <= until)
+            .order_by(*(order if after else (each.desc() for each in order)))
+            .limit(MAX_ROWS)
         )
-    times = [each[1] for each in stored]
-    # Sampled requests wait in a queue, however long: one is lost when a later one has its answers.
-    answered = times if len(times) == MAX_ROWS else [each[1] for each in stored if each[3]]
-    pending_since = ""
-    if answered:
-        newest = datetime.fromisoformat(max(answered))
-        pending_since = (newest - deadline).isoformat(timespec="microseconds")
-    waiting = [time for time in waiting if time >= pending_since]
-    if waiting:
-        rows = [row for row in rows if row.created_at < min(waiting)]
-        times = [time for time in times if time < min(waiting)]
-    kept = rows
-    if rows and not after:
-        lowest = _lowest_rate(store, application, rows[0].created_at)
-        kept = [row for row in rows if is_sampled(key, row.decision_id.encode(), lowest)]
-    return AnswerRows(
-        rows=kept,
-        pending=len(waiting),
-        thinned=len(rows) - len(kept),
-        read_until=max(times, default=None),
-        is_cut=len(stored) == MAX_ROWS and not waiting,
-    )
+        with self.store.transaction() as session:
+            stored = session.execute(statement).all()
+        rows: list[AnswerRow] = []
+        waiting: list[str] = []
+        for each in stored if after else reversed(stored):
+            document, _, later, classes, whole = cast("_Stored", each)
+            decision = DecisionRecord.from_document(document, None)
+            if decision.answer_setup is None:  # of another promise, or at other terms
+                continue
+            if decision.answer_setup != self.answer_setup:
+                rows, waiting = (
+                    [],
+                    [],
+                )  # the setup changed since: what came before is another sample
+                continue
+            if not _could_be_a_row(decision, self.pool, later):
+                continue
+            if classes is None:
+                waiting.append(decision.created_at)
+            found, verdicts = read_classes(classes or "{}")
+            rows.append(
+                AnswerRow(
+                    decision_id=decision.decision_id,
+                    created_at=decision.created_at,
+                    classes=found if whole and all(name in found for name in self.pool) else None,
+                    verdicts=verdicts,
+                )
+            )
+        times = [each[1] for each in stored]
+        # Sampled requests wait in a queue, however long: one is lost when a later one has answers.
+        answered = times if len(times) == MAX_ROWS else [each[1] for each in stored if each[3]]
+        pending_since = ""
+        if answered:
+            newest = datetime.fromisoformat(max(answered))
+            pending_since = (newest - self.deadline).isoformat(timespec="microseconds")
+        waiting = [time for time in waiting if time >= pending_since]
+        if waiting:
+            rows = [row for row in rows if row.created_at < min(waiting)]
+            times = [time for time in times if time < min(waiting)]
+        kept = rows
+        if rows and not after:
+            lowest = _lowest_rate(self.store, application, rows[0].created_at)
+            kept = [row for row in rows if is_sampled(self.key, row.decision_id.encode(), lowest)]
+        return AnswerRows(
+            application=application,
+            since=since or after,
+            rows=kept,
+            pending=len(waiting),
+            thinned=len(rows) - len(kept),
+            read_until=max(times, default=None),
+            is_cut=len(stored) == MAX_ROWS and not waiting,
+        )
 
+    def count_since(self, application: str, since: str, enough: int) -> int:
+        """How many requests were sampled and answered since a time, up to a number; rows are fewer.
 
-def samples_since(store: Store, *, application: str, since: str, enough: int) -> int:
-    """How many requests were sampled and answered since a time, up to a number; rows are fewer.
-
-    Raises:
-        StoreError: The store cannot be used.
-    """
-    samples = (
-        select(SampleRow.decision_id)
-        .join(DecisionRow, DecisionRow.id == SampleRow.decision_id)
-        .where(DecisionRow.application == application, DecisionRow.created_at > since)
-        .limit(enough)
-    )
-    with store.transaction() as session:
-        return session.scalar(select(func.count()).select_from(samples.subquery())) or 0
+        Raises:
+            StoreError: The store cannot be used.
+        """
+        samples = (
+            select(SampleRow.decision_id)
+            .join(DecisionRow, DecisionRow.id == SampleRow.decision_id)
+            .where(DecisionRow.application == application, DecisionRow.created_at > since)
+            .limit(enough)
+        )
+        with self.store.transaction() as session:
+            return session.scalar(select(func.count()).select_from(samples.subquery())) or 0
 
 
 def _lowest_rate(store: Store, application: str, since: str) -> float:

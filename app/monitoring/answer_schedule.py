@@ -28,9 +28,9 @@ class Attempt:
     refusal: str
 
 
-def age_of(time: str) -> timedelta:
-    """How long ago a time is, given as ISO 8601."""
-    return datetime.now(UTC) - datetime.fromisoformat(time)
+def is_due(last: str) -> bool:
+    """Whether the time has come for another attempt, after one at a time as ISO 8601."""
+    return datetime.now(UTC) - datetime.fromisoformat(last) >= REFRESH
 
 
 def samples_wanted(attempt: Attempt | None, needed: int) -> int:
@@ -47,4 +47,4 @@ def samples_wanted(attempt: Attempt | None, needed: int) -> int:
         return needed
     if attempt.rows < needed:
         return needed - attempt.rows
-    return 1 if age_of(attempt.made_at) >= REFRESH else max(1, math.ceil(GROWTH * attempt.rows))
+    return 1 if is_due(attempt.made_at) else max(1, math.ceil(GROWTH * attempt.rows))

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from sqlalchemy import update
 
-from app.monitoring import answer_calibrator, answer_rows
+from app.monitoring import answer_calibration, answer_rows
 from app.monitoring.answer_calibrator import AnswerCalibrator
+from app.monitoring.answer_rows import AnswerRows, AnswerSample
 from app.monitoring.answer_schedule import Attempt, samples_wanted
 from app.monitoring.answer_watch import AnswerWatch, level_of
 from app.monitoring.decision_record import DecisionRecord
@@ -152,16 +153,16 @@ def _sample(number: int) -> SampleRow:
 
 
 def watched_reads(
-    monkeypatch: pytest.MonkeyPatch, before: Callable[[dict[str, Any]], object]
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[dict[str, str]], object]
 ) -> None:
     """Call a function before rows are read."""
-    read = answer_calibrator.answer_rows
+    read = AnswerSample.rows
 
-    def reading(store: Store, **given: Any) -> answer_rows.AnswerRows:
+    def reading(sample: AnswerSample, application: str, **given: str) -> AnswerRows:
         before(given)
-        return read(store, **given)
+        return read(sample, application, **given)
 
-    monkeypatch.setattr(answer_calibrator, "answer_rows", reading)
+    monkeypatch.setattr(AnswerSample, "rows", reading)
 
 
 def test_gateways_on_one_store_make_one_calibration(
@@ -170,14 +171,14 @@ def test_gateways_on_one_store_make_one_calibration(
     """Both compute it at the same time, and one stores it: its level is spent once."""
     worlds = [World(database), World(database)]
     worlds[0].sample(60)
-    together, find = threading.Barrier(2, timeout=30), answer_calibrator.evidence_of
+    together, find = threading.Barrier(2, timeout=30), answer_calibration.evidence_of
 
     def evidence_of(*given: Any) -> Any:
         found = find(*given)
         together.wait()
         return found
 
-    monkeypatch.setattr(answer_calibrator, "evidence_of", evidence_of)
+    monkeypatch.setattr(answer_calibration, "evidence_of", evidence_of)
     for made in (1, 2):
         with ThreadPoolExecutor(2) as threads:
             list(threads.map(lambda world: world.calibrator.keep_up(), worlds))
@@ -197,7 +198,7 @@ def test_a_calibration_that_is_not_renewed_ends(
     """Attempts go on with new samples, also where no more rows are read, until one succeeds."""
     world, reads, attempts = World(f"sqlite:///{tmp_path}/racer.db"), list[object](), list[int]()
     keep_up = world.calibrator.keep_up
-    watched_reads(monkeypatch, lambda given: reads.append(given) if "since" in given else None)
+    watched_reads(monkeypatch, lambda given: None if "after" in given else reads.append(given))
     monkeypatch.setattr(answer_rows, "MAX_ROWS", 60)
     world.sample(20)
     keep_up()
@@ -210,7 +211,7 @@ def test_a_calibration_that_is_not_renewed_ends(
     assert len(reads) == 1
     with monkeypatch.context() as patch:
         patch.setattr(
-            answer_calibrator, "refusal_of", lambda *_: attempts.append(1) or "not worth it"
+            answer_calibration, "refusal_of", lambda *_: attempts.append(1) or "not worth it"
         )
         for days, further, made in ((2, 0, 1), (2, 5, 1), (2, 1, 2), (2, 6, 3), (8, 6, 4)):
             world.age(days)
@@ -271,13 +272,13 @@ def test_a_fault_in_one_application_leaves_the_others_watched(
     own = {name: {"same_answer": section} for name in ("code", "law")}
     world, asked = World(f"sqlite:///{tmp_path}/racer.db", applications=own), list[str]()
 
-    def samples_since(_: Store, *, application: str, since: str, enough: int) -> int:
+    def count_since(_: AnswerSample, application: str, since: str, enough: int) -> int:
         asked.append(application)
         if application == "code":
             raise RuntimeError("broken")
         return 0
 
-    monkeypatch.setattr(answer_calibrator, "samples_since", samples_since)
+    monkeypatch.setattr(AnswerSample, "count_since", count_since)
     world.calibrator.keep_up()
     assert asked[:2] == ["code", "law"]
     assert "same_answer of code are not kept up" in caplog.text
