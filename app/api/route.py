@@ -104,6 +104,7 @@ async def levels(request: HttpRequest, services: Services) -> Response:
     application = application_of(request, services, body.application, {})
     routed_query = query.of_body(fields, Chat.path, conditions, settings, application)
     options = DecisionOptions(
+        alpha=body.alpha,
         score=body.score,
         candidates=body.candidates,
         group=body.group,

@@ -24,10 +24,7 @@ export function startTry() {
   let asking = false; // Control-Enter, held down, would ask again and again
   let looking = new AbortController();
 
-  question.addEventListener("input", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(look, PAUSE_MS);
-  });
+  question.addEventListener("input", lookSoon);
   question.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
@@ -40,7 +37,13 @@ export function startTry() {
   });
   onKeys(() => question.value.trim() && look());
 
-  /** Show the sets of the current question, without calling a candidate. */
+  /** Look once nothing more is typed or moved. */
+  function lookSoon() {
+    clearTimeout(waiting);
+    waiting = setTimeout(look, PAUSE_MS);
+  }
+
+  /** Show the sets of the current question, without calling a candidate; rounds are planned for one level. */
   async function look() {
     clearTimeout(waiting);
     looking.abort();
@@ -51,10 +54,11 @@ export function startTry() {
       forget();
       return;
     }
+    const alpha = shown?.isPlan ? risk.chosen() : undefined;
     try {
-      const response = await postJson("route/levels", "data", { query }, signal);
+      const response = await postJson("route/levels", "data", { query, alpha }, signal);
       fill(byId("ask-error"));
-      shown = showSet(query, response, risk);
+      shown = showSet(query, response, { risk, alpha, lookSoon });
     } catch (error) {
       if (error.name === "AbortError") return;
       forget();
@@ -85,9 +89,7 @@ export function startTry() {
       if (shown?.query !== query) await look();
       fill(byId("ask-error"));
       const begun = performance.now();
-      const alpha = risk.chosen();
-      const body = { query, execute: true, ...(alpha === undefined ? {} : { alpha }) };
-      const response = await postJson("route", "data", body);
+      const response = await postJson("route", "data", { query, execute: true, alpha: risk.chosen() });
       const size = Object.keys(response.pool_scores).length || response.certificate.guarantee.pool.length;
       const level = shown?.query === query ? shown.levelOf(response.certificate.guarantee.alpha) : undefined;
       say(`${response.abstained ? "No candidate was called." : `The answer of ${response.served_by}:`} ${(response.answer ?? "").slice(0, 300)}`);
@@ -123,9 +125,10 @@ function fixedInWords({ selected, certificate }) {
   return `${calledInWords(selected, guarantee.pool)} called at every risk level: ${why}.`;
 }
 
-/** The bars of one question, moved by the slider. `risk` says which level is wanted. */
-function showSet(query, response, risk) {
+/** The bars of one question, moved by the slider, or its plan at `alpha`. `risk` says which level is wanted. */
+function showSet(query, response, { risk, alpha, lookSoon }) {
   const { levels, certificate } = response;
+  const isPlan = certificate.rounds != null;
   const usual = certificate.guarantee.alpha;
   const names = certificate.guarantee.pool;
   const summary = el("p", { class: "sentence" });
@@ -143,11 +146,12 @@ function showSet(query, response, risk) {
       isFixed ? null : el("p", { class: "hint" }, bars.legend),
     ),
   );
-  risk.know(usual, levels);
+  if (alpha === undefined) risk.know(usual, levels);
   show();
 
   /** Draw the level that is wanted. */
   function show() {
+    if (isPlan && risk.chosen() !== alpha) lookSoon();
     if (isFixed) return;
     const level = levelOf(risk.chosen() ?? usual);
     summary.textContent = levelInWords(level, names);
@@ -160,5 +164,5 @@ function showSet(query, response, risk) {
   function levelOf(alpha) {
     return levels.find((each) => each.alpha === alpha);
   }
-  return { query, show, levelOf };
+  return { query, show, levelOf, isPlan };
 }

@@ -171,6 +171,9 @@ class LevelsRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     query: str = Field(description="The text to route on.")
+    alpha: Alpha | None = Field(
+        default=None, description="Risk level of the certificate, and of calls in rounds."
+    )
     score: Score | None = Field(default=None, strict=False, description=SCORE)
     candidates: list[str] | None = Field(default=None, min_length=1, description=CANDIDATES)
     group: str | None = Field(default=None, max_length=128, description=GROUP)

@@ -58,6 +58,8 @@ def test_levels_are_nested_and_the_one_in_force_is_among_them(serve: Serve) -> N
     """A larger alpha adds no candidate, until it abstains; 0.033 is on no grid."""
     gateway = serve(routing={"alpha": 0.033}, calibrated=False)
     gateway.calibrate(rows=noisy(10_000, 200))
+    asked = levels(gateway, TWO, alpha=0.3)
+    assert asked["certificate"]["guarantee"]["alpha"] == 0.3
     result = levels(gateway, TWO)
     alphas = [each["alpha"] for each in result["levels"]]
     assert alphas == sorted(alphas)
@@ -144,7 +146,7 @@ def test_a_level_calls_no_more_than_may_be_called(serve: Serve) -> None:
         assert len(each["selected"]) <= 1
 
 
-@pytest.mark.parametrize("body", [{"query": " "}, {"query": ONE, "alpha": 0.1}, {}])
+@pytest.mark.parametrize("body", [{"query": " "}, {"query": ONE, "alpha": 1.5}, {}])
 def test_levels_refuses_an_invalid_body(gateway: Gateway, body: dict) -> None:
-    """An alpha in the body is invalid: the response has all levels."""
+    """A query of white space alone, no risk level, no query."""
     assert gateway.post("/route/levels", json=body).status_code in (400, 422)

@@ -264,6 +264,10 @@ def test_route_says_order_first_round_and_expected_calls(certified: Gateway) -> 
     levels = certified.post("/route/levels", ADMIN_KEY, json={"query": "question 1"}).json()
     assert (levels["certificate"]["rounds"], levels["levels"]) == (plan, [])
     assert sets_counted(certified) == counted > 0
+    asked = {"query": "question 1", "alpha": 0.5}
+    levels = certified.post("/route/levels", ADMIN_KEY, json=asked).json()
+    found = certified.route("question 1", alpha=0.5)["certificate"]
+    assert levels["certificate"] == found | {"remarks": []}
 
 
 def sets_counted(gateway: Gateway, what: str = "count") -> float:

@@ -18,6 +18,7 @@ from tests.upstreams.scripted import FakePool
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import Fleet
 from .test_looks import PICTURES, overflow, serious
+from .test_try import slide
 
 PRICES = {"ada": 4.0, "bob": 2.0, "cyd": 1.0, "dan": 0.5, "eve": 0.5}
 QUESTION = "how many?"
@@ -104,6 +105,14 @@ def test_the_rounds_of_a_request_are_shown(certified: Fleet, opened: Open) -> No
     tab.page.fill("#question", QUESTION)
     tab.page.wait_for_selector("#set .notice")
     assert f"{first[-1]} are asked first" in tab.page.inner_text("#set")
+    plan = {"query": QUESTION, "alpha": 0.5}
+    planned = gateway.post("/route/levels", certified.data_key, json=plan).json()["certificate"]
+    slide(tab, 100)
+    tab.page.wait_for_selector("#set .notice >> text=At 50 %")
+    expected = f"{planned['rounds']['expected_calls']:.2f}".rstrip("0").rstrip(".")
+    assert f": {expected} of 5 calls on average" in tab.page.inner_text("#set")
+    tab.page.click("#alpha-usual")
+    tab.page.wait_for_selector("#set .notice >> text=At 2 %")
     for name in NAMES:
         pool.say(name, "7")
     tab.ask(QUESTION)
