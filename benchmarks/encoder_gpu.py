@@ -35,8 +35,9 @@ from transformers import DebertaV2Config, DebertaV2Model
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.base import unit_rows
+from racer_core.encoder.batches import Shape
 from racer_core.encoder.deberta import LeanDeberta
-from racer_core.encoder.graphs import Graphs, Shape, embedder
+from racer_core.encoder.graphs import Graphs, embedder
 from racer_core.encoder.pooling import pool
 from racer_core.routers.base import on_grid
 from racer_core.types import Score

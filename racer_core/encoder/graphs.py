@@ -2,30 +2,27 @@
 
 A pass launches hundreds of kernels, and for a few short texts each kernel runs for less time than
 Python needs to launch it. A CUDA graph launches all of them at once, for one shape and at fixed
-addresses: a batch is padded to the next recorded shape and copied to the graph's input. Large
-batches run longer than their launches take, and run without a graph.
+addresses: a batch is padded to the next recorded shape and copied to the graph's input. A batch
+that no recorded shape holds runs without a graph.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from itertools import product
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from racer_core.encoder.base import Pooling
+from racer_core.encoder.batches import Shape, fitting
 from racer_core.encoder.deberta import LeanDeberta
 from racer_core.encoder.pooling import pool
 
-Shape = tuple[int, int]  # texts, tokens
 Embed = Callable[[Tensor, Tensor], Tensor]
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 
-_SHORTEST = 16  # tokens; a multiple of 8, as the kernels want rows of the attention's bias aligned
-_LARGEST = 8_192  # tokens in a batch with a graph; an assumption, not yet measured
 _WARM_UP = 3  # runs before a recording, in which libraries choose kernels and allocate memory
 # A kernel that serves all shapes and takes a bias. cuDNN, torch's first choice on Hopper, makes a
 # plan for each new shape, which would delay batches without a graph.
@@ -44,25 +41,6 @@ def embedder(model: LeanDeberta, pooling: Pooling) -> Embed:
         return pool(hidden.float(), mask, pooling)
 
     return embed
-
-
-def shapes(texts: int, tokens: int) -> list[Shape]:
-    """Shapes to record for batches up to ``texts`` by ``tokens``: powers of two and the limits.
-
-    Shapes of more than 8,192 tokens in total are left out.
-    """
-    every = product(_doubling(1, texts), _doubling(_SHORTEST, tokens))
-    return [shape for shape in every if math.prod(shape) <= _LARGEST]
-
-
-def _doubling(first: int, last: int) -> list[int]:
-    return [first, *_doubling(2 * first, last)] if first < last else [last]
-
-
-def fitting(batch: Shape, among: Iterable[Shape]) -> Shape | None:
-    """The smallest shape that holds a batch; None if none does."""
-    holding = (each for each in among if each[0] >= batch[0] and each[1] >= batch[1])
-    return min(holding, key=math.prod, default=None)
 
 
 class Graphs:

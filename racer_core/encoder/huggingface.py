@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from racer_core.encoder.base import EncoderOutput, EncoderSpec, Forward, Pooling, unit_rows
+from racer_core.encoder.batches import Shape, cheapest, shapes, similar
 from racer_core.encoder.pooling import pool
 from racer_core.errors import ArtifactError
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from racer_core.encoder.graphs import Recorder
 
 DEFAULT_ENCODER = "microsoft/mdeberta-v3-base"
-_BATCH = 32
-# Minimum length of a text in a batch, as a share of the batch's longest text, to which all are
-# padded. Padded tokens cost time on a CPU; further batches cost time on a GPU.
-_SHORTEST = {"cpu": 0.75, "cuda": 0.0}
+# On a CPU: texts in a batch, and the length of its shortest as a share of its longest.
+_BATCH, _SHORTEST = 32, 0.75
+_TEXTS = 256  # in a batch on a GPU
+# What a batch costs on a GPU beside its tokens, as that many tokens: about a millisecond by a
+# graph, and several by transformers. Estimates for an H100, not measured.
+_LAUNCH: dict[Forward, int] = {"lean": 2_048, "transformers": 8_192}
 
 
 class HuggingFaceEncoder:
@@ -105,18 +108,21 @@ class HuggingFaceEncoder:
             dtype=dtype,
             forward=forward,
         )
+        # Of batches on a GPU; None makes batches of similar length.
+        self._shapes: list[Shape] | None = None
+        if backend == "cuda" or recorder is not None:
+            self._shapes = shapes(_TEXTS, self.spec.max_tokens)
         self._graphs: graphs.Graphs | None = None
         if forward == "lean":
             self._model = deberta.LeanDeberta(model, self.spec.max_tokens)
-            if backend == "cuda" or recorder is not None:
+            if self._shapes is not None:
                 embed = graphs.embedder(self._model, pooling)
-                recorded = graphs.shapes(_BATCH, self.spec.max_tokens)
                 self._graphs = graphs.Graphs(
-                    embed, shapes=recorded, device=backend, recorder=recorder
+                    embed, shapes=self._shapes, device=backend, recorder=recorder
                 )
 
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
-        """Embed texts in batches of similar length, longest first, to keep padding small."""
+        """Embed texts in batches, longest first, to keep padding small."""
         embeddings = np.zeros((len(texts), int(self._model.config.hidden_size)), np.float32)
         if not texts:
             return EncoderOutput(embeddings, np.zeros(0, dtype=bool))
@@ -124,12 +130,17 @@ class HuggingFaceEncoder:
             list(texts), truncation=True, max_length=self.spec.max_tokens
         )
         lengths = [len(ids) for ids in encoding["input_ids"]]
-        for rows in batches(lengths, _BATCH, _SHORTEST[self.spec.backend]):
+        for rows in self._batches(lengths):
             embeddings[rows] = self._forward(
                 {name: [values[i] for i in rows] for name, values in encoding.items()}
             )
         truncated = np.array([bool(each.overflowing) for each in encoding.encodings], dtype=bool)
         return EncoderOutput(unit_rows(embeddings), truncated)
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        if self._shapes is None:
+            return similar(lengths, _BATCH, _SHORTEST)
+        return cheapest(lengths, self._shapes, _LAUNCH[self.spec.forward])
 
     def _forward(self, tokens: dict[str, list[list[int]]]) -> NDArray[np.float32]:
         import torch
@@ -143,24 +154,6 @@ class HuggingFaceEncoder:
             if self.spec.forward == "transformers":
                 hidden = hidden.last_hidden_state
             return pool(hidden.float(), inputs["attention_mask"], self.spec.pooling).cpu().numpy()
-
-
-def batches(lengths: Sequence[int], most: int, shortest: float) -> Iterator[list[int]]:
-    """Rows in batches of at most ``most``, longest first.
-
-    Args:
-        lengths: Of each text, in tokens.
-        most: Texts in a batch.
-        shortest: No text of a batch is shorter than this share of its longest.
-    """
-    batch: list[int] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        if batch and (len(batch) == most or lengths[row] < shortest * lengths[batch[0]]):
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
 
 
 def _check_options(

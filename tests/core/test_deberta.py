@@ -8,7 +8,7 @@ import pytest
 
 from racer_core.artifacts import open_encoder
 from racer_core.encoder.base import EncoderSpec
-from racer_core.encoder.huggingface import HuggingFaceEncoder, batches
+from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
 from racer_core.offline.train import EncoderChoice
 from tests.support.lazy import LazyModule
@@ -19,7 +19,7 @@ deberta = LazyModule("racer_core.encoder.deberta")
 
 WORDS = 100
 MOST = 64
-SHAPES = list(itertools.product((1, 2, 4, 8), (16, 32, MOST)))  # of `graphs.shapes(8, MOST)`
+SHAPES = list(itertools.product((1, 2, 4, 8), (16, 32, MOST)))  # of `batches.shapes(8, MOST)`
 
 
 def model(dtype=None, **changed):
@@ -171,17 +171,3 @@ def test_the_lean_forward_of_a_model_that_it_does_not_know_is_refused(tiny_encod
     assert HuggingFaceEncoder(str(tmp_path), backend="cpu").spec.forward == "transformers"
     with pytest.raises(ArtifactError, match="lean"):
         HuggingFaceEncoder(str(tmp_path), backend="cpu", forward="lean")
-
-
-@pytest.mark.parametrize("shortest", [0.0, 0.75, 1.0])
-def test_batches_hold_every_row_once_and_texts_of_like_length(shortest):
-    """Batches of a maximum size, longest rows first, each row at least a share of the longest."""
-    lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
-    made = list(batches(lengths, 16, shortest))
-    assert sorted(row for batch in made for row in batch) == list(range(300))
-    for batch in made:
-        of = [lengths[row] for row in batch]
-        assert len(batch) <= 16
-        assert of == sorted(of, reverse=True)
-        assert of[-1] >= shortest * of[0]
-    assert len(made) == 19 if shortest == 0.0 else len(made) > 19

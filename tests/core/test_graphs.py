@@ -1,12 +1,9 @@
 """The encoder on a GPU, as far as a CPU can tell: shapes, padding, buffers; not the recording."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pooling import pool
@@ -41,46 +38,6 @@ def exact(made, ids, mask, pooling="mean"):
     """What transformers embeds."""
     with torch.inference_mode():
         return pool(made(input_ids=ids, attention_mask=mask).last_hidden_state, mask, pooling)
-
-
-# Shapes -----------------------------------------------------------------------------------------
-
-
-@given(
-    most=st.tuples(st.integers(1, 64), st.integers(1, 1_100)),
-    share=st.tuples(st.floats(0, 1), st.floats(0, 1)),
-)
-def test_a_batch_gets_the_smallest_shape_that_holds_it(most, share):
-    """Neither side is more than doubled, or a text longer than 16 tokens; only many run as is."""
-    batch = tuple(max(1, round(part * size)) for part, size in zip(share, most, strict=True))
-    offered = graphs.shapes(*most)
-    found = graphs.fitting(batch, offered)
-    holding = [each for each in offered if each[0] >= batch[0] and each[1] >= batch[1]]
-    if found is None:
-        assert not holding
-        doubled = min(most[0], 2 * batch[0]) * min(most[1], max(16, 2 * batch[1]))
-        assert doubled > 8_192
-    else:
-        assert math.prod(found) == min(map(math.prod, holding)) <= 8_192
-        assert found[0] < 2 * batch[0] or found[0] == 1
-        assert found[1] < max(17, 2 * batch[1])
-
-
-def test_the_shapes_of_the_encoder_are_few():
-    """Each is recorded at the start and keeps buffers; all of them have aligned rows."""
-    offered = graphs.shapes(32, 512)
-    assert len(offered) == len(set(offered)) == 35
-    assert (1, 16) in offered
-    assert (16, 512) in offered
-    assert (32, 512) not in offered
-    assert all(tokens % 8 == 0 for _, tokens in offered)
-
-
-def test_the_longest_text_has_a_shape_although_it_is_no_power_of_two():
-    """Positions end there: a longer shape would have none for its padding."""
-    assert {tokens for _, tokens in graphs.shapes(1, 40)} == {16, 32, 40}
-    assert graphs.shapes(8, MOST) == SHAPES
-    assert graphs.shapes(3, 5) == [(1, 5), (2, 5), (3, 5)]
 
 
 # Padding ----------------------------------------------------------------------------------------
@@ -240,3 +197,14 @@ def test_the_encoder_embeds_alike_by_graphs(tiny_encoder, pooling):
     assert recorder.replayed
     np.testing.assert_allclose(found.embeddings, plain.embeddings, atol=1e-5)
     assert found.truncated.tolist() == plain.truncated.tolist()
+
+
+def test_a_long_text_leaves_the_short_ones_their_graph(tiny_encoder):
+    """Two launches instead of 60 texts padded to the length of one."""
+    recorder = ReplayRecorder()
+    encoder = HuggingFaceEncoder(
+        str(tiny_encoder), backend="cpu", dtype="float32", forward="lean", recorder=recorder
+    )
+    recorder.replayed.clear()
+    encoder.encode([" ".join("abcdefgh" * 8), *["a b c"] * 60])
+    assert [recorder.shapes[each] for each in recorder.replayed] == [(1, 32), (64, 32)]
