@@ -100,7 +100,7 @@ async def open_services(
         ArtifactError: The artifact does not fit the configuration or this machine.
         SettingsError: The store cannot be opened, an evaluator cannot do what is configured, or
             traces are configured and OpenTelemetry is not installed.
-        UpstreamError: An evaluator cannot be reached.
+        UpstreamError: An evaluator of `aggregation` cannot be reached.
     """
     async with AsyncExitStack() as stack:
         metrics = Metrics()

@@ -60,7 +60,10 @@ class Evaluator:
             UpstreamError: An evaluator cannot be reached, or breaks.
         """
         for rater in self._raters.values():
-            await rater.check()
+            await rater.check(
+                cure="start it before the gateway, or choose `weight: router`",
+                other="choose `weight: verbal`",
+            )
 
     async def rate(
         self,
@@ -80,7 +83,7 @@ class Evaluator:
             group: The group, whose own evaluator is called; None or a group without one takes the
                 common evaluator.
             forms: Normal forms of the answers; None derives them by the configured equality.
-            deadline: A ``time.monotonic()``; the evaluator has its own time limit, too.
+            deadline: A ``time.monotonic()``; the evaluator's own time limit counts from now.
             caller: The name of the API key that causes the calls.
 
         Returns:
@@ -95,7 +98,8 @@ class Evaluator:
             return Ratings()
         rater = self._raters.get(rater_name(group)) or self._raters[rater_name(None)]
         started = time.monotonic()
-        rated = await rater.rate(question, readable.values(), deadline=deadline, caller=caller)
+        until = min(deadline, started + rater.timeout_s)
+        rated = await rater.rate(question, readable.values(), deadline=until, caller=caller)
         weight = self._rule.weight
         ratings = {name: rated.ratings[text] for name, text in readable.items()}
         return Ratings(

@@ -21,7 +21,7 @@ from prometheus_client import Counter
 
 from app.answering.rater import Rater
 from app.answering.request import InferenceRequest
-from app.errors import CheckerUnavailable, UpstreamError
+from app.errors import CheckerUnavailable, SettingsError, UpstreamError, UpstreamOverloaded
 from app.monitoring.checker import checker_document
 from app.monitoring.checker_calls import (
     PROCESSES,
@@ -29,7 +29,7 @@ from app.monitoring.checker_calls import (
     FunctionChecker,
     UrlChecker,
 )
-from app.settings import Evidence, Secrets, Settings
+from app.settings import EvaluatorModel, Evidence, Secrets, Settings
 from app.settings.evidence import judge_name
 from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
@@ -39,6 +39,7 @@ from racer_core.sequential.verdicts import NO_VERDICT, verdict_of
 log = logging.getLogger(__name__)
 
 SCHEMA_CHECK: Final = "app.tools.labelling.schema_check:check"
+SCHEMA_CURE: Final = "pip install 'racer-gateway[label]'"
 ROW_PLACES: Final = 2  # checks of sampled answers at once, beside ``PROCESSES`` of requests
 
 
@@ -71,18 +72,19 @@ class DocumentCheck:
 
 
 class JudgeCheck:
-    """Asks a model for P(True)."""
+    """Asks a model for P(True). A reply without log-probabilities is a failure, too."""
 
-    def __init__(self, rater: Rater, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, rater: Rater) -> None:
         self._rater = rater
 
     async def score(self, request: InferenceRequest, reply: Reply) -> float | None:
         """See :class:`AnswerCheck`."""
         text = reply.answer or ""
-        async with asyncio.timeout(self._timeout_s):
-            rated = await self._rater.rate(request.query.text, [text], caller=request.caller.name)
-        return rated.ratings[text].values[Weight.P_TRUE]
+        rated = await self._rater.rate(request.query.text, [text], caller=request.caller.name)
+        rating = rated.ratings[text]
+        if rating.failures:
+            raise UpstreamError("no confidence", kind=rating.failures[Weight.P_TRUE])
+        return rating.values[Weight.P_TRUE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,7 @@ class EvidenceChecks:
         """Open all checkers.
 
         Raises:
-            SettingsError: A function cannot be imported, or a judge cannot do what it must.
-            UpstreamError: A judge cannot be reached.
+            SettingsError: A function cannot be imported, or a judge answers, but not as it must.
         """
         async with AsyncExitStack() as stack:
             for place, section in self._settings.same_answers.items():
@@ -194,9 +195,9 @@ class EvidenceChecks:
             score = await check.score(request, reply)
         except CheckerUnavailable:
             return self._lost()
-        except TimeoutError:
-            return self._none("timeout")
         except UpstreamError as exc:
+            if exc.kind == UpstreamOverloaded.default_kind:
+                return self._lost()
             return self._none("timeout" if exc.kind == "upstream_timeout" else "failed")
         except Exception:  # our own fault, but no reason to fail the answer
             log.exception("an answer of %s could not be checked", reply.candidate)
@@ -214,25 +215,39 @@ class EvidenceChecks:
         self._counter.labels("lost").inc()
 
     async def _opened(self, stack: AsyncExitStack, place: str, evidence: Evidence) -> AnswerCheck:
-        settings, limit_s = self._settings, evidence.timeout_s
-        if evidence.judge is not None:
-            rater = Rater(
-                name=judge_name(place),
-                spec=evidence.judge,
-                kinds=(Weight.P_TRUE,),
-                settings=settings,
-                fleet=self._fleet,
-            )
-            await rater.check()
-            return JudgeCheck(rater, limit_s)
-        name = f"{place}.evidence"
+        if evidence.rater is not None:
+            return await self._judge(place, evidence.rater)
+        name, limit_s = f"{place}.evidence", evidence.timeout_s
+        call: CheckerCall
         if evidence.url is not None:
-            call: CheckerCall = UrlChecker(name, evidence.url, limit_s, settings, self._secrets)
+            call = UrlChecker(name, evidence.url, limit_s, self._settings, self._secrets)
         else:
-            function = evidence.function or SCHEMA_CHECK
-            processes = PROCESSES + ROW_PLACES
-            call = FunctionChecker(name, function, timeout_s=limit_s, processes=processes)
+            cure = f"correct `{name}.function`" if evidence.function else SCHEMA_CURE
+            call = FunctionChecker(
+                name,
+                evidence.function or SCHEMA_CHECK,
+                timeout_s=limit_s,
+                cure=cure,
+                processes=PROCESSES + ROW_PLACES,
+            )
         return DocumentCheck(await stack.enter_async_context(call), evidence.json_schema)
+
+    async def _judge(self, place: str, spec: EvaluatorModel) -> AnswerCheck:
+        """A judge, which need not answer yet; one that answers must be able to rate."""
+        rater = Rater(
+            name=judge_name(place),
+            spec=spec,
+            kinds=(Weight.P_TRUE,),
+            settings=self._settings,
+            fleet=self._fleet,
+        )
+        try:
+            await rater.check(cure="until it answers, its checks fail", other="use another checker")
+        except SettingsError as exc:
+            raise SettingsError(f"{place}.evidence.judge: {exc}") from exc
+        except UpstreamError as exc:
+            log.warning("%s.evidence.judge: %s", place, exc)
+        return JudgeCheck(rater)
 
 
 def _score(correct: object, name: str) -> float | None:

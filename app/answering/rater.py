@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S: Final = 30.0  # at start: the first answer of a server is slow
 UNREADABLE: Final = "evaluation_unreadable"  # the model replied, but with no confidence
-_CURE: Final = "start it before the gateway, or choose `weight: router`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +70,7 @@ class Rater:
         else:
             candidate = next(each for each in settings.candidates if each.name == spec.candidate)
             target, self._model = candidate.name, candidate.served_as
+        self.timeout_s = spec.timeout_s
         self._endpoint = Endpoint(name=name, target=target, timeout_s=spec.timeout_s)
         self._prompt_chars = spec.prompt_chars
         self._kinds = tuple(kinds)
@@ -89,7 +89,8 @@ class Rater:
         Args:
             question: The question to the candidates.
             texts: The answers.
-            deadline: A ``time.monotonic()``; the evaluator has its own time limit, too.
+            deadline: A ``time.monotonic()``. Each call has the evaluator's own time limit, too,
+                from when the evaluator takes it.
             caller: The name of the API key that causes the calls.
         """
         prompts = {text: prompt(question, text, self._prompt_chars) for text in texts}
@@ -102,11 +103,12 @@ class Rater:
             usage=_summed([each.usage for each in rated]),
         )
 
-    async def check(self, cure: str = _CURE) -> None:
-        """Call the evaluator a few times: one that cannot rate as configured stops the start.
+    async def check(self, *, cure: str, other: str) -> None:
+        """Call the evaluator a few times, to learn whether it can rate as configured.
 
         Args:
             cure: What to do about an evaluator that cannot be reached, for the message.
+            other: What to do without log-probabilities, for the message.
 
         Raises:
             SettingsError: The evaluator answers, but not as its kinds of confidence require.
@@ -140,21 +142,20 @@ class Rater:
                 self._payload(short, logprobs=True),
                 patient,
                 f"{name} refused `logprobs: {TOP}`: start vLLM with `--max-logprobs {TOP}` or "
-                "more, or choose `weight: verbal`",
+                f"more, or {other}",
                 cure,
             )
             if completion.top is None:
                 raise SettingsError(
-                    f"{name} answered without logprobs, which `weight: p_true` reads: serve it "
-                    "with vLLM, or choose `weight: verbal`"
+                    f"{name} answered without logprobs, which P(True) is read from: serve it "
+                    f"with vLLM, or {other}"
                 )
 
     async def _rating(self, text: str, deadline: float, caller: str) -> Rating:
         payload = self._payload(text, logprobs=Weight.P_TRUE in self._kinds)
-        until = min(deadline, time.monotonic() + self._endpoint.timeout_s)
         try:
             completion = await self._fleet.complete(
-                self._endpoint, payload, deadline=until, caller=caller
+                self._endpoint, payload, deadline=deadline, caller=caller
             )
         except UpstreamError as exc:
             return self._failed(exc.kind)

@@ -56,7 +56,12 @@ def open_checker(
     """The checker of an application, still closed."""
     name = f"the checker of {application}"
     if checker.function is not None:
-        return FunctionChecker(name, checker.function, timeout_s=checker.timeout_s)
+        return FunctionChecker(
+            name,
+            checker.function,
+            timeout_s=checker.timeout_s,
+            cure=f"correct `applications.{application}.checker.function`",
+        )
     assert checker.url is not None
     return UrlChecker(name, checker.url, checker.timeout_s, settings, secrets)
 
@@ -117,6 +122,7 @@ class FunctionChecker:
         name: In messages.
         function: ``package.module:function``. It gets the document and returns the answer.
         timeout_s: Time limit of a check.
+        cure: What to do about a function that cannot be loaded, for the message.
         start_s: Time limit for importing the module.
         processes: How many are started when it opens; others, up to ``PROCESSES``, as they are
             needed.
@@ -128,12 +134,14 @@ class FunctionChecker:
         function: str,
         *,
         timeout_s: float,
+        cure: str,
         start_s: float = START_S,
         processes: int = 1,
     ) -> None:
         self.name = name
         self._function = function
         self._timeout_s = timeout_s
+        self._cure = cure
         self._start_s = start_s
         self._at_first = processes
         self._most = max(PROCESSES, processes)
@@ -147,7 +155,7 @@ class FunctionChecker:
             self._idle += await asyncio.gather(*(self._start() for _ in range(self._at_first)))
         except UpstreamError as exc:
             await self.__aexit__()
-            raise SettingsError(f"{exc}; correct `checker.function`") from exc
+            raise SettingsError(f"{exc}; {self._cure}") from exc
         return self
 
     async def __aexit__(self, *_: object) -> None:

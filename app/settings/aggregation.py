@@ -13,8 +13,8 @@ from racer_core.aggregation.reasoning import MARKERS, ReasoningFilter
 from racer_core.aggregation.vote import OPTIONS, Method, Weight
 
 
-class EvaluatorModel(Frozen):
-    """An evaluator of answers: one of the candidates, or a model at a server of its own."""
+class RatingModel(Frozen):
+    """A model that rates answers: one of the candidates, or a model at a server of its own."""
 
     candidate: str | None = None
     """The candidate that rates answers; alternatively `base_url` and `model`."""
@@ -24,8 +24,6 @@ class EvaluatorModel(Frozen):
     """Model name of the evaluator at that server."""
     api_key_env: str | None = None
     """Environment variable with the evaluator's API key."""
-    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    """Timeout in seconds for all ratings of a request."""
     prompt_chars: Annotated[int, Field(ge=256, le=100_000)] = 4096
     """Longest prompt in characters; the middle of a longer one is cut."""
 
@@ -36,6 +34,13 @@ class EvaluatorModel(Frozen):
         if (self.candidate is not None and own) or (self.candidate is None and None in server):
             raise ValueError("give either `candidate`, or `base_url` and `model`")
         return self
+
+
+class EvaluatorModel(RatingModel):
+    """An evaluator of the answers to a request."""
+
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    """Timeout in seconds for all ratings of a request."""
 
 
 class Aggregation(Frozen):

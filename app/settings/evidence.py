@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.settings.aggregation import EvaluatorModel
+from app.settings.aggregation import EvaluatorModel, RatingModel
 from app.settings.base import Frozen
 from app.settings.candidates import Url
 
@@ -28,7 +28,7 @@ class Evidence(Frozen):
     json_schema: Literal["request"] | dict[str, Any] | None = None
     """A JSON schema that answers meet, or `request`: that of the request's `response_format`.
     Needs the extra `label`."""
-    judge: EvaluatorModel | None = None
+    judge: RatingModel | None = None
     """A model that says how likely an answer is right, by the log probabilities of vLLM's
     completions."""
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
@@ -42,6 +42,13 @@ class Evidence(Frozen):
         if self.function is not None:
             return "function"
         return "judge" if self.json_schema is None else "json_schema"
+
+    @property
+    def rater(self) -> EvaluatorModel | None:
+        """The judge, with the timeout of a check."""
+        if self.judge is None:
+            return None
+        return EvaluatorModel(**self.judge.model_dump(), timeout_s=self.timeout_s)
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:

@@ -103,10 +103,10 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _evaluators_are_known(self) -> Self:
-        for each in self.raters.values():
+        for name, each in self.raters.items():
             if each.candidate is not None and each.candidate not in self.pool:
                 raise ValueError(
-                    f"the evaluator or judge {each.candidate!r} is no candidate of the pool; "
+                    f"{name}: {each.candidate!r} is no candidate of the pool; "
                     "give `base_url` and `model` of another server"
                 )
         return self
@@ -263,9 +263,9 @@ class Settings(Frozen):
     def raters(self) -> dict[str, EvaluatorModel]:
         """Evaluators and judges, by their names in messages and metrics."""
         judges = {
-            judge_name(place): section.evidence.judge
+            judge_name(place): rater
             for place, section in self.same_answers.items()
-            if section.evidence is not None and section.evidence.judge is not None
+            if section.evidence is not None and (rater := section.evidence.rater) is not None
         }
         return self.aggregation.raters | judges
 

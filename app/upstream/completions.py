@@ -16,7 +16,7 @@ class Endpoint:
 
     name: str  # in errors and metrics
     target: str  # name of a candidate, or of an evaluator with a server of its own
-    timeout_s: float  # for a whole answer
+    timeout_s: float  # of all attempts, from when the first one has its slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,8 @@ class UpstreamCall:
     path: str
     model: object  # the requested model
     data: bytes
-    timeout_s: float
+    timeout_s: float  # of an attempt, or of all of them
+    is_timed_in_all: bool
     deadline: float
     tried: list[Replica]
     span: CallSpan | None = None  # of the latest attempt
@@ -266,6 +267,7 @@ class Fleet:
                 model=payload.get("model"),
                 data=data,
                 timeout_s=endpoint.timeout_s if endpoint else target.timeout_s,
+                is_timed_in_all=endpoint is not None,
                 deadline=deadline,
                 tried=[],
             )
@@ -331,6 +333,8 @@ class Fleet:
         call.tried.append(replica)
         call.span = span = self._begin_span(call, replica)
         started = time.monotonic()
+        if call.is_timed_in_all and len(call.tried) == 1:  # not while it waits for its slot
+            call.deadline = min(call.deadline, started + call.timeout_s)
         limit_s = min(call.timeout_s, call.deadline - started)
         outcome = "cancelled"
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from prometheus_client import Counter
 from pydantic import ValidationError
 
 from app.answering.evidence import EvidenceChecks
-from app.settings import Evidence, Settings
-from app.tools.labelling import schema_check
+from app.errors import SettingsError
+from app.settings import Evidence, Secrets, Settings
+from app.telemetry.metrics import Metrics
+from app.upstream.fleet import Fleet
 from racer_core.sequential.verdicts import NO_VERDICT
 from tests.support.gateway import ADMIN_KEY, Gateway, Serve
 from tests.support.same_answer import configured, talk
@@ -158,11 +161,99 @@ def test_rows_and_requests_get_the_same_verdicts_however_many_are_checked_at_onc
     assert own == [NO_VERDICT, NO_VERDICT, None]
 
 
+JUDGE = {"judge": {"candidate": "ada"}, "timeout_s": 0.5}
+REQUEST: Any = SimpleNamespace(
+    application=None, query=SimpleNamespace(text="?"), caller=SimpleNamespace(name="")
+)
+
+
+@asynccontextmanager
+async def opened(
+    evidence: dict[str, Any], counter: Counter, url: str = "http://127.0.0.1:9/v1"
+) -> AsyncGenerator[EvidenceChecks]:
+    """The checks of a gateway whose only candidate makes one call at a time."""
+    document = {
+        "schema_version": 1,
+        "candidates": [{"name": "ada", "base_url": url, "concurrency": 1}],
+        "aggregation": {"equality": "exact"},
+        "same_answer": {"evidence": evidence},
+    }
+    settings, secrets = Settings.model_validate(document), Secrets()
+    async with (
+        Fleet(settings, secrets, metrics=Metrics()) as fleet,
+        EvidenceChecks(settings, secrets, fleet, counter) as checks,
+    ):
+        yield checks
+
+
+def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_time(
+    pool: FakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gateway starts, and each failure is counted; a check's time counts from its slot."""
+    counter = Counter("judged", "Checks.", ("outcome",), registry=None)
+
+    def reply(text: str) -> Any:
+        return SimpleNamespace(candidate="ada", answer=text)
+
+    async def scene() -> None:
+        later = time.monotonic() + 60
+        async with opened(JUDGE, counter, pool.url) as checks:
+            assert await checks.of_row(REQUEST, reply("down")) == NO_VERDICT
+            pool.rate("ada", {}, logprobs=False)
+            assert await checks.of_request(REQUEST, reply("bare"), later) == NO_VERDICT
+            pool.rate("ada", {}, delay_s=1.0)
+            assert await checks.of_row(REQUEST, reply("slow")) == NO_VERDICT
+            pool.rate("ada", {"0": 0.99}, delay_s=0.15)
+            rows = [checks.of_row(REQUEST, reply("0")) for _ in range(2)]
+            rounds = [checks.of_request(REQUEST, reply("0"), later) for _ in range(4)]
+            early = checks.of_request(REQUEST, reply("0"), time.monotonic() + 0.3)
+            found = await asyncio.gather(*rows, *rounds, early)
+            assert found == [*[5] * 6, None]
+
+    pool.rate("ada", {}, fault="503")
+    asyncio.run(scene())
+    assert "same_answer.evidence.judge: ada is overloaded" in caplog.text
+    (metric,) = counter.collect()
+    counts = {
+        each.labels["outcome"]: each.value for each in metric.samples if each.name == "judged_total"
+    }
+    assert counts == {"failed": 2, "timeout": 1, "verdict": 6, "lost": 1}
+
+
+NOT_A_CHECKER = {
+    "logprobs": (JUDGE, "judge: .* serve it with vLLM, or use another checker"),
+    "404": (JUDGE, "judge: .* check its `base_url` and `model`"),
+    "function": ({"function": "no.such:check"}, "correct `same_answer.evidence.function`"),
+    "jsonschema": ({"json_schema": "request"}, "; pip install 'racer-gateway\\[label\\]'"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_A_CHECKER)
+def test_a_checker_that_is_configured_wrongly_stops_the_start(
+    case: str, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the setting, and what to do."""
+    evidence, message = NOT_A_CHECKER[case]
+    pool.rate("ada", {}, logprobs=False, fault=case if case.isdigit() else None)
+    (tmp_path / "jsonschema.py").write_text("raise ImportError('as if it were not installed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def scene() -> None:
+        counter = Counter("wrong", "Checks.", ("outcome",), registry=None)
+        async with opened(evidence, counter, pool.url):
+            pass
+
+    with pytest.raises(SettingsError, match=f"same_answer.evidence.*{message}"):
+        asyncio.run(scene())
+
+
 SCHEMA = {"type": "object", "required": ["sum"], "properties": {"sum": {"type": "integer"}}}
 
 
 def test_answers_meet_a_schema_or_not() -> None:
     """The configured one, or that of the request, in chat and in responses."""
+    from app.tools.labelling import schema_check
+
     texts = {"good": '{"sum": 3}', "bad": '{"sum": "3"}', "prose": "three", "call": None}
     answers = {name: {"role": "assistant", "content": text} for name, text in texts.items()}
     wanted = {"good": True, "bad": False, "prose": False, "call": None}
@@ -187,6 +278,7 @@ def test_answers_meet_a_schema_or_not() -> None:
         ({}, "needs one of"),
         ({"url": "http://127.0.0.1:9/x", "json_schema": "request"}, "needs one of"),
         ({"json_schema": "other"}, "request"),
+        ({"judge": {"candidate": "ada", "timeout_s": 9}}, "timeout_s"),
     ],
 )
 def test_a_checker_is_of_one_kind(wrong: dict[str, Any], message: str) -> None:

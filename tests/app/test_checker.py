@@ -521,7 +521,7 @@ def test_a_function_that_cannot_be_used_stops_the_start(place: str) -> None:
             async with opened(configured(function=place)):
                 pass
         assert UNUSABLE[place] in str(caught.value)
-        assert "correct `checker.function`" in str(caught.value)
+        assert "correct `applications.support.checker.function`" in str(caught.value)
 
     asyncio.run(scene())
 

@@ -22,7 +22,8 @@ from racer_core.aggregation.vote import Weight
 
 MAX_FAILURES_IN_A_ROW: Final = 20  # then an evaluator is not called again in this run
 KINDS: Final = (Weight.VERBAL, Weight.P_TRUE)
-_CURE: Final = "start its server, or label without it"
+_OTHER: Final = "label without it"
+_CURE: Final = f"start its server, or {_OTHER}"
 
 # Kind of confidence -> value in [0, 1]; None is a rating that failed.
 AnswerConfidences = Mapping[str, float | None]
@@ -182,7 +183,8 @@ class ConfidenceRecorder:
             SettingsError: An evaluator answers, but not as its kinds of confidence require.
             UpstreamError: An evaluator cannot be reached, or breaks.
         """
-        await asyncio.gather(*(rater.check(_CURE) for rater in self._raters.values()))
+        raters = self._raters.values()
+        await asyncio.gather(*(each.check(cure=_CURE, other=_OTHER) for each in raters))
 
     def take(self) -> RatingCounts:
         """Return the counts since the last call, and reset them."""
