@@ -26,8 +26,8 @@ class AnswerWatch:
         differing: On how many of them the answer would have differed, or could not be compared.
         evidence: The largest capital of the bets so far.
         alarms_at: The capital at which the alarm is raised; None: none is raised.
-        alarm_within: If from now on half of the answers differ, the alarm is raised within so many
-            sampled requests with a probability of 95 %; None: not known.
+        alarm_within: The number of further sampled requests after which the alarm is raised with a
+            probability of 95 %, if half of the answers differ from now on; None: not known.
         alarm_at: When the request came that raised the alarm; None: there is none.
     """
 

@@ -17,7 +17,7 @@ export function count(value) {
   return value === null || value === undefined ? "–" : value.toLocaleString("en");
 }
 
-/** A number with at most so many digits after the point. */
+/** A number with at most this many digits after the point. */
 export function number(value, digits = 2) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   return value.toLocaleString("en", { maximumFractionDigits: digits });

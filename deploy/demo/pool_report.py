@@ -160,8 +160,8 @@ Accuracy by skill, on {PROBES_PER_SKILL} further held-out questions each, all pu
   with at most {MAX_TOKENS} new tokens; context {CONTEXT:,} tokens.
 - Right means: equal to the reference after removing outer blanks and folding case. A candidate
   that says nothing has the answer `null` and is wrong.
-- No text of a question occurs in two splits or in training. The problem behind a text may: there
-  are only so many sums of two small numbers.
+- No text of a question occurs in two splits or in training. The problem behind a text may:
+  two small numbers have few sums.
 - Questions are {easy:.0%} easy, {medium:.0%} medium and {tail:.0%} tail; no candidate is trained
   on the tail (longer words, larger numbers), so no candidate answers most of it.
 

@@ -32,7 +32,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is asked, before it is put into words."""
+    """A question before it is put into words."""
 
     kind: str
     fields: dict[str, str]
