@@ -83,7 +83,7 @@ class Evaluator:
             group: The group, whose own evaluator is called; None or a group without one takes the
                 common evaluator.
             forms: Normal forms of the answers; None derives them by the configured equality.
-            deadline: A ``time.monotonic()``; the evaluator's own time limit counts from now.
+            deadline: A ``time.monotonic()``; the evaluator has its own time limit, too.
             caller: The name of the API key that causes the calls.
 
         Returns:

@@ -49,7 +49,8 @@ class AnswerCheck(Protocol):
     async def score(self, request: InferenceRequest, reply: Reply) -> float | None:
         """From 0 to 1; None: it cannot say. Raises UpstreamError.
 
-        :class:`CheckerUnavailable` says that it was not called.
+        :class:`CheckerUnavailable` and the kind of :class:`UpstreamOverloaded` say that the gateway
+        could not call it.
         """
         ...
 
@@ -193,10 +194,8 @@ class EvidenceChecks:
         """The verdict of a check that holds a place; never raises but when it is cancelled."""
         try:
             score = await check.score(request, reply)
-        except CheckerUnavailable:
-            return self._lost()
         except UpstreamError as exc:
-            if exc.kind == UpstreamOverloaded.default_kind:
+            if isinstance(exc, CheckerUnavailable) or exc.kind == UpstreamOverloaded.default_kind:
                 return self._lost()
             return self._none("timeout" if exc.kind == "upstream_timeout" else "failed")
         except Exception:  # our own fault, but no reason to fail the answer

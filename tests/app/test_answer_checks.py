@@ -169,7 +169,7 @@ REQUEST: Any = SimpleNamespace(
 
 @asynccontextmanager
 async def opened(
-    evidence: dict[str, Any], counter: Counter, url: str = "http://127.0.0.1:9/v1"
+    evidence: dict[str, Any], counter: Counter, url: str, **changes: Any
 ) -> AsyncGenerator[EvidenceChecks]:
     """The checks of a gateway whose only candidate makes one call at a time."""
     document = {
@@ -177,6 +177,7 @@ async def opened(
         "candidates": [{"name": "ada", "base_url": url, "concurrency": 1}],
         "aggregation": {"equality": "exact"},
         "same_answer": {"evidence": evidence},
+        **changes,
     }
     settings, secrets = Settings.model_validate(document), Secrets()
     async with (
@@ -209,6 +210,9 @@ def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_time(
             early = checks.of_request(REQUEST, reply("0"), time.monotonic() + 0.3)
             found = await asyncio.gather(*rows, *rounds, early)
             assert found == [*[5] * 6, None]
+        full = {"buffered_bytes": 1}
+        async with opened(JUDGE, counter, pool.url, limits=full) as checks:
+            assert await checks.of_row(REQUEST, reply("0")) is None
 
     pool.rate("ada", {}, fault="503")
     asyncio.run(scene())
@@ -217,7 +221,7 @@ def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_time(
     counts = {
         each.labels["outcome"]: each.value for each in metric.samples if each.name == "judged_total"
     }
-    assert counts == {"failed": 2, "timeout": 1, "verdict": 6, "lost": 1}
+    assert counts == {"failed": 2, "timeout": 1, "verdict": 6, "lost": 2}
 
 
 NOT_A_CHECKER = {
