@@ -8,6 +8,7 @@ that no recorded shape holds runs without a graph.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 
@@ -19,6 +20,8 @@ from racer_core.encoder.base import Pooling
 from racer_core.encoder.batches import Shape, fitting
 from racer_core.encoder.deberta import LeanDeberta
 from racer_core.encoder.pooling import pool
+
+log = logging.getLogger(__name__)
 
 Embed = Callable[[Tensor, Tensor], Tensor]
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
@@ -49,6 +52,7 @@ class Graphs:
     Args:
         embed: The result of :func:`embedder`.
         shapes: Shapes to record now, largest first; smaller ones share the memory of larger ones.
+            Those for which there is too little memory are left out.
         device: Device of ``embed``.
         recorder: Returns a function that replays a recording, and its output; None uses CUDA.
     """
@@ -64,11 +68,30 @@ class Graphs:
         self._embed = embed
         self._device = torch.device(device)
         record = recorder or CudaRecorder()
+        self._graphs: dict[Shape, _Graph] = {}
+        without: list[Shape] = []
         with torch.inference_mode():
-            self._graphs = {
-                shape: _Graph(embed, shape=shape, device=self._device, record=record)
-                for shape in sorted(shapes, key=math.prod, reverse=True)
-            }
+            for shape in sorted(shapes, key=math.prod, reverse=True):
+                try:
+                    self._graphs[shape] = _Graph(
+                        embed, shape=shape, device=self._device, record=record
+                    )
+                except torch.OutOfMemoryError:
+                    without.append(shape)
+        if without:
+            log.warning(
+                "the memory of %s is too small for %d of %d CUDA graphs, the smallest for %d texts "
+                "of %d tokens: the encoder takes smaller batches, and is slower",
+                device,
+                len(without),
+                len(without) + len(self._graphs),
+                *without[-1],
+            )
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The recorded shapes."""
+        return list(self._graphs)
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:

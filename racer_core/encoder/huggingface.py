@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -47,7 +48,7 @@ class HuggingFaceEncoder:
             on a GPU and none on a CPU.
 
     Raises:
-        ArtifactError: The model cannot be loaded, or the device is missing.
+        ArtifactError: The model cannot be loaded, the device is missing, or its memory too small.
     """
 
     def __init__(
@@ -81,12 +82,12 @@ class HuggingFaceEncoder:
         except (OSError, ValueError, SafetensorError) as exc:
             raise ArtifactError(
                 f"encoder {name!r} is neither a folder with safetensors weights nor a model that "
-                f"the hub gives here: {str(exc).splitlines()[0]}"
+                f"the hub gives here: {str(exc).splitlines()[0]} If its weights are in "
+                "`pytorch_model.bin` alone, convert them once: docs/routers.md, Encoder"
             ) from exc
         if not self._tokenizer.is_fast:
             raise ArtifactError(f"encoder {name!r} has no fast tokenizer (tokenizer.json)")
         digest = _digest(model, self._tokenizer)
-        self._model: Any = model.to(backend).eval()
         if forward is None:
             forward = "lean" if backend == "cpu" and deberta.fits(model) else "transformers"
         elif forward == "lean" and not deberta.fits(model):
@@ -113,13 +114,18 @@ class HuggingFaceEncoder:
         if backend == "cuda" or recorder is not None:
             self._shapes = shapes(_TEXTS, self.spec.max_tokens)
         self._graphs: graphs.Graphs | None = None
-        if forward == "lean":
-            self._model = deberta.LeanDeberta(model, self.spec.max_tokens)
-            if self._shapes is not None:
-                embed = graphs.embedder(self._model, pooling)
+        with _enough_memory(name):
+            self._model: Any = model.to(backend).eval()
+            if forward == "lean":
+                self._model = deberta.LeanDeberta(model, self.spec.max_tokens)
+            if forward == "lean" and self._shapes is not None:
                 self._graphs = graphs.Graphs(
-                    embed, shapes=self._shapes, device=backend, recorder=recorder
+                    graphs.embedder(self._model, pooling),
+                    shapes=self._shapes,
+                    device=backend,
+                    recorder=recorder,
                 )
+                self._shapes = self._graphs.shapes
 
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts in batches, longest first, to keep padding small."""
@@ -131,9 +137,9 @@ class HuggingFaceEncoder:
         )
         lengths = [len(ids) for ids in encoding["input_ids"]]
         for rows in self._batches(lengths):
-            embeddings[rows] = self._forward(
-                {name: [values[i] for i in rows] for name, values in encoding.items()}
-            )
+            tokens = {name: [values[i] for i in rows] for name, values in encoding.items()}
+            with _enough_memory(self.spec.name):
+                embeddings[rows] = self._forward(tokens)
         truncated = np.array([bool(each.overflowing) for each in encoding.encodings], dtype=bool)
         return EncoderOutput(unit_rows(embeddings), truncated)
 
@@ -154,6 +160,20 @@ class HuggingFaceEncoder:
             if self.spec.forward == "transformers":
                 hidden = hidden.last_hidden_state
             return pool(hidden.float(), inputs["attention_mask"], self.spec.pooling).cpu().numpy()
+
+
+@contextmanager
+def _enough_memory(name: str) -> Generator[None]:
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as exc:
+        raise ArtifactError(
+            f"encoder {name!r} needs more memory than the device has free: free some, or run "
+            "`racer train` with a lower `--max-tokens`, with `--forward transformers`, which "
+            "records no graphs, or with `--backend cpu`"
+        ) from exc
 
 
 def _check_options(

@@ -7,6 +7,7 @@ import pytest
 
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pooling import pool
+from racer_core.errors import ArtifactError
 from tests.core.test_deberta import MOST, SHAPES, deberta, model, texts
 from tests.support.lazy import LazyModule
 
@@ -208,3 +209,51 @@ def test_a_long_text_leaves_the_short_ones_their_graph(tiny_encoder):
     recorder.replayed.clear()
     encoder.encode([" ".join("abcdefgh" * 8), *["a b c"] * 60])
     assert [recorder.shapes[each] for each in recorder.replayed] == [(1, 32), (64, 32)]
+
+
+class SmallMemory(ReplayRecorder):
+    """Has no memory for a graph of more texts than it can hold."""
+
+    def __init__(self, texts):
+        super().__init__()
+        self.texts = texts
+
+    def __call__(self, run):
+        """What a recorder gives, or what torch raises."""
+        replay, results = super().__call__(run)
+        if len(results) > self.texts:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")
+        return replay, results
+
+
+@pytest.mark.parametrize("most", [0, 4])
+def test_graphs_beyond_the_memory_are_left_out_and_said(tiny_encoder, caplog, most):
+    """The encoder opens and embeds alike, in batches of recorded shapes, or one by one."""
+    options = {"backend": "cpu", "dtype": "float32", "forward": "lean"}
+    recorder = SmallMemory(most)
+    encoder = HuggingFaceEncoder(str(tiny_encoder), recorder=recorder, **options)
+    assert f"memory of cpu is too small for {18 if most else 27} of 27" in caplog.text
+    recorder.replayed.clear()
+    queries = ["a b", "c d e", "f", "g h a", "b c", *["d e f g h"] * 4]
+    found = encoder.encode(queries).embeddings
+    assert len(recorder.replayed) == (3 if most else 0)
+    assert all(recorder.shapes[each][0] <= most for each in recorder.replayed)
+    plain = HuggingFaceEncoder(str(tiny_encoder), **options).encode(queries).embeddings
+    np.testing.assert_allclose(found, plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", ["open", "embed"])
+def test_too_little_memory_is_an_error_that_says_what_to_set(tiny_encoder, monkeypatch, step):
+    """At the start or with the first texts; a gateway's start and `racer train` print it alone."""
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 1.50 GiB.")
+
+    options = {"backend": "cpu", "forward": "lean", "recorder": SmallMemory(0)}
+    if step == "open":
+        monkeypatch.setattr("racer_core.encoder.deberta.LeanDeberta", fails)
+    else:
+        monkeypatch.setattr("racer_core.encoder.graphs.embedder", lambda *_: fails)
+    with pytest.raises(ArtifactError, match=r"--forward transformers.*--backend cpu") as caught:
+        HuggingFaceEncoder(str(tiny_encoder), **options).encode(["a"])
+    assert "\n" not in str(caught.value)

@@ -8,6 +8,7 @@ import pytest
 
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
+from tests.docs.blocks import ROOT, blocks
 from tests.support.lazy import LazyModule
 
 torch = LazyModule("torch")
@@ -178,6 +179,19 @@ def test_folder_that_cannot_be_loaded_is_one_line(copy, damage):
     with pytest.raises(ArtifactError, match="copy") as caught:
         opened(copy)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_in_the_old_format_are_converted_as_the_document_says(copy, encoder, tmp_path):
+    """The error names the page; its commands give the same encoder in a folder that opens."""
+    pickle_the_weights(copy)
+    with pytest.raises(ArtifactError, match=r"convert them once: docs/routers\.md"):
+        opened(copy)
+    (block,) = (each for each in blocks((ROOT / "docs/routers.md",)) if each.kind == "python")
+    program = block.text.replace("microsoft/mdeberta-v3-base", str(copy))
+    new = tmp_path / "new"
+    assert program.count('"mdeberta-v3-base"') == 1
+    exec(program.replace("mdeberta-v3-base", str(new)), {})
+    assert opened(new).spec.digest == encoder.spec.digest
 
 
 def test_cuda_without_a_device_is_an_artifact_error(tiny_encoder):
