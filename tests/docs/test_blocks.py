@@ -98,9 +98,11 @@ def check_racer(words: list[str]) -> None:
 
 
 def check_script(path: Path, words: list[str]) -> None:
-    """Check that the script exists and declares these options."""
+    """Check that the script, or a module beside it that it imports, declares these options."""
     assert path.is_file(), path
     text = path.read_text(encoding="utf-8")
+    beside = (path.parent / f"{name}.py" for name in re.findall(r"^from (\w+) import", text, re.M))
+    text += "".join(each.read_text(encoding="utf-8") for each in beside if each.is_file())
     for option in (word.partition("=")[0] for word in words if re.match(r"--\w", word)):
         assert f'"{option}"' in text, f"{path.name} {option}"
 
