@@ -60,13 +60,15 @@ def calibration_of(
     """
     application, pool, prices = rows.application, settings.pool, settings.prices
     terms = comparable_terms(settings, application)
+    counts_misses = terms_of(terms).counts_misses
     total = len(rows.rows)
     fitting, needed = fitting_rows(total), rows_needed(terms.alpha)
     if total < needed:
         has_section = settings.same_answer_of(application or None) is not None
         asked = "" if has_section else ", which ask for `promise: same_answer`"
+        which = " with a right answer, or a label that is missing," if counts_misses else ""
         raise InputError(
-            f"there are {total} sampled requests at the usual terms{asked}, and alpha "
+            f"there are {total} sampled requests{which} at the usual terms{asked}, and alpha "
             f"{terms.alpha:g} takes {needed}, {fitting_rows(needed)} of which fit the order of "
             "calls: wait for more, or raise `watching.shadow_rate` or alpha",
             param="rows",
@@ -86,8 +88,8 @@ def calibration_of(
     )
     if not len(record.fitting) or not len(record.rows):
         raise InputError(
-            "hardly any sampled request was answered by all candidates: look for candidates "
-            "that are down",
+            "hardly any sampled request was answered by all candidates"
+            f"{' and labelled' if counts_misses else ''}: look for candidates that are down",
             param="rows",
         )
     found = calibrations.plan(record, pool, terms_of(terms), terms.alpha).calibration

@@ -23,7 +23,7 @@ from app.monitoring.answer_rows import AnswerSample
 from app.monitoring.answer_schedule import Attempt, is_due, samples_wanted
 from app.monitoring.answer_watch import AnswerWatch
 from app.routing.answer_calibrations import AnswerCalibrations, Staleness, age_of
-from app.settings import DEFAULT, Settings
+from app.settings import ANSWERABLE, DEFAULT, Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.errors import InputError
@@ -94,6 +94,11 @@ class AnswerCalibrator:
             answer_setup=setup,
             key=key,
             deadline=timedelta(seconds=settings.limits.deadline_s),
+            label_waits={
+                name: timedelta(seconds=each.label_wait_s)
+                for name, each in sections.items()
+                if each is not None and each.reference == ANSWERABLE
+            },
         )
         self._alarms = AnswerAlarms(
             sample=self._sample,

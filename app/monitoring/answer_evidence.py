@@ -9,6 +9,7 @@ from typing import Any, Final
 from app.settings import VOTE, SameAnswer, Settings
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.policy import Loss
 from racer_core.sequential.verdicts import VerdictRates
 
 # Levels of the frontier that the evidence shows, as far as rows are enough for them.
@@ -91,15 +92,22 @@ def refusal_of(
         found: The calibration.
         fitting: The rows that fitted its policy.
     """
+    counts_misses = found.policy.loss is Loss.MISSES
+    is_pool = counts_misses or terms.reference == VOTE
     if found.lambda_hat(terms.alpha) == math.inf:
+        lacking = (
+            "labels or answers, and count as misses; label them"
+            if counts_misses
+            else "answers, and count as different; repair the candidates"
+        )
         return (
             f"no finite threshold keeps alpha {terms.alpha:g}: {found.lost} of {found.n} rows lack "
-            "answers, and count as different; repair the candidates"
+            f"{lacking}"
         )
-    if terms.reference != VOTE and settings.prices is None:
+    if not is_pool and settings.prices is None:
         return UNPRICED
     agreement = _agreement(fitting)
-    if agreement < MIN_AGREEMENT:
+    if agreement < MIN_AGREEMENT and not counts_misses:
         return (
             f"not certifiable cheaply: on {agreement:.0%} of the requests any two answers are "
             f"equal under `aggregation.equality: {settings.aggregation.equality}`, and a vote of "
@@ -111,7 +119,7 @@ def refusal_of(
     calls, prices = fitted.stops(fitting, threshold).calls, _prices(settings)
     share = None if prices is None else fitted.price_share(calls, prices)
     if share is not None and share >= 1.0:
-        what = "all candidates" if terms.reference == VOTE else f"{terms.reference!r} alone"
+        what = "all candidates" if is_pool else f"{terms.reference!r} alone"
         return f"not worth it: a request would cost {share:.2f} of what {what} cost"
     if calls.mean() >= len(found.policy.order):
         return (

@@ -15,7 +15,7 @@ from app.monitoring.answer_rows import AnswerRows
 from app.monitoring.answer_schedule import Attempt
 from app.monitoring.answer_watch import AnswerWatch
 from app.routing.answer_calibrations import AnswerCalibrations, age_of
-from app.settings import VOTE, SameAnswer, Settings
+from app.settings import ANSWERABLE, VOTE, SameAnswer, Settings
 from racer_core.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -85,5 +85,5 @@ def log_cost(settings: Settings, applications: Collection[str]) -> None:
             "any number of" if limit is None else f"at most {limit:,}",
         )
     for place, section in settings.same_answers.items():
-        if section.reference != VOTE and settings.prices is None:
+        if section.reference not in (VOTE, ANSWERABLE) and settings.prices is None:
             log.warning("%s.reference: %s", place, UNPRICED)

@@ -3,13 +3,23 @@
 They calibrate the promise `same_answer`, and need no label and no stored request. A sampled request
 without the answers of all candidates counts as lost: left out, the rows would be drawn by what
 could be answered.
+
+Where misses are the loss, rows have labels: verdicts that count on the answers of all candidates.
+The promise is about requests that some candidate answers right, so a request is left out if every
+candidate is known to be wrong. One without all labels counts as lost, whatever its label would be:
+to lose a row, or to add one that loses, only raises the threshold. So labels may be missing by
+any rule, and the bound holds. Verdicts of judge models are no labels, and are not read.
+
+Labels come later than answers, sooner on some requests than on others. If rows ended where labels
+end, their end would depend on the labels. So rows end a fixed time ago (``label_waits``), which no
+label chooses; what has no label then is lost, in calibrations and in the bets of the watch alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 
 import numpy as np
@@ -20,7 +30,7 @@ from app.monitoring.sample_record import is_later_turn, read_classes
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.reasons import Reason
 from app.store import Store
-from app.store.tables import DecisionRow, SampleRow
+from app.store.tables import DecisionRow, SampleRow, VerdictRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
 from racer_core.sequential.verdicts import NO_VERDICT
@@ -38,14 +48,16 @@ class AnswerRow:
         decision_id: Its decision.
         created_at: When it was made.
         classes: Candidate -> class of its answer, null where it cannot be read; None: not all
-            candidates answered.
+            candidates answered, or a label that rows need is missing.
         verdicts: Candidate -> the checker's verdict; empty where there is no checker.
+        labels: Candidate -> whether its answer is right; empty where rows need no labels.
     """
 
     decision_id: str
     created_at: str
     classes: Mapping[str, int | None] | None
     verdicts: Mapping[str, int]
+    labels: Mapping[str, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +91,19 @@ class AnswerRows:
         ]
         shape = len(part), len(pool)
         verdicts = [[row.verdicts.get(name, NO_VERDICT) for name in pool] for row in part]
+        labels = [[row.labels[name] for name in pool] for row in part if row.labels]
         has_checker = any(row.verdicts for row in self.rows)
+        is_labelled = any(row.labels for row in self.rows)
         return AnswerClasses(
             pool=pool,
             classes=np.array(found, dtype=np.int16).reshape(shape),
             verdicts=np.array(verdicts, dtype=np.int8).reshape(shape) if has_checker else None,
+            labels=np.array(labels, dtype=bool).reshape(shape) if is_labelled else None,
             fingerprints=tuple(row.decision_id.encode() for row in part),
         )
 
     def lost(self, start: int) -> int:
-        """How many rows of a part lack answers."""
+        """How many rows of a part lack answers, or labels that they need."""
         return sum(row.classes is None for row in self.rows[start:])
 
 
@@ -102,6 +117,7 @@ class AnswerSample:
         answer_setup: The setup in force: rows of another one are no rows.
         key: Key of the draws.
         deadline: The longest time that the calls for one request take.
+        label_waits: How long requests wait for their labels, by application, where rows need them.
     """
 
     store: Store
@@ -109,6 +125,7 @@ class AnswerSample:
     answer_setup: str
     key: bytes
     deadline: timedelta
+    label_waits: Mapping[str, timedelta]
 
     def rows(
         self, application: str, *, since: str = "", after: str = "", until: str = _EVER
@@ -140,12 +157,15 @@ class AnswerSample:
             .outerjoin(SampleRow, SampleRow.decision_id == DecisionRow.id)
             .where(DecisionRow.shadow, DecisionRow.application == application)
             .where(DecisionRow.created_at > since, DecisionRow.created_at > after)
-            .where(DecisionRow.created_at <= until)
+            .where(DecisionRow.created_at <= min(until, self._end(application)))
             .order_by(*(order if after else (each.desc() for each in order)))
             .limit(MAX_ROWS)
         )
         with self.store.transaction() as session:
             stored = session.execute(statement).all()
+        times = [each[1] for each in stored]
+        is_labelled = application in self.label_waits
+        labels = _labels(self.store, application, times) if is_labelled else {}
         rows: list[AnswerRow] = []
         waiting: list[str] = []
         for each in stored if after else reversed(stored):
@@ -164,15 +184,21 @@ class AnswerSample:
             if classes is None:
                 waiting.append(decision.created_at)
             found, verdicts = read_classes(classes or "{}")
+            is_known = whole and all(name in found for name in self.pool)
+            correct = labels.get(decision.decision_id, {})
+            if is_labelled and is_known:
+                is_known = all(name in correct for name in self.pool)
+                if is_known and not any(correct[name] for name in self.pool):
+                    continue
             rows.append(
                 AnswerRow(
                     decision_id=decision.decision_id,
                     created_at=decision.created_at,
-                    classes=found if whole and all(name in found for name in self.pool) else None,
+                    classes=found if is_known else None,
                     verdicts=verdicts,
+                    labels=correct if is_known else {},
                 )
             )
-        times = [each[1] for each in stored]
         # Sampled requests wait in a queue, however long: one is lost when a later one has answers.
         answered = times if len(times) == MAX_ROWS else [each[1] for each in stored if each[3]]
         pending_since = ""
@@ -207,10 +233,34 @@ class AnswerSample:
             select(SampleRow.decision_id)
             .join(DecisionRow, DecisionRow.id == SampleRow.decision_id)
             .where(DecisionRow.application == application, DecisionRow.created_at > since)
+            .where(DecisionRow.created_at <= self._end(application))
             .limit(enough)
         )
         with self.store.transaction() as session:
             return session.scalar(select(func.count()).select_from(samples.subquery())) or 0
+
+    def _end(self, application: str) -> str:
+        """The time after which there are no rows yet."""
+        wait = self.label_waits.get(application)
+        if wait is None:
+            return _EVER
+        return (datetime.now(UTC) - wait).isoformat(timespec="microseconds")
+
+
+def _labels(store: Store, application: str, times: Sequence[str]) -> dict[str, dict[str, bool]]:
+    """Decision -> candidate -> the verdict that counts, of sampled requests made in these times."""
+    statement = (
+        select(VerdictRow.decision_id, VerdictRow.candidate, VerdictRow.correct)
+        .join(DecisionRow, DecisionRow.id == VerdictRow.decision_id)
+        .where(DecisionRow.shadow, DecisionRow.application == application, VerdictRow.counts)
+        .where(DecisionRow.created_at >= min(times, default=_EVER))
+        .where(DecisionRow.created_at <= max(times, default=""))
+    )
+    found: dict[str, dict[str, bool]] = {}
+    with store.transaction() as session:
+        for decision_id, candidate, correct in session.execute(statement):
+            found.setdefault(decision_id, {})[candidate] = correct
+    return found
 
 
 def _lowest_rate(store: Store, application: str, since: str) -> float:

@@ -20,10 +20,11 @@ from cachetools import LRUCache
 
 from app.errors import NotFound, StoreDamaged
 from app.json_output import dump_json
-from app.settings import VOTE, SameAnswer, Settings
+from app.settings import ANSWERABLE, VOTE, SameAnswer, Settings
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.aggregation.answers import forms_version
 from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.coverage import fit_coverage_policy
 from racer_core.sequential.critical import tie_noise
 from racer_core.sequential.fit import fit_policy, tuned_policy
 from racer_core.sequential.serving import CallSequence
@@ -42,12 +43,17 @@ class RoundsTerms:
     """What a request demands of the promise.
 
     Attributes:
-        reference: ``VOTE``, or a candidate.
+        reference: ``VOTE``, ``ANSWERABLE``, or a candidate.
         max_rounds: Most rounds of calls.
     """
 
     reference: str
     max_rounds: int
+
+    @property
+    def counts_misses(self) -> bool:
+        """Whether the loss is a miss, which rows tell by labels."""
+        return self.reference == ANSWERABLE
 
 
 @dataclass(frozen=True)
@@ -117,13 +123,20 @@ def answer_setup(settings: Settings, added: Mapping[str, str]) -> str:
     what = [
         [[each.name, added[each.name]] for each in settings.candidates],
         settings.grouping,
-        [settings.same_answer_of(name) is not None for name in names],
+        [_promise_of(settings, name) for name in names],
         [_checker_of(settings, name) for name in names],
         rule.equality,
         forms_version(rule.equality),
         rule.reasoning_markers,
     ]
     return blake2b(dump_json(what), digest_size=16).hexdigest()
+
+
+def _promise_of(settings: Settings, application: str | None) -> bool | str:
+    """Whether it has the promise; another value where its rows have labels."""
+    found = settings.same_answer_of(application)
+    is_labelled = found is not None and found.reference == ANSWERABLE
+    return ANSWERABLE if is_labelled else found is not None
 
 
 def _checker_of(settings: Settings, application: str | None) -> object:
@@ -223,6 +236,9 @@ class AnswerCalibrations:
         """The plan of a record for some of the candidates.
 
         A reference that is not among ``names`` is replaced by their vote.
+
+        Raises:
+            CalibrationError: As :func:`fitted`.
         """
         key = _key(record, names, terms)
         with self._lock:
@@ -242,13 +258,19 @@ def fitted(
     """The policy and the rows of a record for some of the candidates; a function of these alone.
 
     A reference that is not among ``names`` is replaced by their vote.
+
+    Raises:
+        CalibrationError: Misses are the loss, and on no row is one of ``names`` right.
     """
-    policy = fit_policy(
-        record.fitting,
-        max_rounds=terms.max_rounds,
-        reference=None if _reference(names, terms) == VOTE else terms.reference,
-        prices=record.prices,
-    )
+    if terms.counts_misses:
+        policy = fit_coverage_policy(record.fitting, max_rounds=terms.max_rounds)
+    else:
+        policy = fit_policy(
+            record.fitting,
+            max_rounds=terms.max_rounds,
+            reference=None if _reference(names, terms) == VOTE else terms.reference,
+            prices=record.prices,
+        )
     # Tuned at the configured alpha: one policy serves every alpha. Without prices the reference
     # alone would always be the cheapest.
     if policy.reference is None or record.prices is not None:
@@ -264,4 +286,4 @@ def _key(record: AnswerCalibrationRecord, names: tuple[str, ...], terms: RoundsT
 
 
 def _reference(names: Sequence[str], terms: RoundsTerms) -> str:
-    return terms.reference if terms.reference in names else VOTE
+    return terms.reference if terms.reference in (*names, ANSWERABLE) else VOTE

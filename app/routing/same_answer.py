@@ -27,10 +27,10 @@ from app.routing.groups import Grouping
 from app.routing.premises import CandidateChoice, is_whole_but_for_outages
 from app.routing.reasons import Reason
 from app.routing.request import RoutingRequest
-from app.settings import VOTE, SameAnswer, Settings
+from app.settings import ANSWERABLE, VOTE, SameAnswer, Settings
 from app.store.answer_calibrations import AnswerCalibrationRecord
 from app.telemetry.metrics import Metrics
-from racer_core.errors import InputError
+from racer_core.errors import CalibrationError, InputError
 from racer_core.sequential.policy import Policy
 from racer_core.types import RoutingDecision, checked_alpha
 
@@ -114,24 +114,31 @@ class SameAnswerRouting:
         demand = self._demand(request, section)
         application = request.application and request.application.name
         record = self.calibrations.find(application)
-        if record is None:
-            routed = (await self.fallback.levels(request, math.inf)).routed
-            return replace(routed, is_promised=demand.is_usual)
+        # Misses have the rows with a right candidate alone, which are no sample for another loss.
+        if record is None or record.counts_misses != demand.terms.counts_misses:
+            return await self._uncalibrated(request, demand)
         choice = self.candidates.choice(request)
         wanted = record, choice.names, demand.terms, demand.alpha
         plan = self.calibrations.cached_plan(*wanted)
         if plan is None:
-            plan = await asyncio.to_thread(self.calibrations.plan, *wanted)
+            try:
+                plan = await asyncio.to_thread(self.calibrations.plan, *wanted)
+            except CalibrationError:  # on no row is one of these candidates right
+                return await self._uncalibrated(request, demand)
         routed = self._certified(request, demand, record, choice, plan)
         limit = self.settings.limits.fan_out
         if len(routed.decision.selected) > limit:
             routed = routed.calling(routed.decision.selected[:limit], Reason.FAN_OUT_LIMITED)
         return routed
 
+    async def _uncalibrated(self, request: RoutingRequest, demand: _Demand) -> CertifiedDecision:
+        routed = (await self.fallback.levels(request, math.inf)).routed
+        return replace(routed, is_promised=demand.is_usual)
+
     def _demand(self, request: RoutingRequest, section: SameAnswer) -> _Demand:
         options = request.options
         reference = options.reference or section.reference
-        if reference not in (VOTE, *self.settings.pool):
+        if reference not in (VOTE, section.reference, *self.settings.pool):
             raise InputError(
                 f"no candidate {reference[:128]!r}; a reference is `{VOTE}` or one of "
                 f"{list(self.settings.pool)}",
@@ -170,7 +177,7 @@ class SameAnswerRouting:
             reasons = (*reasons, Reason.ALPHA_INFEASIBLE)
         is_alpha_fixed = Reason.ALPHA_ASSUMED not in reasons
         certificate = ServedCertificate(
-            risk_target=RISK_TARGET,
+            risk_target=ANSWERABLE if demand.terms.counts_misses else RISK_TARGET,
             alpha=alpha,
             delta=None,
             r=1,
@@ -190,7 +197,7 @@ class SameAnswerRouting:
             reasons=tuple(map(str, reasons)),
             premise="drawn",
             same_answer=AnswerGuarantee(
-                reference=policy.reference or VOTE,
+                reference=policy.reference or (ANSWERABLE if demand.terms.counts_misses else VOTE),
                 equality=self.settings.aggregation.equality,
                 max_rounds=demand.terms.max_rounds,
                 evidence=_checker(section, policy),
@@ -232,7 +239,7 @@ class SameAnswerRouting:
         is_same = own == terms == terms_of(section)
         is_same_alpha = record.alpha == demand.alpha == section.alpha
         is_whole = is_whole_but_for_outages(choice.names, choice.down, record.pool)
-        has_reference = terms.reference == VOTE or terms.reference in choice.names
+        has_reference = terms.reference in (VOTE, ANSWERABLE, *choice.names)
         is_stale = self.calibrations.stale(record) is not None
         facts = (
             (is_stale, Reason.STALE.of(RISK_TARGET)),

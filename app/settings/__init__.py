@@ -12,10 +12,11 @@ from app.settings.limits import Limits
 from app.settings.loading import load, parse
 from app.settings.model import AUTO, GroupBy, Settings
 from app.settings.routing import SET, WHOLE_POOL
-from app.settings.same_answer import COMPARABLE, VOTE, SameAnswer
+from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer
 from app.settings.secrets import Secrets
 
 __all__ = [
+    "ANSWERABLE",
     "AUTO",
     "COMPARABLE",
     "DEFAULT",

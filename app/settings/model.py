@@ -17,7 +17,7 @@ from app.settings.evidence import judge_name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
-from app.settings.same_answer import COMPARABLE, VOTE, SameAnswer, with_sampling
+from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, with_sampling
 from app.settings.telemetry import TelemetrySettings
 from racer_core.records.conversation import RoutedText
 from racer_core.types import Score
@@ -131,7 +131,9 @@ class Settings(Frozen):
             if each.on_uncovered not in (None, SET, WHOLE_POOL):
                 named[f"applications.{name}.on_uncovered"] = (each.on_uncovered,)
         for place, each in self.same_answers.items():
-            if each.reference != VOTE:
+            if each.reference == ANSWERABLE and ANSWERABLE in self.pool:
+                raise ValueError(f"{place}: rename the candidate {ANSWERABLE!r}: it means labels")
+            if each.reference not in (VOTE, ANSWERABLE):
                 named[f"{place}.reference"] = (each.reference,)
         named |= {f"pools.{name}": pool.candidates for name, pool in self.pools.items()}
         named |= {f"access.keys.{key.name}": key.candidates or () for key in self.access.keys}

@@ -14,7 +14,9 @@ from racer_core.aggregation.answers import Equality
 
 SHADOW_RATE: Final = 0.05  # of a gateway that calibrates from its traffic
 SHADOW_CALLS_PER_DAY: Final = 5_000
+MAX_LABEL_WAIT_S: Final = 30.0 * 24 * 3_600
 VOTE: Final = "vote"  # the reference that is the whole pool's vote
+ANSWERABLE: Final = "answerable"  # the reference that is the labels: misses are the loss
 # Equalities by which any two answers can be compared without the others and without the question.
 COMPARABLE: Final = tuple(
     each for each in Equality if each not in (Equality.AUTO, Equality.SEMANTIC)
@@ -27,7 +29,11 @@ class SameAnswer(Frozen):
     alpha: Alpha = 0.05
     """Largest share of requests whose answer differs from the reference's."""
     reference: Name = VOTE
-    """The reference: `vote`, that of the whole pool, or a candidate."""
+    """The reference: `vote`, that of the whole pool, a candidate, or `answerable`: labels. Then at
+    most alpha of the requests that some candidate answers right call none that does."""
+    label_wait_s: Annotated[float, Field(ge=0.0, le=MAX_LABEL_WAIT_S)] = 3_600.0
+    """With `reference: answerable`, how long a sampled request waits for its labels; without them
+    it then counts as a miss."""
     max_rounds: Annotated[int, Field(ge=1, le=3)] = 2
     """Most rounds of calls of one request, 1 to 3."""
     evidence: Evidence | None = None

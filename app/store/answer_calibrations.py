@@ -79,6 +79,11 @@ class AnswerCalibrationRecord:
         """The candidates, in the order of the columns."""
         return self.rows.pool
 
+    @property
+    def counts_misses(self) -> bool:
+        """Whether its rows have labels, and each has a right candidate."""
+        return self.rows.labels is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCalibrationSummary:

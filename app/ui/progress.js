@@ -9,12 +9,12 @@ export function progressView(progress, record) {
   const { refusal, stale, watch } = progress;
   const isDue = !record || watch.alarm_at !== null;
   return [
-    watch.alarm_at === null ? null : alarm(watch),
+    watch.alarm_at === null ? null : alarm(watch, record?.evidence.reference),
     stale === "age" ? tooOld(record, refusal) : null,
     refusal === null || stale === "age" ? null : notice("warn", el("h3", {}, "The last attempt was not activated"), el("p", {}, sentence(refusal))),
     isDue ? rowsSoFar(progress) : null,
     record ? facts(record) : null,
-    record && watch.alarm_at === null ? watched(watch, record.evidence.alpha) : null,
+    record && watch.alarm_at === null ? watched(watch, record.evidence) : null,
   ];
 }
 
@@ -44,7 +44,7 @@ function nextStep(isEnough, calibrate) {
 
 /** What the active calibration is. */
 function facts({ created_at: made, evidence }) {
-  const reference = evidence.reference === "vote" ? "the vote of all" : evidence.reference;
+  const reference = { vote: "the vote of all", answerable: "labels" }[evidence.reference] ?? evidence.reference;
   const shown = [
     ["risk level", percent(evidence.alpha)],
     [`calls expected, of ${evidence.candidates ?? "all"}`, number(evidence.expected_calls)],
@@ -57,16 +57,21 @@ function facts({ created_at: made, evidence }) {
   return el("div", { class: "facts" }, shown.map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name))));
 }
 
+/** What the promise bounds, of one request and of all. */
+function lossOf(reference) {
+  return reference === "answerable" ? { one: "missed every right answer", all: "right answers are missed" } : { one: "got a different answer", all: "answers differ" };
+}
+
 /** How many sampled answers differed since then, and how far the evidence is from an alarm. */
-function watched({ sampled, differing, evidence, alarms_at: limit }, alpha) {
+function watched({ sampled, differing, evidence, alarms_at: limit }, { alpha, reference }) {
   const share = limit === null ? 0 : Math.log(Math.max(evidence, 1)) / Math.log(limit);
-  const differ = sampled === 0 ? "No request was sampled since." : `Of ${plural(sampled, "request")} sampled since, ${count(differing)} would have got a different answer (${percent(differing / sampled)}; promised: at most ${percent(alpha)} on average).`;
+  const differ = sampled === 0 ? "No request was sampled since." : `Of ${plural(sampled, "request")} sampled since, ${count(differing)} would have ${lossOf(reference).one} (${percent(differing / sampled)}; promised: at most ${percent(alpha)} on average).`;
   if (limit === null) return el("p", { class: "muted" }, `${differ} No alarm is configured.`);
   const bar = el("span", { class: "bar-track", "aria-hidden": "true" }, setShare(el("span", { class: "between" }), "width", share));
   return el(
     "div",
     {},
-    el("div", { class: "interval" }, el("span", {}, "Evidence that answers differ too often"), bar, el("strong", {}, `${number(evidence, 1)}, alarm at ${number(limit, 0)}`)),
+    el("div", { class: "interval" }, el("span", {}, `Evidence that ${lossOf(reference).all} too often`), bar, el("strong", {}, `${number(evidence, 1)}, alarm at ${number(limit, 0)}`)),
     el("p", { class: "muted" }, differ),
   );
 }
@@ -81,10 +86,10 @@ function tooOld({ activated_at: since, created_at: made }, refusal) {
 }
 
 /** The alarm, and what follows from it. */
-function alarm({ sampled, differing, alarm_at: at }) {
+function alarm({ sampled, differing, alarm_at: at }, reference) {
   return notice(
     "bad",
-    el("strong", {}, `Alarm of ${moment(at)}: answers differ too often.`),
-    el("p", {}, `${count(differing)} of ${plural(sampled, "sampled request")} differed. Certificates are void until this is calibrated on requests sampled after the alarm: look for a candidate, a prompt or traffic that changed.`),
+    el("strong", {}, `Alarm of ${moment(at)}: ${lossOf(reference).all} too often.`),
+    el("p", {}, `${count(differing)} of ${plural(sampled, "sampled request")} would have ${lossOf(reference).one}. Certificates are void until this is calibrated on requests sampled after the alarm: look for a candidate, a prompt or traffic that changed.`),
   );
 }

@@ -27,20 +27,20 @@ export function roundsCard(response) {
 function sequence({ sequence: { made, reference, trivial }, lambda_hat: lambda, pool }, texts) {
   const limit = trivial ? 0 : lambda === null ? 1 : Math.min(1, -lambda); // 1: the first round is enough, whatever it says
   return [
-    el("ol", { class: "rounds" }, made.rounds.map((round, at) => roundView(round, at + 1, { made, texts, limit }))),
+    el("ol", { class: "rounds" }, made.rounds.map((round, at) => roundView(round, at + 1, { made, texts, limit, reference }))),
     el("p", { class: "sentence" }, stopInWords(made.stopped)),
     el("div", { class: "facts" }, cost(made, pool, reference).map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name)))),
   ];
 }
 
 /** One round: what the candidates said, equal answers together, and how sure it was then. */
-function roundView({ called, doubt }, number_, { made, texts, limit }) {
+function roundView({ called, doubt }, number_, { made, texts, limit, reference }) {
   return el(
     "li",
     {},
     el("h3", {}, `Round ${number_}: ${listed(called)}`),
     el("ul", { class: "opinions" }, opinions(called, made, texts).map(({ names, text }) => el("li", {}, el("span", { class: "muted" }, listed(names)), el("span", { class: "vote-form", title: text }, text)))),
-    doubt === null ? null : doubtView(doubt, limit),
+    doubt === null ? null : doubtView(doubt, limit, reference),
   );
 }
 
@@ -57,13 +57,13 @@ function opinions(called, { classes, failed }, texts) {
   return [...groups.values()];
 }
 
-/** The chance of another answer as a bar, with the limit as a mark. */
-function doubtView(doubt, limit) {
+/** The chance of the loss as a bar, with the limit as a mark. */
+function doubtView(doubt, limit, reference) {
   const stops = limit >= 1 ? "any is low enough at this risk level" : limit <= 0 ? "everything is called at this risk level" : `below ${percent(limit, 2)} it stops`;
   return el(
     "div",
     { class: "interval" },
-    el("span", {}, `Estimated chance of another answer; ${stops}`),
+    el("span", {}, `Estimated chance of ${reference === "answerable" ? "a miss" : "another answer"}; ${stops}`),
     el("span", { class: "bar-track", "aria-hidden": "true" }, setShare(el("span", { class: "between" }), "width", Math.max(doubt, 0.004)), limit > 0 && limit < 1 ? setShare(el("span", { class: "limit" }), "left", limit) : null),
     el("strong", {}, percent(doubt, 2)),
   );
@@ -72,7 +72,7 @@ function doubtView(doubt, limit) {
 /** What was called and paid, beside calling all. */
 function cost({ rounds, price_share: share }, pool, reference) {
   const calls = rounds.reduce((sum, { called }) => sum + called.length, 0);
-  const all = reference === "vote" ? "the whole pool" : reference;
+  const all = ["vote", "answerable"].includes(reference) ? "the whole pool" : reference;
   const found = [
     [rounds.length === 1 ? "round" : "rounds", String(rounds.length)],
     [`${calls === 1 ? "call" : "calls"} made; calling all takes ${pool.length}`, String(calls)],

@@ -97,8 +97,8 @@ function sameAnswerInWords({ alpha, reference, equality, trivial }, n) {
 }
 
 const STOPS = {
-  certified: "The estimated chance of another answer was below the limit, so no further candidate was asked.",
-  all_called: "The last round was reached, so this is the reference's answer.",
+  certified: "The estimated chance of another answer, or of a miss, was below the limit, so no further candidate was asked.",
+  all_called: "The last round was reached, so the promise is kept for certain.",
   failure: "A candidate failed, so all that were left were asked at once.",
   slow: "A round took longer than usual, so all that were left were asked at once.",
   deadline: "Half of the time was over, so all that were left were asked at once.",

@@ -45,7 +45,8 @@ class DecisionOptions(BaseModel):
     reference: str | None = Field(
         default=None,
         max_length=256,
-        description="With `same_answer`: `vote`, that of the whole pool, or a candidate.",
+        description="With `same_answer`: `vote`, that of the whole pool, a candidate, or "
+        "`answerable` where that is the application's.",
     )
     max_rounds: int | None = Field(
         default=None, ge=1, le=3, description="With `same_answer`: most rounds of calls."

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from racer_core.errors import InputError
 from racer_core.sequential.leaders import led_forms
-from racer_core.sequential.policy import Policy
+from racer_core.sequential.policy import Loss, Policy
 from racer_core.sequential.verdicts import NO_VERDICT
 
 
@@ -178,7 +178,12 @@ class CallSequence:
 
     @property
     def is_decided(self) -> bool:
-        """Whether what failed, is outstanding or lost its verdict cannot change the answer."""
+        """Whether what failed, is outstanding or lost its verdict cannot change the outcome.
+
+        That is the answer or, where misses are the loss, that every candidate has answered.
+        """
+        if self.policy.loss is Loss.MISSES:
+            return not (self.failed or self.outstanding)
         if self.has_reference and self.policy.reference is not None:
             return self.policy.reference in self.answers
         if self.winner is None or self._equals is not None:  # further answers may join classes

@@ -244,3 +244,26 @@ def test_only_called_candidates_are_reported_and_once(policy):
     sequence.add(name, "x")
     with pytest.raises(InputError, match="reported already"):
         sequence.fail(name)
+
+
+def test_misses_are_settled_only_when_every_candidate_has_answered():
+    """The vote may be decided before; the one candidate that is right may be the last."""
+    rng = np.random.default_rng(3)
+    rows = checked(rng, answers(rng, 60, CHANCES)).answerable()
+    sequence = CallSequence(fit_coverage_policy(rows), math.inf)
+    first = sequence.next_round()
+    left = sequence.call_rest()
+    for name in (*first, *left[:-1]):
+        sequence.add(name, "same")
+        assert not sequence.is_decided
+    sequence.add(left[-1], "other", None)  # its verdict is lost: all were called
+    assert sequence.is_decided
+    failing = CallSequence(fit_coverage_policy(rows), math.inf)
+    failing.next_round()
+    failing.fail(first[0])
+    for name in first[1:]:
+        failing.add(name, "same")
+    assert failing.next_round() == left
+    for name in left:
+        failing.add(name, "same")
+    assert not failing.is_decided

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from racer_core.calibration.threshold import allowed_misses
+from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.errors import CalibrationError, InputError
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.coverage import fit_coverage_policy
@@ -238,6 +238,40 @@ def test_no_verdict_that_is_read_as_a_bad_one_in_serving_alone_is_caught():
     reference = policy.outcomes(requests).winner[:, -1]
     same = requests.same[np.arange(TRIALS), winner, reference] | (winner == reference)
     assert_broken(int((~same).sum()))
+
+
+def test_rows_whose_labels_are_missing_count_as_misses_and_leaving_them_out_is_caught(world):
+    """Labels are missing where one call would miss: nine in ten of these, whatever is right.
+
+    Rows without a right candidate are left out where their labels are known, else they are lost.
+    """
+    fitted, _ = world
+    rng, policy = np.random.default_rng(10), fit_coverage_policy(fitted, max_rounds=None)
+    rows = checked(rng, answers(rng, TRIALS * (N + 1), tuple(each / 2 for each in CHANCES)))
+    s = round_nonconformity(policy.outcomes(rows).doubt, rng.random(len(rows)) * 1e-6)
+    critical = critical_scores(s, policy.outcomes(rows).differs).reshape(TRIALS, N + 1)
+    is_hard = (~rows.labels[:, rows.pool.index(policy.order[0])]).reshape(TRIALS, N + 1)
+    is_unknown = is_hard & (rng.random(is_hard.shape) < 0.9)
+    is_right = rows.labels.any(axis=1).reshape(TRIALS, N + 1)
+    assert 0.5 < is_right.mean() < 0.9
+
+    def missed(*, alpha, counts_unknown):
+        """How many of the last requests that may be answered are missed, and how many there are."""
+        count = 0
+        for own, unknown, right in zip(critical, is_unknown, is_right, strict=True):
+            known = own[:-1][right[:-1] & ~unknown[:-1]]
+            lost = np.full(int(unknown[:-1].sum()) if counts_unknown else 0, np.inf)
+            scores = np.sort(np.append(known, lost))
+            misses = allowed_misses(len(scores), alpha, None)
+            count += right[-1] and own[-1] > threshold_from_sorted(scores, misses)
+        return count, int(is_right[:, -1].sum())
+
+    for alpha in (ALPHA, 0.6):  # at the larger one thresholds are finite though many are lost
+        count, total = missed(alpha=alpha, counts_unknown=True)
+        assert_at_most(count, total, alpha, FALSE_ALARM)
+    assert count > 0
+    count, total = missed(alpha=ALPHA, counts_unknown=False)
+    assert count > stats.binom.isf(FALSE_ALARM, total, ALPHA)
 
 
 def test_cuts_of_scores_that_calibration_rows_choose_are_caught():
