@@ -19,6 +19,7 @@ from racer_core.errors import InputError
 from racer_core.routers.base import Batch, RouterOutput
 from racer_core.routers.inverted_file import InvertedFile, build_inverted_file
 from racer_core.routers.neighbours import ExactSearch, Neighbours
+from racer_core.routers.sparse_search import SparseSearch, exact_search
 from racer_core.types import BoolArray, IdArray
 
 EXACT_BELOW: Final = 100_000  # training rows; exact search takes 159 ms at 10^6 rows
@@ -63,7 +64,7 @@ class KnnRouter:
         k, reach = min(k, count), min(max(k, reach), count)
         exact = count < exact_below
         index: Neighbours = (
-            ExactSearch(embeddings) if exact else build_inverted_file(embeddings, reach, seed)
+            exact_search(embeddings) if exact else build_inverted_file(embeddings, reach, seed)
         )
         return cls(index, labels, k, reach)
 
@@ -123,4 +124,6 @@ def _load_index(tensors: Mapping[str, NDArray[Any]], settings: Mapping[str, Any]
     """Rebuild the index that was saved; InputError when its tensors do not fit."""
     if "list_sizes" in tensors:
         return InvertedFile.load(tensors, settings)
-    return ExactSearch.load(tensors)
+    if "sparse_sizes" in tensors:
+        return SparseSearch.load(tensors, settings)
+    return exact_search(ExactSearch.load(tensors).embeddings)

@@ -1,4 +1,4 @@
-"""Approximate search: exact where it looks, the same everywhere, and refused when damaged."""
+"""Search: sparse is exact, approximate is exact where it looks; damaged rows are refused."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from racer_core.routers.base import Batch
 from racer_core.routers.inverted_file import InvertedFile, build_inverted_file, fewest_probes
 from racer_core.routers.knn import EXACT_BELOW, KnnRouter
 from racer_core.routers.neighbours import ExactSearch
+from racer_core.routers.sparse_search import SparseSearch
 from tests.support.synthetic import POOL, synthetic_rows
 
 COUNTS = (10, 50)
+ENCODER = CharNgramEncoder()
 
 
 def clustered(seed, rows, centres=60, width=24, noise=0.5):
@@ -185,6 +187,87 @@ def test_the_same_rows_make_the_same_lists():
     assert not np.array_equal(first.rows, other.rows)
 
 
+# Sparse rows ------------------------------------------------------------------------------------
+
+
+def sparse_rows(seed, count, width=40):
+    """Few entries of few values, so that many rows are equally near; some rows have none at all."""
+    rng = np.random.default_rng(seed)
+    chances = np.geomspace(0.9, 0.02, width)  # columns of every frequency, some of them empty
+    entries = rng.integers(-2, 3, (count, width)) * (rng.random((count, width)) < chances)
+    return unit_rows(entries.astype(np.float32))
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 80), data=st.data())
+def test_sparse_search_is_exact_search(seed, count, data):
+    """The same rows in the same order, ties included; also for queries that are not sparse."""
+    rows, reach = sparse_rows(seed, count), data.draw(st.integers(1, count))
+    dense = unit_rows(np.random.default_rng(seed).standard_normal((2, 40)).astype(np.float32))
+    queries = np.concatenate([sparse_rows(seed + 1, 6), dense]).astype(np.float64)
+    exact, sparse = ExactSearch(rows), SparseSearch.of(rows)
+    nearest = exact.nearest(queries, reach)
+    np.testing.assert_array_equal(sparse.nearest(queries, reach), nearest)
+    np.testing.assert_allclose(
+        sparse.similarity(queries, nearest[:, 0]),
+        exact.similarity(queries, nearest[:, 0]),
+        atol=1e-12,
+    )
+
+
+def test_an_artifact_of_dense_ngrams_gives_the_scores_that_it_gave():
+    """Of an earlier version: its calibrations stay valid. Red where a score moves at all."""
+    rows, batch = synthetic_rows(300, seed=3), Batch(synthetic_rows(40, seed=4).queries, ENCODER)
+    embeddings, labels = ENCODER.encode(rows.queries).embeddings, rows.labels(POOL)
+    before = KnnRouter(ExactSearch(embeddings), labels, k=5, reach=20)
+    now = KnnRouter.load(before.tensors(), before.settings())
+    assert isinstance(now.index, SparseSearch)
+    again = KnnRouter.load(now.tensors(), now.settings())
+    for router in (now, again):
+        for found, expected in zip(
+            (router.predict(batch).scores, router.predict(batch).neighbours),
+            (before.predict(batch).scores, before.predict(batch).neighbours),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_queries_of_another_width_are_refused():
+    """A narrower query must not be compared with the first columns, nor a wider one be cut."""
+    for width in (39, 41):
+        with pytest.raises(ValueError, match=f"{width} columns"):
+            SparseSearch.of(sparse_rows(0, 9)).nearest(np.ones((1, width)), 2)
+
+
+SPARSE_DAMAGE = {
+    "sizes that do not add up": ("sparse_sizes", lambda sizes: changed(sizes, 0, sizes[0] + 1)),
+    "a negative size": ("sparse_sizes", lambda sizes: moved(sizes, sizes[0] + 1)),
+    "sizes that wrap around": (
+        "sparse_sizes",
+        lambda sizes: changed(sizes, range(4), sizes[:4] + 2**62),
+    ),
+    "sizes are no whole numbers": ("sparse_sizes", lambda sizes: sizes.astype(np.float64)),
+    "sizes are 2-D": ("sparse_sizes", lambda sizes: sizes[None]),
+    "a column twice": ("sparse_columns", lambda columns: changed(columns, 1, columns[0])),
+    "a negative column": ("sparse_columns", lambda columns: changed(columns, 0, -1)),
+    "a column beyond the width": ("sparse_columns", lambda columns: changed(columns, -1, 40)),
+    "an entry less": ("sparse_values", lambda values: values[:-1]),
+    "an entry is no number": ("sparse_values", lambda values: changed(values, 3, np.nan)),
+    "a width that is no number": ("width", lambda _: "40"),
+}
+
+
+@pytest.mark.parametrize("damage", SPARSE_DAMAGE)
+def test_tensors_that_are_no_sparse_rows_are_refused(damage):
+    """When they are loaded."""
+    name, change = SPARSE_DAMAGE[damage]
+    whole = SparseSearch.of(sparse_rows(0, 9))
+    given = {**whole.tensors(), **whole.settings()}
+    damaged = {**given, name: change(given[name])}
+    SparseSearch.load(given, given)
+    with pytest.raises(InputError):
+        SparseSearch.load(damaged, damaged)
+
+
 # In a router ------------------------------------------------------------------------------------
 
 
@@ -198,9 +281,13 @@ def test_below_the_limit_search_and_artifact_are_those_of_exact_search():
     """Not a tensor and not a setting more; lists from the limit on, which is 100,000 rows."""
     rows = synthetic_rows(80, seed=3)
     exact = router_of(rows, exact_below=81)
-    assert isinstance(exact.index, ExactSearch)
-    assert set(exact.tensors()) == {"embeddings", "labels"}
-    assert exact.settings() == {"k": 5, "reach": 20}
+    assert isinstance(exact.index, SparseSearch)
+    assert set(exact.tensors()) == {"labels", *exact.index.tensors()}
+    assert exact.settings() == {"k": 5, "reach": 20, "width": 4096}
+    dense = KnnRouter.fit(clustered(1, 80), rows.labels(POOL), k=5, reach=20, exact_below=81)
+    assert isinstance(dense.index, ExactSearch)
+    assert set(dense.tensors()) == {"embeddings", "labels"}
+    assert dense.settings() == {"k": 5, "reach": 20}
     listed = router_of(rows, exact_below=80)
     assert isinstance(listed.index, InvertedFile)
     assert "embeddings" not in listed.tensors()  # who does not know lists takes no rows for others
