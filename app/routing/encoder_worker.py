@@ -25,8 +25,10 @@ from app.telemetry.metrics import Metrics
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
 
-_ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
-_SORTED: Final = 64  # rows that are sorted by length, to score rows of similar length together
+# Rows of a calibration that a live query may have to wait for; a GPU computes many at once.
+_ROWS: Final = 4
+_ROWS_ON_GPU: Final = 256
+_SORTED: Final = 64  # rows at least that are sorted by length, to score similar ones together
 # Between slices of rows a calibration pauses, so that most live queries find the thread free: for
 # _REST times the duration of the slice, while a query came within the last _LIVE_S.
 _REST: Final = 3.0
@@ -61,6 +63,7 @@ class EncoderWorker:
         self, racer: Racer, *, queue: int, queue_s: float, batch: int, metrics: Metrics
     ) -> None:
         self._racer = racer
+        self._rows = _ROWS_ON_GPU if racer.artifact.encoder.backend == "cuda" else _ROWS
         self._limit = queue
         self._queue_s = queue_s
         self._batch = batch
@@ -121,7 +124,7 @@ class EncoderWorker:
         """
         count, done = len(texts), 0
         whole: RouterScores | None = None
-        for rows in _slices(texts):
+        for rows in _slices(texts, self._rows):
             if progress is not None:
                 progress(done, count)
             some = [texts[row] for row in rows]
@@ -203,13 +206,14 @@ class EncoderWorker:
         return await loop.run_in_executor(self._thread, self._racer.score, texts)
 
 
-def _slices(texts: Sequence[str]) -> Iterator[list[int]]:
+def _slices(texts: Sequence[str], most: int) -> Iterator[list[int]]:
     """Every row once, in slices of similar length, which need little padding."""
-    for start in range(0, len(texts), _SORTED):
-        lengths = [len(text) for text in texts[start : start + _SORTED]]
+    sorted_together = max(_SORTED, most)
+    for start in range(0, len(texts), sorted_together):
+        lengths = [len(text) for text in texts[start : start + sorted_together]]
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        for first in range(0, len(order), _ROWS):
-            yield [start + row for row in order[first : first + _ROWS]]
+        for first in range(0, len(order), most):
+            yield [start + row for row in order[first : first + most]]
 
 
 def _fail(items: Iterable[_Waiting], exc: Exception) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -46,6 +47,12 @@ class StubRacer:
     free: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
     rows: int | None = None  # how many rows it answers with, when not as many as asked
+    backend: str = "cpu"
+
+    @property
+    def artifact(self) -> SimpleNamespace:
+        """Says where the encoder runs."""
+        return SimpleNamespace(encoder=replace(SPEC, backend=self.backend))
 
     def score(self, queries: Sequence[str]) -> RouterScores:
         """As a racer does, on the worker's thread."""
@@ -340,6 +347,33 @@ def test_rows_of_a_calibration_let_queries_go_between() -> None:
         assert before < 1_001 == len(racer.batches)
 
     play(scenario)
+
+
+def test_on_a_gpu_rows_are_scored_in_slices_that_fill_a_batch() -> None:
+    """The encoder splits them by itself; progress is reported, and can end it, between slices."""
+    racer = StubRacer(backend="cuda")
+    racer.free.set()
+    done: list[tuple[int, int]] = []
+
+    def stop(*counts: int) -> None:
+        done.append(counts)
+        if len(done) == 5:
+            raise InterruptedError
+
+    async def run() -> None:
+        worker = EncoderWorker(
+            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, metrics=Metrics()
+        )
+        async with worker:
+            rows = [str(number) for number in range(600)]
+            scored = await asyncio.to_thread(worker.score_rows, rows, progress=stop)
+            assert scored.scores[:, 0].tolist() == [float(row) for row in rows]
+            with pytest.raises(InterruptedError):
+                await asyncio.to_thread(worker.score_rows, rows, progress=stop)
+
+    asyncio.run(run())
+    assert [len(each) for each in racer.batches] == [256, 256, 88, 256]
+    assert done == [(0, 600), (256, 600), (512, 600), (0, 600), (256, 600)]
 
 
 def test_rows_of_like_length_are_scored_together() -> None:
