@@ -180,16 +180,19 @@ def test_an_alarm_and_a_refusal_are_said_in_words(certified: Fleet, opened: Open
     tab.page.wait_for_selector("#same-answer .notice.bad")
     text = card(tab).inner_text()
     assert "Alarm of 2 Jan 2026" in text
-    assert "12 of 40 sampled requests differed" in text
+    assert "12 of 40 sampled requests would have got a different answer" in text
     assert "Not worth it: a request would cost 1.20" in text
     assert "7 of 69 sampled requests" in text
     progress["watch"]["alarm_at"] = None
     progress["stale"] = "age"
+    for each in report["data"]:
+        each["evidence"]["reference"] = "answerable"
     tab.page.evaluate("document.dispatchEvent(new Event('readiness'))")
     tab.page.wait_for_selector("#same-answer >> text=Certificates are void")
     text = card(tab).inner_text()
     assert "no calibration succeeded since" in text
     assert "The last attempt: Not worth it" in text
+    assert "Of 40 requests sampled since, 12 would have missed every right answer" in text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
