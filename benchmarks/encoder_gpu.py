@@ -6,7 +6,9 @@
 Needs torch, transformers, numpy and this folder; no model, no hub. Weights and token ids are
 random: speed depends on shapes alone, and accuracy is the numerical error only.
 
-Every round measures all arms and the matrix multiplication rate, one after the other. A latency
+Every round measures all open arms and the matrix multiplication rate, one after the other. Arms are
+opened one by one, with a round after each, and every round is written: an interrupted run leaves
+figures. Run it without `--compile` first. A latency
 begins and ends with tensors in CPU memory and excludes the tokenizer. Agreement is measured by the
 cosine to transformers' float32, and by the sets that a random linear router makes of the
 embeddings, at the threshold calibrated on transformers' float32.
@@ -112,31 +114,38 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--seconds", type=float, default=120.0, help="for all rounds together")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
+    parser.add_argument("--compile", action="store_true", help="also by torch.compile, last")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; `--device cpu --quick` is a rehearsal")
     plan = QUICK if args.quick else FULL
-    compiling = args.device == "cuda" if args.compile is None else args.compile
-    about = manifest(args.device, args.quick)
+    document: dict[str, Any] = {"manifest": manifest(args.device, args.quick), "failed": {}}
+    rounds: list[dict[str, Any]] = []
+    arms: dict[str, Arm] = {}
+
+    def measure() -> None:
+        rounds.append(measured(arms, plan, args.device, turn=len(rounds)))
+        speed = figures(rounds, plan)
+        judged = verdict(speed, document["agreement"], plan)
+        document.update(verdict=judged, figures=speed, rounds=rounds)
+        document["markdown"] = markdown(document)
+        if args.json:
+            args.json.write_text(json.dumps(document, indent=1) + "\n")
+
     with torch.inference_mode():
-        arms, failed = opened(plan, args.device, compiling)
-        found = agreement(arms, plan)
-        rounds = measured(arms, plan, args.device, 0.0 if args.quick else args.seconds)
-    speed = figures(rounds, plan)
-    document = {
-        "manifest": about,
-        "verdict": verdict(speed, found, plan),
-        "figures": speed,
-        "agreement": found,
-        "failed": failed,
-        "rounds": rounds,
-    }
-    document["markdown"] = markdown(document)
+        for name, opened in openings(plan, args.device, args.compile):
+            try:
+                arms[name] = _warm(opened(), plan)
+            except RuntimeError as exc:
+                document["failed"][name] = f"{type(exc).__name__}: {exc}"
+                print(f"{name} failed: {document['failed'][name]}", file=sys.stderr)
+            document["agreement"] = agreement(arms, plan)
+            measure()
+        until = time.monotonic() + args.seconds
+        while not args.quick and time.monotonic() < until:
+            measure()
     print(document["markdown"])
-    if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def manifest(device: str, quick: bool) -> dict[str, Any]:
@@ -172,32 +181,29 @@ def _first_line(*command: str) -> str:
 # Arms -------------------------------------------------------------------------------------------
 
 
-def opened(plan: Plan, device: str, compiling: bool) -> tuple[dict[str, Arm], dict[str, str]]:
-    """Every arm, warm; and why those that torch.compile does not give are missing."""
+def openings(plan: Plan, device: str, compiling: bool) -> Iterator[tuple[str, Callable[[], Arm]]]:
+    """Every arm's name and how to open it; what fails most easily comes last."""
     torch.manual_seed(0)
     model = DebertaV2Model(DebertaV2Config(**plan.config)).eval()
     half = copy.deepcopy(model).to(device, torch.bfloat16)
     embed = embedder(LeanDeberta(half, plan.config["max_position_embeddings"]), "mean")
-    recorder = repeated if device == "cpu" else None
-    plain: dict[str, Arm] = {
-        EXACT: _theirs(model.to(device), device),
-        EAGER: _theirs(half, device),
-        LEAN: Graphs(embed, shapes=(), device=device, recorder=recorder),
-        GRAPHS: Graphs(embed, shapes=plan.shapes, device=device, recorder=recorder),
-    }
-    arms = {name: _warm(arm, plan) for name, arm in plain.items()}
-    failed: dict[str, str] = {}
+    yield EXACT, lambda: _theirs(model.to(device), device)
+    yield EAGER, lambda: _theirs(half, device)
+    yield LEAN, lambda: _recorded(embed, (), device)
+    yield GRAPHS, lambda: _recorded(embed, plan.shapes, device)
     if compiling:
         compiled = torch.compile(embed, dynamic=False)
-        for name, shapes in zip(COMPILED, ((), plan.shapes), strict=True):
-            try:
-                arms[name] = _warm(
-                    Graphs(compiled, shapes=shapes, device=device, recorder=recorder), plan
-                )
-            except RuntimeError as exc:
-                failed[name] = f"{type(exc).__name__}: {exc}"
-                print(f"{name} failed: {failed[name]}", file=sys.stderr)
-    return arms, failed
+        yield COMPILED[0], lambda: _recorded(compiled, (), device)
+        yield COMPILED[1], lambda: _recorded(compiled, plan.shapes, device)
+
+
+def _recorded(embed: Arm, shapes: Iterable[Shape], device: str) -> Arm:
+    wanted = list(shapes)
+    recorder = repeated if device == "cpu" else None
+    graphs = Graphs(embed, shapes=wanted, device=device, recorder=recorder)
+    if len(graphs.shapes) < len(wanted):
+        raise RuntimeError("there is too little memory for all graphs")
+    return graphs
 
 
 def _theirs(model: DebertaV2Model, device: str) -> Arm:
@@ -299,24 +305,18 @@ def _linear_router(
 # Speed ------------------------------------------------------------------------------------------
 
 
-def measured(
-    arms: Mapping[str, Arm], plan: Plan, device: str, seconds: float
-) -> list[dict[str, Any]]:
-    """Milliseconds of every call in every round, and the matrix rate beside them."""
+def measured(arms: Mapping[str, Arm], plan: Plan, device: str, *, turn: int) -> dict[str, Any]:
+    """A round: milliseconds of every call, and the matrix rate; each turn begins with another."""
     inputs = {named(shape): _tokens(shape, plan) for shape in plan.shapes}
-    rounds: list[dict[str, Any]] = []
-    until = time.monotonic() + seconds
-    while not rounds or time.monotonic() < until:
-        turn = len(rounds) % len(arms)
-        took = {
-            name: {
-                shape: [_ms(arms[name], *tokens) for _ in range(plan.calls)]
-                for shape, tokens in inputs.items()
-            }
-            for name in [*arms][turn:] + [*arms][:turn]
+    first = turn % len(arms)
+    took = {
+        name: {
+            shape: [_ms(arms[name], *tokens) for _ in range(plan.calls)]
+            for shape, tokens in inputs.items()
         }
-        rounds.append({"flops_per_s": matrix_rate(plan.side, device), "ms": took})
-    return rounds
+        for name in [*arms][first:] + [*arms][:first]
+    }
+    return {"flops_per_s": matrix_rate(plan.side, device), "ms": took}
 
 
 def named(shape: Shape) -> str:
@@ -360,15 +360,16 @@ def flops(shape: Shape, plan: Plan) -> int:
 def figures(rounds: list[dict[str, Any]], plan: Plan) -> dict[str, dict[str, dict[str, float]]]:
     """Of every arm and shape: quantiles over all calls; rates from the median of each round."""
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for arm in rounds[0]["ms"]:
+    for arm in {arm: None for one in rounds for arm in one["ms"]}:
         found[arm] = {}
+        having = [one for one in rounds if arm in one["ms"]]
         for shape in plan.shapes:
-            each = [one["ms"][arm][named(shape)] for one in rounds]
+            each = [one["ms"][arm][named(shape)] for one in having]
             medians = [statistics.median(calls) / 1e3 for calls in each]
             p50, p95 = np.quantile(np.concatenate(each), [0.5, 0.95])
             shares = [
                 flops(shape, plan) / seconds / one["flops_per_s"]
-                for seconds, one in zip(medians, rounds, strict=True)
+                for seconds, one in zip(medians, having, strict=True)
             ]
             found[arm][named(shape)] = {
                 "p50_ms": float(p50),
@@ -385,7 +386,12 @@ def figures(rounds: list[dict[str, Any]], plan: Plan) -> dict[str, dict[str, dic
 def verdict(
     speed: Mapping[str, Any], found: Mapping[str, Mapping[str, float]], plan: Plan
 ) -> list[dict[str, Any]]:
-    """The aims of the lean forward by graphs: what was seen, the bound, and whether it is met."""
+    """The aims of the lean forward by graphs: what was seen, the bound, and whether it is met.
+
+    None before its arm has run.
+    """
+    if GRAPHS not in speed:
+        return []
     one, many = named(plan.shapes[0]), named(max(plan.shapes))
     p50 = speed[GRAPHS][one]["p50_ms"]
     ratio = p50 / speed[EAGER][one]["p50_ms"]

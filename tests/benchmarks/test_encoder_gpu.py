@@ -59,9 +59,10 @@ def test_a_rehearsal_on_the_cpu_gives_a_whole_document(tmp_path: Path) -> None:
     for arm in (encoder_gpu.EAGER, encoder_gpu.LEAN, encoder_gpu.GRAPHS):
         assert 0 < document["agreement"][arm]["cosine_distance_mean"] < 1e-3
         assert document["agreement"][arm]["same_sets"] > 0.8
-    (once,) = document["rounds"]
-    assert once["flops_per_s"] > 0
-    assert {len(calls) for of in once["ms"].values() for calls in of.values()} == {
+    assert [len(each["ms"]) for each in document["rounds"]] == [1, 2, 3, 4]
+    assert all(each["flops_per_s"] > 0 for each in document["rounds"])
+    last = document["rounds"][-1]["ms"]
+    assert {len(calls) for of in last.values() for calls in of.values()} == {
         encoder_gpu.QUICK.calls
     }
     about = document["manifest"]
@@ -72,6 +73,27 @@ def test_a_rehearsal_on_the_cpu_gives_a_whole_document(tmp_path: Path) -> None:
     assert "A rehearsal" in document["markdown"]
     for each in (*arms, *map(encoder_gpu.named, encoder_gpu.QUICK.shapes)):
         assert f"| {each} |" in document["markdown"]
+
+
+def test_an_interrupted_run_leaves_the_figures_of_the_arms_before(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    """An arm that fails is named and left out; at the interruption the file is whole."""
+
+    def opened(_embed: Any, shapes: Any, _device: str) -> Any:
+        raise KeyboardInterrupt if shapes else RuntimeError("no kernel")
+
+    out = tmp_path / "out.json"
+    command = ["encoder_gpu.py", "--device", "cpu", "--quick", "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr("benchmarks.encoder_gpu._recorded", opened)
+    with pytest.raises(KeyboardInterrupt):
+        encoder_gpu.main()
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert [*document["figures"]] == [encoder_gpu.EXACT, encoder_gpu.EAGER]
+    assert document["failed"] == {encoder_gpu.LEAN: "RuntimeError: no kernel"}
+    assert document["verdict"] == []
+    assert "failed: RuntimeError: no kernel" in document["markdown"]
 
 
 def test_without_a_gpu_it_says_so_and_what_can_be_done(monkeypatch: Any, capsys: Any) -> None:
