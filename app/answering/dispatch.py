@@ -10,6 +10,7 @@ from typing import Any
 from app.answering.evidence import EvidenceChecks
 from app.answering.fan_out import FanOutResult, fan_out
 from app.answering.request import RequestState
+from app.answering.usual_latency import UsualLatencies
 from app.routing.decision import ChosenBy
 from app.routing.request import Routing
 from app.settings import Settings
@@ -23,11 +24,18 @@ class Dispatcher:
     """Calls the candidates of a request."""
 
     def __init__(
-        self, settings: Settings, routing: Routing, fleet: Fleet, *, evidence: EvidenceChecks
+        self,
+        settings: Settings,
+        routing: Routing,
+        fleet: Fleet,
+        *,
+        evidence: EvidenceChecks,
+        latencies: UsualLatencies,
     ) -> None:
         self._routing = routing
         self._fleet = fleet
         self._evidence = evidence
+        self._latencies = latencies
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
         self._max_calls = settings.limits.fan_out
         self._is_observing = settings.routing.observe is not None
@@ -95,6 +103,8 @@ class Dispatcher:
                 deadline=state.deadline,
                 caller=state.request.caller.name,
             )
+            if rounds is None or name not in rounds.late:
+                self._latencies.record(state.routed.application, name, reply.seconds)
             reply.check_not_empty()
             if rounds is not None and rounds.is_checked:
                 rounds.arrived.add(name)

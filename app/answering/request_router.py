@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from app.answering import answer_forms
@@ -13,6 +12,7 @@ from app.answering.outcome import Outcome
 from app.answering.overrides import Overrides
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.rounds import Rounds, RoundsVote
+from app.answering.usual_latency import UsualLatencies
 from app.answering.vote import Vote
 from app.errors import Abstained
 from app.ids import IdGenerator
@@ -43,7 +43,7 @@ class RequestRouter:
         stacked: StackedVote | None,
         decision_log: DecisionLog,
         same_answer: SameAnswerRouting,
-        usual_s: Callable[[str], float | None],
+        latencies: UsualLatencies,
     ) -> None:
         self._settings = settings
         self._routing = routing
@@ -52,7 +52,7 @@ class RequestRouter:
         self._stacked = stacked
         self._decision_log = decision_log
         self._same_answer = same_answer
-        self._usual_s = usual_s
+        self._latencies = latencies
         self._overrides = Overrides(settings)
         self._rule = self._rule_without_scores = settings.aggregation
         if self._rule.method in (Method.LOG_ODDS, Method.STACKED):  # a score of 0 votes against
@@ -93,7 +93,10 @@ class RequestRouter:
             )
             if decision.rounds is not None:
                 vote = RoundsVote.of(
-                    vote, Rounds(decision.rounds, decision_id), usual_s=self._usual_s
+                    vote,
+                    Rounds(decision.rounds, decision_id),
+                    latencies=self._latencies,
+                    application=decision.application,
                 )
             return RequestState(
                 request=request,

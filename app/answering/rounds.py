@@ -4,7 +4,8 @@ The calls of a request are those of a :class:`racer_core.sequential.serving.Call
 decides as calibration did. Calling more than it demands keeps the promise. So all candidates that
 are left are called at once if a round is slow: it takes twice as long as its candidates usually do,
 at least ``LEAST_S``. One in fifty answers of a candidate takes longer than usual, and few of them
-twice as long, so this seldom costs calls. While the usual time is not known, half of the time to
+twice as long, so this seldom costs calls; where all answers are late, the usual time doubles with
+every three of them. While the usual time is not known, half of the time to
 the deadline is the limit. Answers of slow candidates that can no longer change the vote are not
 awaited. The time of checks counts for no slow round, and a verdict that is lost has all that are
 left called: what rows would have is not known then.
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
+from app.answering.usual_latency import UsualLatencies
 from app.answering.vote import Vote
 from app.routing.answer_calibrations import RoundsPlan
 from app.routing.answer_guarantee import MadeCalls
@@ -53,6 +55,7 @@ class Rounds:
         self.verdicts: dict[str, int] = {}  # of the checker, on the answers that arrived
         self._unchecked: set[str] = set()  # whose verdicts are lost
         self.unread: set[str] = set()  # whose answers were not read by the deadline
+        self.late: set[str] = set()  # whose answers were not here when the rest was called
         self.next: tuple[str, ...] = ()
         self._is_hurried = False  # answers that cannot change the vote are not awaited
         self.began_at = 0.0  # the round: a ``time.monotonic()``
@@ -97,9 +100,9 @@ class Rounds:
             self.verdicts[name] = verdict
 
     @property
-    def is_awaiting_checks(self) -> bool:
-        """Whether every answer of the round is here, and checks alone are under way."""
-        return self.arrived.issuperset(self.next)
+    def awaited(self) -> set[str]:
+        """The candidates whose answers are not here; without checks that are under way."""
+        return set(self._sequence.outstanding) - self.arrived
 
     @property
     def is_checked(self) -> bool:
@@ -200,7 +203,8 @@ class RoundsVote(Vote):
     Attributes:
         rounds: The state of its calls.
         hurries_at: A ``time.monotonic()``; from then on no round waits for another.
-        usual_s: The usual latency of a candidate in seconds; None: it is not known.
+        latencies: The usual latencies of candidates.
+        application: That of the request.
         plain: The vote of the same request where its calls have no rounds.
         leaves_reference: The calls end before a round of the named reference alone, whose answer
             is returned whatever it is: it is passed through as a stream.
@@ -208,12 +212,20 @@ class RoundsVote(Vote):
 
     rounds: Rounds
     hurries_at: float
-    usual_s: Callable[[str], float | None]
+    latencies: UsualLatencies
+    application: str | None
     plain: Vote
     leaves_reference: bool = False
 
     @classmethod
-    def of(cls, vote: Vote, rounds: Rounds, *, usual_s: Callable[[str], float | None]) -> Self:
+    def of(
+        cls,
+        vote: Vote,
+        rounds: Rounds,
+        *,
+        latencies: UsualLatencies,
+        application: str | None = None,
+    ) -> Self:
         """The vote of a request that would be answered at once."""
         now = time.monotonic()
         return cls(
@@ -226,7 +238,8 @@ class RoundsVote(Vote):
             deadline=vote.deadline,
             rounds=rounds,
             hurries_at=now + HURRY_SHARE * (vote.deadline - now),
-            usual_s=usual_s,
+            latencies=latencies,
+            application=application,
             plain=vote,
         )
 
@@ -253,15 +266,20 @@ class RoundsVote(Vote):
 
     def hurry(self) -> Sequence[str]:
         """The candidates that join the round that is under way: all that are left."""
-        is_late = time.monotonic() >= self.hurries_at
+        now = time.monotonic()
+        for name in self.rounds.awaited:
+            self.latencies.record(self.application, name, now - self.rounds.began_at)
+            self.rounds.late.add(name)
+        is_late = now >= self.hurries_at
         return self.rounds.call_rest(StopReason.DEADLINE if is_late else StopReason.SLOW)
 
     @property
     def _slow_at(self) -> float:
         """When the round is slow; infinite where a candidate's latency is not known."""
-        if self.rounds.is_awaiting_checks:
+        if not self.rounds.awaited:
             return math.inf
-        usual = [self.usual_s(name) or math.inf for name in self.rounds.next]
+        names, usual_s = self.rounds.next, self.latencies.usual_s
+        usual = [usual_s(self.application, name) or math.inf for name in names]
         return self.rounds.began_at + max(LEAST_S, SLOW * max(usual, default=math.inf))
 
     def decided(self, results: FanOutResult, out: Sequence[str]) -> bool:

@@ -22,6 +22,7 @@ from app.answering.request import InferenceRequest, RequestState
 from app.answering.request_router import RequestRouter
 from app.answering.shadow_calls import ShadowCalls
 from app.answering.streaming import OpenStream, Streaming, whole_stream
+from app.answering.usual_latency import UsualLatencies
 from app.errors import UpstreamError
 from app.monitoring.decision_record import RequestEnd
 from app.monitoring.monitor import Monitor
@@ -62,6 +63,7 @@ class ChatService:
             group_by=settings.group_by,
             shadow_calls=shadow_calls,
         )
+        latencies = UsualLatencies()
         self._router = RequestRouter(
             settings=settings,
             routing=routing,
@@ -70,9 +72,11 @@ class ChatService:
             stacked=stacked,
             decision_log=self._decision_log,
             same_answer=same_answer,
-            usual_s=fleet.usual_s,
+            latencies=latencies,
         )
-        self._dispatcher = Dispatcher(settings, routing, fleet, evidence=evidence)
+        self._dispatcher = Dispatcher(
+            settings, routing, fleet, evidence=evidence, latencies=latencies
+        )
         self._merger = Merger(self._evaluator, tracer)
         self._streaming = Streaming(self._dispatcher, self._decision_log, settings)
 

@@ -33,7 +33,6 @@ from app.upstream.reply import Reply
 from app.upstream.retries import Retries
 from app.upstream.stream import pieces_of, recording_usage, with_first
 from app.upstream.targets import open_targets
-from app.upstream.usual_latency import UsualLatency
 from app.wire import parsing
 from app.wire.format import ApiFormat, Choice
 
@@ -85,7 +84,6 @@ class Fleet:
     ) -> None:
         self._targets = open_targets(settings, secrets)
         self._candidates = settings.pool
-        self._latencies = {name: UsualLatency() for name in settings.pool}
         self._longest_s = settings.limits.deadline_s
         self._reasoning = settings.aggregation.reasoning
         self._client = UpstreamClient(settings.fleet, settings.limits)
@@ -136,14 +134,12 @@ class Fleet:
                 partial(self._body_and_choices, candidate, api_format),
                 report=lambda parsed: (parsed[0].get("model"), api_format.usage(parsed[0])),
             )
-        seconds = time.monotonic() - started
-        self._latencies[candidate].record(seconds)
         return Reply.of(
             candidate,
             body,
             api_format,
             choices,
-            seconds=seconds,
+            seconds=time.monotonic() - started,
             attempts=len(call.tried),
         )
 
@@ -216,10 +212,6 @@ class Fleet:
             name for name in self._candidates if self._targets[name].replicas.are_out_for(caller)
         )
         return down if len(down) < len(self._candidates) else frozenset()
-
-    def usual_s(self, candidate: str) -> float | None:
-        """Seconds in which it usually gives a whole answer; None: too few calls are known."""
-        return self._latencies[candidate].usual_s
 
     def health(self) -> dict[str, list[ReplicaHealth]]:
         """Return the state of every replica, by candidate."""

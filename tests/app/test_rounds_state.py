@@ -14,6 +14,7 @@ import pytest
 from app.answering.answer_forms import AnswerReader
 from app.answering.fan_out import FanOutResult, fan_out
 from app.answering.rounds import LEAST_S, Rounds, RoundsVote
+from app.answering.usual_latency import KEPT, UsualLatencies
 from app.answering.vote import Vote
 from app.errors import UpstreamError, UpstreamRejected
 from app.monitoring.decision_record import DecisionRecord
@@ -57,6 +58,14 @@ def rounds(threshold: float = 0.0, prices: Mapping[str, float] | None = None) ->
     return Rounds(RoundsPlan(found, 0.02, threshold, 5.0, prices), "decision")
 
 
+def usual(seconds: float, application: str | None = None) -> UsualLatencies:
+    """So long takes every answer to the requests of an application."""
+    latencies = UsualLatencies()
+    for name in NAMES * KEPT:
+        latencies.record(application, name, seconds)
+    return latencies
+
+
 def test_an_answer_that_is_not_read_in_time_is_a_failure() -> None:
     """Rows hold answers that were read without a deadline: it is no unreadable answer."""
     state = rounds()
@@ -69,7 +78,7 @@ def test_an_answer_that_is_not_read_in_time_is_a_failure() -> None:
         members=NAMES,
         deadline=time.monotonic() + 0.02,
     )
-    vote = RoundsVote.of(plain, state, usual_s=lambda _: None)
+    vote = RoundsVote.of(plain, state, latencies=UsualLatencies())
     results = FanOutResult()
     assert vote.wave(results, NAMES) == ("ada", "bob")
     results.replies["ada"] = reply("ada")
@@ -96,11 +105,47 @@ def test_checks_make_no_round_slow() -> None:
         rule=Aggregation(), kind=Equality.EXACT, reader=NeverReads(), stacked=None, scores={},
         members=NAMES, deadline=time.monotonic() + 100.0,
     )  # fmt: skip  # pyright: ignore[reportArgumentType]
-    vote = RoundsVote.of(plain, state, usual_s=lambda _: 1.0)
+    vote = RoundsVote.of(plain, state, latencies=usual(1.0))
     state.arrived.add("ada")
     assert 1.0 < vote.hurry_s <= 2.0
     state.arrived.add("bob")
     assert 49.0 < vote.hurry_s <= 50.0
+
+
+def hurries(latencies: UsualLatencies, seconds: float, application: str | None) -> bool:
+    """Whether a request whose candidates answer in so many seconds calls the rest before."""
+    state = rounds()
+    plain = Vote(
+        rule=Aggregation(), kind=Equality.EXACT, reader=NeverReads(), stacked=None, scores={},
+        members=NAMES, deadline=time.monotonic() + 1e6,
+    )  # fmt: skip  # pyright: ignore[reportArgumentType]
+    vote = RoundsVote.of(plain, state, latencies=latencies, application=application)
+    wait_s = vote.hurry_s
+    if wait_s >= seconds:
+        for name in state.next:
+            latencies.record(application, name, seconds)
+        return False
+    state.began_at -= wait_s
+    assert vote.hurry() == NAMES[2:]
+    assert state.late == {"ada", "bob"}
+    return True
+
+
+def test_where_all_answers_are_late_the_rest_is_seldom_called() -> None:
+    """They take ten times as long as before: three calls each, until 2, 4 and 8 s are usual.
+
+    Afterwards a late one is seen again, and other applications have their own usual time.
+    """
+    latencies = usual(1.0, "desk")
+    for name in NAMES * KEPT:
+        latencies.record("essays", name, 30.0)
+    assert sum(hurries(latencies, 10.0, "desk") for _ in range(90)) == 9
+    assert not hurries(latencies, 59.0, "essays")
+    assert hurries(latencies, 61.0, "essays")
+    for name in NAMES * KEPT:
+        latencies.record("desk", name, 1.0)
+    assert not hurries(latencies, 1.9, "desk")
+    assert hurries(latencies, 10.0, "desk")
 
 
 def test_a_slow_checker_saves_calls_all_the_same() -> None:
@@ -111,7 +156,7 @@ def test_a_slow_checker_saves_calls_all_the_same() -> None:
         reader=AnswerReader(None, None, similarity=0.9, embed_chars=100), stacked=None, scores={},
         members=NAMES, deadline=time.monotonic() + 100.0,
     )  # fmt: skip  # pyright: ignore[reportArgumentType]
-    vote = RoundsVote.of(plain, state, usual_s=lambda _: 0.02)
+    vote = RoundsVote.of(plain, state, latencies=usual(0.02))
 
     async def call(name: str) -> Reply:
         await asyncio.sleep(0.02)
