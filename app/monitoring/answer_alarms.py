@@ -39,6 +39,7 @@ class AnswerAlarms:
         self._records = records
         self._false_alarm = false_alarm
         self._bets: dict[str, AnswerBets] = {}  # of each application's active calibration
+        self._stored: set[str] = set()  # records whose alarm is in the store
         self._lock = Lock()
 
     def watch(self, record: AnswerCalibrationRecord | None) -> AnswerWatch:
@@ -57,9 +58,10 @@ class AnswerAlarms:
                 bets.add(rows)
                 is_cut = rows.is_cut
             found = bets.found
-            if found.alarm_at is not None and record.id not in self._calibrations.alarmed:
-                self._calibrations.alarmed |= {record.id}
+            if found.alarm_at is not None and record.id not in self._stored:
+                self._calibrations.alarmed |= {record.id}  # whether it can be stored or not
                 self._records.raise_alarm(record.id, found.alarm_at)
+                self._stored.add(record.id)
                 log.warning(
                     "certificates of same_answer%s are void: %d of %d sampled answers differed "
                     "since calibration %s",

@@ -44,8 +44,8 @@ class Show(Protocol):
         Args:
             application: The application.
             watch: What the requests since the calibration say.
-            age: Time since it was made; None: none is active.
-            is_refused: The last attempt at the next one was refused.
+            age: Age of its newest row; None: none is active.
+            is_refused: The last attempt at the next one was refused, or none came in time.
         """
         ...
 
@@ -178,16 +178,16 @@ class AnswerCalibrator:
         record = self.calibrations.find(application)
         found, refused = self._alarms.found(record), self._refused_since_alarm(application)
         age = None if record is None else age_of(record)
-        self._show(application, found, age=age, is_refused=refused is not None)
         is_old = record is not None and self.calibrations.stale(record) is Staleness.AGE
+        self._show(application, found, age=age, is_refused=is_old or refused is not None)
         if record is not None and is_old and record.id not in self._too_old:
             self._too_old.add(record.id)
             log.warning(
-                "certificates of same_answer%s are void: calibration %s was made at %s, and no "
-                "refresh succeeded since (calibrate again, on newer samples); the last attempt: %s",
+                "certificates of same_answer%s are void: the newest row of calibration %s is of "
+                "%s (calibrate again, on newer samples); the last attempt: %s",
                 _of(application),
                 record.id,
-                record.created_at,
+                record.evidence["until"],
                 "none, for there are no new samples" if refused is None else refused.refusal,
             )
 
@@ -230,7 +230,12 @@ class AnswerCalibrator:
             log.log(level, "same_answer%s is not calibrated: %s", _of(application), refusal)
 
     def _is_renewal_due(self, record: AnswerCalibrationRecord) -> bool:
-        """Daily, and as soon as the samples have doubled, for few rows waste calls."""
+        """Daily, and as soon as the samples have doubled, for few rows waste calls.
+
+        Never without a row since the last one, which would be made of the same rows again.
+        """
+        if not self._alarms.found(record).sampled:
+            return False
         rows, since = record.evidence["rows"], record.activated_at or record.created_at
         if self.calibrations.stale(record) or is_due(since):
             return True

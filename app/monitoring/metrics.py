@@ -76,13 +76,13 @@ class MonitoringMetrics:
         )
         self.answer_age = Gauge(
             "racer_same_answer_age_seconds",
-            "Time since the active calibration of same_answer was made; NaN where none is active",
+            "Age of the newest row of the active calibration of same_answer; NaN without one",
             ("application",),
             registry=registry,
         )
         self.answer_refused = Gauge(
             "racer_same_answer_refused",
-            "1 when the last attempt to calibrate same_answer from traffic was refused",
+            "1 when calibrating same_answer from traffic is refused, or has no row of 7 days",
             ("application",),
             registry=registry,
         )

@@ -31,7 +31,7 @@ from racer_core.sequential.serving import CallSequence
 
 log = logging.getLogger(__name__)
 
-# Of a calibration from traffic whose refreshes are refused: traffic changes within weeks.
+# Of the newest row of a calibration from traffic: traffic changes within weeks.
 MAX_AGE: Final = timedelta(days=7)
 _MAX_FITS: Final = 128  # smaller pools, references and numbers of rounds
 _MAX_PLANS: Final = 1_024  # the same at several alphas
@@ -149,12 +149,12 @@ class Staleness(StrEnum):
     """Why certificates of an active record are void."""
 
     ALARM = "alarm"  # too many answers differed since
-    AGE = "age"  # no refresh succeeded for too long
+    AGE = "age"  # no row is new enough
 
 
 def age_of(record: AnswerCalibrationRecord) -> timedelta:
-    """The time since a record was made: activating it again makes its rows no newer."""
-    return datetime.now(UTC) - datetime.fromisoformat(record.created_at)
+    """The age of a record's newest row: neither old rows nor activating it again renew it."""
+    return datetime.now(UTC) - datetime.fromisoformat(record.evidence["until"])
 
 
 class AnswerCalibrations:

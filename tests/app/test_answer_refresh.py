@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import update
 
+from app.errors import StoreError
 from app.monitoring import answer_calibration, answer_rows
 from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.answer_rows import AnswerRows, AnswerSample
@@ -39,6 +39,7 @@ from tests.support.same_answer import NAMES, answer
 stats = LazyModule("scipy.stats")
 
 SETUP = "setup"
+START = datetime.now(UTC) - timedelta(hours=1)  # of the requests, one a second
 FALSE_ALARM = 1e-6
 
 
@@ -70,13 +71,13 @@ class World:
         record = self.calibrator.calibrations.find(application)
         self.shown.append((record and record.id, watch, age, is_refused))
 
-    def sample(self, count: int) -> None:
-        """Further requests that all candidates answered."""
+    def sample(self, count: int, *, whole: bool = True) -> None:
+        """Further requests that all candidates answered, or not all."""
         numbers = range(self.made, self.made + count)
         self.made += count
         DecisionStore(self.store).add([_decision(number) for number in numbers], [False] * count)
         with self.store.transaction() as session:
-            session.add_all(map(_sample, numbers))
+            session.add_all(_sample(number, whole) for number in numbers)
 
     @property
     def records(self) -> list[AnswerCalibrationSummary]:
@@ -96,21 +97,20 @@ class World:
         assert record is not None
         return self.calibrator.calibrations.stale(record)
 
-    def age(self, days: int) -> None:
+    def age(self, days: int, *, with_rows: bool = False) -> None:
         """Let the active calibration be that old."""
         since = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="microseconds")
         with self.store.transaction() as session:
-            of_it = AnswerCalibrationRow.id == self.active
-            session.execute(
-                update(AnswerCalibrationRow)
-                .where(of_it)
-                .values(created_at=since, activated_at=since)
-            )
+            row = session.get_one(AnswerCalibrationRow, self.active)
+            row.created_at = row.activated_at = since
+            if with_rows:
+                document = json.loads(row.document)
+                document["evidence"]["until"] = since
+                row.document = json.dumps(document)
 
 
 def _time(number: int) -> str:
-    start = datetime(2020, 1, 1, tzinfo=UTC)
-    return (start + timedelta(seconds=number)).isoformat(timespec="microseconds")
+    return (START + timedelta(seconds=number)).isoformat(timespec="microseconds")
 
 
 def _decision(number: int) -> DecisionRecord:
@@ -137,7 +137,7 @@ def _decision(number: int) -> DecisionRecord:
     )
 
 
-def _sample(number: int) -> SampleRow:
+def _sample(number: int, whole: bool) -> SampleRow:
     given = {name: int(answer(name, f"question {number}")) for name in NAMES}
     return SampleRow(
         decision_id=f"chatcmpl-{number:08}",
@@ -146,7 +146,7 @@ def _sample(number: int) -> SampleRow:
         conversation=None,
         classes=json.dumps(given),
         digests="{}",
-        whole=True,
+        whole=whole,
         body=None,
         answer_setup=SETUP,
     )
@@ -186,6 +186,7 @@ def test_gateways_on_one_store_make_one_calibration(
         assert [each.evidence["ordinal"] for each in records] == list(reversed(range(made)))
         assert {world.active for world in worlds} == {records[0].id}
         worlds[0].age(days=2)
+        worlds[0].sample(1)
         for world in worlds:
             world.calibrator.calibrations.catch_up()
     for world in worlds:
@@ -213,10 +214,9 @@ def test_a_calibration_that_is_not_renewed_ends(
         patch.setattr(
             answer_calibration, "refusal_of", lambda *_: attempts.append(1) or "not worth it"
         )
-        for days, further, made in ((2, 0, 1), (2, 5, 1), (2, 1, 2), (2, 6, 3), (8, 6, 4)):
-            world.age(days)
-            if further:
-                world.sample(further)
+        for days, further, made in ((2, 1, 1), (2, 5, 1), (2, 1, 2), (2, 6, 3), (8, 6, 4)):
+            world.age(days, with_rows=True)
+            world.sample(further)
             for _ in range(2):
                 keep_up()
             assert len(attempts) == made
@@ -224,7 +224,7 @@ def test_a_calibration_that_is_not_renewed_ends(
             _, _, age, is_refused = world.shown[-1]
             assert age is not None
             assert (age.days, is_refused) == (days, True)
-    said = [each.message for each in caplog.records if "no refresh succeeded" in each.message]
+    said = [each.message for each in caplog.records if "the newest row of" in each.message]
     assert len(said) == 1
     assert said[0].endswith("the last attempt: not worth it")
     asyncio.run(world.calibrator.activate(first or ""))
@@ -234,6 +234,42 @@ def test_a_calibration_that_is_not_renewed_ends(
         keep_up()
     assert world.active != first
     assert (world.stale, world.shown[-1][3]) == (None, False)
+    world.store.close()
+
+
+def test_a_calibration_without_new_rows_is_not_renewed_and_ends(tmp_path: Any) -> None:
+    """Made again of the same rows it would look young; the gauge of the alert says so."""
+    world = World(f"sqlite:///{tmp_path}/racer.db")
+    world.sample(60)
+    world.calibrator.keep_up()
+    for days in (2, 8):
+        world.age(days, with_rows=True)
+        world.calibrator.keep_up()
+        *_, age, is_refused = world.shown[-1]
+        assert (len(world.records), age and age.days, is_refused) == (1, days, days > 7)
+    assert world.stale is Staleness.AGE
+    world.store.close()
+
+
+def test_an_alarm_that_cannot_be_stored_is_stored_later(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it voids certificates here all the same."""
+    world = World(f"sqlite:///{tmp_path}/racer.db")
+    world.sample(60)
+    world.calibrator.keep_up()
+
+    def full(*_: str) -> None:
+        raise StoreError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerCalibrationStore, "raise_alarm", full)
+        world.sample(40, whole=False)
+        world.calibrator.keep_up()
+        assert world.stale is Staleness.ALARM
+        assert "alarm_at" not in world.records[0].evidence
+    world.calibrator.keep_up()
+    assert "alarm_at" in world.records[-1].evidence
     world.store.close()
 
 
