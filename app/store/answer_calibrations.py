@@ -177,7 +177,7 @@ class AnswerCalibrationStore:
                     arrays=arrays.getvalue(),
                 )
             )
-            _prune(session, record.application)
+            prune(session, record.application)
         return record
 
     def activate(self, calibration_id: str, answer_setup: str) -> None:
@@ -268,7 +268,7 @@ def _next_ordinal(session: Session, application: str) -> int:
     )
 
 
-def _prune(session: Session, application: str) -> None:
+def prune(session: Session, application: str) -> None:
     """Delete an application's records that neither decide nor explain a stored decision."""
     newest_first = AnswerCalibrationRow.created_at.desc(), AnswerCalibrationRow.id.desc()
     found = session.execute(

@@ -21,7 +21,7 @@ from sqlalchemy import select
 
 from app.calibrations.seen_rows import SeenRows
 from app.errors import Conflict, SettingsError, StoreError
-from app.store import KeyPurpose, Store, now
+from app.store import KeyPurpose, Store, answer_calibrations, now
 from app.store.answer_calibrations import AnswerCalibrationStore
 from app.store.backup import calibrations
 from app.store.backup import file as backup_file
@@ -271,6 +271,20 @@ def test_calibrations_of_same_answer_that_decide_stay(
         session.get_one(AnswerCalibrationRow, "answers-1").application = "bot"
     with pytest.raises(Conflict, match="answers-1 is there with other content"):
         restored(another, file)
+
+
+def test_a_backup_of_same_answer_adds_no_calibration_that_would_be_deleted(
+    store: Store, another: Store, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when restoring lets the records of an application grow."""
+    answers(another, "answers-9")
+    for name in ("answers-1", "answers-2", "answers-3"):
+        answers(store, name)
+    calibrations.save(store, (), file)
+    monkeypatch.setattr(answer_calibrations, "KEPT", 2)
+    assert restored(another, file).added == ["answers-3"]
+    there = AnswerCalibrationStore(another).summaries("one")
+    assert {each.id for each in there} == {"answers-3", "answers-9"}
 
 
 # What is damaged ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, StoreDamaged
-from app.store.answer_calibrations import decoded
+from app.store.answer_calibrations import decoded, prune
 from app.store.backup.file import StoredAnswers
 from app.store.backup.result import RestoreResult
 from app.store.engine import now
@@ -44,6 +44,7 @@ def restore(
 ) -> None:
     """Add what the store lacks; what is there stays, but for an alarm that it lacks.
 
+    Of an application's records in both, the old ones are deleted that nothing needs.
     What decided then does so again where none decides now.
 
     Args:
@@ -56,6 +57,8 @@ def restore(
         Conflict: A calibration is there with other content.
     """
     before = _deciding(session)
+    added: list[str] = []
+    applications: set[str] = set()
     for each in saved:
         row, activated_at = each.row, each.row.activated_at
         deciding = before.get((row.answer_setup, row.application))
@@ -64,7 +67,8 @@ def restore(
             if deciding is not None:  # a later time would make it decide
                 row.activated_at = None
             session.add(row)
-            restored.added.append(row.id)
+            added.append(row.id)
+            applications.add(row.application)
         else:
             _unify(found, row)
             restored.there.append(row.id)
@@ -75,6 +79,10 @@ def restore(
             continue
         (found or row).activated_at = activated_at if deciding is None else now()
         restored.activated.append(row.id)
+    for application in applications:
+        prune(session, application)
+    kept = ids(session)
+    restored.added.extend(each for each in added if each in kept)
 
 
 def _deciding(session: Session) -> Mapping[tuple[str, str], str]:
