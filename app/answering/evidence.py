@@ -29,6 +29,7 @@ from app.monitoring.checker_calls import (
     FunctionChecker,
     UrlChecker,
 )
+from app.monitoring.failure_warnings import FailureWarnings
 from app.settings import EvaluatorModel, Evidence, Secrets, Settings
 from app.settings.evidence import judge_name
 from app.upstream.fleet import Fleet
@@ -93,6 +94,7 @@ class _CheckPlaces:
     """A checker, and how many checks it does at once: rows never wait before a request."""
 
     check: AnswerCheck
+    warnings: FailureWarnings
     of_requests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PROCESSES))
     of_rows: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ROW_PLACES))
 
@@ -128,7 +130,8 @@ class EvidenceChecks:
             for place, section in self._settings.same_answers.items():
                 if section.evidence is not None:
                     check = await self._opened(stack, place, section.evidence)
-                    self._checks[place] = _CheckPlaces(check)
+                    warnings = FailureWarnings(f"{place}.evidence", "answers without a verdict")
+                    self._checks[place] = _CheckPlaces(check, warnings)
             self._stack = stack.pop_all()
         return self
 
@@ -143,7 +146,7 @@ class EvidenceChecks:
         placed = self._placed(request)
         if placed is None:
             return NO_VERDICT
-        return await self._verdict(placed.check, placed.of_rows, request, reply)
+        return await self._verdict(placed, placed.of_rows, request, reply)
 
     async def of_request(
         self, request: InferenceRequest, reply: Reply, deadline: float
@@ -163,9 +166,9 @@ class EvidenceChecks:
             return NO_VERDICT
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                return await self._verdict(placed.check, placed.of_requests, request, reply)
+                return await self._verdict(placed, placed.of_requests, request, reply)
         except TimeoutError:
-            return self._lost()
+            return self._lost(placed, "the deadline of a request came first")
 
     def _placed(self, request: InferenceRequest) -> _CheckPlaces | None:
         application = None if request.application is None else request.application.name
@@ -173,7 +176,7 @@ class EvidenceChecks:
 
     async def _verdict(
         self,
-        check: AnswerCheck,
+        placed: _CheckPlaces,
         places: asyncio.Semaphore,
         request: InferenceRequest,
         reply: Reply,
@@ -182,21 +185,22 @@ class EvidenceChecks:
         if reply.answer is None:
             return NO_VERDICT
         await places.acquire()
-        task = asyncio.create_task(self._checked(check, request, reply))
+        task = asyncio.create_task(self._checked(placed, request, reply))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda _: places.release())
         return await asyncio.shield(task)
 
     async def _checked(
-        self, check: AnswerCheck, request: InferenceRequest, reply: Reply
+        self, placed: _CheckPlaces, request: InferenceRequest, reply: Reply
     ) -> int | None:
         """The verdict of a check that holds a place; never raises but when it is cancelled."""
         try:
-            score = await check.score(request, reply)
+            score = await placed.check.score(request, reply)
         except UpstreamError as exc:
             if isinstance(exc, CheckerUnavailable) or exc.kind == UpstreamOverloaded.default_kind:
-                return self._lost()
+                return self._lost(placed, str(exc))
+            placed.warnings.add(str(exc))
             return self._none("timeout" if exc.kind == "upstream_timeout" else "failed")
         except Exception:  # our own fault, but no reason to fail the answer
             log.exception("an answer of %s could not be checked", reply.candidate)
@@ -210,7 +214,8 @@ class EvidenceChecks:
         self._counter.labels(outcome).inc()
         return NO_VERDICT
 
-    def _lost(self) -> None:
+    def _lost(self, placed: _CheckPlaces, reason: str) -> None:
+        placed.warnings.add(reason)
         self._counter.labels("lost").inc()
 
     async def _opened(self, stack: AsyncExitStack, place: str, evidence: Evidence) -> AnswerCheck:

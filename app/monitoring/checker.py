@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack
@@ -24,6 +23,7 @@ from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
 from app.monitoring.checker_calls import CheckerCall, open_checker
+from app.monitoring.failure_warnings import FailureWarnings
 from app.monitoring.sample_record import SampledExchange
 from app.settings import Secrets, Settings
 from app.settings.secrets import CHECKER_KEY
@@ -37,7 +37,6 @@ PAUSE_S: Final = 1.0  # before the second attempt; twice as long before the thir
 CONCURRENCY: Final = 4  # checks of one application at the same time
 MAX_WAITING: Final = 1_000  # samples of one application
 MAX_WAITING_BYTES: Final = 64 * 2**20  # of all applications
-WARN_EVERY_S: Final = 300.0
 _LOST: Final = "the sample stays without a label"
 
 Record = Callable[[str, Mapping[str, bool]], Awaitable[None]]
@@ -172,7 +171,6 @@ class _CheckQueue:
         self._record = record
         self._checks = checks
         self._pause_s = pause_s
-        self._clock = clock
         self._queue = BackgroundQueue(
             self._label,
             name=f"checker of {application}",
@@ -182,8 +180,9 @@ class _CheckQueue:
         )
         self.finish = self._queue.finish
         self.decisions = set[str]()  # those that wait or are being checked
-        self._warned_at = -math.inf
-        self._lost = 0  # samples without a label since the last warning
+        self._warnings = FailureWarnings(
+            f"applications.{application}.checker", "samples that stay without a label", clock
+        )
 
     async def close(self) -> None:
         """End at once: checks that are not finished are lost."""
@@ -236,20 +235,9 @@ class _CheckQueue:
             attempt += 1
 
     def _lose(self, outcome: str, reason: str) -> None:
-        """Count a sample without a label, and warn unless a warning was written lately."""
+        """Count a sample without a label, and warn of it."""
         self._checks.labels(self._application, outcome).inc()
-        self._lost += 1
-        now = self._clock()
-        if now - self._warned_at < WARN_EVERY_S:
-            return
-        log.warning(
-            "applications.%s.checker: %s; samples that stay without a label since the last "
-            "warning: %d",
-            self._application,
-            reason,
-            self._lost,
-        )
-        self._warned_at, self._lost = now, 0
+        self._warnings.add(reason)
 
 
 def checker_document(

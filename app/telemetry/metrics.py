@@ -147,7 +147,7 @@ class Metrics:
             ("outcome",),
             registry=self.registry,
         )
-        for outcome in ("verdict", "no_verdict", "timeout", "failed"):
+        for outcome in ("verdict", "no_verdict", "timeout", "failed", "lost"):
             self.evidence.labels(outcome)  # a rate needs the zero before the first
         self.same_answer_calls = Counter(
             "racer_same_answer_calls",

@@ -51,7 +51,7 @@ def outcomes(gateway: Gateway) -> dict[str, float]:
 
 
 def test_verdicts_are_evidence_in_rows_and_requests_and_failures_are_none(
-    serve: Serve, talking: FakePool
+    serve: Serve, talking: FakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A function knows what is right; where it is slow, crashes or talks nonsense, all goes on."""
     gateway = serve(**configured(talking, same_answer=TERMS, watching={"shadow_rate": 1.0}))
@@ -87,6 +87,9 @@ def test_verdicts_are_evidence_in_rows_and_requests_and_failures_are_none(
     sampled(gateway, 62)
     after = outcomes(gateway)
     assert {name for name, count in before.items() if count} == {"verdict"}
+    assert before["lost"] == 0.0, "a rate needs the zero before the first"
+    assert caplog.text.count("same_answer.evidence: ") == 1, "a warning in five minutes"
+    assert "answers without a verdict since the last warning: 1" in caplog.text
     assert (after["timeout"] >= 1, after["failed"] >= 3, after["no_verdict"] >= 1) == (True,) * 3
     # Its processes come back.
     for name in names:
