@@ -30,6 +30,7 @@ SMALL = {
     "score_choice.py": (["--divisions", "1"], "power"),
     "router_dc_deviations.py": (["--steps", "2", "--seeds", "1"], "results"),
     "encoder_formats.py": (["--splits", "1"], "results"),
+    "encoders.py": (["--divisions", "1"], "results"),
     "evaluator_votes.py": (["FOLDER"], "questions"),
     "encoder.py": (["--threads", "1", "--tokens", "16", "--seconds", "5"], "runs"),
 }
