@@ -70,7 +70,6 @@ class AnswerReader:
     @staticmethod
     def form_at_once(kind: Equality, choices: Sequence[Choice]) -> str | None:
         """The same without waiting, for an answer of which :meth:`waits` is False."""
-        assert not any(choice.tool_calls for choice in choices)
         return _most_common([_text_form(kind, choice) for choice in choices])
 
     @staticmethod

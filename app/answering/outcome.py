@@ -160,7 +160,7 @@ def used(answers: Sequence[Reply], ratings: Ratings) -> dict[str, int]:
 def summed(usages: list[Mapping[str, int]]) -> dict[str, int]:
     """The sum of token counts; all counts of chat are present."""
     total = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    for usage in usages:
+    for usage in filter(None, usages):
         for name in total:
             total[name] += usage.get(name, 0)
     return total

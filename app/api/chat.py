@@ -35,7 +35,7 @@ async def chat_completions(request: Request, services: Services) -> Response:
     settings = services.settings
     body, raw = await CHAT_BODY.read(request, settings.limits)
     fields = request_fields(raw, Chat.path, allowed=settings.limits.extra_fields)
-    if body.model in settings.pool and body.stream_options is not None:
+    if body.stream_options is not None and body.model in settings.pool:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)
     parsed = ParsedRequest(

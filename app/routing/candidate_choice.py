@@ -25,6 +25,7 @@ class CandidateChooser:
 
     def __init__(self, settings: Settings, down: Callable[[str], Collection[str]]) -> None:
         self._settings = settings
+        self._pool = settings.pool
         self._down = down
 
     def choice(self, request: RoutingRequest) -> CandidateChoice:
@@ -86,7 +87,7 @@ class CandidateChooser:
 
     def _allowed(self, request: RoutingRequest) -> tuple[str, ...]:
         """The candidates that the request, its pool and its key leave."""
-        names = self._settings.pool
+        names = self._pool
         if request.pool is not None:
             names = _keep(names, self._settings.pools[request.pool].candidates)
         if request.caller.candidates is not None:
@@ -96,11 +97,10 @@ class CandidateChooser:
         return names
 
     def _existing(self, names: Sequence[str]) -> Sequence[str]:
-        pool = self._settings.pool
         for name in names:
-            if name not in pool:
+            if name not in self._pool:
                 raise NotFound(
-                    f"no candidate {name[:128]!r}; the pool is {list(pool)}",
+                    f"no candidate {name[:128]!r}; the pool is {list(self._pool)}",
                     code="model_not_found",
                     param="candidates",
                 )

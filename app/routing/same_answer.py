@@ -88,8 +88,6 @@ class SameAnswerRouting:
     def section(self, request: RoutingRequest) -> SameAnswer | None:
         """The terms of a request with this promise; None for a request of another promise."""
         promise = request.options.promise
-        if promise is None and not self.settings.promises_same_answers:
-            return None
         application = request.application and request.application.name
         section = self.settings.same_answer_of(application)
         if promise is None:

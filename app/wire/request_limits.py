@@ -23,7 +23,8 @@ def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
         each = max(each, count)
     _at_most("prompt", texts(fields.get("prompt")) * each, limits.choices, "choices")
     for name in TOKEN_LIMITS:
-        _at_most(name, _count(name, fields.get(name)), limits.max_tokens, "max_tokens")
+        if name in fields:
+            _at_most(name, _count(name, fields[name]), limits.max_tokens, "max_tokens")
     _at_most("input", texts(fields.get("input")), limits.messages, "messages")
     for name, most, limit in (
         ("messages", limits.messages, "messages"),
@@ -31,8 +32,8 @@ def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
         ("functions", limits.tools, "tools"),
     ):
         value: object = fields.get(name)
-        count = len(cast("list[object]", value)) if isinstance(value, list) else 0
-        _at_most(name, count, most, limit)
+        if isinstance(value, list):
+            _at_most(name, len(cast("list[object]", value)), most, limit)
 
 
 def texts(value: object) -> int:

@@ -183,7 +183,8 @@ class Certificate:
 
     def as_json(self) -> dict[str, Any]:
         """The certificate as JSON; an infinite threshold is null, since JSON has no infinity."""
-        limit = self.answer_limit if self.holds else None
+        holds = self.holds
+        limit = self.answer_limit if holds else None
         return {
             "guarantee": {
                 "risk_target": self.risk_target,
@@ -207,7 +208,7 @@ class Certificate:
             "score": self.score,
             "n": self.n,
             "calibration_id": self.calibration_id,
-            "holds": self.holds,
+            "holds": holds,
             "reasons": list(self.reasons),
         }
 
