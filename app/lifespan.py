@@ -317,7 +317,9 @@ async def _open_router_services(
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-        stored.monitor.sampler.follow(setup)
+        answers_by = answer_setup(settings, conditions.added, trained.artifact.encoder)
+        stored.monitor.sampler.follow(setup, answers_by)
+        await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)
         await stored.calibration_sync.follow(setup)
         async with CalibrationService(
             settings=settings,

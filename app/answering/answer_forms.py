@@ -16,10 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from app.errors import NotReady
 from app.routing.query import answer_format
+from app.upstream.reply import Reply
 from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality, normalise, tool_call_form
-from racer_core.aggregation.semantic import cluster
+from racer_core.aggregation.semantic import Meaning, cluster
 
 _SMALL_CHARS: Final = 64 * 2**10  # reading these takes less time than a thread costs
 VOTE_CHARS: Final = 2**20  # of an answer: its reader holds the GIL, on a thread too
@@ -78,6 +80,36 @@ class AnswerReader:
         return kind is Equality.MATH or any(
             choice.tool_calls or len(choice.text or "") > _SMALL_CHARS for choice in choices
         )
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether answers can be compared by meaning."""
+        return self._embed is not None
+
+    async def meaning(self, reply: Reply) -> Meaning | None:
+        """What an answer is compared by, two by two; None where it cannot be read.
+
+        Rows and requests call this for one answer at a time, so equal texts have equal embeddings.
+
+        Raises:
+            NotReady: There is no encoder.
+        """
+        if self._embed is None:
+            raise NotReady("no encoder is loaded")
+        form = await self.form(Equality.SEMANTIC, reply.choices)  # of tool calls
+        if form is not None:
+            return Meaning(form)
+        if reply.answer is None or not _is_votable(reply.best_choice):
+            return None
+        form = await asyncio.to_thread(normalise, Equality.EXACT, reply.text)
+        if form is None:
+            return None
+        vectors = await self._embed([reply.text[: self._embed_chars]])
+        return Meaning(form, vectors[0].astype(np.float64))
+
+    def is_same(self, one: Meaning, other: Meaning) -> bool:
+        """Whether two answers are equal by meaning."""
+        return one.equals(other, self._similarity)
 
     async def semantic(
         self, texts: Mapping[str, str], scores: Mapping[str, float]

@@ -148,7 +148,7 @@ class DecisionLog:
         query = request.query.text if self._store_queries else None
         sampler = self._monitor.sampler
         is_sampled = outcome.shadow_rate is not None
-        is_row = is_sampled and outcome.routed.is_promised
+        is_row = is_sampled and outcome.routed.is_promised and sampler.answer_setup
         self._monitor.record(
             _decision_record(
                 outcome,

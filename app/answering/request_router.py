@@ -25,6 +25,7 @@ from app.routing.request import Routing, RoutingRequest
 from app.routing.risk_levels import RiskLevels
 from app.routing.same_answer import SameAnswerRouting
 from app.settings import Settings
+from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method
 from racer_core.records.conversation import WITHOUT_SYSTEM
@@ -92,9 +93,11 @@ class RequestRouter:
                 waits_for_all=request.options.explain,
             )
             if decision.rounds is not None:
+                is_same = self._reader.is_same if kind is Equality.SEMANTIC else None
+                rounds = Rounds(decision.rounds, decision_id, is_same=is_same)
                 vote = RoundsVote.of(
                     vote,
-                    Rounds(decision.rounds, decision_id),
+                    rounds,
                     latencies=self._latencies,
                     application=decision.application,
                 )

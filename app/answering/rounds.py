@@ -13,10 +13,12 @@ left called: what rows would have is not known then.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Self
 
 from app.answering.evaluator import Ratings
@@ -29,9 +31,13 @@ from app.routing.decision import CertifiedDecision
 from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
 from app.upstream.reply import Reply
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.semantic import Meaning
 from racer_core.sequential.serving import StopReason
 from racer_core.sequential.verdicts import NO_VERDICT
 from racer_core.types import Aggregate
+
+log = logging.getLogger(__name__)
 
 HURRY_SHARE: Final = 0.5  # of the time to the deadline
 SLOW: Final = 2.0  # times the usual latency
@@ -44,17 +50,27 @@ class Rounds:
     Args:
         plan: The rules of its calls.
         decision_id: The id of its decision, which breaks ties.
+        is_same: Whether two answers have the same meaning, whose forms are then their candidates;
+            None: answers of the same form are equal.
     """
 
-    def __init__(self, plan: RoundsPlan, decision_id: str) -> None:
+    def __init__(
+        self,
+        plan: RoundsPlan,
+        decision_id: str,
+        *,
+        is_same: Callable[[Meaning, Meaning], bool] | None = None,
+    ) -> None:
         self._plan = plan
-        self._sequence = plan.sequence(decision_id)
+        self.meanings: dict[str, Meaning] = {}
+        equals = None if is_same is None else partial(self._are_equal, is_same)
+        self._sequence = plan.sequence(decision_id, equals=equals)
         self.policy = plan.calibration.policy
         self._has_answer = False  # that can be returned
         self.arrived: set[str] = set()  # whose answers are here, if not checked yet
         self.verdicts: dict[str, int] = {}  # of the checker, on the answers that arrived
         self._unchecked: set[str] = set()  # whose verdicts are lost
-        self.unread: set[str] = set()  # whose answers were not read by the deadline
+        self.unread: set[str] = set()  # whose answers could not be read, or not by the deadline
         self.late: set[str] = set()  # whose answers were not here when the rest was called
         self.next: tuple[str, ...] = ()
         self._is_hurried = False  # answers that cannot change the vote are not awaited
@@ -150,14 +166,14 @@ class Rounds:
     @property
     def made(self) -> MadeCalls:
         """The calls so far."""
-        sequence, answers = self._sequence, self._sequence.answers
+        sequence, forms = self._sequence, self._sequence.forms
         called = [name for each in sequence.called for name in each.called]
-        forms = [answers[name] for name in called if answers.get(name) is not None]
-        numbers = {form: number for number, form in enumerate(dict.fromkeys(forms))}
+        readable = [forms[name] for name in called if forms.get(name) is not None]
+        numbers = {form: number for number, form in enumerate(dict.fromkeys(readable))}
         return MadeCalls(
             rounds=tuple(sequence.called),
             stopped=sequence.stopped,
-            classes={name: numbers.get(answers[name]) for name in called if name in answers},
+            classes={name: numbers.get(forms[name]) for name in called if name in forms},
             failed=tuple(name for name in called if name in sequence.failed),
             verdicts={name: self.verdicts[name] for name in called if name in self.verdicts},
             price_share=self._plan.price_share(called),
@@ -190,6 +206,9 @@ class Rounds:
             self.next = sequence.next_round()
         reference = self.policy.reference
         self.alone = reference if self.next == (reference,) else None
+
+    def _are_equal(self, is_same: Callable[[Meaning, Meaning], bool], one: str, other: str) -> bool:
+        return is_same(self.meanings[one], self.meanings[other])
 
     def _add(self, name: str, form: str | None) -> None:
         verdict = None if name in self._unchecked else self.verdicts.get(name, NO_VERDICT)
@@ -249,10 +268,29 @@ class RoundsVote(Vote):
 
     async def read(self, reply: Reply) -> str | None:
         """The normal form of a reply; one that is not read by the deadline counts as a failure."""
-        form = await Vote.read(self, reply)
+        by_meaning = self.kind is Equality.SEMANTIC
+        form = await (self._compared(reply) if by_meaning else Vote.read(self, reply))
         if form is None and time.monotonic() >= self.deadline:
             self.rounds.unread.add(reply.candidate)
         return form
+
+    async def _compared(self, reply: Reply) -> str | None:
+        """The candidate, by which its answer's meaning is found; a fault counts as a failure."""
+        name = reply.candidate
+        try:
+            meaning = await self._in_time(self.reader.meaning(reply))
+        except Exception as exc:  # noqa: BLE001 - calls all that are left, and is no client's error
+            log.warning("the answer of %s cannot be compared: %s", name, exc)
+            self.rounds.unread.add(name)
+            return None
+        if meaning is None:
+            return None
+        self.rounds.meanings[name] = meaning
+        return name
+
+    async def cluster(self, results: FanOutResult, among: Collection[str]) -> frozenset[str]:
+        """No clusters: answers are compared two by two, in the order of calls."""
+        return frozenset()
 
     @property
     def is_rated(self) -> bool:

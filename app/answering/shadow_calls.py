@@ -28,6 +28,7 @@ from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
 from app.wire.candidate_payload import candidate_payload
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.semantic import Meaning
 from racer_core.sequential.verdicts import NO_VERDICT
 
 log = logging.getLogger(__name__)
@@ -191,6 +192,7 @@ class ShadowCalls:
             conversation=call.conversation,
             classes={**dict.fromkeys(pool), **await _classes(call)},
             verdicts=self._verdicts(call) if is_checked else {},
+            equal=await _equal_answers(call),
             digests=request.query.conditions.digests,
             whole=all(name in checked or name in rejected for name in pool),
             exchange=self._exchange(call),
@@ -246,10 +248,27 @@ async def _classes(call: ShadowCall) -> Mapping[str, int]:
             texts[name] = reply.text
         elif form is not None:
             forms[name] = form
-    if texts:
+    if texts:  # without a chain of small steps, for one label serves a class
         clusters, _ = await call.reader.semantic(texts, dict.fromkeys(texts, 0.0))
         forms |= clusters
     numbers: dict[Any, int] = {}
     return {
         name: numbers.setdefault(forms[name], len(numbers)) for name in call.pool if name in forms
     }
+
+
+async def _equal_answers(call: ShadowCall) -> Mapping[str, Sequence[str]]:
+    """The candidates before each one with an answer of the same meaning; as requests compare."""
+    if call.kind is not Equality.SEMANTIC or not call.reader.has_encoder:
+        return {}
+    found: dict[str, Meaning] = {}
+    equal: dict[str, Sequence[str]] = {}
+    for name in call.pool:
+        meaning = None
+        if name in call.replies:
+            meaning = await call.reader.meaning(call.replies[name])
+        equal[name] = []
+        if meaning is not None:
+            equal[name] = [each for each in found if call.reader.is_same(meaning, found[each])]
+            found[name] = meaning
+    return equal

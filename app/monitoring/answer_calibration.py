@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from app.ids import IdGenerator
-from app.monitoring.answer_evidence import evidence_of, refusal_of
+from app.monitoring.answer_evidence import NO_ENCODER, evidence_of, refusal_of
 from app.monitoring.answer_progress import fitting_rows, rows_needed
 from app.monitoring.answer_rows import AnswerRows
 from app.routing.answer_calibrations import AnswerCalibrations, terms_of
@@ -22,8 +22,13 @@ from racer_core.errors import InputError
 _SALT_BYTES: Final = 16
 
 
-def comparable_terms(settings: Settings, application: str) -> SameAnswer:
+def comparable_terms(settings: Settings, application: str, setup: str) -> SameAnswer:
     """The terms of an application, configured or by default.
+
+    Args:
+        settings: The configuration.
+        application: The application.
+        setup: As :func:`app.routing.answer_calibrations.answer_setup` gives it.
 
     Raises:
         InputError: Its answers cannot be compared, or its requests are no rows.
@@ -35,6 +40,8 @@ def comparable_terms(settings: Settings, application: str) -> SameAnswer:
             f"set one of {', '.join(COMPARABLE)}",
             param="aggregation.equality",
         )
+    if not setup:
+        raise InputError(NO_ENCODER, param="aggregation.equality")
     own = settings.applications.get(application)
     if own is not None and own.turns == "together":
         raise InputError(
@@ -59,7 +66,7 @@ def calibration_of(
         InputError: Too few rows, or answers that cannot be compared.
     """
     application, pool, prices = rows.application, settings.pool, settings.prices
-    terms = comparable_terms(settings, application)
+    terms = comparable_terms(settings, application, calibrations.setup)
     counts_misses = terms_of(terms).counts_misses
     total = len(rows.rows)
     fitting, needed = fitting_rows(total), rows_needed(terms.alpha)

@@ -26,6 +26,7 @@ from app.routing.answer_calibrations import AnswerCalibrations, Staleness, age_o
 from app.settings import ANSWERABLE, DEFAULT, Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
+from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class AnswerCalibrator:
         self._sample = AnswerSample(
             store=store,
             pool=settings.pool,
-            answer_setup=setup,
+            calibrations=self.calibrations,
             key=key,
             deadline=timedelta(seconds=settings.limits.deadline_s),
             label_waits={
@@ -99,6 +100,7 @@ class AnswerCalibrator:
                 for name, each in sections.items()
                 if each is not None and each.reference == ANSWERABLE
             },
+            is_compared=settings.aggregation.equality is Equality.SEMANTIC,
         )
         self._alarms = AnswerAlarms(
             sample=self._sample,
@@ -170,7 +172,7 @@ class AnswerCalibrator:
             with _faults_logged(application):
                 self._alarms.watch(self.calibrations.find(application))
                 self._show_state(application)
-                if application in self._renewed:
+                if application in self._renewed and self.calibrations.setup:
                     self._renew(application)
                     self._show_state(application)
 
@@ -242,7 +244,9 @@ class AnswerCalibrator:
         return self._sample.count_since(record.application, since, rows) >= rows
 
     def _calibrate(self, application: str, dry_run: bool) -> dict[str, Any]:
-        comparable_terms(self._settings, application)  # before any row is read
+        comparable_terms(
+            self._settings, application, self.calibrations.setup
+        )  # before any row is read
         record = self.calibrations.find(application)
         self._alarms.watch(record)
         rows = self._alarms.rows_for_next(application, record)

@@ -19,7 +19,10 @@ LEVELS: Final = tuple(
 LARGEST_LEVEL: Final = 0.5
 MIN_AGREEMENT: Final = 0.1  # least share of rows with two equal answers
 
-
+NO_ENCODER: Final = (
+    "not certifiable cheaply: `aggregation.equality: semantic` compares answers by the encoder of "
+    "a router, and none is loaded: set `artifact` to a router (`racer train`), or another equality"
+)
 UNPRICED: Final = (
     "not known to be worth it: up to five calls come before the reference; set `price` of every "
     "candidate"

@@ -43,7 +43,7 @@ def progress_of(
     terms, active = section or SameAnswer(), calibrations.find(application)
     refusal = refused and refused.refusal
     try:
-        comparable_terms(settings, application)
+        comparable_terms(settings, application, calibrations.setup)
     except InputError as exc:
         refusal = str(exc)
     needed = rows_needed(terms.alpha)

@@ -18,7 +18,7 @@ label chooses; what has no label then is lost, in calibrations and in the bets o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 
@@ -27,6 +27,7 @@ from sqlalchemy import func, select
 
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.sample_record import is_later_turn, read_classes
+from app.routing.answer_calibrations import AnswerCalibrations
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.reasons import Reason
 from app.store import Store
@@ -34,6 +35,7 @@ from app.store.tables import DecisionRow, SampleRow, VerdictRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
 from racer_core.sequential.verdicts import NO_VERDICT
+from racer_core.types import BoolArray
 
 MAX_ROWS: Final = 10_000  # that are read at a time
 _EVER: Final = "9999"
@@ -51,6 +53,8 @@ class AnswerRow:
             candidates answered, or a label that rows need is missing.
         verdicts: Candidate -> the checker's verdict; empty where there is no checker.
         labels: Candidate -> whether its answer is right; empty where rows need no labels.
+        equal: Candidate -> the candidates before it with an equal answer; empty where answers are
+            not compared two by two.
     """
 
     decision_id: str
@@ -58,6 +62,7 @@ class AnswerRow:
     classes: Mapping[str, int | None] | None
     verdicts: Mapping[str, int]
     labels: Mapping[str, bool]
+    equal: Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +99,18 @@ class AnswerRows:
         labels = [[row.labels[name] for name in pool] for row in part if row.labels]
         has_checker = any(row.verdicts for row in self.rows)
         is_labelled = any(row.labels for row in self.rows)
-        return AnswerClasses(
+        given = AnswerClasses(
             pool=pool,
             classes=np.array(found, dtype=np.int16).reshape(shape),
             verdicts=np.array(verdicts, dtype=np.int8).reshape(shape) if has_checker else None,
             labels=np.array(labels, dtype=bool).reshape(shape) if is_labelled else None,
             fingerprints=tuple(row.decision_id.encode() for row in part),
         )
+        if not any(row.equal for row in self.rows):
+            return given
+        readable, equal = given.classes != UNREADABLE, _comparisons(part, pool)
+        compared = AnswerClasses.compared(pool, equal, readable, given.fingerprints)
+        return replace(compared, verdicts=given.verdicts, labels=given.labels)
 
     def lost(self, start: int) -> int:
         """How many rows of a part lack answers, or labels that they need."""
@@ -114,18 +124,20 @@ class AnswerSample:
     Attributes:
         store: Where they are.
         pool: The candidates.
-        answer_setup: The setup in force: rows of another one are no rows.
+        calibrations: Know the setup in force: rows of another one are no rows.
         key: Key of the draws.
         deadline: The longest time that the calls for one request take.
         label_waits: How long requests wait for their labels, by application, where rows need them.
+        is_compared: Answers are compared two by two: a row without comparisons is lost.
     """
 
     store: Store
     pool: tuple[str, ...]
-    answer_setup: str
+    calibrations: AnswerCalibrations
     key: bytes
     deadline: timedelta
     label_waits: Mapping[str, timedelta]
+    is_compared: bool = False
 
     def rows(
         self, application: str, *, since: str = "", after: str = "", until: str = _EVER
@@ -173,18 +185,16 @@ class AnswerSample:
             decision = DecisionRecord.from_document(document, None)
             if decision.answer_setup is None:  # of another promise, or at other terms
                 continue
-            if decision.answer_setup != self.answer_setup:
-                rows, waiting = (
-                    [],
-                    [],
-                )  # the setup changed since: what came before is another sample
+            if decision.answer_setup != self.calibrations.setup:
+                rows, waiting = [], []  # it changed since: what came before is another sample
                 continue
             if not _could_be_a_row(decision, self.pool, later):
                 continue
             if classes is None:
                 waiting.append(decision.created_at)
-            found, verdicts = read_classes(classes or "{}")
-            is_known = whole and all(name in found for name in self.pool)
+            found, verdicts, equal = read_classes(classes or "{}")
+            recorded = equal if self.is_compared else found
+            is_known = whole and recorded.keys() >= {*self.pool}
             correct = labels.get(decision.decision_id, {})
             if is_labelled and is_known:
                 is_known = all(name in correct for name in self.pool)
@@ -197,6 +207,7 @@ class AnswerSample:
                     classes=found if is_known else None,
                     verdicts=verdicts,
                     labels=correct if is_known else {},
+                    equal=equal,
                 )
             )
         # Sampled requests wait in a queue, however long: one is lost when a later one has answers.
@@ -272,6 +283,19 @@ def _lowest_rate(store: Store, application: str, since: str) -> float:
     )
     with store.transaction() as session:
         return session.scalar(statement) or 1.0
+
+
+def _comparisons(rows: Sequence[AnswerRow], pool: Sequence[str]) -> BoolArray:
+    """Which answers of each row are equal, shape (n, K, K)."""
+    equal = np.zeros((len(rows), len(pool), len(pool)), dtype=bool)
+    equal[:] = np.eye(len(pool), dtype=bool)
+    column = {name: number for number, name in enumerate(pool)}
+    for found, row in zip(equal, rows, strict=True):
+        for name, others in row.equal.items():
+            for other in others:
+                one, two = column[name], column[other]
+                found[one, two] = found[two, one] = True
+    return equal
 
 
 def _could_be_a_row(decision: DecisionRecord, pool: Sequence[str], later: bool | None) -> bool:

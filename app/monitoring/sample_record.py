@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord
@@ -44,6 +44,8 @@ class Sample:
         conversation: Keyed hash that the turns of one conversation share; None for a first turn.
         classes: Candidate -> class of its answer, equal for equal answers; None without an answer.
         verdicts: Candidate -> the checker's verdict on its answer; empty where there is no checker.
+        equal: Candidate -> the candidates before it in the pool with an equal answer; empty where
+            answers are not compared two by two.
         digests: Candidate -> digest of what it was sent, but for the query.
         whole: Every candidate answered, or refuses this request for good and is wrong: the
             decision can be labelled.
@@ -61,6 +63,7 @@ class Sample:
     digests: Mapping[str, str]
     whole: bool
     verdicts: Mapping[str, int] = field(default_factory=dict[str, int])
+    equal: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     exchange: SampledExchange | None = None
     is_unreadable: bool = False
     answer_setup: str | None = None
@@ -96,21 +99,34 @@ def is_later_turn(reasons: Collection[str]) -> bool:
     return not _LATER.isdisjoint(map(base_reason, reasons))
 
 
-def classes_document(classes: Mapping[str, int | None], verdicts: Mapping[str, int]) -> str:
-    """How the store keeps the classes of answers, with the verdicts where there is a checker."""
-    kept = {
-        name: [each, verdicts[name]] if name in verdicts else each for name, each in classes.items()
-    }
+def classes_document(
+    classes: Mapping[str, int | None],
+    verdicts: Mapping[str, int],
+    equal: Mapping[str, Sequence[str]],
+) -> str:
+    """How the store keeps the classes of answers, with verdicts and comparisons where they are."""
+    kept: dict[str, Any] = {}
+    for name, each in classes.items():
+        kept[name] = [each, verdicts[name]] if name in verdicts else each
+        if name in equal:
+            kept[name] = [each, verdicts.get(name), equal[name]]
     return dump_json(kept).decode()
 
 
-def read_classes(document: str) -> tuple[dict[str, int | None], dict[str, int]]:
-    """Classes and verdicts of :func:`classes_document`."""
+def read_classes(
+    document: str,
+) -> tuple[dict[str, int | None], dict[str, int], dict[str, list[str]]]:
+    """Classes, verdicts and comparisons of :func:`classes_document`."""
     kept: dict[str, Any] = json.loads(document)
     classes: dict[str, int | None] = {}
     verdicts: dict[str, int] = {}
+    equal: dict[str, list[str]] = {}
     for name, each in kept.items():
         classes[name] = each
         if isinstance(each, list):
-            classes[name], verdicts[name] = each
-    return classes, verdicts
+            classes[name], verdict, *others = cast("list[Any]", each)
+            if verdict is not None:
+                verdicts[name] = verdict
+            if others:
+                equal[name] = others[0]
+    return classes, verdicts, equal

@@ -306,7 +306,7 @@ class SampleStore:
             "application": sample.application,
             "later": sample.later,
             "conversation": sample.conversation,
-            "classes": classes_document(sample.classes, sample.verdicts),
+            "classes": classes_document(sample.classes, sample.verdicts, sample.equal),
             "digests": dump_json(dict(sample.digests)).decode(),
             "whole": sample.whole,
             "body": body,
@@ -315,7 +315,7 @@ class SampleStore:
 
     def _sample(self, row: SampleRow, with_request: bool) -> Sample:
         exchange, is_unreadable = None, False
-        classes, verdicts = read_classes(row.classes)
+        classes, verdicts, equal = read_classes(row.classes)
         if with_request:
             exchange, is_unreadable = self._exchange(row.decision_id, row.body)
         return Sample(
@@ -325,6 +325,7 @@ class SampleStore:
             conversation=row.conversation,
             classes=classes,
             verdicts=verdicts,
+            equal=equal,
             digests=json.loads(row.digests),
             whole=row.whole,
             exchange=exchange,

@@ -111,13 +111,14 @@ class Sampler:
         self._samples = SampleStore(store, options.cipher if settings.store_requests else None)
         self.labels = SampleLabels(self._samples, decision_writer)
 
-    def follow(self, setup: str) -> None:
+    def follow(self, setup: str, answer_setup: str) -> None:
         """Take scores of an artifact that was loaded as rows.
 
         Args:
             setup: Digest of artifact and fleet, by which its calibrations are stored.
+            answer_setup: Digest of when answers are equal, which its encoder may decide.
         """
-        self._setup = setup
+        self._setup, self.answer_setup = setup, answer_setup
 
     # The draw --------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Sampler:
             StoreError: The store cannot be used.
         """
         await self._decision_writer.written(sample.decision_id)
-        sample = replace(sample, answer_setup=self._options.answer_setup)
+        sample = replace(sample, answer_setup=self.answer_setup)
         return await self._store.run(self._samples.add, sample)
 
     async def unlabelled(self, application: str, before: str) -> list[str]:

@@ -130,10 +130,9 @@ def _replay(sequence: CallSequence, made: MadeCalls) -> None:
             elif made.stopped is None:
                 return
         is_judged = each.doubt is not None
-    results = {*made.classes, *made.failed}
     if made.stopped == StopReason.BROKEN_OFF:
         sequence.settle(StopReason.BROKEN_OFF)
-    elif all(name in results for each in made.rounds for name in each.called):
+    elif not sequence.outstanding:
         sequence.next_round()
     else:  # it ended before all had answered
         sequence.settle()

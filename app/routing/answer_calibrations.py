@@ -7,8 +7,8 @@ made here, else with the next housekeeping.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
@@ -22,7 +22,8 @@ from app.errors import NotFound, StoreDamaged
 from app.json_output import dump_json
 from app.settings import ANSWERABLE, VOTE, SameAnswer, Settings
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
-from racer_core.aggregation.answers import forms_version
+from racer_core.aggregation.answers import Equality, forms_version
+from racer_core.encoder.base import EncoderSpec
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.coverage import fit_coverage_policy
 from racer_core.sequential.critical import tie_noise
@@ -92,10 +93,18 @@ class RoundsPlan:
         threshold = found.lambda_hat(alpha)
         return cls(found, alpha, threshold, found.expected_calls(threshold), prices)
 
-    def sequence(self, decision_id: str) -> CallSequence:
-        """The calls of a request; its decision's id breaks ties."""
+    def sequence(
+        self, decision_id: str, *, equals: Callable[[str, str], bool] | None = None
+    ) -> CallSequence:
+        """The calls of a request.
+
+        Args:
+            decision_id: Its decision, which breaks ties.
+            equals: Whether two forms are equal, as in the rows; None: if they are the same.
+        """
         noise = tie_noise(self.calibration.salt, (decision_id.encode(),))
-        return CallSequence(self.calibration.policy, self.threshold, float(noise[0]))
+        policy, threshold = self.calibration.policy, self.threshold
+        return CallSequence(policy, threshold, float(noise[0]), equals=equals)
 
     def price_share(self, called: Iterable[str]) -> float | None:
         """Price of some calls, as a share of that of the reference; None without prices."""
@@ -111,13 +120,19 @@ def terms_of(section: SameAnswer) -> RoundsTerms:
     return RoundsTerms(section.reference, section.max_rounds)
 
 
-def answer_setup(settings: Settings, added: Mapping[str, str]) -> str:
+def answer_setup(
+    settings: Settings, added: Mapping[str, str], encoder: EncoderSpec | None = None
+) -> str:
     """Digest of all that decides which requests an application has, and when answers are equal.
+
+    Empty where answers cannot be compared: under ``semantic`` without an encoder. No request is a
+    row then, and no calibration decides.
 
     Args:
         settings: Candidates, applications, their promises and checkers, when answers are equal,
             which includes the version of their normal forms.
         added: Digests of what the gateway adds to the requests of each candidate.
+        encoder: That of the loaded router.
     """
     rule, names = settings.aggregation, (None, *settings.applications)
     what = [
@@ -129,6 +144,10 @@ def answer_setup(settings: Settings, added: Mapping[str, str]) -> str:
         forms_version(rule.equality),
         rule.reasoning_markers,
     ]
+    if rule.equality is Equality.SEMANTIC:
+        if encoder is None:
+            return ""
+        what += [asdict(replace(encoder, name="")), rule.similarity, settings.limits.query_chars]
     return blake2b(dump_json(what), digest_size=16).hexdigest()
 
 
@@ -162,7 +181,8 @@ class AnswerCalibrations:
 
     Args:
         store: Where records are; None: there is no store, and none is active.
-        setup: Digest of the configuration, by which records are stored.
+        setup: Digest of the configuration, by which records are stored; while it is empty none is
+            active.
         renewed: The applications that are calibrated from their traffic.
     """
 
@@ -193,6 +213,15 @@ class AnswerCalibrations:
         is_old = record.application in self._renewed and age_of(record) > MAX_AGE
         return Staleness.AGE if is_old else None
 
+    def follow(self, setup: str) -> None:
+        """Let the records of another setup decide, that of a loaded encoder.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        self.setup = setup
+        self.catch_up()
+
     def catch_up(self) -> None:
         """Make the store's active records those that decide here.
 
@@ -201,7 +230,7 @@ class AnswerCalibrations:
         Raises:
             StoreError: The store cannot be read.
         """
-        if self._store is None:
+        if self._store is None or not self.setup:
             return
         found: dict[str, AnswerCalibrationRecord] = {}
         for application, (calibration_id, since) in self._store.active(self.setup).items():

@@ -17,10 +17,9 @@ SHADOW_CALLS_PER_DAY: Final = 5_000
 MAX_LABEL_WAIT_S: Final = 30.0 * 24 * 3_600
 VOTE: Final = "vote"  # the reference that is the whole pool's vote
 ANSWERABLE: Final = "answerable"  # the reference that is the labels: misses are the loss
-# Equalities by which any two answers can be compared without the others and without the question.
-COMPARABLE: Final = tuple(
-    each for each in Equality if each not in (Equality.AUTO, Equality.SEMANTIC)
-)
+# Equalities by which any two answers can be compared; `auto` is another one for each request, and
+# a policy fitted on answers under one says nothing under another.
+COMPARABLE: Final = tuple(each for each in Equality if each is not Equality.AUTO)
 
 
 class SameAnswer(Frozen):

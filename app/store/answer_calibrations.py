@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,11 +24,13 @@ from app.store.engine import begin_writing, notify, now
 from app.store.tables import AnswerCalibrationRow, DecisionRow
 from racer_core.errors import RacerError
 from racer_core.sequential.answer_classes import AnswerClasses
+from racer_core.types import BoolArray
 
 KEPT: Final = 30  # newest records of an application
 _PARTS: Final = ("fitting", "rows")
 _VERDICTS: Final = "verdicts of {}"  # name of the array, where there is a checker
 _LABELS: Final = "labels of {}"  # name of the array, where misses are the loss
+_EQUAL: Final = "equal of {}"  # name of the array, where answers are compared two by two
 _IDS: Final = "ids of {}"  # name of the array
 _COLUMNS: Final = (
     AnswerCalibrationRow.id,
@@ -141,7 +143,11 @@ class AnswerCalibrationStore:
         given: dict[str, Any] = {
             called.format(name): array
             for name, part in zip(_PARTS, _parts(record), strict=True)
-            for called, array in ((_VERDICTS, part.verdicts), (_LABELS, part.labels))
+            for called, array in (
+                (_VERDICTS, part.verdicts),
+                (_LABELS, part.labels),
+                (_EQUAL, None if part.equal is None else np.packbits(part.equal, axis=-1)),
+            )
             if array is not None
         }
         ids: dict[str, Any] = {
@@ -304,6 +310,7 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
                     fingerprints=_ids(document, arrays, place, name),
                     verdicts=arrays.get(_VERDICTS.format(name)),
                     labels=arrays.get(_LABELS.format(name)),
+                    equal=_comparisons(arrays.get(_EQUAL.format(name)), document["pool"]),
                 )
                 for place, name in enumerate(_PARTS)
             )
@@ -324,6 +331,13 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
         )
     except (KeyError, OSError, TypeError, ValueError, RacerError) as exc:
         raise StoreDamaged(f"calibration {row.id} cannot be read: calibrate anew") from exc
+
+
+def _comparisons(packed: Any, pool: Sequence[str]) -> BoolArray | None:
+    """Comparisons of a part's answers, (n, K, K), from their bits."""
+    if packed is None:
+        return None
+    return np.unpackbits(packed, axis=-1, count=len(pool)).astype(bool)
 
 
 def _ids(

@@ -21,11 +21,12 @@ from ruamel.yaml.error import YAMLError
 
 from app.answering.evaluator import Evaluator, Ratings
 from app.errors import SettingsError, UpstreamError
-from app.settings import COMPARABLE, VOTE, Aggregation, SameAnswer, Secrets, Settings
+from app.settings import VOTE, Aggregation, SameAnswer, Secrets, Settings
 from app.settings.editing import Change, parse, update_section
 from app.telemetry.metrics import Metrics
 from app.tools.labelling.confidences import recorded_name
 from app.upstream.fleet import Fleet
+from racer_core.aggregation.answers import Equality
 from racer_core.offline.reporting import Progress
 from racer_core.offline.same_answer_levels import (
     SameAnswerLevel,
@@ -290,9 +291,9 @@ def evaluator_table(tuning: Tuning) -> Table:
 
 
 def same_answer(configured: Settings, rows: LabelledRows) -> tuple[SameAnswerLevel, ...]:
-    """What the promise `same_answer` takes of the rows; none under an equality it cannot have."""
+    """What the promise `same_answer` takes of the rows; none under `auto`, or by meaning."""
     rule = configured.aggregation
-    if rule.equality not in COMPARABLE:
+    if rule.equality in (Equality.AUTO, Equality.SEMANTIC):
         return ()
     prints = [number.to_bytes(8) for number in range(len(rows))]
     answers = AnswerClasses.of(rows, rule.equality, prints, rule.reasoning)

@@ -1,11 +1,12 @@
-"""Semantic clustering of open answers: complete linkage on embeddings, with medoids. Pure.
+"""Equality of open answers by meaning: two by two, and as clusters with medoids. Pure.
 
-The caller computes the embeddings. Clustering needs all answers.
+The caller computes the embeddings. Clustering, by complete linkage, needs all answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,27 @@ from racer_core.types import FloatArray
 
 _DECIMALS: Final = 6  # precision of similarities of float32 embeddings
 _ROUNDING: Final = 1e-3  # tolerance of a unit vector's length
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Meaning:
+    """What an answer is compared by.
+
+    Attributes:
+        form: Its normal form; answers of the same form are equal.
+        embedding: Unit vector of its text, shape (d,); None: it is equal to its form alone.
+    """
+
+    form: str
+    embedding: FloatArray | None = None
+
+    def equals(self, other: Meaning, threshold: float) -> bool:
+        """Whether two answers are equal: by form, or at this cosine similarity. Symmetric."""
+        if self.form == other.form:
+            return True
+        if self.embedding is None or other.embedding is None:
+            return False
+        return round(float(self.embedding @ other.embedding), _DECIMALS) >= threshold
 
 
 def cluster(

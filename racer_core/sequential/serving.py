@@ -156,7 +156,7 @@ class CallSequence:
         if self._elected is None and self.answers:
             if self.policy.reference in self.answers:
                 return self.policy.reference
-            return self.policy.vote(self._led_forms(self.answers), self.verdicts)
+            return self.policy.vote(self.forms, self.verdicts)
         return self._elected
 
     def elected(self, among: Collection[str]) -> str:
@@ -172,9 +172,14 @@ class CallSequence:
         return not self._left()
 
     @property
+    def forms(self) -> dict[str, str | None]:
+        """The form of each answer, in the order of calls; the same where answers count as one."""
+        return self._led_forms(self.answers)
+
+    @property
     def votes(self) -> dict[str, float]:
         """The sum of the votes of every answer that can be read."""
-        return self.policy.strengths(self._led_forms(self.answers), self.verdicts)
+        return self.policy.strengths(self.forms, self.verdicts)
 
     @property
     def is_decided(self) -> bool:

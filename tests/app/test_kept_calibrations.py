@@ -81,16 +81,21 @@ def test_ids_of_rows_are_beside_the_rows_wherever_they_were_before(store: Store)
     assert kept.record("answers-1").rows.fingerprints == before.rows.fingerprints
 
 
-def test_rows_keep_verdicts_and_labels(store: Store) -> None:
-    """Misses are counted by labels; rows without either have none."""
+def test_rows_keep_verdicts_labels_and_comparisons(store: Store) -> None:
+    """Each of them is optional."""
     add(store, 1)
     plain = AnswerCalibrationStore(store).record("answers-1").rows
-    assert (plain.verdicts, plain.labels) == (None, None)
+    assert (plain.verdicts, plain.labels, plain.equal) == (None, None, None)
     part = classes(0, 20)
-    given = {"verdicts": (part.classes % 6).astype(np.int8), "labels": part.classes == 0}
+    given = {
+        "verdicts": (part.classes % 6).astype(np.int8),
+        "labels": part.classes == 0,
+        "equal": part.same,
+    }
     made = replace(calibration(replace(part, **given), replace(part, **given)), id="answers-2")
     AnswerCalibrationStore(store).add(made, activate=False)
     kept = AnswerCalibrationStore(store).record("answers-2")
     for found in (kept.fitting, kept.rows):
         np.testing.assert_array_equal(found.verdicts, given["verdicts"])
         np.testing.assert_array_equal(found.labels, given["labels"])
+        np.testing.assert_array_equal(found.equal, given["equal"])

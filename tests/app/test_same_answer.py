@@ -182,7 +182,7 @@ def test_what_is_missing_is_one_clear_error(sampling: Gateway, serve: Serve) -> 
     assert "there are 0 sampled requests" in error_message(few, 400)
     unknown = sampling.post("/same-answer/calibrate", ADMIN_KEY, json={"application": "bot"})
     assert "no application 'bot'" in error_message(unknown, 404)
-    vague = serve(calibrated=False, aggregation={"equality": "semantic"})
+    vague = serve(calibrated=False, aggregation={"equality": "auto"})
     refused = vague.post("/same-answer/calibrate", ADMIN_KEY)
     assert "cannot be compared two by two" in error_message(refused, 400)
     assert (

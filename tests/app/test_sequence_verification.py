@@ -19,6 +19,7 @@ from app.routing.answer_calibrations import AnswerCalibrations, RoundsPlan, Roun
 from app.routing.answer_guarantee import AnswerGuarantee
 from app.upstream.reply import Reply
 from app.wire.format import AnswerKind, Choice
+from racer_core.aggregation.semantic import Meaning
 from racer_core.sequential.serving import StopReason
 from tests.support.gateway import ADMIN_KEY, Command, Serve
 from tests.support.monitored import calibration_record, decision_record
@@ -32,12 +33,19 @@ SLOWNESS = (StopReason.SLOW, StopReason.DEADLINE)
 USUAL = decision_record(calibration_record(rows=20), [0.5, 0.5, 0.5])
 
 
+def _are_near(one: Meaning, other: Meaning) -> bool:
+    return one.equals(other, 0.9)
+
+
 def served(
     plan: RoundsPlan, max_rounds: int, alpha: float, rng: np.random.Generator
 ) -> DecisionRecord:
     """A request whose candidates answer, fail, answer nothing or are late, as the draws say."""
     policy, decision_id = plan.calibration.policy, f"decision-{rng.integers(1 << 40)}"
-    rounds, results = Rounds(plan, decision_id), FanOutResult()
+    # By meaning answers are equal that are near each other, which is not transitive.
+    by_meaning = rng.random() < 0.3
+    rounds = Rounds(plan, decision_id, is_same=_are_near if by_meaning else None)
+    results = FanOutResult()
     row = classes(int(rng.integers(10**6)), 1).classes[0]
     waiting, failing, cut = list(rounds.next), rng.choice([0.0, 0.3]), rng.random() < 0.1
     blank = rng.choice([0.0, 0.7])
@@ -63,6 +71,10 @@ def served(
                 kind=AnswerKind.NOTHING if is_blank else AnswerKind.ANSWER,
             )
             results.forms[name] = text or None
+            if by_meaning and text:
+                place = np.exp(1j * rng.normal(scale=0.5))
+                rounds.meanings[name] = Meaning(name, np.array([place.real, place.imag]))
+                results.forms[name] = name
         rounds.report(results)
         if rounds.is_over:  # some answers may be outstanding that cannot change the vote
             break

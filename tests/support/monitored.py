@@ -173,7 +173,7 @@ class MonitoredStore:
             ),
             rng=np.random.default_rng(seed),
         )
-        monitor.sampler.follow(self.record.artifact)
+        monitor.sampler.follow(self.record.artifact, "answers")
         return monitor
 
 
