@@ -220,6 +220,7 @@ def main() -> None:
     if args.step:
         print(json.dumps((trained if args.step == "train" else served)(args, args.folder)))
         return
+    manifest = rig.manifest(divisions=args.divisions) | {"command": COMMAND}
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for number, name in enumerate(names(args.encoder)):
@@ -229,7 +230,6 @@ def main() -> None:
             costs = in_a_process(args, name, "serve", place)
             results[name] = {**costs, "artifact_mib": weights, "sizes": sizes}
             print(name, results[name], file=sys.stderr)
-    manifest = rig.manifest(divisions=args.divisions) | {"command": COMMAND}
     document = {"manifest": manifest, "results": results}
     rig.publish(document, f"{rig.taken(manifest)}.\n\n{markdown(results)}", args.json)
 
