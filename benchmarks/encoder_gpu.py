@@ -189,15 +189,15 @@ def openings(plan: Plan, device: str, compiling: bool) -> Iterator[tuple[str, Ca
     embed = embedder(LeanDeberta(half, plan.config["max_position_embeddings"]), "mean")
     yield EXACT, lambda: _theirs(model.to(device), device)
     yield EAGER, lambda: _theirs(half, device)
-    yield LEAN, lambda: _recorded(embed, (), device)
-    yield GRAPHS, lambda: _recorded(embed, plan.shapes, device)
+    yield LEAN, lambda: recorded(embed, (), device)
+    yield GRAPHS, lambda: recorded(embed, plan.shapes, device)
     if compiling:
         compiled = torch.compile(embed, dynamic=False)
-        yield COMPILED[0], lambda: _recorded(compiled, (), device)
-        yield COMPILED[1], lambda: _recorded(compiled, plan.shapes, device)
+        yield COMPILED[0], lambda: recorded(compiled, (), device)
+        yield COMPILED[1], lambda: recorded(compiled, plan.shapes, device)
 
 
-def _recorded(embed: Arm, shapes: Iterable[Shape], device: str) -> Arm:
+def recorded(embed: Arm, shapes: Iterable[Shape], device: str) -> Arm:
     wanted = list(shapes)
     recorder = repeated if device == "cpu" else None
     graphs = Graphs(embed, shapes=wanted, device=device, recorder=recorder)

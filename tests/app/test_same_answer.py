@@ -150,8 +150,8 @@ def test_answers_that_are_never_equal_are_refused(
     assert (early["rows"], early["needed"], early["refusal"]) == (15, 29, None)
     assert early["configured"]
     collect(gateway, 25, 15)
-    assert until(lambda: progress()["refusal"] is not None, 10)
-    assert "not certifiable cheaply" in progress()["refusal"]
+    # An attempt that came before the last samples is refused for too few rows.
+    assert until(lambda: "not certifiable cheaply" in (progress()["refusal"] or ""), 10)
     assert gateway.get("/same-answer", ADMIN_KEY).json()["data"] == []
     result = calibrate(gateway)
     assert not result["active"]

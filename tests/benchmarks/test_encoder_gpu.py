@@ -86,7 +86,7 @@ def test_an_interrupted_run_leaves_the_figures_of_the_arms_before(
     out = tmp_path / "out.json"
     command = ["encoder_gpu.py", "--device", "cpu", "--quick", "--json", str(out)]
     monkeypatch.setattr(sys, "argv", command)
-    monkeypatch.setattr("benchmarks.encoder_gpu._recorded", opened)
+    monkeypatch.setattr("benchmarks.encoder_gpu.recorded", opened)
     with pytest.raises(KeyboardInterrupt):
         encoder_gpu.main()
     document = json.loads(out.read_text(encoding="utf-8"))
