@@ -198,6 +198,7 @@ def openings(plan: Plan, device: str, compiling: bool) -> Iterator[tuple[str, Ca
 
 
 def recorded(embed: Arm, shapes: Iterable[Shape], device: str) -> Arm:
+    """An arm by graphs of these shapes, all of which must be recorded."""
     wanted = list(shapes)
     recorder = repeated if device == "cpu" else None
     graphs = Graphs(embed, shapes=wanted, device=device, recorder=recorder)

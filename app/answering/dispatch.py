@@ -103,8 +103,7 @@ class Dispatcher:
                 deadline=state.deadline,
                 caller=state.request.caller.name,
             )
-            if rounds is None or name not in rounds.late:
-                self._latencies.record(state.routed.application, name, reply.seconds)
+            self._latencies.record(state.routed.application, name, reply.seconds)
             reply.check_not_empty()
             if rounds is not None and rounds.is_checked:
                 rounds.arrived.add(name)

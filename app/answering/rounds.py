@@ -4,11 +4,11 @@ The calls of a request are those of a :class:`racer_core.sequential.serving.Call
 decides as calibration did. Calling more than it demands keeps the promise. So all candidates that
 are left are called at once if a round is slow: it takes twice as long as its candidates usually do,
 at least ``LEAST_S``. One in fifty answers of a candidate takes longer than usual, and few of them
-twice as long, so this seldom costs calls; where all answers are late, the usual time doubles with
-every three of them. While the usual time is not known, half of the time to
-the deadline is the limit. Answers of slow candidates that can no longer change the vote are not
-awaited. The time of checks counts for no slow round, and a verdict that is lost has all that are
-left called: what rows would have is not known then.
+twice as long, so this seldom costs calls. Late answers that arrive teach what is usual; a call that
+is cancelled teaches nothing, for a candidate that hangs would soon look usual. While the usual time
+is not known, half of the time to the deadline is the limit. Answers of slow candidates that can no
+longer change the vote are not awaited. The time of checks counts for no slow round, and a verdict
+that is lost has all that are left called: what rows would have is not known then.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class Rounds:
         self.verdicts: dict[str, int] = {}  # of the checker, on the answers that arrived
         self._unchecked: set[str] = set()  # whose verdicts are lost
         self.unread: set[str] = set()  # whose answers could not be read, or not by the deadline
-        self.late: set[str] = set()  # whose answers were not here when the rest was called
         self.next: tuple[str, ...] = ()
         self._is_hurried = False  # answers that cannot change the vote are not awaited
         self.began_at = 0.0  # the round: a ``time.monotonic()``
@@ -304,11 +303,7 @@ class RoundsVote(Vote):
 
     def hurry(self) -> Sequence[str]:
         """The candidates that join the round that is under way: all that are left."""
-        now = time.monotonic()
-        for name in self.rounds.awaited:
-            self.latencies.record(self.application, name, now - self.rounds.began_at)
-            self.rounds.late.add(name)
-        is_late = now >= self.hurries_at
+        is_late = time.monotonic() >= self.hurries_at
         return self.rounds.call_rest(StopReason.DEADLINE if is_late else StopReason.SLOW)
 
     @property

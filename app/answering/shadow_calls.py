@@ -185,14 +185,19 @@ class ShadowCalls:
         # An answer whose verdict is lost makes no row: rows without it would have another law.
         checked = call.verdicts if is_checked else call.replies
         unanswered = {name for name, reply in call.replies.items() if reply.answer is None}
+        classes = await _classes(call)
+        equal: Mapping[str, Sequence[str]] = {}
+        if (meanings := await _meanings(call)) is not None:
+            classes = {name: classes[name] for name in meanings if name in classes}
+            equal = _equal_answers(call, meanings)
         sample = Sample(
             decision_id=call.decision_id,
             application=None if request.application is None else request.application.name,
             later=request.query.later,
             conversation=call.conversation,
-            classes={**dict.fromkeys(pool), **await _classes(call)},
+            classes={**dict.fromkeys(pool), **classes},
             verdicts=self._verdicts(call) if is_checked else {},
-            equal=await _equal_answers(call),
+            equal=equal,
             digests=request.query.conditions.digests,
             whole=all(name in checked or name in rejected for name in pool),
             exchange=self._exchange(call),
@@ -257,18 +262,22 @@ async def _classes(call: ShadowCall) -> Mapping[str, int]:
     }
 
 
-async def _equal_answers(call: ShadowCall) -> Mapping[str, Sequence[str]]:
-    """The candidates before each one with an answer of the same meaning; as requests compare."""
+async def _meanings(call: ShadowCall) -> Mapping[str, Meaning] | None:
+    """What each answer is compared by, of those that requests can read; None: it needs none."""
     if call.kind is not Equality.SEMANTIC or not call.reader.has_encoder:
-        return {}
-    found: dict[str, Meaning] = {}
+        return None
+    found = {name: await call.reader.meaning(call.replies[name]) for name in call.replies}
+    return {name: meaning for name in call.pool if (meaning := found.get(name)) is not None}
+
+
+def _equal_answers(
+    call: ShadowCall, meanings: Mapping[str, Meaning]
+) -> Mapping[str, Sequence[str]]:
+    """The candidates before each one with an answer of the same meaning; as requests compare."""
     equal: dict[str, Sequence[str]] = {}
     for name in call.pool:
-        meaning = None
-        if name in call.replies:
-            meaning = await call.reader.meaning(call.replies[name])
-        equal[name] = []
-        if meaning is not None:
-            equal[name] = [each for each in found if call.reader.is_same(meaning, found[each])]
-            found[name] = meaning
+        before = [each for each in equal if {each, name} <= meanings.keys()]
+        equal[name] = [
+            each for each in before if call.reader.is_same(meanings[name], meanings[each])
+        ]
     return equal

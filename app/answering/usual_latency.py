@@ -1,8 +1,7 @@
 """Usual latencies of candidates by application: how long their latest answers took. Has no clock.
 
-Applications differ in the length of answers. An answer that is late counts as soon as its round is
-slow, with the time that it has taken: so an overload, in which all answers are late, soon is what
-is usual, and calls no further candidates.
+Applications differ in the length of answers. Three late answers that arrive make an overload usual;
+calls that hang, and are cancelled, count for nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class UsualLatencies:
         self._seconds: dict[tuple[str | None, str], deque[float]] = {}
 
     def record(self, application: str | None, candidate: str, seconds: float) -> None:
-        """Note an answer, or one that takes at least so long."""
+        """Note an answer that arrived."""
         kept = self._seconds.setdefault((application, candidate), deque(maxlen=KEPT))
         kept.append(seconds)
 

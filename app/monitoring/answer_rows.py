@@ -12,7 +12,8 @@ any rule, and the bound holds. Verdicts of judge models are no labels, and are n
 
 Labels come later than answers, sooner on some requests than on others. If rows ended where labels
 end, their end would depend on the labels. So rows end a fixed time ago (``label_waits``), which no
-label chooses; what has no label then is lost, in calibrations and in the bets of the watch alike.
+label chooses; what has no label then is lost. A bet is made once, then; a calibration sees labels
+that came later, too, so late labels can raise a false alarm, and never a false certificate.
 """
 
 from __future__ import annotations

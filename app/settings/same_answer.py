@@ -14,7 +14,7 @@ from racer_core.aggregation.answers import Equality
 
 SHADOW_RATE: Final = 0.05  # of a gateway that calibrates from its traffic
 SHADOW_CALLS_PER_DAY: Final = 5_000
-MAX_LABEL_WAIT_S: Final = 30.0 * 24 * 3_600
+MAX_LABEL_WAIT_S: Final = 2.0 * 24 * 3_600  # a calibration is void when its rows are a week old
 VOTE: Final = "vote"  # the reference that is the whole pool's vote
 ANSWERABLE: Final = "answerable"  # the reference that is the labels: misses are the loss
 # Equalities by which any two answers can be compared; `auto` is another one for each request, and
