@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,10 +69,11 @@ def ids(answers: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.fixture
-def rephrasing(pool: FakePool) -> FakePool:
+def rephrasing(pool: FakePool) -> Iterator[FakePool]:
     """Candidates that say the same in other words."""
     pool.answer = lambda body: answer(body["model"], body["messages"][-1]["content"])
-    return pool
+    yield pool
+    pool.answer = lambda _: "42"
 
 
 def progress(gateway: Gateway) -> dict[str, Any]:
