@@ -8,7 +8,8 @@ Where misses are the loss, rows have labels: verdicts that count on the answers 
 The promise is about requests that some candidate answers right, so a request is left out if every
 candidate is known to be wrong. One without all labels counts as lost, whatever its label would be:
 to lose a row, or to add one that loses, only raises the threshold. So labels may be missing by
-any rule, and the bound holds. Verdicts of judge models are no labels, and are not read.
+any rule that looks at its own request alone, and the bound holds. Verdicts of judge models are no
+labels, and are not read.
 
 Labels come later than answers, sooner on some requests than on others. If rows ended where labels
 end, their end would depend on the labels. So rows end a fixed time ago (``label_waits``), which no

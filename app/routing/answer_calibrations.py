@@ -151,11 +151,14 @@ def answer_setup(
     return blake2b(dump_json(what), digest_size=16).hexdigest()
 
 
-def _promise_of(settings: Settings, application: str | None) -> bool | str:
-    """Whether it has the promise; another value where its rows have labels."""
+def _promise_of(settings: Settings, application: str | None) -> object:
+    """Whether it has the promise; where its rows have labels, the checker that gives them."""
     found = settings.same_answer_of(application)
-    is_labelled = found is not None and found.reference == ANSWERABLE
-    return ANSWERABLE if is_labelled else found is not None
+    if found is None or found.reference != ANSWERABLE:
+        return found is not None
+    own = settings.applications.get(application or "")
+    checker = None if own is None else own.checker
+    return [ANSWERABLE, None if checker is None else checker.model_dump(mode="json")]
 
 
 def _checker_of(settings: Settings, application: str | None) -> object:

@@ -63,6 +63,26 @@ def test_other_normal_forms_are_another_setup(monkeypatch: pytest.MonkeyPatch) -
     assert before != answer_setup(settings(), added)
 
 
+def test_another_checker_of_labels_is_another_setup() -> None:
+    """Where labels say what a miss is; elsewhere they calibrate nothing of this promise."""
+
+    def setup(url: str, reference: str) -> str:
+        section = {"reference": reference}
+        own = {
+            "keys": ["data"],
+            "shadow_rate": 0.1,
+            "checker": {"url": url},
+            "same_answer": section,
+        }
+        given = settings().model_dump(mode="json", exclude_unset=True)
+        made = Settings.model_validate(given | {"applications": {"bot": own}})
+        return answer_setup(made, dict.fromkeys(POOL, ""))
+
+    one, other = "http://checks:9000/one", "http://checks:9000/other"
+    assert setup(one, "answerable") != setup(other, "answerable")
+    assert setup(one, "vote") == setup(other, "vote")
+
+
 def test_a_named_reference_needs_prices() -> None:
     """Up to five calls come before it; a vote needs none, and prices end the refusal."""
     rng = np.random.default_rng(2)
