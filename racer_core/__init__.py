@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from racer_core.calibration.threshold import calibrate_threshold
     from racer_core.encoder.char_ngrams import CharNgramEncoder
     from racer_core.encoder.huggingface import HuggingFaceEncoder
+    from racer_core.encoder.word_vectors import WordVectorEncoder
     from racer_core.errors import CalibrationError, InputError, OverlapError, RacerError, RowsError
     from racer_core.notebook.calibrate import calibrate
     from racer_core.notebook.evaluate import ResultTable, evaluate
@@ -66,6 +67,7 @@ SUBJECTS: Final[Mapping[str, Mapping[str, str]]] = {
     "Routers": {
         "EmbeddingRouter": "notebook.router",
         "CharNgramEncoder": "encoder.char_ngrams",
+        "WordVectorEncoder": "encoder.word_vectors",
         "HuggingFaceEncoder": "encoder.huggingface",
         "train": "offline.train",
         "Racer": "racer",
@@ -118,6 +120,7 @@ __all__ = [
     "RowsError",
     "RowsKind",
     "Score",
+    "WordVectorEncoder",
     "calibrate",
     "calibrate_threshold",
     "choose_null_threshold",

@@ -27,6 +27,7 @@ from racer_core.encoder.base import Encoder, EncoderSpec
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
+from racer_core.encoder.word_vectors import WordVectorEncoder
 from racer_core.errors import ArtifactError, InputError
 from racer_core.records.conversation import fingerprint
 from racer_core.routers import registry
@@ -207,9 +208,9 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
     """
     if spec.kind == "char-ngrams":
         encoder: Encoder = CharNgramEncoder()
-    elif spec.kind != "huggingface":
-        raise ArtifactError(f"unknown encoder kind {spec.kind!r}")
-    else:
+    elif spec.kind == "word-vectors":
+        encoder = WordVectorEncoder(spec.name, max_tokens=spec.max_tokens)
+    elif spec.kind == "huggingface":
         encoder = HuggingFaceEncoder(
             spec.name,
             pooling=spec.pooling,
@@ -218,8 +219,10 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
             dtype=spec.dtype,
             forward=spec.forward,
         )
-        if spec.lexical:
-            encoder = HybridEncoder(encoder)
+    else:
+        raise ArtifactError(f"unknown encoder kind {spec.kind!r}")
+    if spec.lexical:
+        encoder = HybridEncoder(encoder)
     wanted, found = asdict(spec), asdict(encoder.spec)
     if differences := [key for key in wanted if key != "name" and wanted[key] != found[key]]:
         changes = ", ".join(f"{key} {wanted[key]!r} became {found[key]!r}" for key in differences)

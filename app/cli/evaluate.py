@@ -50,7 +50,11 @@ def _assertions(
     required=True,
     help="Labelled rows of a benchmark; repeatable. NAME defaults to the file's.",
 )
-@click.option("--encoder", help="Folder, hub name or `char-ngrams`; default: mDeBERTa-v3-base.")
+@click.option(
+    "--encoder",
+    help="Folder (a transformer, or word vectors), hub name, or `char-ngrams`; default: "
+    "mDeBERTa-v3-base.",
+)
 @click.option("--lexical", is_flag=True, help="Add hashed character n-grams to the embedding.")
 @MAX_TOKENS
 @DTYPE

@@ -50,7 +50,11 @@ from racer_core.types import RowsKind
     "--steps", type=click.IntRange(1), help="Training steps of RouterDC, epochs of an MLP."
 )
 @click.option("--resume", is_flag=True, help="Resume an interrupted training.")
-@click.option("--encoder", help="Folder, hub name or `char-ngrams`; default: mDeBERTa-v3-base.")
+@click.option(
+    "--encoder",
+    help="Folder (a transformer, or word vectors), hub name, or `char-ngrams`; default: "
+    "mDeBERTa-v3-base.",
+)
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "cls"]),

@@ -219,9 +219,10 @@ def with_cache(encoder: Encoder, cache: str | None, ray: str | None = None) -> E
     Raises:
         InputError: A cluster without a cache to fill.
     """
-    if isinstance(encoder, HybridEncoder):  # n-grams are computed faster than read
+    if isinstance(encoder, HybridEncoder):
         return HybridEncoder(with_cache(encoder.semantic, cache, ray))
-    if cache == OFF or (cache is None and encoder.spec.kind == "char-ngrams"):
+    # Others than transformers embed faster than a file is read.
+    if cache == OFF or (cache is None and encoder.spec.kind != "huggingface"):
         if ray is not None:
             raise InputError("--ray fills the cache of embeddings: name its file with --cache")
         return encoder

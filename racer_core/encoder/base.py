@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from racer_core.renamed import renamed
 from racer_core.types import BoolArray
 
-Kind = Literal["huggingface", "char-ngrams"]
+Kind = Literal["huggingface", "word-vectors", "char-ngrams"]
 Pooling = Literal["mean", "cls"]
 Forward = Literal["transformers", "lean"]
 

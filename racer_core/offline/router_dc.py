@@ -142,7 +142,7 @@ def fine_tune(
             and its loss.
 
     Raises:
-        InputError: No rows, an encoder without weights, or a loss that became NaN.
+        InputError: No rows, an encoder that is no transformer, or a loss that became NaN.
         ArtifactError: The checkpoint does not fit, or the encoder cannot be loaded or saved.
     """
     spec = encoder.spec
@@ -150,8 +150,8 @@ def fine_tune(
         raise InputError("no training rows")
     if spec.kind != "huggingface":
         raise InputError(
-            f"RouterDC fine-tunes an encoder, and {spec.name} has no weights: pass --encoder with "
-            "the folder or hub name of a Hugging Face model"
+            f"RouterDC fine-tunes an encoder, and {spec.name} has no weights for that: pass "
+            "--encoder with the folder or hub name of a Hugging Face model"
         )
     if Path(spec.name).resolve() == folder.resolve():
         raise InputError(f"{folder} is where the trained encoder goes: begin with another one")

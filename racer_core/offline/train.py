@@ -21,6 +21,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.components import principal_components
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
+from racer_core.encoder.word_vectors import WordVectorEncoder, has_word_vectors
 from racer_core.errors import RowsError
 from racer_core.offline.fit import RouterChoice, Rows, TrainingResult, fit, fit_embedded
 from racer_core.offline.reporting import (
@@ -55,17 +56,20 @@ class EncoderChoice:
     lexical: bool = False  # hashed character n-grams beside it
 
     def open(self) -> Encoder:
-        """Open the encoder; ``char-ngrams`` names the one without weights."""
+        """Open the encoder: n-grams by their name, a folder's word vectors, or a transformer."""
         if self.name == CHAR_NGRAMS.name:
             return CharNgramEncoder()
-        encoder = HuggingFaceEncoder(
-            self.name,
-            pooling=self.pooling,
-            max_tokens=self.max_tokens,
-            backend=self.backend,
-            dtype=self.dtype,
-            forward=self.forward,
-        )
+        if has_word_vectors(self.name):
+            encoder: Encoder = WordVectorEncoder(self.name, max_tokens=self.max_tokens)
+        else:
+            encoder = HuggingFaceEncoder(
+                self.name,
+                pooling=self.pooling,
+                max_tokens=self.max_tokens,
+                backend=self.backend,
+                dtype=self.dtype,
+                forward=self.forward,
+            )
         return HybridEncoder(encoder) if self.lexical else encoder
 
 
