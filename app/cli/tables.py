@@ -62,6 +62,24 @@ def frontier(points: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def encoders(compared: Sequence[Mapping[str, Any]]) -> Table:
+    """The encoders that `racer train` compared, and the chosen one."""
+    table = Table("encoder", box=SIMPLE_HEAD)
+    for name in ("ms a query", "mean set", "minus the smallest"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for each in compared:
+        found = "chosen" if each["chosen"] else "larger sets" if each["larger"] else "dearer"
+        table.add_row(
+            Text(each["name"]),
+            f"{each['ms']:.2f}",
+            f"{each['size']:.2f}",
+            f"{each['difference']:+.2f} ± {each['half_width']:.2f}",
+            found,
+        )
+    return table
+
+
 def rows_kind(rows: LabelledRows) -> str:
     """The kind of the rows, and whether it was guessed."""
     from racer_core.records.units import rows_kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,10 @@ from racer_core.types import RowsKind
 @click.option("--resume", is_flag=True, help="Resume an interrupted training.")
 @click.option(
     "--encoder",
+    "encoders",
+    multiple=True,
     help="Folder (a transformer, or word vectors), hub name, or `char-ngrams`; default: "
-    "mDeBERTa-v3-base.",
+    "mDeBERTa-v3-base. Of several, or of `auto`, the cheapest that is as good is chosen.",
 )
 @click.option(
     "--pooling",
@@ -95,7 +97,7 @@ def train(
     options: dict[str, Any],
     steps: int | None,
     resume: bool,
-    encoder: str | None,
+    encoders: tuple[str, ...],
     pooling: Any,
     max_tokens: int,
     backend: str | None,
@@ -116,6 +118,9 @@ def train(
     from app.tools import evaluation
     from app.tools.router_rows import read_rows
     from racer_core.offline import train as training
+    from racer_core.offline.encoder_choice import choose_encoder, offered
+    from racer_core.offline.fit import RouterChoice
+    from racer_core.offline.reporting import RememberingEncoder
     from racer_core.offline.training_rows import RowCounts, with_labels
 
     configured = settings.load(config, serves=False)[0] if config else None
@@ -123,7 +128,7 @@ def train(
     given_kind = None if kind is None else RowsKind(kind)
     rows, held_out = (read_rows(each, configured, given_kind) for each in (data, validation))
     choice = training.EncoderChoice(
-        name=encoder or DEFAULT_ENCODER,
+        name=DEFAULT_ENCODER,
         pooling=pooling,
         max_tokens=max_tokens,
         backend=backend,
@@ -131,12 +136,24 @@ def train(
         forward=forward,
         lexical=lexical,
     )
+    opened = {
+        name: RememberingEncoder(replace(choice, name=name).open())
+        for name in offered(encoders) or (choice.name,)
+    }
     with progress_bars(as_json) as progress:
+        name, compared = choose_encoder(
+            opened,
+            rows,
+            held_out,
+            choice=RouterChoice(kind=router, options=options, steps=steps, seed=seed),
+            progress=progress,
+        )
+        comparison = [asdict(each) for each in compared]
         artifact = training.train(
             rows,
             held_out,
             folder,
-            encoder=choice.open(),
+            encoder=opened[name],
             kind=router,
             options=options,
             steps=steps,
@@ -146,14 +163,17 @@ def train(
             false_abstain_budget=evaluation.false_abstain_budget(budget),
             equality=configured.aggregation.equality if configured else Equality.EXACT,
             reasoning=configured.aggregation.reasoning if configured else REASONING,
+            report={"encoders": comparison} if comparison else None,
             progress=progress,
         )
     counts = {name: asdict(each) for name, each in RowCounts.by_group(rows).items()}
     used = (with_labels(each, "rows") for each in (rows, held_out))
     result = tables.artifact_summary(artifact, folder, *used)
     if as_json:
-        print_json(result | {"training_rows_of": counts})
+        print_json(result | {"encoders": comparison, "training_rows_of": counts})
         return
+    if comparison:
+        out.print(tables.encoders(comparison))
     out.print(tables.fields(result))
     out.print(tables.training_rows(counts))
 

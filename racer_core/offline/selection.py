@@ -214,6 +214,18 @@ def mean_cost(
     return cost_that_keeps(fit, _truth(rows, risk_target), alpha, per_call)
 
 
+def adjusted_sizes(rows: ScoredRows, patterns: PatternModel) -> FloatArray:
+    """Risk-adjusted sizes of the rows' sets of ``cover``, the mean over ``ALPHAS``, shape (n,).
+
+    Their differences are compared in pairs. Levels with too few rows are left out; 50 answerable
+    rows are enough for one.
+    """
+    fit = _nonconformity(rows, patterns, Score.COVER, RiskTarget.ANSWERABLE, None)
+    per_call = np.ones(len(rows.pool))
+    costs = [risk_adjusted_costs(fit, rows.labels, alpha, per_call) for alpha in ALPHAS]
+    return np.mean([each for each in costs if each is not None], axis=0)
+
+
 def _truth(rows: ScoredRows, risk_target: RiskTarget) -> BoolArray:
     """The right columns, with the null model for ``paper``."""
     risk_target = enum_member(RiskTarget, risk_target, "risk_target")

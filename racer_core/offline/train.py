@@ -130,6 +130,7 @@ def train(
     false_abstain_budget: float | None = 0.01,
     equality: Equality = Equality.EXACT,
     reasoning: ReasoningFilter = REASONING,
+    report: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> Artifact:
     """Train, choose tau and the weights of the patterns on the validation rows, and save.
@@ -154,6 +155,7 @@ def train(
         equality: Equality of answers, for the stacked vote; kinds that need more than the text fit
             no vote.
         reasoning: Removes the reasoning from answers, for the stacked vote.
+        report: JSON values that ``training.json`` notes, too, such as how the encoder was chosen.
         progress: Called at each stage.
 
     Raises:
@@ -167,8 +169,8 @@ def train(
     specs = tuple(candidates or (CandidateSpec(name=name) for name in rows.pool))
     pool = tuple(spec.name for spec in specs)
     units = sampled_units(rows), sampled_units(validation)
-    rows = _checked(rows, pool, "training rows")
-    validation = _checked(validation, pool, "validation rows")
+    rows = checked_rows(rows, pool, "training rows")
+    validation = checked_rows(validation, pool, "validation rows")
     if both := units[0] & units[1]:
         raise RowsError(
             "validation rows",
@@ -228,14 +230,15 @@ def train(
     if output.similarity is not None:
         artifact = replace(artifact, validation_copies=count_near_copies(output.similarity))
     saved = artifacts.save(artifact, folder)
-    if fitted.losses:
-        write_log(folder, fitted.losses, {"router": kind, "seed": seed, **fitted.settings})
+    if fitted.losses or report:
+        settings = {"router": kind, "seed": seed, **fitted.settings, **(report or {})}
+        write_log(folder, fitted.losses, settings)
     if fitted.checkpoint:
         fitted.checkpoint.remove()
     return saved
 
 
-def _checked(rows: LabelledRows, pool: Sequence[str], source: str) -> LabelledRows:
+def checked_rows(rows: LabelledRows, pool: Sequence[str], source: str) -> LabelledRows:
     """The rows of this pool that have labels. Raises RowsError."""
     if set(rows.pool) != set(pool):
         raise RowsError(source, [f"their pool {list(rows.pool)} is not {list(pool)}"])

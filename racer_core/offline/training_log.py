@@ -16,7 +16,7 @@ def write_log(folder: Path, losses: Sequence[float], settings: Mapping[str, Any]
 
     Args:
         folder: The artifact's.
-        losses: One a step, or one an epoch.
+        losses: One a step, or one an epoch; none of a router without such a training.
         settings: JSON values: kind of router, seed and other settings.
 
     Raises:
@@ -26,7 +26,8 @@ def write_log(folder: Path, losses: Sequence[float], settings: Mapping[str, Any]
     try:
         text = json.dumps(log, indent=2, ensure_ascii=False) + "\n"
         (folder / "training.json").write_text(text, encoding="utf-8")
-        _draw(folder / "loss.png", losses)
+        if losses:
+            _draw(folder / "loss.png", losses)
     except OSError as exc:
         raise ArtifactError(f"the log in {folder} cannot be written: {exc.strerror}") from exc
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from racer_core import artifacts
 from tests.support.gateway import Command, labelled
@@ -35,6 +38,37 @@ def test_options_and_steps_reach_the_training(
     knn = ["--router-option", "k=3", "--resume"]
     parsed(racer(*arguments, *knn))
     assert artifacts.load(tmp_path / "a").router.settings()["k"] == 3
+
+
+def test_the_encoder_is_chosen_among_several(
+    racer: Command, arguments: list[object], tmp_path: Path
+) -> None:
+    """The artifact has the chosen one; output, table and report have the figures of all."""
+    words = tmp_path / "words"
+    words.mkdir()
+    vocabulary = {"[UNK]": 0, "What": 1, "is": 2}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(words / "tokenizer.json"))
+    vectors = np.eye(3, dtype=np.float32)
+    save_file({"embeddings": vectors}, words / "model.safetensors")
+    write(tmp_path / "train.jsonl", labelled(0, 200))
+    write(tmp_path / "validation.jsonl", labelled(5_000, 100))
+    several = [*arguments, "--encoder", words]
+    found = parsed(racer(*several))
+    assert {each["name"] for each in found["encoders"]} == {"char-ngrams", str(words)}
+    [chosen] = [each for each in found["encoders"] if each["chosen"]]
+    assert chosen["name"] == "char-ngrams"  # the other one sees a single kind of question
+    assert artifacts.load(tmp_path / "a").encoder.kind == "char-ngrams"
+    log = json.loads((tmp_path / "a" / "training.json").read_text())
+    assert [each["name"] for each in log["encoders"]] == [
+        each["name"] for each in found["encoders"]
+    ]
+    shown = racer(*[each for each in several if each != "--json"])[1]
+    assert "minus the smallest" in shown
+    assert "chosen" in shown
+    alone = [words if each == "char-ngrams" else each for each in arguments]
+    assert parsed(racer(*alone))["encoder"] == "word-vectors"
 
 
 @pytest.mark.parametrize(
