@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, Self, cast
 
 from prometheus_client import Counter
@@ -23,12 +22,7 @@ from app.answering.rater import Rater
 from app.answering.request import InferenceRequest
 from app.errors import CheckerUnavailable, SettingsError, UpstreamError, UpstreamOverloaded
 from app.monitoring.checker import checker_document
-from app.monitoring.checker_calls import (
-    PROCESSES,
-    CheckerCall,
-    FunctionChecker,
-    UrlChecker,
-)
+from app.monitoring.checker_calls import CheckerCall, FunctionChecker, UrlChecker
 from app.monitoring.failure_warnings import FailureWarnings
 from app.settings import EvaluatorModel, Evidence, Secrets, Settings
 from app.settings.evidence import judge_name
@@ -41,7 +35,7 @@ log = logging.getLogger(__name__)
 
 SCHEMA_CHECK: Final = "app.tools.labelling.schema_check:check"
 SCHEMA_CURE: Final = "pip install 'racer-gateway[label]'"
-ROW_PLACES: Final = 2  # checks of sampled answers at once, beside ``PROCESSES`` of requests
+ROW_PLACES: Final = 2  # checks of sampled answers at once, beside those of requests
 
 
 class AnswerCheck(Protocol):
@@ -89,14 +83,15 @@ class JudgeCheck:
         return rating.values[Weight.P_TRUE]
 
 
-@dataclass(frozen=True, slots=True)
 class _CheckPlaces:
     """A checker, and how many checks it does at once: rows never wait before a request."""
 
-    check: AnswerCheck
-    warnings: FailureWarnings
-    of_requests: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PROCESSES))
-    of_rows: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ROW_PLACES))
+    def __init__(self, place: str, evidence: Evidence, check: AnswerCheck) -> None:
+        self.check = check
+        self.wait_s = evidence.timeout_s
+        self.warnings = FailureWarnings(f"{place}.evidence", "answers without a verdict")
+        self.of_requests = asyncio.Semaphore(evidence.concurrency)
+        self.of_rows = asyncio.Semaphore(ROW_PLACES)
 
 
 class EvidenceChecks:
@@ -130,8 +125,7 @@ class EvidenceChecks:
             for place, section in self._settings.same_answers.items():
                 if section.evidence is not None:
                     check = await self._opened(stack, place, section.evidence)
-                    warnings = FailureWarnings(f"{place}.evidence", "answers without a verdict")
-                    self._checks[place] = _CheckPlaces(check, warnings)
+                    self._checks[place] = _CheckPlaces(place, section.evidence, check)
             self._stack = stack.pop_all()
         return self
 
@@ -146,6 +140,9 @@ class EvidenceChecks:
         placed = self._placed(request)
         if placed is None:
             return NO_VERDICT
+        if reply.answer is None:
+            return NO_VERDICT
+        await placed.of_rows.acquire()
         return await self._verdict(placed, placed.of_rows, request, reply)
 
     async def of_request(
@@ -159,14 +156,21 @@ class EvidenceChecks:
             deadline: A ``time.monotonic()``.
 
         Returns:
-            None if the gateway lost it: the deadline came first, or the checker was not called.
+            None if the gateway lost it: the checker had no place or was not called, or the
+            deadline came first.
         """
         placed = self._placed(request)
-        if placed is None:
+        if placed is None or reply.answer is None:
             return NO_VERDICT
+        places, left_s = placed.of_requests, deadline - time.monotonic()
+        try:
+            async with asyncio.timeout(min(left_s, placed.wait_s)):
+                await places.acquire()
+        except TimeoutError:
+            return self._lost(placed, "all of its places were taken")
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                return await self._verdict(placed, placed.of_requests, request, reply)
+                return await self._verdict(placed, places, request, reply)
         except TimeoutError:
             return self._lost(placed, "the deadline of a request came first")
 
@@ -181,10 +185,7 @@ class EvidenceChecks:
         request: InferenceRequest,
         reply: Reply,
     ) -> int | None:
-        """Wait for a place, then for the check, which ends by itself if its caller leaves."""
-        if reply.answer is None:
-            return NO_VERDICT
-        await places.acquire()
+        """Check on the place that was acquired; the check goes on if its caller leaves."""
         task = asyncio.create_task(self._checked(placed, request, reply))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -232,7 +233,7 @@ class EvidenceChecks:
                 evidence.function or SCHEMA_CHECK,
                 timeout_s=limit_s,
                 cure=cure,
-                processes=PROCESSES + ROW_PLACES,
+                processes=evidence.concurrency + ROW_PLACES,
             )
         return DocumentCheck(await stack.enter_async_context(call), evidence.json_schema)
 

@@ -164,7 +164,7 @@ def _promise_of(settings: Settings, application: str | None) -> object:
 def _checker_of(settings: Settings, application: str | None) -> object:
     section = settings.same_answer_of(application)
     found = None if section is None else section.evidence
-    return None if found is None else found.model_dump(mode="json")
+    return None if found is None else found.model_dump(mode="json", exclude={"concurrency"})
 
 
 class Staleness(StrEnum):

@@ -33,6 +33,9 @@ class Evidence(Frozen):
     completions."""
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
     """Timeout of one check in seconds; an answer that is not checked by then has no verdict."""
+    concurrency: Annotated[int, Field(ge=1, le=64)] = 4
+    """Checks of requests at once, by each gateway; of a function, child processes. One that finds
+    no place within `timeout_s` is lost, and its request calls all candidates."""
 
     @property
     def kind(self) -> Literal["url", "function", "json_schema", "judge"]:

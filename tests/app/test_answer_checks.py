@@ -164,6 +164,36 @@ def test_rows_and_requests_get_the_same_verdicts_however_many_are_checked_at_onc
     assert own == [NO_VERDICT, NO_VERDICT, None]
 
 
+def test_a_request_waits_for_a_place_only_as_long_as_a_check_takes() -> None:
+    """Behind two hanging checks on one place the third is lost long before its deadline."""
+    evidence = FUNCTION | {"timeout_s": 1.0, "concurrency": 1}
+    document = {
+        "schema_version": 1,
+        "candidates": [{"name": "ada", "base_url": "http://127.0.0.1:9/v1"}],
+        "aggregation": {"equality": "exact"},
+        "same_answer": {"evidence": evidence},
+    }
+    counter = Counter("checks", "Checks.", ("outcome",), registry=None)
+    request: Any = SimpleNamespace(application=None, fields={"messages": []})
+    slow: Any = SimpleNamespace(
+        candidate="ada", answer="slow", call_record={"message": {"content": "slow"}}
+    )
+
+    async def verdicts() -> list[int | None]:
+        later = time.monotonic() + 60
+        checks = EvidenceChecks(Settings.model_validate(document), None, None, counter)  # type: ignore[arg-type]
+        async with checks:
+            return await asyncio.gather(
+                *(checks.of_request(request, slow, later) for _ in range(3))
+            )
+
+    started = time.monotonic()
+    found = asyncio.run(verdicts())
+    assert found.count(None) >= 1
+    assert found[0] == NO_VERDICT
+    assert time.monotonic() - started < 30
+
+
 JUDGE = {"judge": {"candidate": "ada"}, "timeout_s": 0.5}
 REQUEST: Any = SimpleNamespace(
     application=None, query=SimpleNamespace(text="?"), caller=SimpleNamespace(name="")
