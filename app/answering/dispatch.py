@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -16,6 +16,7 @@ from app.routing.request import Routing
 from app.settings import Settings
 from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
+from app.upstream.stream import CandidateStream
 from app.wire.candidate_payload import candidate_payload
 from app.wire.format import AnswerKind
 
@@ -82,7 +83,7 @@ class Dispatcher:
 
     def stream(
         self, state: RequestState, name: str
-    ) -> AbstractAsyncContextManager[AsyncGenerator[dict[str, Any]]]:
+    ) -> AbstractAsyncContextManager[CandidateStream]:
         """The stream of one candidate; see :meth:`Fleet.stream`."""
         api_format = state.request.api_format
         payload = api_format.streamed(self._payload(state, name))

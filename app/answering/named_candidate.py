@@ -83,18 +83,18 @@ class NamedCandidateService:
         payload = api_format.streamed(
             candidate_payload(request.fields, self._candidates[name], api_format.path)
         )
-        meter = TokenMeter(api_format, request.fields)
+        meter, writer = TokenMeter(api_format, request.fields), api_format.renamed(name)
         with meter.charging(request.spend):
-            async with (
-                self._fleet.stream(
-                    name, api_format, payload, deadline=deadline, caller=request.caller
-                ) as pieces,
-                contextlib.aclosing(pieces) as closing,
-            ):
-                async for piece in closing:
-                    meter.count(piece)
-                    if api_format.is_wanted(piece):
-                        yield api_format.event(api_format.named(piece, name))
+            async with self._fleet.stream(
+                name, api_format, payload, deadline=deadline, caller=request.caller
+            ) as stream:
+                while pieces := await stream.read():
+                    events = list[bytes]()
+                    for piece in pieces:
+                        meter.count(piece)
+                        events += writer.feed(piece)
+                    if events:
+                        yield b"".join(events)
         yield api_format.end
 
     def _deadline(self, timeout_s: float | None) -> float:

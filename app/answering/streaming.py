@@ -20,6 +20,7 @@ from app.monitoring.decision_record import RequestEnd
 from app.settings import Settings
 from app.upstream.reply import Reply
 from app.wire import sse
+from app.wire.event_template import Piece, TextEvent, parsed
 from app.wire.format import AnswerKind, ApiFormat
 from racer_core.aggregation.reasoning import AnswerReader, ReasoningFilter
 from racer_core.types import Aggregate
@@ -98,22 +99,22 @@ class Streaming:
         writer = api_format.live(decision_id=state.decision_id, model=name)
         meter = TokenMeter(api_format, state.request.fields)
         beginning = _Beginning(api_format, self._reasoning)
-        pieces_of_sample = None if state.shadow_rate is None else list[dict[str, Any]]()
+        sample = None if state.shadow_rate is None else list[dict[str, Any]]()
         has_begun = False
         try:
             with meter.charging(state.request.spend):
-                async with (
-                    self._dispatcher.stream(state, name) as pieces,
-                    contextlib.aclosing(pieces) as closing,
-                ):
-                    async for piece in closing:
-                        meter.count(piece)
-                        if pieces_of_sample is not None and len(pieces_of_sample) < MAX_PIECES:
-                            pieces_of_sample.append(piece)
-                        for each in beginning.released(piece):
-                            for event in writer.feed(each):
-                                has_begun = True
-                                yield event
+                async with self._dispatcher.stream(state, name) as stream:
+                    while pieces := await stream.read():
+                        events = list[bytes]()
+                        for piece in pieces:
+                            meter.count(piece)
+                            if sample is not None and len(sample) < MAX_PIECES:
+                                sample.append(parsed(piece))
+                            for each in beginning.released(piece):
+                                events += writer.feed(each)
+                        if events:
+                            has_begun = True
+                            yield b"".join(events)
                 if beginning.held:
                     reply = beginning.reply(name, time.monotonic() - started)
                     reply.check_not_empty()
@@ -147,11 +148,10 @@ class Streaming:
             self._decision_log.record_unanswered(state, left, RequestEnd.CANCELLED)
             raise
         passed = FanOutResult()
-        if pieces_of_sample is not None:
-            passed = beginning.answered(name, pieces_of_sample, reply.seconds)
+        if sample is not None:
+            passed = beginning.answered(name, sample, reply.seconds)
         self._decision_log.record(state, results, outcome, passed)
-        for event in ending:
-            yield event
+        yield b"".join(ending)
 
     async def _merged_events(self, state: RequestState, answer: Answer) -> AsyncGenerator[bytes]:
         task = asyncio.create_task(answer())
@@ -212,8 +212,7 @@ def whole_stream(state: RequestState, outcome: Outcome) -> OpenStream:
 
 
 async def _whole_events(outcome: Outcome, api_format: ApiFormat) -> AsyncGenerator[bytes]:
-    for event in api_format.whole_stream(outcome.body, outcome.as_json()):
-        yield event
+    yield b"".join(api_format.whole_stream(outcome.body, outcome.as_json()))
 
 
 class _Beginning:
@@ -233,13 +232,16 @@ class _Beginning:
         self._held_chars = 0
         self._is_over = False
 
-    def released(self, piece: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    def released(self, piece: Piece) -> Sequence[Piece]:
         """The pieces that can go out now; at most ``HELD_CHARS`` are held back."""
+        if isinstance(piece, TextEvent):
+            if self._is_over and self.kind is AnswerKind.ANSWER and piece.text:
+                self._read(piece.template.choice, piece.text)
+                return (piece,)
+            piece = piece.parsed()
         texts = self._api_format.texts(piece)
         for name, text in texts.items():
-            if name not in self._readers:
-                self._readers[name] = AnswerReader(self._reasoning, keeps_text=False)
-            self._readers[name].feed(text)
+            self._read(name, text)
         if self.kind is not AnswerKind.ANSWER or not (texts or self._has_other):
             kind = self._api_format.kind(piece)
             self.kind = max(self.kind, kind)
@@ -253,6 +255,11 @@ class _Beginning:
         self._is_over = True
         pieces, self.held = self.held, []
         return pieces
+
+    def _read(self, name: Hashable, text: str) -> None:
+        if name not in self._readers:
+            self._readers[name] = AnswerReader(self._reasoning, keeps_text=False)
+        self._readers[name].feed(text)
 
     @property
     def answer_kind(self) -> AnswerKind:

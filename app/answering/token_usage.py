@@ -13,6 +13,7 @@ from typing import Any, Final
 from app.errors import UpstreamError
 from app.upstream.reply import Reply
 from app.wire import parsing
+from app.wire.event_template import Piece, TextEvent
 from app.wire.format import ApiFormat
 
 CHARS_PER_TOKEN: Final = 4
@@ -49,9 +50,14 @@ class TokenMeter:
         self._events = 0
         self._chars = 0
 
-    def count(self, piece: Mapping[str, Any]) -> None:
+    def count(self, piece: Piece) -> None:
         """Count one piece."""
         self._began = True
+        if isinstance(piece, TextEvent):  # the first of its template reported the usage
+            chars = piece.template.other_chars + len(piece.text)
+            self._events += chars > 0
+            self._chars += chars
+            return
         self._counted = self._api_format.usage(piece).get("total_tokens", self._counted)
         chars = self._api_format.chars(piece)
         self._events += chars > 0

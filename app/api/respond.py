@@ -231,10 +231,28 @@ class _EventStream(StreamingResponse):
         self._error_event = api_format.error_event
         self._metrics = metrics
         super().__init__(
-            events.items(on_error=lambda exc: api_format.error_event(error_envelope.error_of(exc))),
+            (),  # the events come from the background stream
             media_type="text/event-stream",
             headers={**headers, "cache-control": "no-cache"},
         )
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events; an error becomes the last one."""
+
+        async def send_event(event: bytes) -> None:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        await self._events.send_to(
+            send_event, lambda exc: self._error_event(error_envelope.error_of(exc))
+        )
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the stream ends or the client disconnects; then stop all calls."""

@@ -1,8 +1,9 @@
 """Background stream: an asynchronous generator iterated in a task of its own, with a bounded queue.
 
-The web framework iterates a response in another task than the one that made it. A time limit or a
+The web framework sends a response in another task than the one that made it. A time limit or a
 connection must stay in one task, from its beginning to its clean-up. Leaving the stream cancels the
-task, and so the calls inside it.
+task, and so the calls inside it. Once the response has begun, the task sends the items itself: an
+item wakes no second task, and the source waits where the client is slow.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final
 
 MAX_QUEUED: Final = 64  # items that may wait for a slow reader before the source waits too
@@ -26,6 +27,7 @@ class BackgroundStream:
         self._has_items = asyncio.Event()
         self._has_room = asyncio.Event()
         self._first: bytes | None = None
+        self._sink: Callable[[bytes], Awaitable[None]] | None = None
         self._task = asyncio.create_task(self._drain(source))
 
     async def _drain(self, source: AsyncGenerator[bytes]) -> None:
@@ -33,6 +35,9 @@ class BackgroundStream:
         try:
             async with contextlib.aclosing(source):
                 async for item in source:
+                    if self._sink is not None:
+                        await self._sink(item)
+                        continue
                     self._put(item)
                     while len(self._items) >= MAX_QUEUED:
                         self._has_room.clear()
@@ -85,6 +90,30 @@ class BackgroundStream:
                 item = await self._next()
         finally:
             await self.stop()
+
+    async def send_to(
+        self, sink: Callable[[bytes], Awaitable[None]], on_error: Callable[[Exception], bytes]
+    ) -> None:
+        """Send the items; an error after the first becomes the last item, never a silent end.
+
+        Args:
+            sink: Sends one item. From the last queued item on, the source's task calls it.
+            on_error: Makes an item of an error.
+        """
+        if self._first is not None:
+            await sink(self._first)
+        while True:
+            while self._items:
+                item = self._items.popleft()
+                if item is None:
+                    return
+                if isinstance(item, Exception):
+                    await sink(on_error(item))
+                    return
+                await sink(item)
+            self._sink = sink
+            self._has_room.set()
+            await self._task  # then the queue has the end
 
     async def stop(self) -> None:
         """Cancel the source and wait until it has cleaned up."""

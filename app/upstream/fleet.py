@@ -31,7 +31,7 @@ from app.upstream.http_client import UpstreamAnswer, UpstreamClient
 from app.upstream.replicas import Replica, Target
 from app.upstream.reply import Reply
 from app.upstream.retries import Retries
-from app.upstream.stream import pieces_of, recording_usage, with_first
+from app.upstream.stream import CandidateStream
 from app.upstream.targets import open_targets
 from app.wire import parsing
 from app.wire.format import ApiFormat, Choice
@@ -152,26 +152,24 @@ class Fleet:
         *,
         deadline: float,
         caller: str = GATEWAY,
-    ) -> AsyncGenerator[AsyncGenerator[dict[str, Any]]]:
+    ) -> AsyncGenerator[CandidateStream]:
         """Call one candidate for a stream. The context opens with the first piece.
 
-        Until then failed attempts are repeated as in :meth:`ask`. Iterating raises UpstreamError
+        Until then failed attempts are repeated as in :meth:`ask`. Reading raises UpstreamError
         when the stream ends before the answer does. Arguments and errors as in :meth:`ask`.
         """
         with self._open_call(candidate, api_format.path, payload, deadline, caller) as call:
 
-            async def once() -> tuple[AsyncExitStack, AsyncGenerator[dict[str, Any]]]:
+            async def once() -> tuple[AsyncExitStack, CandidateStream]:
                 async with AsyncExitStack() as attempt:
                     answer = await attempt.enter_async_context(self._attempt(call))
-                    rest = pieces_of(candidate, api_format, answer)
-                    pieces = with_first(await anext(rest), rest)
-                    if call.span is not None:
-                        pieces = recording_usage(pieces, call.span, api_format)
-                    return attempt.pop_all(), pieces
+                    stream = CandidateStream(candidate, api_format, answer, call.span)
+                    await stream.begin()
+                    return attempt.pop_all(), stream
 
-            attempt, pieces = await self._with_retries(call, once)
-            async with attempt, contextlib.aclosing(pieces):
-                yield pieces
+            attempt, stream = await self._with_retries(call, once)
+            async with attempt:
+                yield stream
 
     async def complete(
         self,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from app.errors import UpstreamError
 from app.telemetry.tracing import CallSpan
 from app.upstream.http_client import UpstreamAnswer
 from app.wire import parsing
-from app.wire.event_template import EventTemplate
+from app.wire.event_template import EventTemplate, Piece
 from app.wire.format import ApiFormat
 from app.wire.sse import EventReader
 from racer_core.errors import InputError
@@ -22,81 +21,135 @@ _TEMPLATE_MISSES: Final = 8  # events in a row that fit no template, before it i
 _BROKEN_OFF: Final = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
 
 
-async def pieces_of(
-    name: str, api_format: ApiFormat, answer: UpstreamAnswer
-) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the pieces of an answer. The document of a server that does not stream is split.
+class CandidateStream:
+    """The pieces of one answer. The document of a server that does not stream is split.
 
-    Raises:
-        UpstreamError: The stream ended before the answer did.
+    Args:
+        name: The candidate.
+        api_format: Reads its answer.
+        answer: The response.
+        span: Takes the model and the token usage that the pieces report.
     """
-    if not answer.is_stream:
-        body = await off_loop(partial(api_format.body, name), await answer.read_all())
-        for piece in api_format.pieces(body):
-            yield piece
-        return
-    seen, finished = set[int](), set[int]()
-    has_end_mark = False
-    event_template: EventTemplate | None = None
-    misses = 0
-    events = _events(name, answer)
-    try:
-        async with contextlib.aclosing(events):
-            async for data in events:
-                if has_end_mark := data.strip() == _DONE:
-                    break
-                piece = None if event_template is None else event_template.piece(data)
-                if piece is not None:
-                    misses = 0
-                else:
-                    piece = api_format.piece(name, data)
-                    misses += 1
-                    event_template = (
-                        api_format.event_template(data, piece)
-                        if misses < _TEMPLATE_MISSES
-                        else None
-                    )
-                for choice, ends in api_format.ends(piece).items():
-                    seen.add(choice)
-                    if ends:
-                        finished.add(choice)
-                yield piece
-    except UpstreamError as exc:
-        if len(finished) < api_format.n or exc.kind not in _BROKEN_OFF:
-            raise
-    # Some servers ignore `n`, and some send no [DONE]. Without [DONE], a choice that never began
-    # may have been cut off, so all requested choices must have finished.
-    if not finished or finished != seen or not (has_end_mark or len(finished) == api_format.n):
-        raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
-    await answer.finish()
 
+    def __init__(
+        self,
+        name: str,
+        api_format: ApiFormat,
+        answer: UpstreamAnswer,
+        span: CallSpan | None = None,
+    ) -> None:
+        self._name = name
+        self._api_format = api_format
+        self._answer = answer
+        self._span = span
+        self._is_stream = answer.is_stream
+        self._events = EventReader()
+        self._template: EventTemplate | None = None
+        self._misses = 0
+        self._seen, self._finished = set[int](), set[int]()
+        self._has_end_mark = False
+        self._is_over = False
+        self._failure: UpstreamError | None = None  # behind the pieces that were read before it
+        self._first: Sequence[Piece] = ()
 
-async def recording_usage(
-    pieces: AsyncGenerator[dict[str, Any]], span: CallSpan, api_format: ApiFormat
-) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the pieces and record the model and the token usage that they report in a span."""
-    async with contextlib.aclosing(pieces):
-        async for piece in pieces:
-            span.set_response(piece.get("model"), api_format.usage(piece))
-            yield piece
+    async def begin(self) -> None:
+        """Wait for the first pieces, which the first ``read`` returns. Raises as ``read``."""
+        self._first = await self.read()
 
+    async def read(self) -> Sequence[Piece]:
+        """What arrived next: one piece or several; none at the end.
 
-async def with_first(
-    first: dict[str, Any], rest: AsyncGenerator[dict[str, Any]]
-) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the first piece, which was awaited before the stream counts as open, and the rest."""
-    async with contextlib.aclosing(rest):
-        yield first
-        async for piece in rest:
-            yield piece
+        Raises:
+            UpstreamError: The stream ended before the answer did.
+        """
+        if self._first:
+            first, self._first = self._first, ()
+            return first
+        if not self._is_stream:
+            return await self._whole()
+        while not self._is_over:
+            if self._failure is not None:
+                raise self._failure
+            if pieces := self._pieces(await self._part()):
+                return pieces
+        return ()
 
+    async def _whole(self) -> Sequence[Piece]:
+        if self._is_over:
+            return ()
+        self._is_over = True
+        parse = partial(self._api_format.body, self._name)
+        body = await off_loop(parse, await self._answer.read_all())
+        pieces = self._api_format.pieces(body)
+        for piece in pieces:
+            self._report(piece)
+        return pieces
 
-async def _events(name: str, answer: UpstreamAnswer) -> AsyncGenerator[str]:
-    """Yield the data of each event."""
-    reader = EventReader()
-    while part := await answer.read_part():
+    async def _part(self) -> bytes:
+        """What was read next; empty after the end, which was checked."""
+        part = b""
+        if not self._has_end_mark:
+            try:
+                part = await self._answer.read_part()
+            except UpstreamError as exc:
+                if not self._has_finished or exc.kind not in _BROKEN_OFF:
+                    raise
+        if not part:
+            self._check_end()
+            self._is_over = True
+            await self._answer.finish()
+        return part
+
+    def _pieces(self, part: bytes) -> Sequence[Piece]:
+        pieces: list[Piece] = []
         try:
-            for data in reader.feed(part):
-                yield data
+            for data in self._events.feed(part):
+                piece = None if self._template is None else self._template.event(data)
+                if piece is not None:
+                    self._misses = 0
+                elif data.strip() == _DONE:
+                    self._has_end_mark = True
+                    break
+                else:
+                    piece = self._parsed(data)
+                pieces.append(piece)
         except InputError as exc:
-            raise parsing.invalid(name) from exc
+            self._failure = parsing.invalid(self._name)
+            self._failure.__cause__ = exc
+        except UpstreamError as exc:
+            self._failure = exc
+        return pieces
+
+    def _parsed(self, data: str) -> dict[str, Any]:
+        """Parse an event in full. What it alone reports is also that of events of its template."""
+        piece = self._api_format.piece(self._name, data)
+        self._misses += 1
+        self._template = (
+            self._api_format.event_template(data, piece)
+            if self._misses < _TEMPLATE_MISSES
+            else None
+        )
+        for choice, ends in self._api_format.ends(piece).items():
+            self._seen.add(choice)
+            if ends:
+                self._finished.add(choice)
+        self._report(piece)
+        return piece
+
+    def _report(self, piece: dict[str, Any]) -> None:
+        if self._span is not None:
+            self._span.set_response(piece.get("model"), self._api_format.usage(piece))
+
+    @property
+    def _has_finished(self) -> bool:
+        return len(self._finished) >= self._api_format.n
+
+    def _check_end(self) -> None:
+        """Raise UpstreamError where the answer was cut.
+
+        Some servers ignore `n`, and some send no [DONE]. Without [DONE], a choice that never began
+        may have been cut off, so all requested choices must have finished.
+        """
+        is_whole = bool(self._finished) and self._finished == self._seen
+        if not is_whole or not (self._has_end_mark or self._has_finished):
+            raise UpstreamError(f"{self._name} cut its stream", kind="upstream_disconnected")

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Final, cast
 
 from app.errors import UpstreamError
 from app.wire import parsing, sse
-from app.wire.event_template import EventTemplate
-from app.wire.format import AnswerKind, StreamWriter
+from app.wire.event_template import EventTemplate, Piece, SplicedEvents, TextEvent
+from app.wire.format import AnswerKind, EventWriter, RenamedEvents, StreamWriter
 
 # Members of a choice that belong to its end; the others stand beside its text.
 _FINISH: Final = ("finish_reason", "stop_reason")
@@ -66,7 +66,14 @@ class ChunkedFormat(ABC):
         def with_text(other: str) -> dict[str, Any]:
             return {**piece, "choices": [self._with_text(choice, other)]}
 
-        return EventTemplate.of(data, self.text_key, text, with_text)
+        return EventTemplate.of(
+            data,
+            self.text_key,
+            text,
+            with_text,
+            choice=choice.get("index", 0),
+            other_chars=self.chars(with_text("")),
+        )
 
     @abstractmethod
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
@@ -224,6 +231,12 @@ class ChunkedFormat(ABC):
             {"id": decision_id, "model": model}, self.ends, include_usage=self.include_usage
         )
 
+    def renamed(self, model: str) -> EventWriter:
+        """See :class:`app.wire.format.ApiFormat`."""
+        return RenamedEvents(
+            lambda piece: self.event(self.named(piece, model)), is_wanted=self.is_wanted
+        )
+
     def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
         """See :class:`app.wire.format.ApiFormat`."""
         return last_with_racer(
@@ -256,16 +269,20 @@ class LiveChunks:
         self._usage: dict[str, Any] | None = None
         self._finished = False
         self._last: dict[str, Any] | None = None  # held back, once a choice has finished
+        self._spliced = SplicedEvents(lambda piece: sse.event(self._stamped(piece)))
 
     @property
     def usage(self) -> dict[str, int]:
         """Tokens as the candidate counted them so far."""
         return parsing.counts(self._usage, parsing.CHAT_USAGE)
 
-    def feed(self, piece: Mapping[str, Any]) -> list[bytes]:
+    def feed(self, piece: Piece) -> list[bytes]:
         """Events that can go out now."""
-        chunk = {**piece, **self._stamp}
-        usage = chunk.pop("usage", None)
+        if isinstance(piece, TextEvent):
+            if not self._finished:
+                return [self._spliced.event(piece)]
+            piece = piece.parsed()
+        chunk, usage = self._stamped(piece), piece.get("usage")
         if isinstance(usage, dict):
             self._usage = cast("dict[str, Any]", usage)
         if not chunk["choices"]:
@@ -283,6 +300,11 @@ class LiveChunks:
         assert self._last is not None  # an unfinished stream is an error before this
         counted = parsing.with_usage(self._usage, usage)
         return last_with_racer([self._last], racer, counted if self._include_usage else None)
+
+    def _stamped(self, piece: Mapping[str, Any]) -> dict[str, Any]:
+        chunk = {**piece, **self._stamp}
+        chunk.pop("usage", None)
+        return chunk
 
 
 def last_with_racer(

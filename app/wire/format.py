@@ -5,12 +5,12 @@ A *body* is a whole answer, a *piece* one event of a stream, both as the candida
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, ClassVar, Protocol, Self
 
-from app.wire.event_template import EventTemplate
+from app.wire.event_template import EventTemplate, Piece, SplicedEvents, TextEvent
 from racer_core.aggregation.reasoning import ReasoningFilter
 
 
@@ -59,16 +59,20 @@ class Choice:
         return AnswerKind.NOTHING if self.text is None else AnswerKind.BLANK
 
 
-class StreamWriter(Protocol):
+class EventWriter(Protocol):
     """Rewrites one candidate's stream as it passes through."""
+
+    def feed(self, piece: Piece) -> list[bytes]:
+        """Events that can go out now."""
+        ...
+
+
+class StreamWriter(EventWriter, Protocol):
+    """Rewrites a stream with our id; the finishing piece is held back for the ``racer`` object."""
 
     @property
     def usage(self) -> dict[str, int]:
         """Tokens as the candidate counted them so far."""
-        ...
-
-    def feed(self, piece: Mapping[str, Any]) -> list[bytes]:
-        """Events that can go out now; the finishing piece is held back."""
         ...
 
     def close(
@@ -180,6 +184,10 @@ class ApiFormat(Protocol):
         """A writer for a stream that passes through."""
         ...
 
+    def renamed(self, model: str) -> EventWriter:
+        """A writer for the stream of a candidate that was requested by name."""
+        ...
+
     def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
         """A finished, stamped answer as events, to the end of the stream."""
         ...
@@ -187,3 +195,27 @@ class ApiFormat(Protocol):
     def error_event(self, error: Mapping[str, Any]) -> bytes:
         """The event that ends a failed stream: our error envelope."""
         ...
+
+
+class RenamedEvents:
+    """Events with the candidate's own name, without those that the client did not request.
+
+    Args:
+        write: Writes a piece with that name.
+        is_wanted: Whether the client requested a piece; it did where the piece has a text.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Mapping[str, Any]], bytes],
+        is_wanted: Callable[[Mapping[str, Any]], bool],
+    ) -> None:
+        self._write = write
+        self._is_wanted = is_wanted
+        self._spliced = SplicedEvents(write)
+
+    def feed(self, piece: Piece) -> list[bytes]:
+        """See :class:`EventWriter`."""
+        if isinstance(piece, TextEvent):
+            return [self._spliced.event(piece)]
+        return [self._write(piece)] if self._is_wanted(piece) else []

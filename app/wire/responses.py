@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final, cast
 
 from app.errors import UpstreamError
 from app.wire import parsing, sse
-from app.wire.event_template import EventTemplate
-from app.wire.format import AnswerKind, Choice, StreamWriter
+from app.wire.event_template import EventTemplate, Piece, parsed
+from app.wire.format import AnswerKind, Choice, EventWriter, RenamedEvents, StreamWriter
 
 _USAGE: Final = {
     "input_tokens": "prompt_tokens",
@@ -201,6 +201,12 @@ class Responses:
         """See :class:`app.wire.format.ApiFormat`."""
         return _LiveEvents(self, decision_id, model)
 
+    def renamed(self, model: str) -> EventWriter:
+        """See :class:`app.wire.format.ApiFormat`."""
+        return RenamedEvents(
+            lambda piece: self.event(self.named(piece, model)), is_wanted=self.is_wanted
+        )
+
     def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
         """See :class:`app.wire.format.ApiFormat`."""
         *first, last = self.pieces(body)
@@ -227,8 +233,9 @@ class _LiveEvents:
         """Tokens as the candidate counted them, once it has."""
         return self._api_format.usage(self._last["response"]) if self._last else {}
 
-    def feed(self, piece: Mapping[str, Any]) -> list[bytes]:
+    def feed(self, piece: Piece) -> list[bytes]:
         """Events that can go out now."""
+        piece = parsed(piece)
         stamped = dict(piece)
         if isinstance(piece.get("response"), dict):
             stamped["response"] = self._stamped(piece["response"])

@@ -10,6 +10,7 @@ from racer_core.errors import InputError
 
 DONE = b"data: [DONE]\n\n"
 MAX_EVENT_BYTES = 2**20
+_DATA, _END = b"data: ", b"\n\n"
 
 
 def event(value: Mapping[str, Any]) -> bytes:
@@ -44,6 +45,10 @@ class EventReader:
         """
         if not chunk:
             return
+        if self._is_one_event(chunk):
+            self._after_cr = self._first = False
+            yield _decoded(chunk[len(_DATA) : -len(_END)])
+            return
         if self._after_cr:  # an LF here is the second half of a CRLF
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")
@@ -71,12 +76,27 @@ class EventReader:
         if not self._data:
             return None
         data, self._data, self._size = b"\n".join(self._data), [], 0
-        try:
-            return data.decode("utf-8")
-        except UnicodeDecodeError as exc:
-            raise InputError("an event is not UTF-8") from exc
+        return _decoded(data)
+
+    def _is_one_event(self, chunk: bytes) -> bool:
+        """Whether a chunk is the usual one: an event that is whole, in one line."""
+        return (
+            chunk.startswith(_DATA)
+            and chunk.endswith(_END)
+            and chunk.find(b"\n") == len(chunk) - len(_END)
+            and b"\r" not in chunk
+            and not (self._begun or self._data)
+            and len(chunk) <= MAX_EVENT_BYTES
+        )
 
     def _check(self, more: int) -> None:
         """Check the size: the same for a line and its beginning, however the stream is cut."""
         if self._size + more > MAX_EVENT_BYTES:
             raise InputError("an event is over 1 MiB")
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise InputError("an event is not UTF-8") from exc

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from itertools import product
 
 import pytest
 
 from app.concurrency.background_stream import MAX_QUEUED, BackgroundStream
+
+Taken = Callable[[BackgroundStream], Awaitable[list[bytes]]]
 
 
 class Source:
@@ -35,6 +38,18 @@ async def read(stream: BackgroundStream) -> list[bytes]:
     return [item async for item in stream.items(lambda exc: type(exc).__name__.encode())]
 
 
+async def sent(stream: BackgroundStream) -> list[bytes]:
+    """As ``read``; each item is sent."""
+    items: list[bytes] = []
+
+    async def sink(item: bytes) -> None:
+        await asyncio.sleep(0)
+        items.append(item)
+
+    await stream.send_to(sink, lambda exc: type(exc).__name__.encode())
+    return items
+
+
 def numbers(count: int) -> list[bytes]:
     """What a source gives."""
     return [b"%d" % number for number in range(count)]
@@ -46,14 +61,46 @@ def numbers(count: int) -> list[bytes]:
 def test_every_item_arrives_in_order(count: int) -> None:
     """Fewer and more than may wait; also when the first was waited for."""
 
-    async def story(*, started: bool) -> list[bytes]:
+    async def story(taken: Taken, *, started: bool, waits: bool) -> list[bytes]:
         stream = BackgroundStream(Source(count)())
         if started:
             await stream.started()
-        return await read(stream)
+        if waits:
+            await asyncio.sleep(0.01)
+        return await taken(stream)
 
-    for started in (False, True):
-        assert asyncio.run(story(started=started)) == numbers(count)
+    for taken, started, waits in product((read, sent), (False, True), (False, True)):
+        assert asyncio.run(story(taken, started=started, waits=waits)) == numbers(count)
+
+
+def test_a_source_sends_no_faster_than_its_client_reads() -> None:
+    """Behind the queue, one item is made for each that was sent, by the source's own task."""
+
+    async def story() -> None:
+        source = Source(1_000)
+        stream = BackgroundStream(source())
+        tasks: list[object] = []
+        may_send = asyncio.Semaphore(0)
+
+        async def sink(_: bytes) -> None:
+            await may_send.acquire()
+            tasks.append(asyncio.current_task())
+
+        sending = asyncio.create_task(stream.send_to(sink, lambda _: b""))
+        await asyncio.sleep(0.02)
+        assert source.made <= MAX_QUEUED + 1
+        for count in (MAX_QUEUED + 10, 20):
+            for _ in range(count):
+                may_send.release()
+            await asyncio.sleep(0.02)
+        assert source.made == len(tasks) + 1
+        assert len(set(tasks[-20:])) == 1
+        assert sending not in tasks[-20:]
+        sending.cancel()
+        await stream.stop()
+        assert source.closed
+
+    asyncio.run(story())
 
 
 def test_a_source_waits_for_its_reader() -> None:
@@ -112,11 +159,12 @@ def test_an_error_before_the_first_item_is_raised_and_after_it_is_the_last() -> 
     async def first() -> None:
         await BackgroundStream(failing(0)).started()
 
-    async def later() -> list[bytes]:
+    async def later(taken: Taken) -> list[bytes]:
         stream = BackgroundStream(failing(2))
         await stream.started()
-        return await read(stream)
+        return await taken(stream)
 
     with pytest.raises(LookupError):
         asyncio.run(first())
-    assert asyncio.run(later()) == [*numbers(2), b"LookupError"]
+    for taken in (read, sent):
+        assert asyncio.run(later(taken)) == [*numbers(2), b"LookupError"]

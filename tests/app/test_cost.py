@@ -36,7 +36,8 @@ BOUNDS = {
     "a decision": 684,
     "a set of one": 1223,
     "a set of two": 1659,
-    "a letter of a stream": 121,
+    "a letter of a named candidate": 52,
+    "a letter of a set of one": 62,
 }
 App = Callable[..., Awaitable[None]]
 
@@ -165,16 +166,20 @@ def test_requests_cost_no_more_calls_than_they_did(
 
     async def count() -> dict[str, float]:
         async with application(calibrated) as app:
-            streams = [
-                await calls_of(app, *chat(f"{ONE} {length}", model=POOL[0], stream=True))
-                for length in ("short", "long")
-            ]
+            letters = dict[str, float]()
+            for model in (POOL[0], "auto"):
+                short, long = [
+                    await calls_of(app, *chat(f"{ONE} {length}", model=model, stream=True))
+                    for length in ("short", "long")
+                ]
+                letters[model] = (long - short) / (LONG - SHORT)
             return {
                 "a named candidate": await calls_of(app, *chat(ONE, model=POOL[0])),
                 "a decision": await calls_of(app, "/route", {"query": ONE}),
                 "a set of one": await calls_of(app, *chat(ONE)),
                 "a set of two": await calls_of(app, *chat(TWO)),
-                "a letter of a stream": (streams[1] - streams[0]) / (LONG - SHORT),
+                "a letter of a named candidate": letters[POOL[0]],
+                "a letter of a set of one": letters["auto"],
             }
 
     counted = uvloop.run(count())

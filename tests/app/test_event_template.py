@@ -1,10 +1,10 @@
-"""Event templates: a fast parser for stream events that differ only in their text."""
+"""Event templates: stream events that differ in their text alone are read and written as others."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,15 +12,14 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from app.answering.token_usage import TokenMeter
 from app.upstream.http_client import UpstreamAnswer
-from app.upstream.stream import pieces_of
+from app.upstream.stream import CandidateStream
 from app.wire.chat import Chat
 from app.wire.completions import Completions
-from app.wire.event_template import EventTemplate
-from app.wire.format import ApiFormat
+from app.wire.event_template import EventTemplate, Piece, parsed
+from app.wire.format import ApiFormat, EventWriter
 from app.wire.responses import Responses
-
-from .test_stream_end import Sent
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
 # Names and values that might be taken for a key, or for the text itself.
@@ -63,7 +62,9 @@ def test_an_alike_event_is_read_as_it_would_be(
     event_template = template_of(api_format, json.dumps(chunk(first), **form))
     assert event_template is not None
     data = json.dumps(chunk(second), **form)
-    assert event_template.piece(data) == api_format.piece("adder", data)
+    event = event_template.event(data)
+    assert event is not None
+    assert event.parsed() == api_format.piece("adder", data)
 
 
 @given(
@@ -95,8 +96,8 @@ def test_a_template_parses_events_as_json_does(
 
     event_template = template_of(Chat(), event(learnt))
     data = event(read)
-    if event_template is not None and (piece := event_template.piece(data)) is not None:
-        assert piece == Chat().piece("adder", data)
+    if event_template is not None and (alike := event_template.event(data)) is not None:
+        assert alike.parsed() == Chat().piece("adder", data)
 
 
 @pytest.mark.parametrize(
@@ -115,22 +116,28 @@ def test_another_event_is_not_alike(changed: dict[str, Any]) -> None:
     """It is read in full."""
     event_template = template_of(Chat(), json.dumps(chat("a")))
     assert event_template is not None
-    assert event_template.piece(json.dumps(changed)) is None
+    assert event_template.event(json.dumps(changed)) is None
 
 
-@pytest.mark.parametrize("raw", ['"\\ud800"', '"a" ,"b":"c"', "1", '"a', "", '"\x01"'])
+@pytest.mark.parametrize("raw", ['"\\ud800"', '\n"a"', '"a" ,"b":"c"', "1", '"a', "", '"\x01"'])
 def test_events_without_a_plain_text_fit_no_template(raw: str) -> None:
     """Half a surrogate pair, more than a text, another kind of value, a text that does not end."""
     data = json.dumps(chat("TEXT"))
     event_template = template_of(Chat(), data)
     assert event_template is not None
-    assert event_template.piece(data.replace('"TEXT"', raw)) is None
+    assert event_template.event(data.replace('"TEXT"', raw)) is None
 
 
 def test_ends_are_not_cut_out_of_each_other() -> None:
     """An event shorter than what stands around the text."""
-    event_template = EventTemplate('{"a":"', '"a":"b"}', lambda text: {"a": text})
-    assert event_template.piece('{"a":"b"}') is None
+    event_template = EventTemplate(
+        before='{"a":"',
+        after='"a":"b"}',
+        with_text=lambda text: {"a": text},
+        choice=0,
+        other_chars=0,
+    )
+    assert event_template.event('{"a":"b"}') is None
 
 
 def test_events_with_numbers_have_no_template() -> None:
@@ -163,23 +170,92 @@ EVENTS = st.lists(
 )
 
 
-def pieces(api_format: ApiFormat, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is read of a stream."""
-    finish = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    sent = Sent([*map(json.dumps, [*events, finish]), "[DONE]"], None)
+FINISH = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 
-    async def read() -> list[dict[str, Any]]:
-        return [
-            piece async for piece in pieces_of("adder", api_format, cast("UpstreamAnswer", sent))
-        ]
+
+class Cut:
+    """An answer whose bytes arrive in parts of these sizes."""
+
+    is_stream = True
+
+    def __init__(self, data: bytes, sizes: Sequence[int]) -> None:
+        self._left = data
+        self._sizes = iter([*sizes, *[7] * len(data)])
+
+    async def read_part(self) -> bytes:
+        """The next part; nothing at the end."""
+        size = next(self._sizes, 0)
+        part, self._left = self._left[:size], self._left[size:]
+        return part
+
+    async def finish(self) -> None:
+        """The answer was whole."""
+
+
+def pieces(api_format: ApiFormat, data: bytes, sizes: Sequence[int]) -> list[Piece]:
+    """What is read of a stream."""
+
+    async def read() -> list[Piece]:
+        answer = cast("UpstreamAnswer", Cut(data, sizes))
+        stream = CandidateStream("adder", api_format, answer)
+        found: list[Piece] = []
+        while arrived := await stream.read():
+            found += arrived
+        return found
 
     return asyncio.run(read())
 
 
-@given(events=EVENTS)
-def test_a_stream_is_read_as_if_every_event_were(events: list[dict[str, Any]]) -> None:
-    """Texts among roles, tool calls and counts; also if no template can be learnt."""
-    assert pieces(Chat(), events) == pieces(InFull(), events)
+def stream_of(events: Sequence[dict[str, Any]], end: str = "\n\n") -> bytes:
+    """Its bytes, with a comment in the middle."""
+    lines = [f"data: {json.dumps(each)}" for each in [*events, FINISH]]
+    return end.join([*lines[:3], ": keep-alive", *lines[3:], "data: [DONE]", ""]).encode()
+
+
+def written(events: Sequence[Piece], writers: Sequence[EventWriter]) -> Iterator[list[Any]]:
+    """The JSON events that clients get, by each writer."""
+    for each in writers:
+        data = b"".join(event for piece in events for event in each.feed(piece))
+        assert data.endswith(b"\n\n") or not data
+        yield [json.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n")[:-1]]
+
+
+@given(
+    events=EVENTS,
+    end=st.sampled_from(["\n\n", "\r\n\r\n", "\r\r"]),
+    sizes=st.lists(st.integers(1, 400), max_size=20),
+    include_usage=st.booleans(),
+)
+def test_a_stream_is_read_and_written_as_if_every_event_were(
+    events: list[dict[str, Any]], end: str, sizes: list[int], include_usage: bool
+) -> None:
+    """Cut anywhere; texts among roles, tool calls and counts; with either writer.
+
+    Tokens are counted alike, too.
+    """
+    data = stream_of(events, end)
+    found, told = [], []
+    for api_format in (Chat(include_usage=include_usage), InFull(include_usage=include_usage)):
+        read = pieces(api_format, data, sizes)
+        assert list(map(parsed, read)) == [*events, FINISH]
+        live = api_format.live(decision_id="d", model="m")
+        found.append(list(written(read, [api_format.renamed("m"), live])))
+        meter = TokenMeter(api_format, {})
+        for piece in read:
+            meter.count(piece)
+        told.append((meter.tokens, live.usage))
+    assert found[0] == found[1]
+    assert told[0] == told[1]
+
+
+@given(texts=st.lists(TEXTS | st.sampled_from(["\0text", '"\0text"']), min_size=2))
+def test_no_text_of_a_candidate_is_taken_for_the_mark_of_the_text(texts: list[str]) -> None:
+    """Also where the mark stands beside the text in every event."""
+    for field in ("none", "\0text", '"\0text'):
+        events = [chat(text, system_fingerprint=field) for text in texts]
+        read = pieces(Chat(), stream_of(events), [])
+        [renamed] = written(read, [Chat().renamed("m")])
+        assert renamed == [{**each, "model": "m"} for each in [*events, FINISH]]
 
 
 def test_templates_are_used_in_streams_and_given_up_where_none_fits() -> None:
@@ -191,8 +267,8 @@ def test_templates_are_used_in_streams_and_given_up_where_none_fits() -> None:
             learnt.append(data)
             return Chat.event_template(self, data, piece)
 
-    pieces(Counting(), [chat(str(number)) for number in range(100)])
+    pieces(Counting(), stream_of([chat(str(number)) for number in range(100)]), [])
     assert len(learnt) <= 2  # the first, and the one that finishes
     learnt.clear()
-    pieces(Counting(), [chat("a", id=str(number)) for number in range(100)])
+    pieces(Counting(), stream_of([chat("a", id=str(number)) for number in range(100)]), [])
     assert len(learnt) < 10

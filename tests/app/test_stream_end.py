@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from app.errors import UpstreamError
 from app.upstream.http_client import UpstreamAnswer
-from app.upstream.stream import pieces_of
+from app.upstream.stream import CandidateStream
 from app.wire.chat import Chat
 from app.wire.completions import Completions
+from app.wire.event_template import Piece
 from app.wire.format import ApiFormat
 from app.wire.responses import Responses
 
@@ -49,11 +50,12 @@ class Sent:
 def is_whole(api_format: ApiFormat, events: Sequence[str], failure: str | None = None) -> bool:
     """Whether these events are an answer; all of them are handed on either way."""
     sent = Sent(events, failure)
-    pieces: list[dict[str, Any]] = []
+    pieces: list[Piece] = []
 
     async def read() -> None:
-        async for piece in pieces_of("adder", api_format, cast("UpstreamAnswer", sent)):
-            pieces.append(piece)
+        stream = CandidateStream("adder", api_format, cast("UpstreamAnswer", sent))
+        while arrived := await stream.read():
+            pieces.extend(arrived)
 
     try:
         asyncio.run(read())

@@ -185,11 +185,11 @@ def test_nothing_is_read_after_the_deadline() -> None:
     async def test() -> None:
         async with replicas(drips) as [one], opened({"m": [one]}) as fleet:
             deadline = soon(0.3)
-            async with fleet.stream("m", CHAT, asking(), deadline=deadline) as pieces:
-                assert await anext(pieces) == FOUR
+            async with fleet.stream("m", CHAT, asking(), deadline=deadline) as stream:
+                assert await stream.read() == [FOUR]
                 await asyncio.sleep(0.5)
                 with pytest.raises(UpstreamTimeout):
-                    await anext(pieces)
+                    await stream.read()
 
     run(test())
 
@@ -272,8 +272,8 @@ def test_leaving_a_stream_early_closes_its_connection() -> None:
 
     async def test() -> None:
         async with replicas(drips) as [one], opened({"m": [one]}) as fleet:
-            async with fleet.stream("m", CHAT, asking(), deadline=soon()) as pieces:
-                assert await anext(pieces) == FOUR
+            async with fleet.stream("m", CHAT, asking(), deadline=soon()) as stream:
+                assert await stream.read() == [FOUR]
                 left = time.monotonic()
             await eventually(lambda: len(one.left) == 1)
             assert one.left[0] - left < 1

@@ -10,6 +10,7 @@ from app.settings import Secrets, Settings
 from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 from app.wire.chat import Chat
+from app.wire.event_template import parsed
 from tests.upstreams.hostile.replicas import Replica
 
 CHAT = Chat()
@@ -66,6 +67,7 @@ async def stream_into(
     texts: list[str], fleet: Fleet, payload: Mapping[str, Any], deadline: float
 ) -> None:
     """As above; what arrived before an error is there, too."""
-    async with fleet.stream("m", CHAT, payload, deadline=deadline) as pieces:
-        async for each in pieces:
-            texts += [choice["delta"].get("content", "") for choice in each["choices"]]
+    async with fleet.stream("m", CHAT, payload, deadline=deadline) as stream:
+        while pieces := await stream.read():
+            choices = [choice for each in map(parsed, pieces) for choice in each["choices"]]
+            texts += [choice["delta"].get("content", "") for choice in choices]
