@@ -1,47 +1,61 @@
-"""DNS cache: while the name server fails or is slow, the last good answer is used."""
+"""DNS cache: one look-up in ten seconds; while the name server fails, the last good answer.
+
+Successive connections get the addresses of a host in rotation.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import time
-from collections.abc import Callable
-from typing import Final
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
-from aiohttp.abc import AbstractResolver, ResolveResult
-
+FRESH_S: Final = 10.0  # until then the name server is not asked again
 CACHE_S: Final = 300.0
 LOOKUP_S: Final = 1.0  # limit of a look-up when a cached answer can replace it
 
+Address = tuple[int, int, int, str, tuple[Any, ...]]  # as `socket.getaddrinfo` returns it
+Lookup = Callable[[str, int], Awaitable[Sequence[Address]]]
 
-class CachingResolver(AbstractResolver):
-    """Asks another resolver every time, and caches its last answer for five minutes."""
+
+async def look_up(host: str, port: int) -> Sequence[Address]:
+    """Ask the system for a host's addresses. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+class DnsCache:
+    """The addresses of hosts."""
 
     def __init__(
-        self, resolver: AbstractResolver, clock: Callable[[], float] = time.monotonic
+        self, lookup: Lookup = look_up, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._resolver = resolver
+        self._lookup = lookup
         self._clock = clock
-        # Hosts come from the configuration, so this cannot grow.
-        self._cache: dict[tuple[str, int, int], tuple[float, list[ResolveResult]]] = {}
+        # Hosts come from the configuration, so these cannot grow.
+        self._cache: dict[tuple[str, int], tuple[float, list[Address]]] = {}
+        self._locks = defaultdict[tuple[str, int], asyncio.Lock](asyncio.Lock)
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        """See :class:`aiohttp.abc.AbstractResolver`. Raises OSError."""
-        key = (host, port, family)
-        cached_at, cached = self._cache.get(key, (0.0, []))
-        is_usable = bool(cached) and self._clock() - cached_at < CACHE_S
-        try:
-            async with asyncio.timeout(LOOKUP_S if is_usable else None):
-                addresses = await self._resolver.resolve(host, port, family)
-        except OSError:  # a TimeoutError is one
-            if is_usable:
-                return cached
-            raise
-        self._cache[key] = (self._clock(), addresses)
+    async def addresses(self, host: str, port: int) -> list[Address]:
+        """Return the addresses of a host, at least one. Raises OSError."""
+        key = (host, port)
+        async with self._locks[key]:  # many connections at once need one look-up
+            asked_at, addresses = self._cache.get(key, (-CACHE_S, []))
+            if self._clock() - asked_at >= FRESH_S:
+                asked_at, addresses = await self._ask(key, asked_at, addresses)
+            self._cache[key] = asked_at, addresses[1:] + addresses[:1]
         return addresses
 
-    async def close(self) -> None:
-        """Close the other resolver."""
-        await self._resolver.close()
+    async def _ask(
+        self, key: tuple[str, int], asked_at: float, cached: list[Address]
+    ) -> tuple[float, list[Address]]:
+        is_usable = bool(cached) and self._clock() - asked_at < CACHE_S
+        try:
+            async with asyncio.timeout(LOOKUP_S if is_usable else None):
+                return self._clock(), [*await self._lookup(*key)]
+        except OSError:  # a TimeoutError is one
+            if is_usable:
+                return asked_at, cached
+            raise

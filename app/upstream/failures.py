@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
-import aiohttp
-
 from app.errors import (
     UpstreamError,
     UpstreamRateLimited,
@@ -17,9 +15,9 @@ from app.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
+from app.upstream.connection import InvalidAnswer
 
-RAISED: Final = (aiohttp.ClientError, OSError)  # a TimeoutError is one
-HEADERS_BYTES: Final = 64 * 2**10
+RAISED: Final = (InvalidAnswer, OSError)  # by a connection; a TimeoutError is an OSError
 
 # The replica's own fault. Clients could provoke the other kinds with what they send.
 _FAULTS = frozenset(
@@ -53,30 +51,25 @@ def is_unreachable(exc: UpstreamError) -> bool:
 
 
 def to_upstream_error(name: str, exc: Exception) -> UpstreamError:
-    """Translate an exception of the client library."""
+    """Translate an exception of a connection that was established."""
     match exc:
-        case aiohttp.ClientSSLError() | aiohttp.ServerFingerprintMismatch():
-            return UpstreamError(f"{name} has no valid TLS", kind="upstream_tls_error")
-        case aiohttp.ConnectionTimeoutError() | aiohttp.ClientConnectorError():
-            return UpstreamUnavailable(f"{name} cannot be reached")
         case TimeoutError():
             return UpstreamTimeout(f"{name} did not answer in time")
-        case aiohttp.ClientResponseError():
-            return not_http(name)
+        case InvalidAnswer():
+            return UpstreamError(
+                f"{name} does not speak HTTP as it should", kind="upstream_protocol_error"
+            )
         case _:
             return UpstreamError(f"{name} broke off", kind="upstream_disconnected")
 
 
-def check_response_head(name: str, response: aiohttp.ClientResponse) -> None:
-    """Reject errors, redirects, encodings and too many headers. Raises UpstreamError."""
-    status = response.status
-    if sum(len(key) + len(value) for key, value in response.raw_headers) > HEADERS_BYTES:
-        raise not_http(name)
+def check_response_head(name: str, status: int, headers: Mapping[str, str]) -> None:
+    """Reject errors, redirects and encodings. Raises UpstreamError."""
     if status == 200:
-        if response.headers.get("content-encoding", "identity") != "identity":
+        if headers.get("content-encoding", "identity") != "identity":
             raise UpstreamError(f"{name} compressed its answer", kind="upstream_encoding")
         return
-    wait = retry_after_s(response.headers)
+    wait = retry_after_s(headers)
     if status == 429:
         raise UpstreamRateLimited(f"{name} is rate limited", status=status, retry_after_s=wait)
     if status == 408:
@@ -106,8 +99,3 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
             return None
         wait = (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
     return max(0.0, wait) if math.isfinite(wait) else None
-
-
-def not_http(name: str) -> UpstreamError:
-    """Return the error of a server that breaks the protocol."""
-    return UpstreamError(f"{name} does not speak HTTP as it should", kind="upstream_protocol_error")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from pathlib import Path
 
 import pytest
 import uvloop
-from aiohttp.abc import AbstractResolver, ResolveResult
 
-from app.errors import UpstreamError
-from app.upstream.dns_cache import CACHE_S, LOOKUP_S, CachingResolver
+from app.errors import UpstreamError, UpstreamUnavailable
+from app.upstream.dns_cache import CACHE_S, FRESH_S, LOOKUP_S, Address, DnsCache
 from tests.support.fleets import CHAT, asking, opened, soon
+from tests.support.waiting import eventually
 from tests.upstreams.hostile.process import certify
 from tests.upstreams.hostile.replicas import Replica, answers, replicas
 
@@ -33,11 +34,15 @@ def encrypted(certificate: Path) -> Replica:
 
 
 async def attempts(one: Replica, *, verify: bool) -> int:
-    """Call the candidate over TLS and return the number of attempts."""
+    """Call the candidate over TLS, also with a large payload; the number of attempts of a call."""
     try:
         await one.start()
         async with opened({"m": [one]}, candidate={"verify_tls": verify}) as fleet:
-            return (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts
+            payloads = [asking(), asking("?" * 2**20), asking("!")]
+            replies = [await fleet.ask("m", CHAT, each, deadline=soon()) for each in payloads]
+            assert [each.body for each in one.asked] == payloads
+            assert one.connections == 1
+            return max(each.attempts for each in replies)
     finally:
         await one.stop()
 
@@ -85,56 +90,89 @@ def test_a_plain_port_is_no_tls(verify: bool) -> None:
     uvloop.run(test())
 
 
-class _Names(AbstractResolver):
+def test_a_handshake_that_never_ends_is_given_up() -> None:
+    """After the connect timeout, or when the call is cancelled; its descriptor is closed."""
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as deaf:
+            one = Replica(answers, scheme="https", port=deaf.getsockname()[1])
+            async with opened({"m": [one]}, connect_timeout_s=0.1, attempts=1) as fleet:
+                with pytest.raises(UpstreamUnavailable):
+                    await fleet.ask("m", CHAT, asking(), deadline=soon())
+                await asyncio.sleep(0.05)
+                before = len(os.listdir("/proc/self/fd"))
+                with pytest.raises(UpstreamUnavailable):
+                    await fleet.ask("m", CHAT, asking(), deadline=soon())
+                call = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
+                await asyncio.sleep(0.05)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+                await eventually(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+    uvloop.run(test())
+
+
+class _Names:
     """A name server that can be switched off, or made slow."""
 
     def __init__(self) -> None:
         self.lookups = 0
         self.broken = False
         self.slow_s = 0.0
+        self.known = 1  # addresses of a host
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
+    async def look_up(self, host: str, port: int) -> list[Address]:
         self.lookups += 1
         await asyncio.sleep(self.slow_s)
         if self.broken:
             raise OSError(f"no answer for {host}")
-        return [
-            ResolveResult(
-                hostname=host, host=f"10.0.0.{self.lookups}", port=port, family=family, proto=0,
-                flags=0,
-            )
-        ]  # fmt: skip
-
-    async def close(self) -> None:
-        pass
+        ends = [f"10.0.{each}.{self.lookups}" for each in range(self.known)]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (end, port)) for end in ends]
 
 
 def test_the_last_good_address_outlives_its_name_server() -> None:
     """For five minutes, and for the names that it knows."""
 
     async def test() -> None:
-        names, now = _Names(), 0.0
-        resolver = CachingResolver(names, lambda: now)
+        nonlocal now
+        names = _Names()
+        cache = DnsCache(names.look_up, lambda: now)
 
         async def address(host: str = "gpu-1") -> str:
-            return (await resolver.resolve(host, 80))[0]["host"]
+            return (await cache.addresses(host, 80))[0][4][0]
 
         assert await address() == "10.0.0.1"
-        assert await address() == "10.0.0.2"  # it is asked each time
+        now = FRESH_S
+        assert await address() == "10.0.0.2"  # it is asked again
         names.broken = True
-        now = CACHE_S - 1
+        now = FRESH_S + CACHE_S - 1
         assert await address() == "10.0.0.2"
         with pytest.raises(OSError, match="gpu-2"):
             await address("gpu-2")
-        now = CACHE_S
+        now = FRESH_S + CACHE_S
         with pytest.raises(OSError, match="gpu-1"):
             await address()
         names.broken = False
         assert await address() == f"10.0.0.{names.lookups}"
         names.slow_s = 10 * LOOKUP_S
+        now += FRESH_S
         assert await address() == f"10.0.0.{names.lookups - 1}"
+
+    now = 0.0
+    uvloop.run(test())
+
+
+def test_connections_are_spread_over_the_addresses_of_a_host() -> None:
+    """At once, too: then one look-up serves all of them."""
+
+    async def test() -> None:
+        names = _Names()
+        names.known, names.slow_s = 3, 0.05
+        cache = DnsCache(names.look_up)
+        found = await asyncio.gather(*(cache.addresses("gpu-1", 80) for _ in range(6)))
+        assert names.lookups == 1
+        assert [each[0][4][0] for each in found] == ["10.0.0.1", "10.0.1.1", "10.0.2.1"] * 2
+        assert all(len(each) == 3 for each in found)
 
     uvloop.run(test())
 

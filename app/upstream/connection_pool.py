@@ -1,0 +1,120 @@
+"""Connections to one replica: made on demand, kept while they are idle for a short time."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import quote, unquote, urlsplit
+
+import aiohappyeyeballs
+
+from app.upstream.connection import Connection
+from app.upstream.dns_cache import DnsCache
+from racer_core import __version__
+
+IDLE_S: Final = 15.0  # then a connection is closed; servers close theirs about as early
+NEXT_ADDRESS_S: Final = 0.25  # until a host's next address is tried as well (RFC 8305)
+
+
+class ConnectionPool:
+    """Connections to one server.
+
+    Args:
+        base_url: Of the server.
+        headers: Sent with every request.
+        tls: Used for an ``https`` URL.
+        dns: Finds the server.
+    """
+
+    def __init__(
+        self, base_url: str, headers: Mapping[str, str], *, tls: ssl.SSLContext, dns: DnsCache
+    ) -> None:
+        parts = urlsplit(base_url)
+        host = parts.hostname or ""
+        self._host = host if host.isascii() else host.encode("idna").decode()
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
+        self._tls = tls if parts.scheme == "https" else None
+        self._dns = dns
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        named = {
+            "host": shown if parts.port is None else f"{shown}:{parts.port}",
+            "accept": "*/*",
+            "user-agent": f"racer/{__version__}",
+        }
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            named["authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        self._headers = "".join(
+            f"{name}: {value}\r\n" for name, value in (named | {**headers}).items()
+        )
+        self._heads = dict[tuple[str, str], bytes]()  # paths come from the gateway's own routes
+        self._idle = dict[Connection, float]()  # since when, the latest last
+        self._cleaning: asyncio.TimerHandle | None = None
+
+    def head(self, method: str, path: str) -> bytes:
+        """Return the beginning of a request's head, up to the headers that all requests share."""
+        head = self._heads.get((method, path))
+        if head is None:
+            text = f"{method} {self._path}/{path} HTTP/1.1\r\n{self._headers}"
+            head = self._heads[method, path] = text.encode("latin-1")
+        return head
+
+    def take(self) -> Connection | None:
+        """Return the connection that was used last, if one is idle."""
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.is_open:
+                return connection
+        return None
+
+    async def connect(self) -> Connection:
+        """Make a connection. Raises OSError; a failed TLS handshake is an ssl.SSLError."""
+        loop = asyncio.get_running_loop()
+        addresses = await self._dns.addresses(self._host, self._port)
+        socket = await aiohappyeyeballs.start_connection(
+            addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, loop=loop
+        )
+        _, connection = await loop.create_connection(
+            Connection,
+            sock=socket,
+            ssl=self._tls,
+            server_hostname=None if self._tls is None else self._host,
+        )
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection if its answer was complete and it can be used again; else close it."""
+        if connection.is_complete and connection.is_reusable and connection.is_open:
+            connection.read_nowait()  # what its reader did not need
+            self._idle[connection] = time.monotonic()
+            if self._cleaning is None:
+                self._clean_later()
+        else:
+            connection.abort()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        if self._cleaning is not None:
+            self._cleaning.cancel()
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    def _clean_later(self) -> None:
+        self._cleaning = asyncio.get_running_loop().call_later(IDLE_S, self._clean)
+
+    def _clean(self) -> None:
+        """Close what has been idle for too long, and forget what the server closed."""
+        self._cleaning = None
+        oldest = time.monotonic() - IDLE_S
+        for connection, since in list(self._idle.items()):
+            if since <= oldest or not connection.is_open:
+                connection.abort()
+                del self._idle[connection]
+        if self._idle:
+            self._clean_later()
