@@ -22,7 +22,7 @@ from racer_core import artifacts
 from racer_core.calibration.augmentation import checked_scores
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
-from racer_core.encoder.base import Encoder
+from racer_core.encoder.base import Encoder, TokenizingEncoder
 from racer_core.encoder.components import projected
 from racer_core.errors import ArtifactError, CalibrationError, InputError, RowsError
 from racer_core.records.units import plain_names, rows_kind
@@ -62,6 +62,14 @@ class Racer(TrainedRouter):
         except InputError as exc:
             raise ArtifactError(f"the router gives no chances for a first query: {exc}") from exc
         return racer
+
+    def tokenized(self, queries: Sequence[str]) -> Sequence[str]:
+        """Queries for :meth:`score` with their tokens, if the encoder has a tokenizer.
+
+        Another thread may call it during a forward pass. Scores are the same with and without it.
+        """
+        encoder = self.encoder
+        return encoder.tokenized(queries) if isinstance(encoder, TokenizingEncoder) else queries
 
     def score(self, queries: Sequence[str]) -> RouterScores:
         """F for each query, identical in calibration and serving.

@@ -1,7 +1,7 @@
 """The encoder worker: a bounded queue with dynamic batching, and the thread that owns the encoder.
 
-Everything that blocks happens on that thread. Waiting queries are scored as one batch: batches grow
-under load, and no query waits for a batch to fill.
+Waiting queries are scored as one batch: batches grow under load, and no query waits for a batch to
+fill. What waits is tokenised on a second thread while the first one computes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from app.errors import NotReady, Overloaded
 from app.routing.scorer import ScoredQuery, put, room_for
 from app.telemetry.metrics import Metrics
+from racer_core.encoder.base import TokenizingEncoder
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
 
@@ -38,15 +39,15 @@ _MARGIN: Final = 0.9  # of the queueing time, for estimates: few admitted querie
 _TOO_FAR_BEHIND: Final = "the router is too far behind; try again soon"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    query: str
+    query: str  # with its tokens, once it has them
     since: float  # monotonic
     future: asyncio.Future[ScoredQuery]
 
 
 class EncoderWorker:
-    """Scores queries on one thread.
+    """Scores queries on one thread, and tokenises the next ones on another.
 
     Args:
         racer: Loaded artifact and encoder.
@@ -74,6 +75,10 @@ class EncoderWorker:
         self._row_s = 0.0  # moving average over full batches: smaller ones say nothing of a crowd
         self._free_at = 0.0  # monotonic; when the running batch is expected to end
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="racer-encoder")
+        self._tokenizer = ThreadPoolExecutor(1, thread_name_prefix="racer-tokenizer")
+        self._tokenizes = isinstance(racer.encoder, TokenizingEncoder)
+        self._scoring = False
+        self._ahead: Future[None] | None = None  # tokenises the next batch
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -86,7 +91,8 @@ class EncoderWorker:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         _fail(self._waiting, NotReady("the gateway is closing"))
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        for thread in (self._tokenizer, self._thread):
+            thread.shutdown(wait=True, cancel_futures=True)
 
     async def score(self, query: str) -> ScoredQuery:
         """Score one query; cancellation gives up its place in the queue.
@@ -103,6 +109,7 @@ class EncoderWorker:
         self._last_query_at = item.since
         self._metrics.queue_depth.set(len(self._waiting))
         self._arrived.set()
+        self._tokenize_ahead()
         try:
             return await item.future
         finally:
@@ -124,10 +131,9 @@ class EncoderWorker:
         """
         count, done = len(texts), 0
         whole: RouterScores | None = None
-        for rows in _slices(texts, self._rows):
+        for rows, some in self._tokenized_slices(texts):
             if progress is not None:
                 progress(done, count)
-            some = [texts[row] for row in rows]
             part, took_s = self._thread.submit(self._timed, some).result()
             whole = whole or room_for(part, count)
             put(part, whole, rows)
@@ -144,6 +150,30 @@ class EncoderWorker:
         loop = asyncio.get_running_loop()
         encoded = await loop.run_in_executor(self._thread, self._racer.encoder.encode, texts)
         return encoded.embeddings
+
+    def _tokenized_slices(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Sequence[str]]]:
+        """Slices of rows with their texts; the next one is tokenised while one is scored."""
+        under_way: deque[tuple[list[int], Future[Sequence[str]]]] = deque()
+        for rows in _slices(texts, self._rows):
+            some = [texts[row] for row in rows]
+            under_way.append((rows, self._tokenizer.submit(self._racer.tokenized, some)))
+            if len(under_way) > 1:
+                ready, tokenized = under_way.popleft()
+                yield ready, tokenized.result()
+        for rows, tokenized in under_way:
+            yield rows, tokenized.result()
+
+    def _tokenize_ahead(self) -> None:
+        """Tokenise what waits for the next batch, while a batch is scored."""
+        idle = self._ahead is None or self._ahead.done()
+        if self._tokenizes and self._scoring and self._waiting and idle:
+            waiting = list(itertools.islice(self._waiting, self._batch))
+            self._ahead = self._tokenizer.submit(self._tokenize, waiting)
+
+    def _tokenize(self, waiting: Sequence[_Waiting]) -> None:
+        tokenized = self._racer.tokenized([item.query for item in waiting])
+        for item, query in zip(waiting, tokenized, strict=True):
+            item.query = query
 
     def _estimated_wait_s(self) -> float:
         """Seconds until a query that arrives now is scored."""
@@ -175,6 +205,8 @@ class EncoderWorker:
         self._metrics.batch_size.observe(len(batch))
         started = time.monotonic()
         self._free_at = started + len(batch) * self._row_s
+        self._scoring = True
+        self._tokenize_ahead()
         try:
             with self._metrics.router_seconds.time():
                 scored = await self._on_thread([item.query for item in batch])
@@ -196,6 +228,8 @@ class EncoderWorker:
             raise
         except Exception as exc:  # noqa: BLE001 - every waiting query must get the error
             _fail(batch, exc)
+        finally:
+            self._scoring = False
 
     def _timed(self, texts: Sequence[str]) -> tuple[RouterScores, float]:
         started = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,15 @@ class Encoder(Protocol):
 
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts; row i of the result belongs to texts[i]."""
+        ...
+
+
+@runtime_checkable
+class TokenizingEncoder(Encoder, Protocol):
+    """An encoder whose texts can be tokenised on another thread, while it computes others."""
+
+    def tokenized(self, texts: Sequence[str]) -> Sequence[str]:
+        """The same texts with their tokens, which :meth:`encode` then does not compute again."""
         ...
 
 

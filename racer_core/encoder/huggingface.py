@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -30,6 +31,20 @@ _TEXTS = 256  # in a batch on a GPU
 # What a batch costs on a GPU beside its tokens, as that many tokens: about a millisecond by a
 # graph, and several by transformers. Estimates for an H100, not measured.
 _LAUNCH: dict[Forward, int] = {"lean": 2_048, "transformers": 8_192}
+
+
+class TokenizedText(str):
+    """A text with its tokens, which stands for the text everywhere else.
+
+    Attributes:
+        tokens: The tokenizer's lists by name, as ``input_ids``.
+        truncated: Whether the text was cut.
+    """
+
+    __slots__ = ("tokens", "truncated")
+
+    tokens: dict[str, list[int]]
+    truncated: bool
 
 
 class HuggingFaceEncoder:
@@ -87,6 +102,7 @@ class HuggingFaceEncoder:
             ) from exc
         if not self._tokenizer.is_fast:
             raise ArtifactError(f"encoder {name!r} has no fast tokenizer (tokenizer.json)")
+        self._tokenizing = threading.Lock()  # a call sets the tokenizer's limit of tokens
         digest = _digest(model, self._tokenizer)
         if forward is None:
             forward = "lean" if backend == "cpu" and deberta.fits(model) else "transformers"
@@ -127,20 +143,31 @@ class HuggingFaceEncoder:
                 )
                 self._shapes = self._graphs.shapes
 
+    def tokenized(self, texts: Sequence[str]) -> list[TokenizedText]:
+        """The texts with their tokens, for :meth:`encode`; threads may call it beside a forward."""
+        found = [text for text in texts if not isinstance(text, TokenizedText)]
+        fresh = iter(self._tokenize(found) if found else ())
+        return [text if isinstance(text, TokenizedText) else next(fresh) for text in texts]
+
+    def _tokenize(self, texts: list[str]) -> Iterator[TokenizedText]:
+        with self._tokenizing:
+            encoding: Any = self._tokenizer(texts, truncation=True, max_length=self.spec.max_tokens)
+        for row, text in enumerate(texts):
+            tokenized = TokenizedText(text)
+            tokenized.tokens = {name: values[row] for name, values in encoding.items()}
+            tokenized.truncated = bool(encoding.encodings[row].overflowing)
+            yield tokenized
+
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts in batches, longest first, to keep padding small."""
         embeddings = np.zeros((len(texts), int(self._model.config.hidden_size)), np.float32)
-        if not texts:
-            return EncoderOutput(embeddings, np.zeros(0, dtype=bool))
-        encoding: Any = self._tokenizer(
-            list(texts), truncation=True, max_length=self.spec.max_tokens
-        )
-        lengths = [len(ids) for ids in encoding["input_ids"]]
-        for rows in self._batches(lengths):
-            tokens = {name: [values[i] for i in rows] for name, values in encoding.items()}
+        tokenized = self.tokenized(texts)
+        for rows in self._batches([len(text.tokens["input_ids"]) for text in tokenized]):
+            some = [tokenized[row].tokens for row in rows]
+            tokens = {name: [each[name] for each in some] for name in some[0]}
             with _enough_memory(self.spec.name):
                 embeddings[rows] = self._forward(tokens)
-        truncated = np.array([bool(each.overflowing) for each in encoding.encodings], dtype=bool)
+        truncated = np.array([text.truncated for text in tokenized], dtype=bool)
         return EncoderOutput(unit_rows(embeddings), truncated)
 
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from racer_core.encoder.base import Encoder, EncoderOutput, EncoderSpec
+from racer_core.encoder.base import Encoder, EncoderOutput, EncoderSpec, TokenizingEncoder
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 
 
@@ -25,6 +25,11 @@ class HybridEncoder:
     def spec(self) -> EncoderSpec:
         """The semantic encoder's, marked."""
         return replace(self.semantic.spec, lexical=True)
+
+    def tokenized(self, texts: Sequence[str]) -> Sequence[str]:
+        """The texts with the tokens of the semantic encoder, if it has a tokenizer."""
+        semantic = self.semantic
+        return semantic.tokenized(texts) if isinstance(semantic, TokenizingEncoder) else texts
 
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts; truncated where the semantic encoder cut."""

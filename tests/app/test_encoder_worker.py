@@ -48,11 +48,16 @@ class StubRacer:
     error: Exception | None = None
     rows: int | None = None  # how many rows it answers with, when not as many as asked
     backend: str = "cpu"
+    encoder: Encoder = field(default_factory=CharNgramEncoder)
 
     @property
     def artifact(self) -> SimpleNamespace:
         """Says where the encoder runs."""
         return SimpleNamespace(encoder=replace(SPEC, backend=self.backend))
+
+    def tokenized(self, queries: Sequence[str]) -> Sequence[str]:
+        """As for an encoder without a tokenizer."""
+        return queries
 
     def score(self, queries: Sequence[str]) -> RouterScores:
         """As a racer does, on the worker's thread."""
@@ -347,6 +352,58 @@ def test_rows_of_a_calibration_let_queries_go_between() -> None:
         assert before < 1_001 == len(racer.batches)
 
     play(scenario)
+
+
+def test_what_waits_is_tokenised_while_a_batch_is_scored() -> None:
+    """Live queries and slices of rows; the encoder's thread then finds the tokens."""
+
+    class Tokens(str):
+        """A text with its tokens."""
+
+    class TokenizingStub(CharNgramEncoder):
+        def tokenized(self, texts: Sequence[str]) -> Sequence[str]:
+            """Makes the encoder a tokenizing one."""
+            raise NotImplementedError
+
+    @dataclass
+    class Tokenizing(StubRacer):
+        encoder: Encoder = field(default_factory=TokenizingStub)
+        ahead: queue.SimpleQueue[list[str]] = field(default_factory=queue.SimpleQueue)
+
+        def tokenized(self, queries: Sequence[str]) -> Sequence[str]:
+            self.ahead.put(list(queries))
+            return [Tokens(text) for text in queries]
+
+    racer = Tokenizing()
+
+    async def run() -> None:
+        worker = EncoderWorker(
+            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, metrics=Metrics()
+        )
+        async with worker, asyncio.timeout(10):
+            first = ask(worker, 0)
+            await begun(racer)
+            assert racer.ahead.empty()  # an idle encoder's thread tokenises by itself
+            second = ask(worker, 1)
+            assert await asyncio.to_thread(racer.ahead.get, timeout=10) == ["1"]
+            racer.free.set()
+            await asyncio.gather(*first, *second)
+            await begun(racer)
+            racer.free.clear()
+            rows = [str(number) for number in range(8)]
+            scoring = asyncio.create_task(asyncio.to_thread(worker.score_rows, rows))
+            await begun(racer)
+            for slice_ in (rows[:4], rows[4:]):
+                assert await asyncio.to_thread(racer.ahead.get, timeout=10) == slice_
+            racer.free.set()
+            assert (await scoring).scores[:, 0].tolist() == list(range(8))
+
+    try:
+        asyncio.run(run())
+    finally:
+        racer.free.set()
+    kinds = [{type(text) for text in batch} for batch in racer.batches]
+    assert kinds == [{str}, {Tokens}, {Tokens}, {Tokens}]
 
 
 def test_on_a_gpu_rows_are_scored_in_slices_that_fill_a_batch() -> None:

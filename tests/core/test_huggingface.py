@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -54,6 +55,21 @@ def test_pooling_by_hand(tiny_encoder, pooling):
     expected = hidden.mean(axis=0) if pooling == "mean" else hidden[0]
     embedded = opened(tiny_encoder, pooling=pooling).encode(["a b g"]).embeddings[0]
     np.testing.assert_allclose(embedded, expected / np.linalg.norm(expected), atol=1e-5)
+
+
+def test_tokens_made_before_give_the_same_bits(encoder):
+    """All, some or none of the texts have their tokens; threads may tokenise at the same time."""
+    texts = ["a b g", LONG * 5, "", "c", *("a " * n for n in range(1, 30))]
+    plain = encoder.encode(texts)
+    with ThreadPoolExecutor(4) as threads:
+        for whole in threads.map(encoder.tokenized, [texts] * 8):
+            assert whole == texts
+            for given in (whole, [*texts[:3], *whole[3:]], encoder.tokenized(whole)):
+                again = encoder.encode(given)
+                assert np.array_equal(again.embeddings, plain.embeddings)
+                assert np.array_equal(again.truncated, plain.truncated)
+    assert plain.truncated.any()
+    assert encoder.encode([]).embeddings.shape == (0, 32)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
