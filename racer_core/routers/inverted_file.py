@@ -140,7 +140,7 @@ class InvertedFile:
 
     def _nearest_lists(self, query: FloatArray, reach: int) -> NDArray[np.intp]:
         """Lists to probe, nearest centre first; more of them if they hold too few rows."""
-        similarity = np.round(self._centres @ query, DECIMALS)[None]
+        similarity = (self._centres @ query)[None]
         probes = int(self.probes[min(reach, len(self.probes)) - 1])
         while self.sizes[lists := nearest_first(similarity, probes)[0]].sum() < reach:
             probes = min(2 * probes, len(self.sizes))
@@ -256,8 +256,8 @@ def _nearest(
     found: list[NDArray[np.intp]] = []
     for start in range(0, len(held_out), _SCANNED):
         part = held_out[start : start + _SCANNED]
-        similarity = np.round(embeddings[part] @ embeddings.T, DECIMALS)
-        similarity[np.arange(len(part)), part] = -np.inf
+        similarity = embeddings[part] @ embeddings.T
+        similarity[np.arange(len(part)), part] = -2.0  # below every cosine
         found.append(nearest_first(similarity, reach))
     return np.concatenate(found)
 

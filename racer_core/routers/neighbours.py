@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,7 @@ class ExactSearch:
 
     def nearest(self, queries: FloatArray, reach: int) -> NDArray[np.intp]:
         """The ``reach`` nearest of all rows."""
-        return nearest_first(np.round(queries @ self._columns, DECIMALS), reach)
+        return nearest_first(queries @ self._columns, reach)
 
     def similarity(self, queries: FloatArray, rows: NDArray[np.intp]) -> FloatArray:
         """The cosine of each query (B, D) with one training row, shape (B,)."""
@@ -87,15 +87,16 @@ class ExactSearch:
 
 
 def nearest_first(similarity: NDArray[np.floating[Any]], reach: int) -> NDArray[np.intp]:
-    """The ``reach`` most similar columns of each row, shape (B, reach); ties go to the earlier."""
-    last = reach - 1
-    kth = -np.partition(-similarity, last, axis=1)[:, last : last + 1]
-    nearer, equal = similarity > kth, similarity == kth
-    places = reach - nearer.sum(axis=1, keepdims=True)
-    chosen = nearer | (equal & (np.cumsum(equal, axis=1) <= places))
-    columns = np.nonzero(chosen)[1].reshape(len(similarity), reach)
-    order = np.argsort(-np.take_along_axis(similarity, columns, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(columns, order, axis=1)
+    """The ``reach`` columns of each row that are most similar on the grid, shape (B, reach).
+
+    Ties go to the earlier column. Sorts whole numbers, of which each stands for a similarity and
+    its column: a fifth of the time of sorting similarities.
+    """
+    count = similarity.shape[1]
+    steps: NDArray[np.intp] = np.rint(similarity * -(10.0**DECIMALS)).astype(np.intp)
+    keys = cast("NDArray[np.intp]", steps * count + np.arange(count))
+    keys.partition(reach - 1, axis=1)
+    return np.sort(keys[:, :reach], axis=1) % count
 
 
 __getattr__ = renamed(

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.errors import InputError
-from racer_core.routers.neighbours import DECIMALS, ExactSearch, Neighbours, nearest_first
+from racer_core.routers.neighbours import ExactSearch, Neighbours, nearest_first
 from racer_core.types import FloatArray
 
 _SPARSE: Final = 0.25  # share of entries other than zero below which embeddings are sparse
@@ -84,7 +84,7 @@ class SparseSearch:
         similarity = queries[:, columns] @ vectors
         for query, products in zip(queries, similarity, strict=True):
             products += self._rare_products(query)
-        return nearest_first(np.round(similarity, DECIMALS), reach)
+        return nearest_first(similarity, reach)
 
     def similarity(self, queries: FloatArray, rows: NDArray[np.intp]) -> FloatArray:
         """The cosine of each query (B, D) with one training row, shape (B,)."""
