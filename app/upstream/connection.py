@@ -48,6 +48,8 @@ class Connection(asyncio.Protocol):
             lenient_spaces_after_chunk_size=True, lenient_optional_cr_before_lf=True
         )
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._until = self._timer_at = 0.0  # of the latest wait, and when the timer ends
         self._is_writing_paused = False
         self.is_open = False
         self._reset()
@@ -126,13 +128,30 @@ class Connection(asyncio.Protocol):
     async def _wait(self, until: float) -> None:
         """Wait until anything happens."""
         loop = asyncio.get_running_loop()
-        self._waiter = waiter = loop.create_future()
-        timer = loop.call_later(until - time.monotonic(), _expire, waiter)
+        self._waiter, self._until = loop.create_future(), until
+        if self._timer is None or until < self._timer_at:
+            self._set_timer()
         try:
-            await waiter
+            await self._waiter
         finally:
-            timer.cancel()
             self._waiter = None
+
+    def _set_timer(self) -> None:
+        """Set the one timer, which outlasts a wait: streams wait anew for every token."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = self._until
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._until - time.monotonic(), self._check_time)
+
+    def _check_time(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if time.monotonic() >= self._until:
+            self._waiter.set_exception(TimeoutError())
+        else:
+            self._set_timer()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -161,6 +180,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
         self._fail(Disconnected())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         del self._parser  # which refers to this object
 
     def pause_writing(self) -> None:
@@ -245,8 +267,3 @@ class Connection(asyncio.Protocol):
         if self.status:
             self.is_complete = True
             self.is_reusable = self._parser.should_keep_alive() and not self._unsent
-
-
-def _expire(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(TimeoutError())

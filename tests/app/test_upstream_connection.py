@@ -276,6 +276,33 @@ def test_no_more_is_received_than_is_read() -> None:
     LOOP.run_until_complete(test())
 
 
+def test_every_wait_ends_at_its_own_deadline() -> None:
+    """Later or earlier than that of the wait before; one timer does for a stream."""
+
+    async def test() -> None:
+        connection = Wire().connection
+        with pytest.raises(TimeoutError):
+            await connection.request(b"", b"", time.monotonic() + 0.01)
+        connection = Wire().connection
+        asking = asyncio.create_task(connection.request(b"", b"", time.monotonic() + 60))
+        await asyncio.sleep(0)
+        connection.data_received(OK + b"content-length: 9\r\n\r\n")
+        await asking
+        for letter in b"a", b"b":
+            reading = asyncio.create_task(connection.read(time.monotonic() + 0.03))
+            await asyncio.sleep(0.02)
+            connection.data_received(letter)
+            assert await reading == letter
+        for wait_s in (0.02, 0.05, 0.01):
+            until = time.monotonic() + wait_s
+            with pytest.raises(TimeoutError):
+                await connection.read(until)
+            assert 0 <= time.monotonic() - until < 5
+        connection.connection_lost(None)
+
+    LOOP.run_until_complete(test())
+
+
 def test_a_large_payload_is_written_as_the_server_reads_it() -> None:
     """An early answer counts, and its connection is not kept."""
 
