@@ -1,9 +1,10 @@
 """The one JSON reader: stricter than the standard library, and never quoting what it read."""
 
 import json
+import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from racer_core import strict_json
@@ -114,6 +115,71 @@ def test_any_text_of_json_signs_is_read_or_refused(text):
     except InputError:
         return
     assert value == json.loads(text)
+
+
+PARTS = ["a", ":", "\\u003a", "\\u003A", '\\"', "\\\\", "\\ud800", "1" * 19, "ä"]
+literals = st.one_of(
+    st.sampled_from(["0", "-0", "-0.0", "-0e1", "1.0", "1E+2", "1e-400", "1e400", "NaN", "true"]),
+    st.sampled_from([2**63 - 1, 2**63, 2**64, -(2**63), -(2**63) - 1, 10**18, 10**19]).map(str),
+    st.floats().map(repr),
+    st.lists(
+        st.sampled_from(["a", ":", "\\u003a", "\\u003A", '\\"', "\\\\", "\\ud800", "1" * 19, "ä"])
+    )
+    .map("".join)
+    .map('"{}"'.format),
+)
+spaces = st.sampled_from(["", "", " ", "\n", "\x0b"])
+
+
+@st.composite
+def members(draw: st.DrawFn, values: st.SearchStrategy[str]) -> str:
+    """An object whose keys are often equal, spelled in several ways."""
+    keys = st.sampled_from(['"a"', '"\\u0061"', '"b"', '":"', '"\\u003a"', '"\\":"', '""'])
+    pairs = draw(st.lists(st.tuples(keys, spaces, spaces, values), max_size=3))
+    return "{" + ",".join(f"{key}{one}:{two}{value}" for key, one, two, value in pairs) + "}"
+
+
+written_documents = st.recursive(
+    literals,
+    lambda inner: st.one_of(
+        members(inner),
+        st.lists(inner, max_size=3).map(lambda each: f"[{','.join(each)}]"),
+        st.tuples(st.sampled_from([1, 30, 62, 63, 64, 65, 200, 300]), inner).map(
+            lambda found: "[" * found[0] + found[1] + "]" * found[0]
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(text=written_documents, blanks=st.sampled_from([0, 2**16]))
+@example(text='{"a":1, "a":"\\u003a"}', blanks=0)  # as many colons as without the repeated key
+@example(text='{"a" :1, "a":"\\":"}', blanks=0)
+@example(text="[" * 65 + "]" * 65, blanks=0)
+@example(text="[" * 66 + "]" * 66, blanks=0)
+@example(text="[" * 66 + "]" * 66, blanks=2**16)
+@example(text='{"a":' * 64 + "{}" + "}" * 64, blanks=0)
+@example(text='{"a":' * 65 + "{}" + "}" * 65, blanks=0)
+def test_the_fast_reader_and_the_strict_decoder_agree(text, blanks):
+    """The same documents are refused, and the others have the same values of the same types."""
+
+    def outcome(read, data):
+        try:
+            return repr(read(data))  # tells 1 from 1.0, 0.0 from -0.0, and the order of keys
+        except InputError as exc:
+            return exc.args
+
+    data = text.encode() + b" " * blanks
+    assert outcome(strict_json.loads, data) == outcome(strict_json.decode_strictly, data)
+
+
+@given(document=documents)
+def test_ordinary_documents_are_read_fast(document):
+    """A long number or an escaped colon is rare; everything else must not pay twice."""
+    text = json.dumps(document)
+    if "\\u003" not in text and not re.search(r"\d{19}", text):
+        assert strict_json.read_alike(text.encode()) == document
 
 
 @pytest.mark.parametrize("text", ["[]", "1", '"{}"', "null"])
