@@ -26,6 +26,7 @@ SMALL = {
     "uncached.py": (["--tiny", "--rounds", "1", "--queries", "3"], "manifest"),
     "batching.py": (["--tiny", "--rounds", "1", "--seconds", "1"], "manifest"),
     "overload.py": (["--seconds", "1"], "steps"),
+    "slow_streams.py": (["--streams", "20", "--gap-ms", "10"], "passed"),
     "soak.py": (["--minutes", "0.1"], "samples"),
     "score_choice.py": (["--divisions", "1"], "power"),
     "router_dc_deviations.py": (["--steps", "2", "--seeds", "1"], "results"),
