@@ -52,8 +52,7 @@ class WordVectorEncoder:
 
         matrix, vocabulary = _matrix(folder), Path(folder, "tokenizer.json")
         try:
-            digest = hashlib.sha256(matrix.read_bytes())
-            digest.update(vocabulary.read_bytes())
+            digest = _digest(matrix, vocabulary)
             tensors = load_file(matrix)
         except (OSError, SafetensorError, TypeError, KeyError) as exc:
             raise ArtifactError(
@@ -73,7 +72,7 @@ class WordVectorEncoder:
         self.spec = EncoderSpec(
             kind="word-vectors",
             name=folder,
-            digest=digest.hexdigest(),
+            digest=digest,
             pooling="mean",
             max_tokens=max_tokens,
             backend="numpy",
@@ -93,10 +92,18 @@ class WordVectorEncoder:
 
 def _unknown(tokenizer: Tokenizer) -> int | None:
     """The number of the token that replaces unknown words."""
-    model = json.loads(tokenizer.to_str())["model"]
-    if "unk_id" in model:  # of Unigram; the others have its text
-        return model["unk_id"]
-    return tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
+    text: str | None = getattr(tokenizer.model, "unk_token", None)
+    if text is not None:
+        return tokenizer.token_to_id(text)
+    return json.loads(tokenizer.to_str())["model"].get("unk_id")  # of Unigram
+
+
+def _digest(*files: Path) -> str:
+    digest = hashlib.sha256()
+    for each in files:
+        with each.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _matrix(folder: str | Path) -> Path:

@@ -127,7 +127,7 @@ def test_other_files_are_not_the_encoder_of_the_artifact(tmp_path):
     folder_of(tmp_path / "a", embeddings=VECTORS + 1)
     with pytest.raises(ArtifactError, match=r"digest .* became"):
         artifacts.open_encoder(spec)
-    folder_of(tmp_path / "a", {**WORDS, "d": 3})
+    folder_of(tmp_path / "a", {**WORDS, "a": 2, "b": 1})
     with pytest.raises(ArtifactError, match=r"digest .* became"):
         artifacts.open_encoder(spec)
 
