@@ -7,17 +7,17 @@ connection, so that the server stops working on it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
-from app.concurrency.threads import off_loop
+from app.concurrency.memory_budget import MemoryBudget
+from app.concurrency.threads import SMALL_BYTES, off_loop
 from app.errors import UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
 from app.settings import Secrets, Settings
@@ -68,7 +68,57 @@ class UpstreamCall:
     is_timed_in_all: bool
     deadline: float
     tried: list[Replica]
+    buffers: MemoryBudget  # of large payloads and answers
     span: CallSpan | None = None  # of the latest attempt
+
+    def __enter__(self) -> Self:
+        """Count a large payload as buffered. Raises UpstreamError."""
+        self.buffers.reserve(self._buffered)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.buffers.release(self._buffered)
+
+    @property
+    def _buffered(self) -> int:
+        size = len(self.data)
+        return size if size > SMALL_BYTES else 0
+
+
+class Attempt:
+    """One attempt of a call: a context in which its answer is open.
+
+    A class, since generators as contexts cost more than the call itself.
+
+    Args:
+        call: The call.
+        begin: Sends it.
+        end: Records what came of it; gets the exception that ended the context.
+    """
+
+    __slots__ = ("_begin", "_end", "answer", "call", "limit_s", "replica", "started")
+
+    replica: Replica
+    started: float  # a ``time.monotonic()``
+    limit_s: float
+    answer: UpstreamAnswer | None
+
+    def __init__(
+        self,
+        call: UpstreamCall,
+        begin: Callable[[Attempt], Awaitable[UpstreamAnswer]],
+        end: Callable[[Attempt, BaseException | None], None],
+    ) -> None:
+        self.call = call
+        self.answer = None
+        self._begin = begin
+        self._end = end
+
+    async def __aenter__(self) -> UpstreamAnswer:
+        return await self._begin(self)
+
+    async def __aexit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        self._end(self, exc)
 
 
 class Fleet:
@@ -98,7 +148,7 @@ class Fleet:
             for state in STATES:
                 count = partial(self._count, name, state)
                 self._metrics.replicas.labels(name, state).set_function(count)
-        self._metrics.buffered_bytes.set_function(lambda: self._client.buffered_bytes)
+        self._metrics.buffered_bytes.set_function(lambda: self._client.buffers.used)
         await self._client.__aenter__()
         return self
 
@@ -235,7 +285,6 @@ class Fleet:
         choices = api_format.choices(body)
         return body, [choice.without_reasoning(self._reasoning) for choice in choices]
 
-    @contextlib.contextmanager
     def _open_call(
         self,
         name: str,
@@ -244,23 +293,22 @@ class Fleet:
         deadline: float,
         caller: str,
         endpoint: Endpoint | None = None,
-    ) -> Generator[UpstreamCall]:
-        """Encode a payload, whose bytes count as buffered until the call has ended."""
+    ) -> UpstreamCall:
+        """Encode a payload; as a context, the call counts its bytes as buffered."""
         target = self._targets[name]
-        data = dump_json(payload)
-        with self._client.buffering(data):
-            yield UpstreamCall(
-                name=endpoint.name if endpoint else target.name,
-                caller=caller,
-                target=target,
-                path=path,
-                model=payload.get("model"),
-                data=data,
-                timeout_s=endpoint.timeout_s if endpoint else target.timeout_s,
-                is_timed_in_all=endpoint is not None,
-                deadline=deadline,
-                tried=[],
-            )
+        return UpstreamCall(
+            name=endpoint.name if endpoint else target.name,
+            caller=caller,
+            target=target,
+            path=path,
+            model=payload.get("model"),
+            data=dump_json(payload),
+            timeout_s=endpoint.timeout_s if endpoint else target.timeout_s,
+            is_timed_in_all=endpoint is not None,
+            deadline=deadline,
+            tried=[],
+            buffers=self._client.buffers,
+        )
 
     async def _read_answer(
         self, call: UpstreamCall, parse: Callable[[bytes], T], report: Callable[[T], ModelAndUsage]
@@ -310,27 +358,28 @@ class Fleet:
             return False
         return name not in self._candidates or name in self.down(call.caller)
 
-    @asynccontextmanager
-    async def _attempt(self, call: UpstreamCall) -> AsyncGenerator[UpstreamAnswer]:
-        """Make one attempt, recorded in metrics, traces and the replica's circuit breaker."""
-        target = call.target
-        replica = await target.replicas.acquire(
+    def _attempt(self, call: UpstreamCall) -> Attempt:
+        return Attempt(call, self._begin, self._end)
+
+    async def _begin(self, attempt: Attempt) -> UpstreamAnswer:
+        """Send a call to one of the replicas."""
+        call, target = attempt.call, attempt.call.target
+        attempt.replica = replica = await target.replicas.acquire(
             call.tried,
             caller=call.caller,
             deadline=call.deadline,
-            even_if_out=not self._is_skipped(call),
+            even_if_out=lambda: not self._is_skipped(call),
         )
         call.tried.append(replica)
         call.span = span = self._begin_span(call, replica)
-        started = time.monotonic()
+        attempt.started = started = time.monotonic()
         if call.is_timed_in_all and len(call.tried) == 1:  # not while it waits for its slot
             call.deadline = min(call.deadline, started + call.timeout_s)
-        limit_s = min(call.timeout_s, call.deadline - started)
-        outcome = "cancelled"
+        attempt.limit_s = limit_s = min(call.timeout_s, call.deadline - started)
         try:
             if limit_s <= 0:
                 raise UpstreamTimeout(f"{call.name} could not be called in time")
-            answer = await self._client.post(
+            attempt.answer = answer = await self._client.post(
                 target,
                 replica,
                 call.path,
@@ -339,21 +388,29 @@ class Fleet:
                 may_reconnect=len(call.tried) == 1,
                 trace=None if span is None else span.headers,
             )
-            with contextlib.closing(answer):
-                yield answer
-            if answer.is_complete:
-                outcome = "ok"
-                replica.breaker.record_success(time.monotonic())
-        except UpstreamError as exc:
-            outcome = exc.kind
-            self._record_failure(call, replica, exc, limit_s)
+        except BaseException as exc:
+            self._end(attempt, exc)
             raise
-        finally:
-            target.replicas.release(replica)
-            self._metrics.call_seconds.labels(call.name).observe(time.monotonic() - started)
-            self._metrics.calls.labels(call.name, outcome).inc()
-            if span is not None:
-                span.end(outcome)
+        return answer
+
+    def _end(self, attempt: Attempt, exc: BaseException | None) -> None:
+        """Record an attempt in metrics, traces and the replica's circuit breaker."""
+        call, replica, answer = attempt.call, attempt.replica, attempt.answer
+        if answer is not None:
+            answer.close()
+        now = time.monotonic()
+        outcome = "cancelled"
+        if isinstance(exc, UpstreamError):
+            outcome = exc.kind
+            self._record_failure(call, replica, exc, attempt.limit_s)
+        elif exc is None and answer is not None and answer.is_complete:
+            outcome = "ok"
+            replica.breaker.record_success(now)
+        call.target.replicas.release(replica)
+        self._metrics.call_seconds.labels(call.name).observe(now - attempt.started)
+        self._metrics.calls.labels(call.name, outcome).inc()
+        if call.span is not None:
+            call.span.end(outcome)
 
     def _begin_span(self, call: UpstreamCall, replica: Replica) -> CallSpan | None:
         if self._tracer is None:

@@ -16,12 +16,11 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Final, Self
 
 from app.concurrency.memory_budget import MemoryBudget
-from app.concurrency.threads import SMALL_BYTES
 from app.errors import UpstreamError, UpstreamOverloaded, UpstreamUnavailable
 from app.settings import FleetSettings, Limits
 from app.upstream.connection import Connection, Disconnected
@@ -35,14 +34,18 @@ DRAIN_S: Final = 0.02  # for the bytes behind the end of a stream, so that its c
 
 
 class UpstreamClient:
-    """The connection pools of all replicas."""
+    """The connection pools of all replicas.
+
+    Attributes:
+        buffers: Budget of the bytes of large payloads and of answers.
+    """
 
     def __init__(self, rules: FleetSettings, limits: Limits) -> None:
         self._rules = rules
         self._limits = limits
         self._dns = DnsCache()
         self._pools: dict[Replica, ConnectionPool] = {}
-        self._buffers = MemoryBudget(
+        self.buffers = MemoryBudget(
             limits.buffered_bytes,
             UpstreamOverloaded,
             "too many large requests and answers are under way at once",
@@ -54,21 +57,6 @@ class UpstreamClient:
     async def __aexit__(self, *_: object) -> None:
         for pool in self._pools.values():
             pool.close()
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of all large payloads and answers in memory."""
-        return self._buffers.used
-
-    @contextlib.contextmanager
-    def buffering(self, data: bytes) -> Generator[None]:
-        """Count a large payload as buffered inside the context. Raises UpstreamError."""
-        size = len(data) if len(data) > SMALL_BYTES else 0
-        self._buffers.reserve(size)
-        try:
-            yield
-        finally:
-            self._buffers.release(size)
 
     async def post(
         self,
@@ -115,7 +103,7 @@ class UpstreamClient:
             until=until,
             idle_s=self._rules.idle_timeout_s,
             max_bytes=self._limits.answer_bytes,
-            buffers=self._buffers,
+            buffers=self.buffers,
         )
 
     async def is_alive(self, target: Target, replica: Replica) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from app.errors import UpstreamTimeout, UpstreamUnavailable
@@ -62,7 +62,12 @@ class Replicas:
         return any(not each.is_out_for(caller) and each not in tried for each in self.all)
 
     async def acquire(
-        self, tried: Collection[Replica], *, caller: str, deadline: float, even_if_out: bool
+        self,
+        tried: Collection[Replica],
+        *,
+        caller: str,
+        deadline: float,
+        even_if_out: Callable[[], bool],
     ) -> Replica:
         """Wait for a free slot and choose the replica to call. Call :meth:`release` afterwards.
 
@@ -70,13 +75,16 @@ class Replicas:
             tried: Other replicas are preferred to these.
             caller: The owner of the API key.
             deadline: Limit of the wait for a slot, a ``time.monotonic()``.
-            even_if_out: Where all replicas are ejected, choose one of them.
+            even_if_out: Whether one is chosen where all replicas are ejected.
 
         Raises:
             UpstreamTimeout: No slot became free in time.
             UpstreamUnavailable: All replicas are ejected.
         """
-        await self._acquire_slot(deadline)
+        if self._slots.locked():
+            await self._wait_for_slot(deadline)
+        else:
+            await self._slots.acquire()
         try:
             replica = self._choose(tried, caller, even_if_out=even_if_out)
         except UpstreamUnavailable:
@@ -90,21 +98,22 @@ class Replicas:
         replica.outstanding -= 1
         self._slots.release()
 
-    async def _acquire_slot(self, deadline: float) -> None:
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return
+    async def _wait_for_slot(self, deadline: float) -> None:
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 await self._slots.acquire()
         except TimeoutError as exc:
             raise UpstreamTimeout(f"{self._name} has too many calls to take one more") from exc
 
-    def _choose(self, tried: Collection[Replica], caller: str, *, even_if_out: bool) -> Replica:
+    def _choose(
+        self, tried: Collection[Replica], caller: str, *, even_if_out: Callable[[], bool]
+    ) -> Replica:
         """The untried replica with the fewest calls in flight; ties are broken in rotation."""
         usable = [each for each in self.all if not each.is_out_for(caller)] or (
-            list(self.all) if even_if_out else []
+            list(self.all) if even_if_out() else []
         )
+        if len(usable) == 1:
+            return usable[0]
         if not usable:
             next_check = min(each.breaker.out_until or 0.0 for each in self.all)
             raise UpstreamUnavailable(

@@ -1,7 +1,7 @@
 """What a request costs, in calls of functions: a guard against becoming slower unseen.
 
 Counted and not timed, so that a busy machine changes nothing. The candidates answer inside the
-process; aiohttp and the server's sockets are not counted. A bound is the last
+process; HTTP on both sides and sockets are not counted. A bound is the last
 count plus 4 %; a change that needs more raises the bound and states the reason.
 """
 
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.skipif(
 REQUESTS = 40
 SHORT, LONG = 10, 60  # letters of an answer
 BOUNDS = {
-    "a named candidate": 671,
-    "a decision": 684,
-    "a set of one": 1223,
-    "a set of two": 1659,
+    "a named candidate": 630,
+    "a decision": 679,
+    "a set of one": 1192,
+    "a set of two": 1590,
     "a letter of a named candidate": 52,
     "a letter of a set of one": 62,
 }
