@@ -32,7 +32,8 @@ class ReasoningFilter:
         # The longest first, because one marker may begin like another.
         names = sorted({*self.closing_of, *self.closing_of.values()}, key=len, reverse=True)
         halves = {name[:size] for name in names for size in range(1, len(name))}
-        # A marker, or the beginning of one at the end of the text.
+        # The first character of a marker; a marker; the beginning of one at the end of the text.
+        self.first = re.compile(_any_of(sorted({name[:1] for name in names})))
         self.pattern = re.compile(_any_of(names))
         self.half = re.compile(_any_of(sorted(halves, key=len, reverse=True)) + r"\Z")
         self.longest_half = max(map(len, halves), default=0)
@@ -63,6 +64,10 @@ class AnswerReader:
 
     def feed(self, text: str) -> None:
         """Read the next piece."""
+        if not self._rest and self._reasoning.first.search(text) is None:
+            if self._closing is None:
+                self._take(text)
+            return
         text = self._rest + text
         begin = 0
         for found in self._reasoning.pattern.finditer(text):

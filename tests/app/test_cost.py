@@ -37,7 +37,7 @@ BOUNDS = {
     "a set of one": 1192,
     "a set of two": 1590,
     "a letter of a named candidate": 52,
-    "a letter of a set of one": 62,
+    "a letter of a set of one": 58,
 }
 App = Callable[..., Awaitable[None]]
 
