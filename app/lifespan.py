@@ -32,9 +32,10 @@ from app.monitoring.sampler import SamplerOptions, population_digests
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.answer_calibrations import AnswerCalibrations, answer_setup
 from app.routing.applications import Applications
-from app.routing.artifact import open_racer
+from app.routing.artifact import open_racer, open_trained
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
+from app.routing.encoder_client import EncoderClient
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
@@ -82,9 +83,17 @@ def router_here(settings: Settings, metrics: Metrics) -> OpenedRouter:
     )
 
 
+def configured_router(settings: Settings, metrics: Metrics) -> OpenedRouter:
+    """The artifact, and the encoder in this process or in the one that gateways share."""
+    if settings.encoder.socket is None:
+        return router_here(settings, metrics)
+    trained = open_trained(settings)
+    return OpenedRouter(trained, EncoderClient(settings.encoder.socket, trained.artifact.digest))
+
+
 @asynccontextmanager
 async def open_services(
-    settings: Settings, secrets: Secrets, open_router: OpenRouter = router_here
+    settings: Settings, secrets: Secrets, open_router: OpenRouter = configured_router
 ) -> AsyncGenerator[Services]:
     """Open all services before a socket accepts, so that a fault stops the start with a message.
 

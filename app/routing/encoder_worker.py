@@ -115,6 +115,7 @@ class EncoderWorker:
         finally:
             if item in self._waiting:  # cancelled while it waited
                 self._waiting.remove(item)
+                self._metrics.queue_depth.set(len(self._waiting))
 
     def score_rows(
         self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None

@@ -87,7 +87,10 @@ def _absolute_paths(settings: Settings, folder: Path) -> Settings:
     if store.startswith(prefix) and not store.startswith(f"{prefix}/") and store != prefix:
         store = f"{prefix}{quote(str(folder))}/{store.removeprefix(prefix)}"
     artifact = None if settings.artifact is None else folder / settings.artifact
-    return settings.model_copy(update={"artifact": artifact, "store": store})
+    encoder = settings.encoder
+    if encoder.socket is not None:
+        encoder = encoder.model_copy(update={"socket": folder / encoder.socket})
+    return settings.model_copy(update={"artifact": artifact, "encoder": encoder, "store": store})
 
 
 def _parse_yaml(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -16,12 +17,15 @@ Alpha = Annotated[float, Field(gt=0, lt=1)]
 
 
 class EncoderSettings(Frozen):
-    """Expected backend and format of the encoder; null: the artifact's."""
+    """Expected backend and format of the encoder, and the process that it runs in."""
 
     backend: Literal["cpu", "cuda"] | None = None
     """`cpu` or `cuda`; must match the artifact. Null: the artifact's."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """`float32` or `bfloat16`; must match the artifact. Null: the artifact's."""
+    socket: Path | None = None
+    """Unix socket of `racer encoder`, which computes scores for all gateways of this machine; null:
+    each gateway has an encoder of its own."""
 
 
 class Routing(Frozen):
