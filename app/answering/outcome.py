@@ -112,11 +112,17 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """The ``racer`` object."""
+        routed, certificate = self.routed, self.certificate
+        changed = (
+            {}
+            if certificate is routed.certificate
+            else {"certificate": certificate.as_json(routed.remarks)}
+        )
         return (
             {
                 "decision_id": self.decision_id,
-                **self.routed.as_json(),
-                "certificate": self.certificate.as_json(self.routed.remarks),
+                **routed.json,
+                **changed,
                 "served_by": self.merged.winner if self.merged else None,
                 "votes": dict(self.merged.votes) if self.merged else {},
                 "weights": dict(self.ratings.weights),
@@ -170,9 +176,7 @@ def routing_headers(decision_id: str, routed: CertifiedDecision, guarantee: str)
     """The headers that are known once the set is chosen."""
     return {
         "x-racer-decision-id": decision_id,
-        "x-racer-selected": ",".join(routed.decision.selected),
-        "x-racer-alpha": f"{routed.decision.alpha:g}",
-        "x-racer-abstained": str(not routed.decision.selected).lower(),
+        **routed.headers,
         "x-racer-guarantee": guarantee,
     }
 

@@ -141,14 +141,15 @@ class RequestRouter:
         levels = await self._routing.levels(request, deadline)
         routed = self._with_alarms(levels.routed)
         remarks = self._remarks(request, routed, records=False)
-        return replace(levels, routed=replace(routed, remarks=remarks))
+        return replace(levels, routed=routed.remarked(remarks, repeated=routed.repeated))
 
     async def _decision(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         """The decision, with what the monitor knows of the calibration and of this query."""
         promised = self._same_answer.section(request)
         if promised is not None:
             routed = await self._same_answer.route(request, promised)
-            return replace(routed, remarks=self._remarks(request, routed, records=True))
+            remarks = self._remarks(request, routed, records=True)
+            return routed.remarked(remarks, repeated=routed.repeated)
         routed = self._with_alarms(await self._routing.route(request, deadline))
         if self._monitor is None:
             return routed
@@ -159,9 +160,7 @@ class RequestRouter:
             routed.population,
         )
         remarks = self._remarks(request, routed, records=True)
-        if not (repeated or remarks):
-            return routed
-        return replace(routed, repeated=repeated, remarks=remarks)
+        return routed.remarked(remarks, repeated=repeated)
 
     def _remarks(
         self, request: RoutingRequest, routed: CertifiedDecision, *, records: bool

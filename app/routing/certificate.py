@@ -12,7 +12,7 @@ from app.settings.applications import Premise, Turns
 from racer_core.calibration.certificate import Certificate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServedCertificate(Certificate):
     """The guarantee for one decision of the gateway."""
 
@@ -34,7 +34,7 @@ class ServedCertificate(Certificate):
 
     def as_json(self, remarks: Sequence[str] = ()) -> dict[str, Any]:
         """The wire form with the remarks on the query."""
-        found = Certificate.as_json(self)
+        found = super().as_json()
         guarantee = found["guarantee"] | {"premise": self.premise, "turns": self.turns}
         found |= {"guarantee": guarantee, "remarks": list(remarks)}
         if self.same_answer is not None:

@@ -1,10 +1,15 @@
-"""A certified decision: the candidates to call, the reason, and the data that it rests on."""
+"""A certified decision: the candidates to call, the reason, and the data that it rests on.
+
+A decision is made once and served many times, so it keeps what is derived from it: its wire form,
+its headers, and itself with the remarks on a request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from app.routing.answer_calibrations import RoundsPlan
@@ -27,7 +32,7 @@ class ChosenBy(StrEnum):
     OVERRIDDEN = "overridden"  # another set is called: a session's, an observed candidate's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CertifiedDecision:
     """A decision, its certificate, and the inputs of both."""
 
@@ -75,11 +80,25 @@ class CertifiedDecision:
         """Whether the same query would get the same decision again: nothing failed or was late."""
         return self.scored is not None and Reason.SUB_POOL_PENDING not in self.certificate.reasons
 
-    @property
-    def vote_scores(self) -> dict[str, float]:
+    @cached_property
+    def vote_scores(self) -> Mapping[str, float]:
         """The weight of each candidate's vote: r where it was selected, else f."""
         decision = self.decision
         return self.pool_scores | dict(zip(decision.selected, decision.scores, strict=True))
+
+    @cached_property
+    def _remarked(self) -> dict[tuple[bool, tuple[Remark, ...]], CertifiedDecision]:
+        return {}
+
+    def remarked(self, remarks: tuple[Remark, ...], *, repeated: bool) -> CertifiedDecision:
+        """The same with these remarks; the same object for every request that they are on."""
+        if (repeated, remarks) == (self.repeated, self.remarks):
+            return self
+        found = self._remarked.get((repeated, remarks))
+        if found is None:
+            found = replace(self, remarks=remarks, repeated=repeated)
+            self._remarked[repeated, remarks] = found
+        return found
 
     def calling(self, names: Sequence[str], reason: Reason) -> CertifiedDecision:
         """The same, but these candidates are called instead of the selected set."""
@@ -98,8 +117,19 @@ class CertifiedDecision:
             return self
         return replace(self, certificate=self.certificate.with_reasons(*reasons))
 
-    def as_json(self) -> dict[str, Any]:
-        """The wire form, without the certificate, which may still change."""
+    @cached_property
+    def headers(self) -> Mapping[str, str]:
+        """The x-racer headers, but for the guarantee, which may still change."""
+        decision = self.decision
+        return {
+            "x-racer-selected": ",".join(decision.selected),
+            "x-racer-alpha": f"{decision.alpha:g}",
+            "x-racer-abstained": str(not decision.selected).lower(),
+        }
+
+    @cached_property
+    def json(self) -> Mapping[str, Any]:
+        """The wire form."""
         decision = self.decision
         return {
             "selected": list(decision.selected),
@@ -109,4 +139,6 @@ class CertifiedDecision:
             "abstained": decision.abstained,
             "abstain_reason": decision.abstain_reason,
             "truncated": decision.truncated,
-        } | ({} if self.member is None else self.member.as_json())
+            **({} if self.member is None else self.member.as_json()),
+            "certificate": self.certificate.as_json(self.remarks),
+        }

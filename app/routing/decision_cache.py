@@ -46,6 +46,13 @@ class CacheKey:
     requested_alpha: float | None
     caller: Caller
 
+    def __hash__(self) -> int:
+        """Of the values that a client varies at will; equality compares the others, too."""
+        query = self.query
+        return hash(
+            (query.text, query.conditions.identity, self.choice.names, self.alpha, self.group)
+        )
+
 
 class DecisionCache(Generic[T]):
     """LRU cache of one record's decisions, bounded by entries and by characters of their queries.
@@ -65,9 +72,9 @@ class DecisionCache(Generic[T]):
         """The cached decision of this record; None without one."""
         if record_id != self._record_id:
             return None
-        found = self._entries.get(key)
+        found = self._entries.pop(key, None)
         if found is not None:
-            self._entries.move_to_end(key)
+            self._entries[key] = found  # the newest again
         return found
 
     def keep(self, record_id: str, key: CacheKey, decision: T) -> None:

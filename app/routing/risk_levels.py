@@ -28,8 +28,7 @@ class RiskLevels:
         """The wire form."""
         decisions = self.found.decisions if self.found else ()
         return {
-            **self.routed.as_json(),
-            "certificate": self.routed.certificate.as_json(self.routed.remarks),
+            **self.routed.json,
             "nonconformity": self._by_name(self.found.nonconformity) if self.found else {},
             "levels": [
                 {

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, ClassVar, Final, Self
 
 from racer_core.calibration.answer_limit import AnswerLimit
@@ -49,7 +50,7 @@ def base_reason(reason: str) -> str:
     return reason.partition(":")[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Certificate:
     """The guarantee P(the set misses) <= alpha for one decision. Never a per-query probability.
 
@@ -165,7 +166,7 @@ class Certificate:
             return "fixed"
         return "assumed" if self.risk_band is None else "band"
 
-    @property
+    @cached_property
     def void_reasons(self) -> tuple[str, ...]:
         """The reasons that break the guarantee."""
         return tuple(each for each in self.reasons if base_reason(each) not in self.HOLDING)

@@ -32,10 +32,10 @@ pytestmark = pytest.mark.skipif(
 REQUESTS = 40
 SHORT, LONG = 10, 60  # letters of an answer
 BOUNDS = {
-    "a named candidate": 630,
-    "a decision": 679,
-    "a set of one": 1192,
-    "a set of two": 1590,
+    "a named candidate": 605,
+    "a decision": 631,
+    "a set of one": 1125,
+    "a set of two": 1508,
     "a letter of a named candidate": 52,
     "a letter of a set of one": 58,
 }

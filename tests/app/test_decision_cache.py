@@ -11,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access.api_keys import LOCAL, Caller
+from app.routing.certificate import ServedCertificate
 from app.routing.conditions import Conditions
+from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.decision_cache import MOST_CHARS, CacheKey, DecisionCache
 from app.routing.premises import CandidateChoice
 from app.routing.query import Query
+from app.routing.reasons import Reason, Remark
+from racer_core.calibration.options import CalibrationOptions
+from racer_core.types import RoutingDecision, Score
 from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, decided, noisy
 
 CONDITIONS = Conditions({}, "")
@@ -135,3 +140,51 @@ def test_long_queries_are_bounded_together() -> None:
     known.keep("b", long[0], 0)
     known.keep("b", long[1], 1)
     assert [known.find("b", each) for each in long] == [0, 1, None, None]
+
+
+def test_a_changed_decision_has_nothing_that_the_known_one_keeps() -> None:
+    """Alarms, remarks and another set change what is sent, and not the known decision."""
+    chosen = RoutingDecision(
+        selected=POOL[:1],
+        scores=(0.7,),
+        null_selected=False,
+        abstain_reason=None,
+        truncated=False,
+        alpha=0.1,
+        score=Score.PROB,
+        lambda_hat=0.5,
+    )
+    known = CertifiedDecision(
+        decision=chosen,
+        certificate=ServedCertificate.of(
+            CalibrationOptions(alpha=0.1), chosen, pool=POOL, n=400, risk_band=None
+        ),
+        pool_scores=dict.fromkeys(POOL, 0.5),
+        fingerprint=b"",
+        scored=None,
+        record=None,
+        population=0,
+        group=None,
+        chosen=POOL[:1],
+        chosen_by=ChosenBy.THRESHOLD,
+    )
+
+    def derived(decision: CertifiedDecision) -> list[object]:
+        header = decision.certificate.header
+        return [dict(decision.json), dict(decision.headers), dict(decision.vote_scores), header]
+
+    def anew(decision: CertifiedDecision) -> CertifiedDecision:
+        return replace(decision, certificate=replace(decision.certificate))
+
+    before = derived(known)
+    remarks = (Remark.REPEATED_QUERY,)
+    for changed in (
+        known.with_reasons(Reason.NOT_CALIBRATED),
+        known.calling(POOL[:2], Reason.FAN_OUT_LIMITED),
+        known.remarked(remarks, repeated=True),
+        known.remarked(remarks, repeated=True).with_reasons(Reason.NOT_CALIBRATED),
+    ):
+        assert derived(changed) == derived(anew(changed)) != before
+    assert known.remarked(remarks, repeated=True) is known.remarked(remarks, repeated=True)
+    assert known.remarked(remarks, repeated=False).remarked((), repeated=False) == known
+    assert derived(known) == before == derived(anew(known))
