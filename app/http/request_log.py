@@ -131,7 +131,7 @@ class _ResponseObserver:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self._metrics.requests.labels(self.route, message["status"]).inc()
+            self._metrics.requests_of(self.route, message["status"]).inc()
             message["headers"] = [
                 *map(self._sanitized, message["headers"]),
                 (b"x-request-id", self._id),

@@ -407,8 +407,8 @@ class Fleet:
             outcome = "ok"
             replica.breaker.record_success(now)
         call.target.replicas.release(replica)
-        self._metrics.call_seconds.labels(call.name).observe(now - attempt.started)
-        self._metrics.calls.labels(call.name, outcome).inc()
+        self._metrics.call_seconds_of(call.name).observe(now - attempt.started)
+        self._metrics.calls_of(call.name, outcome).inc()
         if call.span is not None:
             call.span.end(outcome)
 

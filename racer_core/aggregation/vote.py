@@ -152,8 +152,11 @@ def _elect(
         mean = math.fsum(scores) / len(scores)
         return round(votes[form], _DECIMALS), round(mean, _DECIMALS), max(scores)
 
-    ranked = sorted(classes, key=lambda form: _first(classes[form]).candidate)
-    best = classes[max(ranked, key=strength)] if classes else answers
+    if len(classes) > 1:
+        ranked = sorted(classes, key=lambda form: _first(classes[form]).candidate)
+        best = classes[max(ranked, key=strength)]
+    else:
+        best = next(iter(classes.values()), answers)
     winner = _first([each for each in best if each.candidate in preferred] or best)
     return Aggregate(winner=winner.candidate, text=winner.text, votes=votes)
 
