@@ -21,11 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TextIO
 
+import orjson
+
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _OURS: Final = tuple(f"{_ROOT / package}/" for package in ("app", "racer_core"))
-_encode: Final = json.JSONEncoder(default=str).encode  # made once: it costs as much as a line
+_encode_ascii: Final = json.JSONEncoder(default=str, separators=(",", ":")).encode  # made once
 # Other loggers write warnings only: their information lines hold URLs.
 _INFO_LOGGERS: Final = ("app.", "racer_core.", "uvicorn.")
 _QUEUE_LINES: Final = 10_000
@@ -92,6 +94,15 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     if record.exc_info is not None and record.exc_info[1] is not None:
         fields |= _exception_fields(record.exc_info[1], record.exc_info[2])
     return fields
+
+
+def _encode(value: object) -> str:
+    """JSON in ASCII: other characters can end a line of a terminal, or steer it."""
+    try:
+        data = orjson.dumps(value, default=str)
+    except orjson.JSONEncodeError:  # integers above 64 bits, lone surrogates
+        return _encode_ascii(value)
+    return data.decode() if data.isascii() else _encode_ascii(value)
 
 
 def _exception_fields(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
