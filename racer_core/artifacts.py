@@ -221,7 +221,7 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
         )
     else:
         raise ArtifactError(f"unknown encoder kind {spec.kind!r}")
-    if spec.lexical:
+    if spec.lexical and spec.kind != "char-ngrams":
         encoder = HybridEncoder(encoder)
     wanted, found = asdict(spec), asdict(encoder.spec)
     if differences := [key for key in wanted if key != "name" and wanted[key] != found[key]]:

@@ -17,6 +17,7 @@ from tests.support.gateway import Command
 # Commands whose stdout is not a result for people, and why.
 WITHOUT_JSON = {
     "serve": "runs until it is stopped; its log is JSON by `telemetry.log`",
+    "encoder": "runs until it is stopped; its log is JSON by `telemetry.log`",
     "schema": "prints JSON anyway",
     "completion": "prints a script for a shell",
 }

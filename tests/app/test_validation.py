@@ -65,7 +65,7 @@ def body_error(model: type[BaseModel], body: dict[str, Any]) -> SchemaError:
         ({"aggregation": {"evaluators": {"de": {"candidate": "adder", "timeout": 1}}}},
          "aggregation.evaluators.de.timeout: unknown setting; did you mean `timeout_s`?"),
         ({"encoder": {"cache": 1}},
-         "encoder.cache: unknown setting; known here: `backend`, `dtype`"),
+         "encoder.cache: unknown setting; known here: `backend`, `dtype`, `socket`"),
         ({"limits": {"colour": 1}},
          "limits.colour: unknown setting; `racer schema` prints all settings"),
         ({"alpha": 0.2}, "alpha: unknown setting; did you mean `routing.alpha`?"),
