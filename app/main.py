@@ -8,8 +8,9 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from app.api.respond import CLIENT_CLOSED_REQUEST, ClientDisconnected
+from app.api.respond import CLIENT_CLOSED_REQUEST
 from app.api.routes import ROUTES
+from app.concurrency.client_disconnect import ClientDisconnected
 from app.http.access_control import AccessControl
 from app.http.handler_dispatch import ErrorHandler, HandlerDispatch
 from app.http.request_log import RequestLog

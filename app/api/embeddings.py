@@ -9,7 +9,8 @@ from fastapi import Request, Response
 from app.api.caller import caller_of
 from app.api.models import unknown_model
 from app.api.openapi import BODY, CALLS, KEYED, errors
-from app.api.respond import check_allowed, unless_disconnected
+from app.api.respond import check_allowed
+from app.concurrency.client_disconnect import unless_disconnected
 from app.errors import NotFound
 from app.route_table import JsonBody, Routes
 from app.services import Services

@@ -1,15 +1,11 @@
-"""Shared part of the inference endpoints: routed or named candidate, JSON or event stream.
-
-Work for a client that has closed its connection is cancelled.
-"""
+"""Shared part of the inference endpoints: routed or named candidate, JSON or event stream."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
@@ -20,6 +16,7 @@ from app.answering.request import InferenceRequest
 from app.api.caller import caller_of
 from app.api.models import unknown_model
 from app.concurrency.background_stream import BackgroundStream
+from app.concurrency.client_disconnect import ClientDisconnected, unless_disconnected
 from app.errors import Forbidden
 from app.routing.applications import HEADER as APPLICATION_HEADER
 from app.routing.applications import Membership
@@ -34,7 +31,6 @@ from app.wire.schemas import RacerOptions
 from racer_core.errors import InputError
 
 SESSION_HEADER: Final = "x-session-id"
-T = TypeVar("T")
 
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status; only logs and metrics show it
 
@@ -180,42 +176,6 @@ def note_answer(
         http.state.answer = text[: services.settings.limits.query_chars]
 
 
-class ClientDisconnected(Exception):
-    """The client closed the connection: no response can reach it."""
-
-
-async def unless_disconnected(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
-    """Await ``work``, but cancel it when the client disconnects. The body must have been read.
-
-    Raises:
-        ClientDisconnected: The work was cancelled.
-    """
-    deadline = asyncio.timeout(None)
-    is_running = True
-
-    def cancel_work(_: asyncio.Task[None]) -> None:
-        if is_running:
-            deadline.reschedule(0.0)  # in the past: cancels the work
-
-    disconnected = asyncio.create_task(_wait_for_disconnect(http.receive))
-    disconnected.add_done_callback(cancel_work)
-    try:
-        async with deadline:
-            return await work
-    except TimeoutError:
-        if deadline.expired():
-            raise ClientDisconnected from None
-        raise
-    finally:
-        is_running = False
-        disconnected.cancel()
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 class _EventStream(StreamingResponse):
     """Server-sent events of a background stream, which is stopped when the client disconnects."""
 
@@ -257,16 +217,9 @@ class _EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the stream ends or the client disconnects; then stop all calls."""
         scope["state"]["error_event"] = self._error_event
-        sending = asyncio.create_task(self.stream_response(send))
-        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-            else:
-                self._metrics.client_disconnects.inc()
+            await unless_disconnected(HttpRequest(scope, receive), self.stream_response(send))
+        except ClientDisconnected:
+            self._metrics.client_disconnects.inc()
         finally:
-            for each in (sending, disconnected):
-                each.cancel()
-            await asyncio.gather(sending, disconnected, return_exceptions=True)
             await self._events.stop()

@@ -1,40 +1,35 @@
-"""HTTP/1.1 server protocol with deadlines and size limits, on top of uvicorn's httptools protocol.
+"""HTTP/1.1 server protocol with deadlines and size limits, as uvicorn's server starts it.
 
-uvicorn has no limit for slow clients (slowloris) and for the size of a head: a connection that
-sends nothing, half a head or one byte a second would stay open forever. A request that breaks a
-limit is answered in the error envelope, and its connection is closed: after a malformed message the
-start of the next one is unknown.
+Servers in Python have no limit for slow clients (slowloris) and for the size of a head: a
+connection that sends nothing, half a head or one byte a second would stay open forever. A request
+that breaks a limit is answered in the error envelope, and its connection is closed: after a
+malformed message the start of the next one is unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-import fcntl
 import math
-import struct
-import termios
+from collections import deque
 from collections.abc import Collection
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
 import httptools
 import uvicorn
 from fastapi.responses import Response
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from app.http.connection_limits import UnauthenticatedConnections
-from app.http.corked_transport import CorkedTransport
+from app.http.exchange import Exchange, Header
+from app.http.refusals import MOST_HEADERS, as_bytes, head_is_too_large, refusal, too_slow
 from app.http.refused_connections import RefusedConnections
+from app.http.write_deadline import WriteDeadline
 from app.settings import Limits
-from app.wire import error_envelope
 
-MOST_HEADERS: Final = 100
 REQUEST_LINE_BYTES: Final = 8 * 2**10
 MIN_BODY_BYTES_PER_S: Final = 2**10  # on average, once the grace period is over
 BODY_GRACE_S: Final = 5.0
@@ -42,8 +37,8 @@ NO_SLOT_HEADER_S: Final = 5.0
 RATE_CHECK_S: Final = 1.0
 LINGER_S: Final = 2.0
 BODY_RECEIVED: Final = "is_body_received"  # in the state of a request's scope
-_INT: Final = struct.Struct("i")
 _LINE_OVERHEAD: Final = 4  # colon, space, line end
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
 class ConnectionConfig(uvicorn.Config):
@@ -87,6 +82,7 @@ class ConnectionConfig(uvicorn.Config):
             timeout_keep_alive=math.ceil(limits.keep_alive_s),
             timeout_graceful_shutdown=math.ceil(limits.drain_s),
         )
+        self.application = app
         self.limits = limits
         self.unauthenticated = unauthenticated
         self.refused = refused
@@ -109,170 +105,303 @@ class _LimitExceeded(Exception):
     """The message breaks a limit. Raised in a callback of the parser, which propagates it."""
 
 
-class Connection(HttpToolsProtocol):
-    """One client connection."""
+class Connection(asyncio.Protocol):
+    """One client connection. Its parser is httptools'; requests are answered one after the other.
+
+    Attributes:
+        is_writing_paused: The client reads more slowly than the response is written.
+    """
 
     def __init__(
         self,
         config: uvicorn.Config,
         server_state: ServerState,
-        app_state: dict[str, Any],
+        app_state: dict[str, Any] | None = None,
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, ConnectionConfig)
-        self.access_log = False  # the base class turns it on as soon as a log handler exists
+        self._config = config
         self._limits = config.limits
-        self._unauthenticated = config.unauthenticated
-        self._refused = config.refused
-        self._upload_paths = config.upload_paths
-        self._body_grace_s = config.body_grace_s
-        self._no_slot_header_s = config.no_slot_header_s
-        self._rate_check_s = config.rate_check_s
-        self._linger_s = config.linger_s
+        self._server = server_state
+        self._loop = asyncio.get_running_loop()
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        # A request whose connection is to be closed is answered, whatever follows it.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._has_slot = True  # among the unauthenticated connections of its address
         self._was_authenticated = False  # by an earlier request
         self._part = _Part.NOTHING
+        self._idle_since: float | None = None  # no request since then
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._receive_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._answering: RequestResponseCycle | None = None  # self.cycle is the last one received
+        self._received: Exchange | None = None  # the last one whose head is complete
+        self._answering: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()  # requests that came before that one's answer
         self._refusal: Response | None = None
         self._ignores_input = False
+        self._is_reading_paused = self.is_writing_paused = False
+        self._drained = asyncio.Event()
+        self._url = b""
+        self._headers: list[Header] = []
+        self._expects_continue = False
         self._head_bytes = self._head_count = self._fed_bytes = 0
         self._body_bytes, self._body_since, self._body_deadline_s = 0, 0.0, 0.0
-        self._acknowledged_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the deadline of the first head, or refuse the connection above the limit."""
-        self._corked = CorkedTransport(transport, self.loop)
-        super().connection_made(cast(asyncio.Transport, self._corked))
-        if len(self.connections) > self._limits.connections:
-            self._refuse(_refusal(503, "too many connections", "overloaded"))
+        self._transport = cast("asyncio.Transport", transport)
+        self._write_deadline = WriteDeadline(self._transport, self._limits.stalled_s)
+        self._local = get_local_addr(self._transport)
+        self._client = get_remote_addr(self._transport)
+        self._server.connections.add(cast("Any", self))
+        if len(self._server.connections) > self._limits.connections:
+            self._refuse(refusal(503, "too many connections", "overloaded"))
             return
-        self._has_slot = self._unauthenticated.enter(self, self._address)
-        wait_s = self._limits.header_s if self._has_slot else self._no_slot_header_s
-        self._receive_timer = self.loop.call_later(wait_s, self._head_is_late)
+        self._has_slot = self._config.unauthenticated.enter(self, self._address)
+        wait_s = self._limits.header_s if self._has_slot else self._config.no_slot_header_s
+        self._receive_timer = self._loop.call_later(wait_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers and release the slot."""
+        """Stop all timers, release the slot and tell who answers."""
+        self._server.connections.discard(cast("Any", self))
         self._stop_receive_timer()
-        self._stop_write_timer()
-        self._unauthenticated.leave(self, self._address)
-        super().connection_lost(exc)
+        self._write_deadline.stop()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._config.unauthenticated.leave(self, self._address)
+        self._waiting.clear()
+        for each in {self._answering, self._received} - {None}:
+            cast("Exchange", each).disconnect()
+        self.resume_writing()
+        self._parser = None  # which refers to this object
 
     @property
     def is_authenticated(self) -> bool:
         """Whether a request on this connection had a valid key: access control set its caller."""
-        cycle = self._answering
+        exchange = self._answering
         return self._was_authenticated or (
-            cycle is not None and "caller" in cycle.scope.get("state", {})
+            exchange is not None and "caller" in exchange.scope["state"]
         )
 
     @property
     def _address(self) -> str:
-        return "" if self.client is None else self.client[0]
+        return "" if self._client is None else self._client[0]
+
+    def shutdown(self) -> None:
+        """Close, or finish the response in progress and close then. The server calls this."""
+        if self._received is None or self._received.is_complete:
+            self._transport.close()
+        else:
+            self._received.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
         """Parse; a message that breaks a rule ends the connection."""
-        if self._ignores_input or self.parser is None:
+        if self._ignores_input or self._parser is None:
             return
         was_in_head = self._part is _Part.HEAD
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._end_after_answer()  # protocol upgrades are ignored: the request is answered
         except httptools.HttpParserError:
-            self._refuse(self._refusal or _refusal(400, "not a valid HTTP request", "invalid_http"))
+            self._refuse(self._refusal or refusal(400, "not a valid HTTP request", "invalid_http"))
         else:
             # An unfinished header is in the parser's memory; no callback has reported it.
             self._fed_bytes += len(data) if was_in_head and self._part is _Part.HEAD else 0
             if self._fed_bytes > self._limits.header_bytes + REQUEST_LINE_BYTES:
-                self._refuse(_head_is_too_large(self._limits))
-            elif self._receive_timer is None:
+                self._refuse(head_is_too_large(self._limits))
+            elif self._receive_timer is None and self._part is not _Part.NOTHING:
                 self._start_receive_timer()
 
     # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         """A request begins: the keep-alive timeout is over."""
-        super().on_message_begin()
-        self._unset_keepalive_if_required()
+        self._idle_since = None
         self._part = _Part.HEAD
+        self._url, self._headers, self._expects_continue = b"", [], False
         self._head_bytes = self._head_count = self._fed_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request line."""
-        super().on_url(url)
-        if len(self.url) > REQUEST_LINE_BYTES:
-            self._break(_refusal(414, "the request line is too long", "uri_too_long"))
+        self._url += url
+        if len(self._url) > REQUEST_LINE_BYTES:
+            self._break(refusal(414, "the request line is too long", "uri_too_long"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header. Trailers count towards the size limit and are dropped."""
         self._head_count += 1
         self._head_bytes += len(name) + len(value) + _LINE_OVERHEAD
         if self._head_count > MOST_HEADERS or self._head_bytes > self._limits.header_bytes:
-            self._break(_head_is_too_large(self._limits))
+            self._break(head_is_too_large(self._limits))
         if self._part is _Part.HEAD:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self._expects_continue = True
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is complete; the body has its own deadline."""
-        assert self.parser is not None
-        if self.parser.get_http_version() not in ("1.0", "1.1"):
-            self._break(_refusal(400, "unsupported HTTP version: send HTTP/1.1", "invalid_http"))
+        parser = self._parser
+        assert parser is not None
+        version = parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            self._break(refusal(400, "unsupported HTTP version: send HTTP/1.1", "invalid_http"))
         self._stop_receive_timer()
-        super().on_headers_complete()
         self._part = _Part.BODY
-        self.scope.setdefault("state", {})[BODY_RECEIVED] = False
-        is_upload = self.scope["path"] in self._upload_paths
-        self._body_deadline_s = self._limits.upload_s if is_upload else self._limits.body_s
         self._body_bytes = 0
+        scope = self._scope(parser.get_method().decode("ascii"), version)
+        is_upload = scope["path"] in self._config.upload_paths
+        self._body_deadline_s = self._limits.upload_s if is_upload else self._limits.body_s
+        exchange = self._received = Exchange(
+            self,
+            scope,
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            expects_continue=self._expects_continue,
+        )
+        if self._answering is None or self._answering.is_complete:
+            self._answer(exchange)
+        else:
+            self.pause_reading()
+            self._waiting.append(exchange)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
         self._body_bytes += len(body)
-        super().on_body(body)
+        assert self._received is not None
+        self._received.add_body(body)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
         self._stop_receive_timer()
         self._part = _Part.NOTHING
-        state = self.scope.setdefault("state", {})
+        assert self._received is not None
+        state = self._received.scope["state"]
         state[BODY_RECEIVED] = True  # before access control sees the request, or later
         if (ticket := state.get("quota_ticket")) is not None:
             ticket.body_received()
-        super().on_message_complete()
+        self._received.end_body()
+        if self._received.is_complete:  # it was answered before its body had arrived
+            self._wait_for_request()
 
-    # Callbacks of the response.
+    def _scope(self, method: str, version: str) -> dict[str, Any]:
+        url = httptools.parse_url(self._url)
+        path = url.path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "method": method,
+            "scheme": "http",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "root_path": "",
+            "headers": self._headers,
+            "client": self._client,
+            "server": self._local,
+            "state": {BODY_RECEIVED: False},
+        }
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+    # Responses.
+
+    def _answer(self, exchange: Exchange) -> None:
         self._was_authenticated = self.is_authenticated  # this request may come without a key
-        self._answering = cycle
+        self._answering = exchange
         if not self._has_slot:
-            cycle.keep_alive = False
-        super()._start_asgi_task(cycle, app)
+            exchange.keep_alive = False
+        task = self._loop.create_task(exchange.run(self._config.application))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
 
-    def on_response_complete(self) -> None:
-        """Set deadlines for the unsent rest of the response and for the rest of the body."""
-        super().on_response_complete()
-        if self.transport.get_write_buffer_size() > 0:
-            self._start_write_timer()
-        if self._part is _Part.NOTHING:
-            return
-        self._unset_keepalive_if_required()  # the next request has begun, or this one goes on
-        if self._part is _Part.BODY and self.cycle.response_complete:
+    def response_complete(self) -> None:
+        """Answer the next request, or wait for it, with deadlines for what is still to be sent."""
+        assert self._answering is not None
+        assert self._received is not None
+        if not self._answering.keep_alive:
+            self._transport.close()
+        if not self._transport.is_closing():
+            self.resume_reading()
+            if self._waiting:
+                self._answer(self._waiting.popleft())
+            elif self._part is _Part.NOTHING:
+                self._wait_for_request()
+        if self._transport.get_write_buffer_size() > 0:
+            self._write_deadline.start()
+        if self._part is _Part.BODY and self._received.is_complete:
             self._stop_receive_timer()
-            self._receive_timer = self.loop.call_later(self._linger_s, self.transport.close)
+            self._receive_timer = self._loop.call_later(
+                self._config.linger_s, self._transport.close
+            )
+
+    @property
+    def default_headers(self) -> list[Header]:
+        """The server's, with its date."""
+        return self._server.default_headers
+
+    def write(self, data: bytes) -> None:
+        """Send bytes; uvloop sends all writes of one iteration together."""
+        self._write_deadline.written_bytes += len(data)
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+        self._transport.close()
+
+    async def drain(self) -> None:
+        """Wait while writing is paused."""
+        while self.is_writing_paused:
+            await self._drained.wait()
+
+    def pause_writing(self) -> None:
+        """The write buffer is full: the client reads more slowly than the handler writes."""
+        self.is_writing_paused = True
+        self._drained.clear()
+        self._write_deadline.start()
+
+    def resume_writing(self) -> None:
+        """The write buffer has room again."""
+        self.is_writing_paused = False
+        self._drained.set()
+        self._write_deadline.stop()
+
+    def pause_reading(self) -> None:
+        """Receive no more for now: a body waits for its handler, or a request for its turn."""
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Receive again."""
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
+    # Deadline between requests.
+
+    def _wait_for_request(self) -> None:
+        self._idle_since = self._loop.time()
+        if self._idle_timer is None:  # one timer outlasts many requests
+            self._idle_timer = self._loop.call_later(self._limits.keep_alive_s, self._check_idle)
+
+    def _check_idle(self) -> None:
+        self._idle_timer = None
+        if self._idle_since is None:
+            return
+        left_s = self._idle_since + self._limits.keep_alive_s - self._loop.time()
+        if left_s > 0:
+            self._idle_timer = self._loop.call_later(left_s, self._check_idle)
+        else:
+            self._transport.close()
 
     # Deadlines of requests.
 
     def _start_receive_timer(self) -> None:
         if self._part is _Part.HEAD:
-            self._receive_timer = self.loop.call_later(self._limits.header_s, self._head_is_late)
+            self._receive_timer = self._loop.call_later(self._limits.header_s, self._head_is_late)
         elif self._part is _Part.BODY:
-            self._body_since = self.loop.time()
-            wait_s = min(self._body_grace_s, self._body_deadline_s)
-            self._receive_timer = self.loop.call_later(wait_s, self._check_body_rate)
+            self._body_since = self._loop.time()
+            wait_s = min(self._config.body_grace_s, self._body_deadline_s)
+            self._receive_timer = self._loop.call_later(wait_s, self._check_body_rate)
 
     def _stop_receive_timer(self) -> None:
         if self._receive_timer is not None:
@@ -282,129 +411,57 @@ class Connection(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         if not self._has_slot:
             message = "too many connections of this address have shown no key"
-            self._refuse(_refusal(503, message, "overloaded"))
+            self._refuse(refusal(503, message, "overloaded"))
         elif self._part is _Part.NOTHING:  # no request has begun, so there is none to answer
-            self.transport.close()
+            self._transport.close()
         else:
-            self._refuse(_too_slow("head"))
+            self._refuse(too_slow("head"))
 
     def _check_body_rate(self) -> None:
-        elapsed_s = self.loop.time() - self._body_since
+        elapsed_s = self._loop.time() - self._body_since
         is_slow = (
-            elapsed_s >= self._body_grace_s and self._body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
+            elapsed_s >= self._config.body_grace_s
+            and self._body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
         )
         # While reading is paused, the handler is slow and not the client.
-        if not self.flow.read_paused and (is_slow or elapsed_s >= self._body_deadline_s):
-            self._refuse(_too_slow("body"))
+        if not self._is_reading_paused and (is_slow or elapsed_s >= self._body_deadline_s):
+            self._refuse(too_slow("body"))
             return
         left_s = self._body_deadline_s - elapsed_s
-        wait_s = min(self._rate_check_s, left_s) if left_s > 0 else self._rate_check_s
-        self._receive_timer = self.loop.call_later(wait_s, self._check_body_rate)
-
-    # Deadlines of responses.
-
-    def pause_writing(self) -> None:
-        """The write buffer is full: the client reads more slowly than the handler writes."""
-        super().pause_writing()
-        self._start_write_timer()
-
-    def resume_writing(self) -> None:
-        """The write buffer has room again."""
-        self._stop_write_timer()
-        super().resume_writing()
-
-    def _start_write_timer(self) -> None:
-        if self._write_timer is None:
-            self._acknowledged_bytes = self._count_acknowledged()
-            self._write_timer = self.loop.call_later(self._limits.stalled_s, self._check_stalled)
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-
-    def _check_stalled(self) -> None:
-        """Close if nothing was acknowledged meanwhile; the unsent bytes may be a later answer's."""
-        self._write_timer = None
-        if self._count_unsent() and self._count_acknowledged() <= self._acknowledged_bytes:
-            self.transport.abort()  # closing would wait for the client to read
-        elif self.transport.get_write_buffer_size() > 0:
-            self._start_write_timer()
-
-    def _count_acknowledged(self) -> int:
-        return self._corked.written_bytes - self._count_unsent()
-
-    def _count_unsent(self) -> int:
-        """Bytes that the client has not acknowledged, in the transport's and the kernel's buffers.
-
-        The transport's buffer alone is not enough: the kernel takes more data only when a third of
-        its send buffer (4 MiB) is free, so that buffer stands still until the client has read
-        1.4 MB. Without the kernel's queue (TIOCOUTQ) a client that reads less than 24 kB/s would be
-        cut off after the default ``limits.stalled_s`` of 60 s. The call takes 3 us, and is made
-        only while an answer waits for its client.
-        """
-        unsent = self.transport.get_write_buffer_size()
-        kernel = self.transport.get_extra_info("socket")
-        try:
-            queued = fcntl.ioctl(kernel.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
-        except (OSError, ValueError):  # the socket is closed
-            return unsent
-        return unsent + _INT.unpack(queued)[0]
+        wait_s = min(self._config.rate_check_s, left_s) if left_s > 0 else self._config.rate_check_s
+        self._receive_timer = self._loop.call_later(wait_s, self._check_body_rate)
 
     # Refusals.
 
-    def _break(self, refusal: Response) -> None:
-        self._refusal = refusal
+    def _break(self, response: Response) -> None:
+        self._refusal = response
         raise _LimitExceeded
 
-    def _refuse(self, refusal: Response) -> None:
+    def _refuse(self, response: Response) -> None:
         """Answer with an error and close; a response in progress is finished instead."""
-        self._refused.count(refusal.status_code)
-        cycle, is_next = self._answering, self._part is _Part.HEAD
-        if cycle is not None and not cycle.response_complete:
-            if is_next or cycle is not self.cycle:
+        self._config.refused.count(response.status_code)
+        exchange, is_next = self._answering, self._part is _Part.HEAD
+        if exchange is not None and not exchange.is_complete:
+            if is_next or exchange is not self._received:
                 self._end_after_answer()
                 return
-            is_answered = cycle.response_started
+            is_answered = exchange.is_started
         else:
-            is_answered = cycle is not None and not is_next
+            is_answered = exchange is not None and not is_next
         self._ignores_input = True
         self._stop_receive_timer()
         if not is_answered:
-            self.transport.write(_as_bytes(refusal))
-            self._start_write_timer()
-        self.transport.close()
+            self.write(as_bytes(response))
+            self._write_deadline.start()
+        self._transport.close()
 
     def _end_after_answer(self) -> None:
         """Read nothing more, and close after the response in progress."""
         self._ignores_input = True
         self._stop_receive_timer()
-        self.pipeline.clear()
-        cycle = self._answering
-        if cycle is None or cycle.response_complete:
-            self.transport.close()
+        self._waiting.clear()
+        exchange = self._answering
+        if exchange is None or exchange.is_complete:
+            self._transport.close()
         else:
-            cycle.keep_alive = False
-
-
-def _refusal(status: int, message: str, code: str) -> Response:
-    kind = "api_error" if status >= 500 else "invalid_request_error"
-    response = error_envelope.error_response(
-        status, error_envelope.error_body(message, kind, code=code)
-    )
-    response.headers["connection"] = "close"
-    return response
-
-
-def _head_is_too_large(limits: Limits) -> Response:
-    most = f"{limits.header_bytes:,} bytes or {MOST_HEADERS} headers"
-    return _refusal(431, f"the request's headers are over {most}", "headers_too_large")
-
-
-def _too_slow(part: str) -> Response:
-    return _refusal(408, f"the {part} of the request came too slowly", "request_timeout")
-
-
-def _as_bytes(response: Response) -> bytes:
-    lines = [b"%s: %s\r\n" % header for header in response.raw_headers]
-    return b"".join((STATUS_LINE[response.status_code], *lines, b"\r\n", bytes(response.body)))
+            exchange.keep_alive = False

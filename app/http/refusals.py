@@ -1,0 +1,40 @@
+"""Refusals: errors that a connection answers itself, before there is a request."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi.responses import Response
+
+from app.http.exchange import STATUS_LINES
+from app.settings import Limits
+from app.wire import error_envelope
+
+MOST_HEADERS: Final = 100
+
+
+def refusal(status: int, message: str, code: str) -> Response:
+    """An error in the envelope; its connection is closed."""
+    kind = "api_error" if status >= 500 else "invalid_request_error"
+    response = error_envelope.error_response(
+        status, error_envelope.error_body(message, kind, code=code)
+    )
+    response.headers["connection"] = "close"
+    return response
+
+
+def head_is_too_large(limits: Limits) -> Response:
+    """The request has too many headers, or too large ones."""
+    most = f"{limits.header_bytes:,} bytes or {MOST_HEADERS} headers"
+    return refusal(431, f"the request's headers are over {most}", "headers_too_large")
+
+
+def too_slow(part: str) -> Response:
+    """A part of the request has missed its deadline."""
+    return refusal(408, f"the {part} of the request came too slowly", "request_timeout")
+
+
+def as_bytes(response: Response) -> bytes:
+    """The response as it is sent."""
+    lines = [b"%s: %s\r\n" % header for header in response.raw_headers]
+    return b"".join((STATUS_LINES[response.status_code], *lines, b"\r\n", bytes(response.body)))
