@@ -9,4 +9,4 @@ from app.access.api_keys import Caller
 
 def caller_of(request: Request) -> Caller:
     """Return the caller of a request that passed access control."""
-    return request.state.caller
+    return request.scope["state"]["caller"]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from app.concurrency.threads import SMALL_BYTES, off_loop
 from app.errors import SchemaError, TooLarge, UnsupportedBody
@@ -30,18 +31,24 @@ async def body_stream(request: Request, limit: int) -> AsyncGenerator[bytes]:
     Raises:
         UnsupportedBody: The body is compressed.
         TooLarge: It is over ``limit`` bytes.
+        ClientDisconnect: The client closed the connection before its end.
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise UnsupportedBody("send the body uncompressed")
     size = int(request.headers.get("content-length", "0"))
     if size > limit:
         raise TooLarge(f"the body has {size:,} bytes, over the limit of {limit:,}")
-    size = 0
-    async for part in request.stream():
+    size, has_more = 0, True
+    while has_more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part: bytes = message.get("body", b"")
         size += len(part)
         if size > limit:
             raise TooLarge(f"the body is over the limit of {limit:,} bytes")
         yield part
+        has_more = message.get("more_body", False)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from app.errors import SchemaError
 from app.settings import Limits
 from app.wire.candidate_payload import TOKEN_LIMITS
+
+_CHOICES: Final = ("n", "best_of")
+_LIMITED: Final = {*_CHOICES, *TOKEN_LIMITS, "input", "messages", "tools", "functions"}
 
 
 def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
@@ -17,23 +20,22 @@ def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
         SchemaError: A field is over its limit; the message names both.
     """
     each = 1
-    for name in ("n", "best_of"):
-        count = _count(name, fields.get(name))
-        _at_most(name, count, limits.choices, "choices")
-        each = max(each, count)
+    value: object
+    for name, value in fields.items():
+        if name not in _LIMITED:
+            continue
+        if name in _CHOICES:
+            count = _count(name, value)
+            _at_most(name, count, limits.choices, "choices")
+            each = max(each, count)
+        elif name in TOKEN_LIMITS:
+            _at_most(name, _count(name, value), limits.max_tokens, "max_tokens")
+        elif name == "input":
+            _at_most(name, texts(value), limits.messages, "messages")
+        elif isinstance(value, list):
+            limit = "messages" if name == "messages" else "tools"
+            _at_most(name, len(cast("list[object]", value)), getattr(limits, limit), limit)
     _at_most("prompt", texts(fields.get("prompt")) * each, limits.choices, "choices")
-    for name in TOKEN_LIMITS:
-        if name in fields:
-            _at_most(name, _count(name, fields[name]), limits.max_tokens, "max_tokens")
-    _at_most("input", texts(fields.get("input")), limits.messages, "messages")
-    for name, most, limit in (
-        ("messages", limits.messages, "messages"),
-        ("tools", limits.tools, "tools"),
-        ("functions", limits.tools, "tools"),
-    ):
-        value: object = fields.get(name)
-        if isinstance(value, list):
-            _at_most(name, len(cast("list[object]", value)), most, limit)
 
 
 def texts(value: object) -> int:
