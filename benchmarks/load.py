@@ -59,6 +59,7 @@ class Outcome:
     message: str = ""  # of an error
     decision: str = ""  # its id, of an answer
     first_s: float = math.nan  # from the intended instant to the first piece of text
+    retry_after_s: float = math.nan  # of a refusal
 
 
 class Client:
@@ -91,12 +92,13 @@ class Client:
     async def send(self, ask: Ask, due: float) -> Outcome:
         """One request; never raises but for cancellation."""
         sent = time.perf_counter()
-        kind, error, decision, first_s = Kind.ERROR, "", "", math.nan
+        kind, error, decision, first_s, wait_s = Kind.ERROR, "", "", math.nan, math.nan
         try:
             async with asyncio.timeout(ask.stay_s or TIMEOUT_S):
                 answer = await self._exchange(ask)
             decision = answer.headers.get(b"x-racer-decision-id", b"").decode()
             first_s = answer.first - due
+            wait_s = float(answer.headers.get(b"retry-after", "nan"))
             kind, error = self._judge(ask, answer)
         except TimeoutError:
             kind, error = (Kind.ERROR if ask.stay_s is None else Kind.LEFT), "no answer in time"
@@ -105,7 +107,7 @@ class Client:
         if kind is Kind.ERROR and error in _CANDIDATES and queries.may_fail(ask.query):
             kind = Kind.INJECTED
         took_s = time.perf_counter() - due
-        return Outcome(kind, due, sent - due, took_s, ask, error, decision, first_s)
+        return Outcome(kind, due, sent - due, took_s, ask, error, decision, first_s, wait_s)
 
     async def _exchange(self, ask: Ask) -> "Answer":
         connection = await self._connection()

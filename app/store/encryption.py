@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Final
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from typing import TYPE_CHECKING, Final
 
 from app.errors import StoredRequestsUnreadable
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _NONCE_BYTES: Final = 12  # drawn at random: one key may encrypt 2**32 values
 
@@ -25,7 +25,12 @@ class Cipher:
     """
 
     def __init__(self, *keys: bytes) -> None:
-        self._aeads = [AESGCM(key) for key in keys]
+        # Imported here: 6 MiB that a gateway without stored requests does not need.
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._aeads: list[AESGCM] = [AESGCM(key) for key in keys]
+        self._unreadable = (InvalidTag, ValueError)  # ValueError: cut off
 
     def encrypt(self, value: bytes, row_id: str) -> bytes:
         """The encrypted value, which only a row with this id can hold."""
@@ -40,6 +45,6 @@ class Cipher:
         """
         nonce, encrypted = value[:_NONCE_BYTES], value[_NONCE_BYTES:]
         for aead in self._aeads:
-            with suppress(InvalidTag, ValueError):  # ValueError: cut off
+            with suppress(*self._unreadable):
                 return aead.decrypt(nonce, encrypted, row_id.encode())
         raise StoredRequestsUnreadable

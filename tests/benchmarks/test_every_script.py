@@ -25,7 +25,7 @@ SMALL = {
     "oracles.py": (["--largest", "12", "--rows", "100"], "compared"),
     "uncached.py": (["--tiny", "--rounds", "1", "--queries", "3"], "manifest"),
     "batching.py": (["--tiny", "--rounds", "1", "--seconds", "1"], "manifest"),
-    "overload.py": (["--seconds", "1"], "steps"),
+    "overload.py": (["--seconds", "12"], "kinds"),
     "slow_streams.py": (["--streams", "20", "--gap-ms", "10"], "passed"),
     "soak.py": (["--minutes", "0.1"], "samples"),
     "score_choice.py": (["--divisions", "1"], "power"),
