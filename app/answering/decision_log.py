@@ -187,30 +187,16 @@ def _decision_record(
         sampled_under: The configuration by which it was drawn; None: it was not.
         answer_setup: That of the promise `same_answer`; None: it is no row of it.
     """
-    routed, decision, certificate = outcome.routed, outcome.routed.decision, outcome.certificate
-    scored = routed.scored
-    neighbours = None if scored is None else scored.neighbours
-    return DecisionRecord(
+    routed, certificate = outcome.routed, outcome.certificate
+    return DecisionRecord.of(
+        routed.routing_record,
         decision_id=outcome.decision_id,
         created_at=now(),
-        calibration_id=routed.calibration_id,
         key=key,
-        group=routed.group,
-        alpha=decision.alpha,
-        score=decision.score,
-        lambda_hat=decision.lambda_hat,
-        pool=certificate.pool,
-        selected=tuple(name for name in certificate.pool if name in routed.chosen),
-        null_selected=decision.null_selected,
-        fingerprint=routed.fingerprint.hex(),
-        scores=None if scored is None else tuple(scored.scores),
-        neighbours=None if neighbours is None else tuple(neighbours.tolist()),
-        projection=None if scored is None else scored.projection,
-        chosen_by=routed.chosen_by,
         holds=certificate.holds,
         reasons=certificate.reasons,
         served_by=outcome.merged.winner if outcome.merged else None,
-        answered=tuple(answer.candidate for answer in outcome.answers),
+        answered=tuple([answer.candidate for answer in outcome.answers]),
         sampling_rate=outcome.sampling_rate,
         shadow_rate=outcome.shadow_rate,
         sampled_under=sampled_under,
@@ -218,10 +204,7 @@ def _decision_record(
         conversation=outcome.turn and outcome.turn.conversation,
         turn=outcome.turn and outcome.turn.number,
         outcome=outcome.ended,
-        repeated=routed.repeated,
         query=query,
-        population=routed.population,
-        remarks=tuple(routed.remarks),
         group_by=group_by,
         sequence=certificate.same_answer,
     )
