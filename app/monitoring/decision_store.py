@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from app.errors import NotFound
 from app.monitoring.decision_record import DecisionRecord
 from app.store import Store, now
-from app.store.engine import begin_writing, insert_into
+from app.store.engine import begin_writing, insert_new
 from app.store.tables import DecisionRow, VerdictRow
 
 _CHUNK: Final = 1_000  # rows deleted in one transaction
@@ -84,8 +84,7 @@ class DecisionStore:
         with self._store.transaction() as session:
             shared = self._store.is_shared
             repeated = self._repeated(session, decisions) if shared else set[tuple[str, str]]()
-            insert = insert_into(session, DecisionRow)
-            session.execute(insert.on_conflict_do_nothing(), rows)
+            insert_new(session, DecisionRow, rows)
         return repeated
 
     def get(self, decision_id: str) -> StoredDecision:

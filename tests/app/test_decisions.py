@@ -208,6 +208,21 @@ def test_a_note_comes_back_as_it_was(
     assert known.verdicts == {}
 
 
+def test_a_batch_adds_what_is_not_stored_yet(decision_store: DecisionStore) -> None:
+    """More decisions than one statement takes, some of them twice: what is stored stays."""
+    made = [note() for _ in range(250)]
+    decision_store.add(made[90:110], [True] * 20)
+    again = [replace(each, served_by="poet") for each in made]
+    decision_store.add([*again, *again[:30]], [False] * 280)
+    found = [decision_store.get(each.decision_id).decision for each in made]
+    assert found == [*again[:90], *made[90:110], *again[110:]]
+
+
+def test_an_empty_batch_adds_nothing(decision_store: DecisionStore) -> None:
+    """As when the writer is closed unused."""
+    assert decision_store.add([], []) == set()
+
+
 def aged(days: float) -> DecisionRecord:
     """A decision of some days ago."""
     then = datetime.now(UTC) - timedelta(days=days)
