@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome
 from app.answering.request import RequestState
@@ -13,9 +15,9 @@ from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision
 from app.routing.request import RoutingRequest
 from app.settings import GroupBy
-from app.store import now
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
+from app.utc import UtcTimes
 
 
 class DecisionLog:
@@ -37,6 +39,7 @@ class DecisionLog:
         self._tracer = tracer
         self._store_queries = store_queries
         self._group_by: GroupBy = group_by
+        self._times = UtcTimes()
 
     def record(
         self,
@@ -154,6 +157,7 @@ class DecisionLog:
                 outcome,
                 request.caller.name,
                 query,
+                created_at=self._times.text(time.time_ns(), digits=6),
                 group_by=self._group_by,
                 sampled_under=sampler.sampled_under if is_sampled else None,
                 answer_setup=sampler.answer_setup if is_row else None,
@@ -173,6 +177,7 @@ def _decision_record(
     key: str,
     query: str | None,
     *,
+    created_at: str,
     group_by: GroupBy,
     sampled_under: str | None,
     answer_setup: str | None,
@@ -183,6 +188,7 @@ def _decision_record(
         outcome: The outcome.
         key: Name of the caller's key.
         query: The query, where the configuration stores queries.
+        created_at: The present time.
         group_by: The configured origin of a request's group.
         sampled_under: The configuration by which it was drawn; None: it was not.
         answer_setup: That of the promise `same_answer`; None: it is no row of it.
@@ -191,7 +197,7 @@ def _decision_record(
     return DecisionRecord.of(
         routed.routing_record,
         decision_id=outcome.decision_id,
-        created_at=now(),
+        created_at=created_at,
         key=key,
         holds=certificate.holds,
         reasons=certificate.reasons,

@@ -17,13 +17,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TextIO
 
 import orjson
+
+from app.utc import UtcTimes
 
 _request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
@@ -108,31 +109,6 @@ def _only_handler(logger: logging.Logger) -> _QueuedStreamHandler | None:
     return found if found and found.level <= logging.INFO else None
 
 
-def _head(created: float, level: str, logger: str, message: str) -> dict[str, Any]:
-    """The first fields of a line, in order."""
-    fields = {
-        "time": datetime.fromtimestamp(created, UTC).isoformat(timespec="milliseconds"),
-        "level": level,
-        "logger": logger,
-        "message": message[:_MESSAGE_CHARS],
-    }
-    if (request_id := _request_id.get()) is not None:
-        fields["request_id"] = request_id
-    return fields
-
-
-def _record_fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields of a record's line, in order."""
-    message = record.getMessage()
-    if not record.name.startswith(("app.", "racer_core.")):
-        message = message.partition("\n")[0]
-    fields = _head(record.created, record.levelname.lower(), record.name, message)
-    fields |= record.__dict__.get("fields", {})
-    if record.exc_info is not None and record.exc_info[1] is not None:
-        fields |= _exception_fields(record.exc_info[1], record.exc_info[2])
-    return fields
-
-
 def _encode(value: object) -> str:
     """JSON in ASCII: other characters can end a line of a terminal, or steer it."""
     try:
@@ -180,6 +156,7 @@ class _QueuedStreamHandler(logging.Handler):
         super().__init__()
         self._stream = stream
         self._render = render  # fields as a line
+        self._times = UtcTimes()
         self._queue: deque[str] = deque()
         self._dropped = 0
         self._closing = threading.Event()
@@ -199,12 +176,12 @@ class _QueuedStreamHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record's line without waiting."""
-        self._add(record.name, partial(_record_fields, record))
+        self._add(record.name, partial(self._record_fields, record))
 
     def info(self, logger: str, message: str, fields: dict[str, Any]) -> None:
         """Queue a line of information without waiting."""
         self.acquire()  # as for a record
-        self._add(logger, lambda: _head(time.time(), "info", logger, message) | fields)
+        self._add(logger, lambda: self._head("info", logger, message) | fields)
         self.release()
 
     def _add(self, logger: str, fields: Callable[[], dict[str, Any]]) -> None:
@@ -221,7 +198,30 @@ class _QueuedStreamHandler(logging.Handler):
             return self._warning(f"a line of {logger} could not be made: {type(exc).__name__}")
 
     def _warning(self, message: str) -> str:
-        return self._render(_head(time.time(), "warning", __name__, message))
+        return self._render(self._head("warning", __name__, message))
+
+    def _record_fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        """The fields of a record's line, in order."""
+        message = record.getMessage()
+        if not record.name.startswith(("app.", "racer_core.")):
+            message = message.partition("\n")[0]
+        fields = self._head(record.levelname.lower(), record.name, message)
+        fields |= record.__dict__.get("fields", {})
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            fields |= _exception_fields(record.exc_info[1], record.exc_info[2])
+        return fields
+
+    def _head(self, level: str, logger: str, message: str) -> dict[str, Any]:
+        """The first fields of a line, in order."""
+        fields = {
+            "time": self._times.text(time.time_ns(), digits=3),
+            "level": level,
+            "logger": logger,
+            "message": message[:_MESSAGE_CHARS],
+        }
+        if (request_id := _request_id.get()) is not None:
+            fields["request_id"] = request_id
+        return fields
 
     def _write_until_closed(self) -> None:
         while not self._closing.wait(_WRITE_EVERY_S):

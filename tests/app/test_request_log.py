@@ -156,7 +156,7 @@ def test_a_line_without_a_record_is_the_line_of_a_record(
     form: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inside a request and outside, letter by letter."""
-    monkeypatch.setattr(time, "time", lambda: 1_764_000_000.0009)
+    monkeypatch.setattr(time, "time_ns", lambda: 1_764_000_000_000_900_000)
     written: list[str] = []
     for as_record in (True, False):
         stream = io.StringIO()
