@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome
 from app.answering.request import RequestState
@@ -13,9 +15,9 @@ from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision
 from app.routing.request import RoutingRequest
 from app.settings import GroupBy
-from app.store import now
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
+from app.utc import UtcTimes
 
 
 class DecisionLog:
@@ -37,6 +39,7 @@ class DecisionLog:
         self._tracer = tracer
         self._store_queries = store_queries
         self._group_by: GroupBy = group_by
+        self._times = UtcTimes()
 
     def record(
         self,
@@ -154,6 +157,7 @@ class DecisionLog:
                 outcome,
                 request.caller.name,
                 query,
+                created_at=self._times.text(time.time_ns(), digits=6),
                 group_by=self._group_by,
                 sampled_under=sampler.sampled_under if is_sampled else None,
                 answer_setup=sampler.answer_setup if is_row else None,
@@ -173,6 +177,7 @@ def _decision_record(
     key: str,
     query: str | None,
     *,
+    created_at: str,
     group_by: GroupBy,
     sampled_under: str | None,
     answer_setup: str | None,
@@ -183,34 +188,21 @@ def _decision_record(
         outcome: The outcome.
         key: Name of the caller's key.
         query: The query, where the configuration stores queries.
+        created_at: The present time.
         group_by: The configured origin of a request's group.
         sampled_under: The configuration by which it was drawn; None: it was not.
         answer_setup: That of the promise `same_answer`; None: it is no row of it.
     """
-    routed, decision, certificate = outcome.routed, outcome.routed.decision, outcome.certificate
-    scored = routed.scored
-    neighbours = None if scored is None else scored.neighbours
-    return DecisionRecord(
+    routed, certificate = outcome.routed, outcome.certificate
+    return DecisionRecord.of(
+        routed.routing_record,
         decision_id=outcome.decision_id,
-        created_at=now(),
-        calibration_id=routed.calibration_id,
+        created_at=created_at,
         key=key,
-        group=routed.group,
-        alpha=decision.alpha,
-        score=decision.score,
-        lambda_hat=decision.lambda_hat,
-        pool=certificate.pool,
-        selected=tuple(name for name in certificate.pool if name in routed.chosen),
-        null_selected=decision.null_selected,
-        fingerprint=routed.fingerprint.hex(),
-        scores=None if scored is None else tuple(scored.scores),
-        neighbours=None if neighbours is None else tuple(neighbours.tolist()),
-        projection=None if scored is None else scored.projection,
-        chosen_by=routed.chosen_by,
         holds=certificate.holds,
         reasons=certificate.reasons,
         served_by=outcome.merged.winner if outcome.merged else None,
-        answered=tuple(answer.candidate for answer in outcome.answers),
+        answered=tuple([answer.candidate for answer in outcome.answers]),
         sampling_rate=outcome.sampling_rate,
         shadow_rate=outcome.shadow_rate,
         sampled_under=sampled_under,
@@ -218,10 +210,7 @@ def _decision_record(
         conversation=outcome.turn and outcome.turn.conversation,
         turn=outcome.turn and outcome.turn.number,
         outcome=outcome.ended,
-        repeated=routed.repeated,
         query=query,
-        population=routed.population,
-        remarks=tuple(routed.remarks),
         group_by=group_by,
         sequence=certificate.same_answer,
     )

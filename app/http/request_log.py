@@ -104,7 +104,7 @@ class RequestLog:
             "key": None if caller is None else caller.name,
         }
         fields |= {name: state[name] for name in self._logged if name in state}
-        access_log.info("request", extra={"fields": fields})
+        logs.info(access_log, "request", fields)
 
 
 class _ResponseObserver:

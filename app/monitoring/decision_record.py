@@ -7,11 +7,11 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from app.json_output import dump_json
 from app.routing.answer_guarantee import AnswerGuarantee
-from app.routing.decision import ChosenBy
+from app.routing.decision import ChosenBy, RoutingRecord
 from app.routing.reasons import Reason
 from racer_core.calibration.certificate import base_reason
 
@@ -53,27 +53,14 @@ def are_answered_like_rows(reasons: Collection[str]) -> bool:
     return _ANSWERED_UNLIKE_ROWS.isdisjoint(map(base_reason, reasons))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionRecord:
-    """One routed query.
+@dataclass(frozen=True, kw_only=True)
+class DecisionRecord(RoutingRecord):
+    """One routed query: its decision, and its request.
 
     Attributes:
         decision_id: The value of ``x-racer-decision-id``.
         created_at: UTC, ISO 8601, as ``app.store.now`` gives it.
-        calibration_id: The calibration that decided; None: none was active.
         key: The name of the caller's key.
-        group: The group of the request, whether it has a threshold of its own or not.
-        alpha: Risk level.
-        score: The nonconformity score.
-        lambda_hat: The threshold; ``inf`` if the whole pool was called.
-        pool: The candidates to choose from, in the order of the calibration's pool.
-        selected: The set that the certificate is about, in the same order.
-        null_selected: The null model is in the set too.
-        fingerprint: The keyed hash of the query, hexadecimal.
-        scores: f of the calibration's whole pool, in its order; None if the router failed.
-        neighbours: Pattern ids of the nearest training rows, for routers that have them.
-        projection: The query's embedding on a few components, for drift detection.
-        chosen_by: What made the set.
         holds: Whether the certificate held in the end.
         reasons: Every reason in it.
         served_by: The candidate whose text was returned, if any.
@@ -91,11 +78,7 @@ class DecisionRecord:
         turn: The number of that turn.
         outcome: How the request ended. Every decision is recorded, however its request ended:
             otherwise the records would be biased towards patient clients and easy queries.
-        repeated: The query was seen before, by any key, or is one of the rows: it is no new
-            evidence.
         query: The text that the router read, if the operator stores queries.
-        population: The place of the rows that set the threshold; None in records of version 0.1.
-        remarks: The remarks in the certificate; None in records of version 0.1.
         group_by: ``Settings.group_by``, which says what the group means; None in records of version
             0.1.
         sequence: Of the promise `same_answer`: the order of calls, and the calls made.
@@ -103,20 +86,7 @@ class DecisionRecord:
 
     decision_id: str
     created_at: str
-    calibration_id: str | None
     key: str
-    group: str | None
-    alpha: float
-    score: str
-    lambda_hat: float
-    pool: tuple[str, ...]
-    selected: tuple[str, ...]
-    null_selected: bool
-    fingerprint: str
-    scores: tuple[float, ...] | None
-    neighbours: tuple[int, ...] | None
-    projection: tuple[float, ...] | None = None
-    chosen_by: ChosenBy = ChosenBy.THRESHOLD
     holds: bool
     reasons: tuple[str, ...] = ()
     served_by: str | None = None
@@ -128,12 +98,25 @@ class DecisionRecord:
     conversation: str | None = None
     turn: int | None = None
     outcome: RequestEnd = RequestEnd.ANSWERED
-    repeated: bool = False
     query: str | None = None
-    population: int | None = None
-    remarks: tuple[str, ...] | None = None
     group_by: str | None = None
     sequence: AnswerGuarantee | None = None
+
+    @classmethod
+    def of(cls, routing: RoutingRecord, **request: Any) -> Self:
+        """The record of a request that a decision served, equal to one made field by field.
+
+        It takes over the attributes of ``routing``, its stored form among them, in one step: with
+        33 fields that is a quarter of the time.
+
+        Args:
+            routing: The part of the decision.
+            **request: All other fields.
+        """
+        request["stored"] = routing.stored
+        record = cls.__new__(cls)
+        object.__setattr__(record, "__dict__", vars(routing) | request)
+        return record
 
     @property
     def set_calibration_id(self) -> str | None:
@@ -156,12 +139,12 @@ class DecisionRecord:
         return self.like_rows and are_answered_like_rows(self.reasons)
 
     def as_json(self) -> dict[str, Any]:
-        """The wire form. An infinite threshold is null: JSON has no infinity."""
-        shown = {name: getattr(self, name) for name in _FIELDS}
-        return shown | {
-            "lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None,
-            "sequence": self.sequence and self.sequence.as_json(),
-        }
+        """The wire form."""
+        return self._request_as_json() | self.routing_as_json()
+
+    def _request_as_json(self) -> dict[str, Any]:
+        shown = {name: getattr(self, name) for name in _REQUEST_FIELDS}
+        return shown | {"sequence": self.sequence and self.sequence.as_json()}
 
     def as_its_key_sees_it(self) -> DecisionRecord:
         """The same, as the data key that made it may read it.
@@ -173,7 +156,8 @@ class DecisionRecord:
 
     def document(self) -> str:
         """The stored JSON: every field but the neighbours, which have a column of their own."""
-        return dump_json(self.as_json() | {"neighbours": None}).decode()
+        request = dump_json(self._request_as_json()).decode()
+        return f"{request[:-1]},{self.stored.fields[1:]}"  # one object of both
 
     @classmethod
     def from_document(cls, document: str, neighbours: tuple[int, ...] | None) -> DecisionRecord:
@@ -192,4 +176,7 @@ class DecisionRecord:
 
 
 _LATER_FIELDS: Final = ("projection", "remarks")  # absent in records of version 0.1
-_FIELDS: Final = tuple(each.name for each in fields(DecisionRecord))
+_ROUTING_FIELDS: Final = {each.name for each in fields(RoutingRecord)}
+_REQUEST_FIELDS: Final = tuple(
+    each.name for each in fields(DecisionRecord) if each.name not in _ROUTING_FIELDS
+)

@@ -15,10 +15,9 @@ from sqlalchemy import CursorResult, delete, false, select, update
 from sqlalchemy.orm import Session
 
 from app.errors import NotFound
-from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord
 from app.store import Store, now
-from app.store.engine import begin_writing, insert_into
+from app.store.engine import begin_writing, insert_new
 from app.store.tables import DecisionRow, VerdictRow
 
 _CHUNK: Final = 1_000  # rows deleted in one transaction
@@ -85,8 +84,7 @@ class DecisionStore:
         with self._store.transaction() as session:
             shared = self._store.is_shared
             repeated = self._repeated(session, decisions) if shared else set[tuple[str, str]]()
-            insert = insert_into(session, DecisionRow)
-            session.execute(insert.on_conflict_do_nothing(), rows)
+            insert_new(session, DecisionRow, rows)
         return repeated
 
     def get(self, decision_id: str) -> StoredDecision:
@@ -231,13 +229,13 @@ def unknown_decision(decision_id: str) -> NotFound:
 
 
 def _row(decision: DecisionRecord, ordinary: bool) -> dict[str, Any]:
-    near = decision.neighbours
+    stored = decision.stored
     return {
         "id": decision.decision_id,
         "created_at": decision.created_at,
         "calibration_id": decision.calibration_id or UNCALIBRATED,
         "key": decision.key,
-        "selected": dump_json(decision.selected).decode(),
+        "selected": stored.selected,
         "null_selected": decision.null_selected,
         "ordinary": ordinary,
         "shadow": decision.shadow_rate is not None,
@@ -245,7 +243,7 @@ def _row(decision: DecisionRecord, ordinary: bool) -> dict[str, Any]:
         "judged": False,
         "loss": None,
         "document": decision.document(),
-        "neighbours": None if near is None else np.array(near, dtype="<u4").tobytes(),
+        "neighbours": stored.neighbours,
         "fingerprint": decision.fingerprint,
         "application": decision.application,
     }

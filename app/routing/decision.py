@@ -1,17 +1,21 @@
 """A certified decision: the candidates to call, the reason, and the data that it rests on.
 
 A decision is made once and served many times, so it keeps what is derived from it: its wire form,
-its headers, and itself with the remarks on a request.
+its headers, its part of the records, and itself with the remarks on a request.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from app.json_output import dump_json
 from app.routing.answer_calibrations import RoundsPlan
 from app.routing.applications import Membership
 from app.routing.certificate import ServedCertificate
@@ -30,6 +34,74 @@ class ChosenBy(StrEnum):
     FALLBACK = "fallback"  # a configured candidate: no calibration is active or covers the request
     ROUNDS = "rounds"  # the promise `same_answer`: all that may be called, in the order of calls
     OVERRIDDEN = "overridden"  # another set is called: a session's, an observed candidate's
+
+
+class StoredForm(NamedTuple):
+    """A :class:`RoutingRecord` as the store keeps it."""
+
+    fields: str  # JSON, without the neighbours
+    selected: str  # JSON
+    neighbours: bytes | None  # 4 bytes each
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingRecord:
+    """The part of a decision record that every request has in common that the decision serves.
+
+    Attributes:
+        calibration_id: The calibration that decided; None: none was active.
+        group: The group of the request, whether it has a threshold of its own or not.
+        alpha: Risk level.
+        score: The nonconformity score.
+        lambda_hat: The threshold; ``inf`` if the whole pool was called.
+        pool: The candidates to choose from, in the order of the calibration's pool.
+        selected: The set that the certificate is about, in the same order.
+        null_selected: The null model is in the set too.
+        fingerprint: The keyed hash of the query, hexadecimal.
+        scores: f of the calibration's whole pool, in its order; None if the router failed.
+        neighbours: Pattern ids of the nearest training rows, for routers that have them.
+        projection: The query's embedding on a few components, for drift detection.
+        chosen_by: What made the set.
+        repeated: The query was seen before, by any key, or is one of the rows: it is no new
+            evidence.
+        population: The place of the rows that set the threshold; None in records of version 0.1.
+        remarks: The remarks in the certificate; None in records of version 0.1.
+    """
+
+    calibration_id: str | None
+    group: str | None
+    alpha: float
+    score: str
+    lambda_hat: float
+    pool: tuple[str, ...]
+    selected: tuple[str, ...]
+    null_selected: bool
+    fingerprint: str
+    scores: tuple[float, ...] | None
+    neighbours: tuple[int, ...] | None
+    projection: tuple[float, ...] | None = None
+    chosen_by: ChosenBy = ChosenBy.THRESHOLD
+    repeated: bool = False
+    population: int | None = None
+    remarks: tuple[str, ...] | None = None
+
+    def routing_as_json(self) -> dict[str, Any]:
+        """The wire form of these fields. An infinite threshold is null: JSON has no infinity."""
+        shown = {name: getattr(self, name) for name in _ROUTING_FIELDS}
+        return shown | {"lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None}
+
+    @cached_property
+    def stored(self) -> StoredForm:
+        """The stored form, made once."""
+        near = self.neighbours
+        return StoredForm(
+            fields=dump_json(self.routing_as_json() | {"neighbours": None}).decode(),
+            selected=dump_json(self.selected).decode(),
+            neighbours=None if near is None else np.array(near, dtype="<u4").tobytes(),
+        )
+
+
+_ROUTING_FIELDS: Final = tuple(each.name for each in fields(RoutingRecord))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,3 +214,27 @@ class CertifiedDecision:
             **({} if self.member is None else self.member.as_json()),
             "certificate": self.certificate.as_json(self.remarks),
         }
+
+    @cached_property
+    def routing_record(self) -> RoutingRecord:
+        """Its part of the record of every request that it serves."""
+        decision, pool, scored = self.decision, self.certificate.pool, self.scored
+        neighbours = None if scored is None else scored.neighbours
+        return RoutingRecord(
+            calibration_id=self.calibration_id,
+            group=self.group,
+            alpha=decision.alpha,
+            score=decision.score,
+            lambda_hat=decision.lambda_hat,
+            pool=pool,
+            selected=tuple(name for name in pool if name in self.chosen),
+            null_selected=decision.null_selected,
+            fingerprint=self.fingerprint.hex(),
+            scores=None if scored is None else tuple(scored.scores),
+            neighbours=None if neighbours is None else tuple(neighbours.tolist()),
+            projection=None if scored is None else scored.projection,
+            chosen_by=self.chosen_by,
+            repeated=self.repeated,
+            population=self.population,
+            remarks=tuple(self.remarks),
+        )

@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 import sqlite3
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Final
@@ -28,6 +29,7 @@ from racer_core.errors import InputError, RacerError
 THREADS: Final = 4  # that use the store at the same time
 SHARED_STATE_THREADS: Final = 2  # more of them, for the state that gateways share
 CONNECT_S: Final = 5
+_STATEMENT_ROWS: Final = 100
 _POSTGRESQL: Final[dict[str, Any]] = {
     "application_name": "racer",
     "connect_timeout": CONNECT_S,
@@ -121,6 +123,29 @@ def insert_into(session: Session, table: type[Base]) -> Any:
     """Return an INSERT that supports ON CONFLICT."""
     postgres = session.connection().dialect.name == "postgresql"
     return (postgresql if postgres else sqlite).insert(table)
+
+
+def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows, but for those whose key is stored already.
+
+    A statement takes many rows. A driver releases the interpreter for each statement, and gets it
+    back after the event loop: with a statement for each row a batch would wait hundreds of times.
+
+    Args:
+        session: The session.
+        table: Their table.
+        rows: All have the same columns, in the same order.
+    """
+    connection = session.connection()
+    mark = "%s" if connection.dialect.name == "postgresql" else "?"
+    for start in range(0, len(rows), _STATEMENT_ROWS):
+        part = rows[start : start + _STATEMENT_ROWS]
+        columns = ", ".join(part[0])
+        values = ", ".join([f"({', '.join([mark] * len(part[0]))})"] * len(part))
+        connection.exec_driver_sql(
+            f"INSERT INTO {table.__tablename__} ({columns}) VALUES {values} ON CONFLICT DO NOTHING",
+            tuple(value for row in part for value in row.values()),
+        )
 
 
 def notify(session: Session) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -96,6 +96,29 @@ def test_a_decision_is_stored_as_it_was_certified(gateway: Gateway, pool: FakePo
     assert stored["served_by"] == answer["model"]
     assert stored["key"] == "data"
     assert stored["feedback"]["unknown"] == list(POOL)
+
+
+def test_a_decision_that_is_served_again_is_stored_for_each_request(
+    gateway: Gateway, pool: FakePool
+) -> None:
+    """Its own id, time and answers, and whether its certificate held; the rest is the same."""
+    for name in POOL:
+        pool.say(name, "12")
+    told = gateway.route(TWO)["decision_id"]
+    answered = [gateway.chat(TWO)["id"] for _ in range(2)]
+    pool.fail("adder", "500")
+    failed = gateway.chat(TWO)["id"]
+    records = [seen(gateway, each) for each in (told, *answered, failed)]
+    assert [each["decision_id"] for each in records] == [told, *answered, failed]
+    assert len({str(each["created_at"]) for each in records}) == 4
+    assert records[0]["answered"] == []
+    assert records[0]["served_by"] is None
+    assert all("adder" in cast("list[str]", each["answered"]) for each in records[1:3])
+    assert "adder" not in cast("list[str]", records[3]["answered"])
+    assert [each["holds"] for each in records] == [True, True, True, False]
+    own = {"decision_id", "created_at", "feedback"}
+    first, second = [{n: v for n, v in each.items() if n not in own} for each in records[1:3]]
+    assert first == second
 
 
 @pytest.mark.parametrize("query", [ONE, UNANSWERABLE])
@@ -183,6 +206,21 @@ def test_a_note_comes_back_as_it_was(
     assert not known.judged
     assert known.loss is None
     assert known.verdicts == {}
+
+
+def test_a_batch_adds_what_is_not_stored_yet(decision_store: DecisionStore) -> None:
+    """More decisions than one statement takes, some of them twice: what is stored stays."""
+    made = [note() for _ in range(250)]
+    decision_store.add(made[90:110], [True] * 20)
+    again = [replace(each, served_by="poet") for each in made]
+    decision_store.add([*again, *again[:30]], [False] * 280)
+    found = [decision_store.get(each.decision_id).decision for each in made]
+    assert found == [*again[:90], *made[90:110], *again[110:]]
+
+
+def test_an_empty_batch_adds_nothing(decision_store: DecisionStore) -> None:
+    """As when the writer is closed unused."""
+    assert decision_store.add([], []) == set()
 
 
 def aged(days: float) -> DecisionRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -100,19 +101,151 @@ def test_no_value_forges_a_line(form: Any) -> None:
     assert "c\\nd" in text
 
 
+class Unreadable:
+    """What cannot be put into a line."""
+
+    def __str__(self) -> str:
+        raise RuntimeError(CANARY)
+
+
+class BlockedTerminal(io.StringIO):
+    """A terminal that blocks writes until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+        self.free = threading.Event()
+
+    def write(self, text: str) -> int:
+        """Wait, then write."""
+        self.reached.set()
+        self.free.wait(30)
+        return super().write(text)
+
+
+class Records(logging.Handler):
+    """A handler of the operator's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.seen.append(record)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No handler but the log's own, as in a gateway; pytest has some."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+
+
+FIELDS: list[dict[str, Any]] = [
+    {"method": "POST", "status": 200, "duration_ms": 0.125, "key": None},
+    {"selected": "a\nb\r\x1b[31m\u2028\xe9\U0001f600\ud800", "big": 2**70, "other": log},
+    {"level": "forged", "request_id": "forged"},
+    {},
+]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("form", ["json", "text"])
+@pytest.mark.parametrize("fields", FIELDS, ids=["plain", "unusual", "forged", "none"])
+def test_a_line_without_a_record_is_the_line_of_a_record(
+    form: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside a request and outside, letter by letter."""
+    monkeypatch.setattr(time, "time_ns", lambda: 1_764_000_000_000_900_000)
+    written: list[str] = []
+    for as_record in (True, False):
+        stream = io.StringIO()
+        with logs.logging_to(stream, form):
+            for where in (logs.request_context("mine-1"), contextlib.nullcontext()):
+                with where:
+                    if as_record:
+                        log.info("a message", extra={"fields": fields})
+                    else:
+                        logs.info(log, "a message", dict(fields))
+        written.append(stream.getvalue())
+    assert written[0] == written[1]
+    assert written[0].count("\n") == 2
+
+
+@pytest.mark.usefixtures("alone")
+def test_other_handlers_and_filters_get_the_record_of_a_line() -> None:
+    """As with `Logger.info`, with its fields; the log has the line once."""
+    stream, records = io.StringIO(), Records()
+    with logs.logging_to(stream, "json"):
+        for logger in (log, logging.getLogger()):
+            logger.addHandler(records)
+            logs.info(log, "heard", {"status": 200})
+            logger.removeHandler(records)
+
+        def kept(record: logging.LogRecord) -> bool:
+            return record.__dict__["fields"]["status"] != 200
+
+        log.addFilter(kept)
+        logs.info(log, "filtered", {"status": 200})
+        logs.info(log, "kept", {"status": 500})
+        log.removeFilter(kept)
+    assert [each.getMessage() for each in records.seen] == ["heard", "heard"]
+    assert [each.__dict__["fields"] for each in records.seen] == [{"status": 200}] * 2
+    assert [line["message"] for line in lines(stream)] == ["heard", "heard", "kept"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_line_without_a_record_obeys_levels_and_propagation() -> None:
+    """Of the logger, of all loggers, and of a logger that passes nothing on."""
+    stream = io.StringIO()
+    with logs.logging_to(stream, "json"):
+        log.setLevel(logging.WARNING)
+        logs.info(log, "below the logger's level", {})
+        log.setLevel(logging.NOTSET)
+        logging.disable(logging.INFO)
+        logs.info(log, "disabled", {})
+        logging.disable(logging.NOTSET)
+        log.propagate = False
+        logs.info(log, "kept back", {})
+        log.propagate = True
+        logs.info(log, "written", {})
+    assert [line["message"] for line in lines(stream)] == ["written"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_full_queue_drops_lines_without_records_too() -> None:
+    """They are counted with the others, and none fails its request."""
+    stream = BlockedTerminal()
+    with logs.logging_to(stream, "json"):
+        logs.info(log, "line", {})
+        assert stream.reached.wait(30)
+        for _ in range(5_001):
+            logs.info(log, "line", {})
+            log.info("line")
+        logs.info(log, "line", {"broken": Unreadable()})
+        stream.free.set()
+    messages = [line["message"] for line in lines(stream)]
+    assert messages == ["line"] * 10_001 + ["3 lines were dropped"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_field_that_cannot_be_written_fails_no_request() -> None:
+    """One line names the logger whose line is missing."""
+    stream = io.StringIO()
+    with logs.logging_to(stream, "json"):
+        logs.info(log, "line", {"broken": Unreadable()})
+    [line] = lines(stream)
+    assert (line["level"], line["logger"]) == ("warning", "app.telemetry.logs")
+    assert line["message"].startswith("a line of app.tests could not be made: ")
+    assert CANARY not in stream.getvalue()
+
+
 def test_other_libraries_say_their_first_line_only() -> None:
     """With asyncio the second one holds the text of a lost exception."""
     stream = io.StringIO()
     with logs.logging_to(stream, "json"):
         logging.getLogger("asyncio").error("lost\nfuture: RuntimeError(%r)", CANARY)
     assert [line["message"] for line in lines(stream)] == ["lost"]
-
-
-class Unreadable:
-    """What cannot be put into a line."""
-
-    def __str__(self) -> str:
-        raise RuntimeError(CANARY)
 
 
 @pytest.mark.parametrize(
@@ -133,21 +266,6 @@ def test_a_log_call_that_cannot_be_formatted_fails_no_request(
     assert lost["message"].startswith("a line of a.library could not be made: ")
     assert after["message"] == "goes on"
     assert CANARY not in stream.getvalue()
-
-
-class BlockedTerminal(io.StringIO):
-    """A terminal that blocks writes until it is released."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reached = threading.Event()
-        self.free = threading.Event()
-
-    def write(self, text: str) -> int:
-        """Wait, then write."""
-        self.reached.set()
-        self.free.wait(30)
-        return super().write(text)
 
 
 def test_a_blocked_sink_blocks_no_request() -> None:
