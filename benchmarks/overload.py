@@ -4,7 +4,7 @@
 
 Once with queries that repeat, whose decisions are cached, and once with queries that are all new.
 The capacity is the throughput of a closed loop at which doubling the concurrency gains less than
-5 %. Requests arrive by a Poisson process at 0.7 times the capacity, then at twice the capacity, then
+5 %. Requests arrive by a Poisson process at 0.7 times the capacity, then at twice the capacity, and
 at 0.7 times again. Every answer is checked. Refusals are counted apart from errors; a refusal
 without `retry-after` is an error. Clients that were refused in the last second of the overload come
 back when `retry-after` says. The exit code is 1 if a target is missed. If the gateway got much less
