@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.answering.rater import Rater
 from app.settings import Settings, rater_name
@@ -18,7 +18,7 @@ from app.upstream.fleet import GATEWAY, Fleet
 from racer_core.aggregation.answers import normalise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class Ratings:
     """The evaluator's ratings of the answers to one request."""
 

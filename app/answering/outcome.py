@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
@@ -19,7 +19,7 @@ from app.upstream.reply import Reply
 from racer_core.types import Aggregate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class Outcome:
     """A routed request with its answers and its result."""
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
@@ -39,7 +39,7 @@ T = TypeVar("T")
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status; only logs and metrics show it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class ParsedRequest:
     """The parsed body of an inference request.
 
