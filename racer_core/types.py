@@ -90,6 +90,8 @@ def enum_member(
     Raises:
         InputError: No member has this value. The message lists the choices.
     """
+    if isinstance(value, kind):
+        return value
     try:
         return kind(value)
     except ValueError:

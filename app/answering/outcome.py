@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from app.answering.evaluator import Ratings
+from app.answering.evaluator import UNRATED, Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
 from app.monitoring.decision_record import RequestEnd
@@ -32,7 +32,7 @@ class Outcome:
     cancelled: tuple[str, ...] = ()  # called, then not waited for: the vote was decided
     skipped: tuple[str, ...] = ()  # not called: the vote was decided before
     merged: Aggregate | None = None
-    ratings: Ratings = field(default_factory=Ratings)  # the weights of the votes
+    ratings: Ratings = UNRATED  # the weights of the votes
     overhead_ms: float = 0.0
     sampling_rate: float | None = None  # in force for the request; None: no candidate answers it
     shadow_rate: float | None = None  # of the shadow sample to which the request belongs
@@ -47,7 +47,7 @@ class Outcome:
         results: FanOutResult,
         *,
         answer: Mapping[str, Any] | None = None,
-        ratings: Ratings | None = None,
+        ratings: Ratings = UNRATED,
         merged: Aggregate | None = None,
         overhead_ms: float = 0.0,
         ended: RequestEnd = RequestEnd.ANSWERED,
@@ -72,7 +72,6 @@ class Outcome:
         routed = state.routed
         if state.rounds is not None:
             routed = state.rounds.ended(routed)
-        ratings = ratings or Ratings()
         body: dict[str, Any] = {}
         if answer is not None:
             body = api_format.stamped(
