@@ -78,7 +78,7 @@ class AnswerReader:
     def waits(kind: Equality, choices: Sequence[Choice]) -> bool:
         """Whether such an answer is read on a thread or in another process."""
         return kind is Equality.MATH or any(
-            choice.tool_calls or len(choice.text or "") > _SMALL_CHARS for choice in choices
+            [choice.tool_calls or len(choice.text or "") > _SMALL_CHARS for choice in choices]
         )
 
     @property

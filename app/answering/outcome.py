@@ -102,47 +102,40 @@ class Outcome:
     @property
     def headers(self) -> dict[str, str]:
         """The x-racer headers."""
-        served = {"x-racer-served-by": self.merged.winner} if self.merged else {}
-        return (
-            routing_headers(self.decision_id, self.routed, self.certificate.header)
-            | served
-            | {"x-racer-overhead-ms": f"{self.overhead_ms:.2f}"}
-        )
+        headers = routing_headers(self.decision_id, self.routed, self.certificate.header)
+        if self.merged:
+            headers["x-racer-served-by"] = self.merged.winner
+        headers["x-racer-overhead-ms"] = f"{self.overhead_ms:.2f}"
+        return headers
 
     def as_json(self) -> dict[str, Any]:
         """The ``racer`` object."""
         routed, certificate = self.routed, self.certificate
-        changed = (
-            {}
-            if certificate is routed.certificate
-            else {"certificate": certificate.as_json(routed.remarks)}
-        )
-        return (
-            {
-                "decision_id": self.decision_id,
-                **routed.json,
-                **changed,
-                "served_by": self.merged.winner if self.merged else None,
-                "votes": dict(self.merged.votes) if self.merged else {},
-                "weights": dict(self.ratings.weights),
-                "evaluation": self.ratings.as_json(),
-                "usage": [{"candidate": each.candidate, **each.usage} for each in self.answers],
-                "usage_incomplete": self._lacks_counts,
-                "calls": self._calls(),
-                "overhead_ms": round(self.overhead_ms, 2),
+        racer = {"decision_id": self.decision_id, **routed.json}
+        if certificate is not routed.certificate:
+            racer["certificate"] = certificate.as_json(routed.remarks)
+        racer |= {
+            "served_by": self.merged.winner if self.merged else None,
+            "votes": dict(self.merged.votes) if self.merged else {},
+            "weights": dict(self.ratings.weights),
+            "evaluation": self.ratings.as_json(),
+            "usage": [{"candidate": each.candidate, **each.usage} for each in self.answers],
+            "usage_incomplete": self._lacks_counts,
+            "calls": self._calls(),
+            "overhead_ms": round(self.overhead_ms, 2),
+        }
+        if self.explain:
+            racer["answers"] = {
+                each.candidate: each.as_json() for each in self.answers if each.body
             }
-            | (
-                {"answers": {each.candidate: each.as_json() for each in self.answers if each.body}}
-                if self.explain
-                else {}
-            )
-            | ({"shadow_rate": self.shadow_rate} if self.shadow_rate is not None else {})
-        )
+        if self.shadow_rate is not None:
+            racer["shadow_rate"] = self.shadow_rate
+        return racer
 
     @property
     def _lacks_counts(self) -> bool:
         """Whether some call used tokens without a count, as cancelled calls do."""
-        uncounted = any(not each.usage for each in self.answers) or bool(self.cancelled)
+        uncounted = not all([each.usage for each in self.answers]) or bool(self.cancelled)
         return uncounted or (self.ratings.calls > 0 and not self.ratings.usage)
 
     def _calls(self) -> list[dict[str, Any]]:
