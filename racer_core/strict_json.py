@@ -72,14 +72,14 @@ def read_alike(data: bytes) -> Any:
     """
     if b"\\u003" in data or _LONG_NUMBER in data.translate(_ALL_DIGITS_0):
         raise ValueError("it may hold an escaped colon or a number beyond 64 bits")
-    is_short = len(data) <= _MOST_INDENTED
-    if not is_short and data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+    may_be_deep = data.count(b"[") + data.count(b"{") > MAX_DEPTH
+    if may_be_deep and len(data) > _MOST_INDENTED:
         raise ValueError("too long to look for deep nesting")
     value = orjson.loads(data)
     # No colon was an escape, so each is written again, unless a repeated key replaced its value.
     # Lines begin only between values, and their indentation is their depth.
-    written = orjson.dumps(value, option=orjson.OPT_INDENT_2 if is_short else None)
-    if written.count(b":") != data.count(b":") or _TOO_DEEP in written:
+    written = orjson.dumps(value, option=orjson.OPT_INDENT_2 if may_be_deep else None)
+    if written.count(b":") != data.count(b":") or (may_be_deep and _TOO_DEEP in written):
         raise ValueError("a key is repeated, or the nesting is deep")
     return value
 

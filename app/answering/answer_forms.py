@@ -78,7 +78,7 @@ class AnswerReader:
     def waits(kind: Equality, choices: Sequence[Choice]) -> bool:
         """Whether such an answer is read on a thread or in another process."""
         return kind is Equality.MATH or any(
-            choice.tool_calls or len(choice.text or "") > _SMALL_CHARS for choice in choices
+            [choice.tool_calls or len(choice.text or "") > _SMALL_CHARS for choice in choices]
         )
 
     @property
@@ -145,6 +145,8 @@ def _is_votable(choice: Choice) -> bool:
 
 def _most_common(forms: Sequence[str | None]) -> str | None:
     """The most common form; of several, the first."""
+    if len(forms) == 1:
+        return forms[0]
     counted = Counter(form for form in forms if form is not None)
     return max(counted, key=counted.__getitem__) if counted else None
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from app.answering.rater import Rater
 from app.settings import Settings, rater_name
@@ -40,6 +40,9 @@ class Ratings:
         }
 
 
+UNRATED: Final = Ratings()
+
+
 class Evaluator:
     """Rates answers with the configured model; with `weight: router` it calls none."""
 
@@ -51,6 +54,11 @@ class Evaluator:
             )
             for name, spec in self._rule.raters.items()
         }
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is a model that rates."""
+        return bool(self._raters)
 
     async def check(self) -> None:
         """Call every evaluator a few times: one that cannot rate as configured stops the start.
@@ -90,12 +98,12 @@ class Evaluator:
             A weight for every readable answer; None where the evaluator gave none.
         """
         if not self._raters:
-            return Ratings()
+            return UNRATED
         if forms is None:
             forms = {name: normalise(self._rule.equality, text) for name, text in answers.items()}
         readable = {name: text for name, text in answers.items() if forms.get(name) is not None}
         if len({forms[name] for name in readable}) < 2:
-            return Ratings()
+            return UNRATED
         rater = self._raters.get(rater_name(group)) or self._raters[rater_name(None)]
         started = time.monotonic()
         until = min(deadline, started + rater.timeout_s)

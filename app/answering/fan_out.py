@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.errors import UpstreamError
 from app.upstream.reply import Reply
@@ -18,7 +18,7 @@ from app.wire.format import AnswerKind
 
 log = logging.getLogger(__name__)
 
-Call = Callable[[str], Awaitable[Reply]]
+Call = Callable[[str], Coroutine[Any, Any, Reply]]
 
 
 class StopRule(Protocol):
@@ -111,7 +111,7 @@ async def fan_out(
                 if hurry_s is not None:
                     hurry_s = vote.hurry_s
                 if len(wave) > 1 or has_rounds:
-                    out = {asyncio.ensure_future(_awaited(call(name))): name for name in wave}
+                    out = {asyncio.create_task(call(name)): name for name in wave}
                 else:  # a call with nothing beside it needs no task
                     await _collect(results, wave[0], call(wave[0]), vote)
             if out:
@@ -123,7 +123,7 @@ async def fan_out(
                 if not done:
                     further, hurry_s = vote.hurry(), None
                     left = _without(left, further)
-                    out |= {asyncio.ensure_future(_awaited(call(name))): name for name in further}
+                    out |= {asyncio.create_task(call(name)): name for name in further}
                 elif hurry_s is not None:
                     hurry_s = vote.hurry_s
                 for task in done:
@@ -144,10 +144,6 @@ async def fan_out(
 
 def _without(names: Sequence[str], called: Sequence[str]) -> list[str]:
     return [name for name in names if name not in called]
-
-
-async def _awaited(call: Awaitable[Reply]) -> Reply:
-    return await call
 
 
 async def _collect(

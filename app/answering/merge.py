@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 from typing import Final
 
-from app.answering.evaluator import Evaluator, Ratings
+from app.answering.evaluator import UNRATED, Evaluator
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome
 from app.answering.request import RequestState
@@ -40,14 +39,16 @@ class Merger:
             )
         if not results.replies:
             raise _no_answer(results.failures)
-        with self._traced(len(results.replies)):
+        if self._tracer is None:
+            return await self._elected(state, results)
+        with self._tracer.aggregate(len(results.replies)):
             return await self._elected(state, results)
 
     async def _elected(self, state: RequestState, results: FanOutResult) -> Outcome:
         voters = _voters(results)
         medoids = await state.vote.cluster(results, voters)
-        ratings = Ratings()
-        if state.vote.is_rated:
+        ratings = UNRATED
+        if state.vote.is_rated and self._evaluator.is_configured:
             ratings = await self._evaluator.rate(
                 state.request.query.text,
                 {name: results.replies[name].answer or "" for name in voters},
@@ -65,11 +66,6 @@ class Merger:
             merged=merged,
             overhead_ms=_overhead_ms(state, results, ratings.seconds),
         )
-
-    def _traced(self, answers: int) -> contextlib.AbstractContextManager[object]:
-        if self._tracer is None:
-            return contextlib.nullcontext()
-        return self._tracer.aggregate(answers)
 
 
 def _overhead_ms(state: RequestState, results: FanOutResult, rating_s: float = 0.0) -> float:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from app.answering.evaluator import Ratings
+from app.answering.evaluator import UNRATED, Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
 from app.monitoring.decision_record import RequestEnd
@@ -19,7 +19,7 @@ from app.upstream.reply import Reply
 from racer_core.types import Aggregate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class Outcome:
     """A routed request with its answers and its result."""
 
@@ -32,7 +32,7 @@ class Outcome:
     cancelled: tuple[str, ...] = ()  # called, then not waited for: the vote was decided
     skipped: tuple[str, ...] = ()  # not called: the vote was decided before
     merged: Aggregate | None = None
-    ratings: Ratings = field(default_factory=Ratings)  # the weights of the votes
+    ratings: Ratings = UNRATED  # the weights of the votes
     overhead_ms: float = 0.0
     sampling_rate: float | None = None  # in force for the request; None: no candidate answers it
     shadow_rate: float | None = None  # of the shadow sample to which the request belongs
@@ -47,7 +47,7 @@ class Outcome:
         results: FanOutResult,
         *,
         answer: Mapping[str, Any] | None = None,
-        ratings: Ratings | None = None,
+        ratings: Ratings = UNRATED,
         merged: Aggregate | None = None,
         overhead_ms: float = 0.0,
         ended: RequestEnd = RequestEnd.ANSWERED,
@@ -72,7 +72,6 @@ class Outcome:
         routed = state.routed
         if state.rounds is not None:
             routed = state.rounds.ended(routed)
-        ratings = ratings or Ratings()
         body: dict[str, Any] = {}
         if answer is not None:
             body = api_format.stamped(
@@ -103,47 +102,40 @@ class Outcome:
     @property
     def headers(self) -> dict[str, str]:
         """The x-racer headers."""
-        served = {"x-racer-served-by": self.merged.winner} if self.merged else {}
-        return (
-            routing_headers(self.decision_id, self.routed, self.certificate.header)
-            | served
-            | {"x-racer-overhead-ms": f"{self.overhead_ms:.2f}"}
-        )
+        headers = routing_headers(self.decision_id, self.routed, self.certificate.header)
+        if self.merged:
+            headers["x-racer-served-by"] = self.merged.winner
+        headers["x-racer-overhead-ms"] = f"{self.overhead_ms:.2f}"
+        return headers
 
     def as_json(self) -> dict[str, Any]:
         """The ``racer`` object."""
         routed, certificate = self.routed, self.certificate
-        changed = (
-            {}
-            if certificate is routed.certificate
-            else {"certificate": certificate.as_json(routed.remarks)}
-        )
-        return (
-            {
-                "decision_id": self.decision_id,
-                **routed.json,
-                **changed,
-                "served_by": self.merged.winner if self.merged else None,
-                "votes": dict(self.merged.votes) if self.merged else {},
-                "weights": dict(self.ratings.weights),
-                "evaluation": self.ratings.as_json(),
-                "usage": [{"candidate": each.candidate, **each.usage} for each in self.answers],
-                "usage_incomplete": self._lacks_counts,
-                "calls": self._calls(),
-                "overhead_ms": round(self.overhead_ms, 2),
+        racer = {"decision_id": self.decision_id, **routed.json}
+        if certificate is not routed.certificate:
+            racer["certificate"] = certificate.as_json(routed.remarks)
+        racer |= {
+            "served_by": self.merged.winner if self.merged else None,
+            "votes": dict(self.merged.votes) if self.merged else {},
+            "weights": dict(self.ratings.weights),
+            "evaluation": self.ratings.as_json(),
+            "usage": [{"candidate": each.candidate, **each.usage} for each in self.answers],
+            "usage_incomplete": self._lacks_counts,
+            "calls": self._calls(),
+            "overhead_ms": round(self.overhead_ms, 2),
+        }
+        if self.explain:
+            racer["answers"] = {
+                each.candidate: each.as_json() for each in self.answers if each.body
             }
-            | (
-                {"answers": {each.candidate: each.as_json() for each in self.answers if each.body}}
-                if self.explain
-                else {}
-            )
-            | ({"shadow_rate": self.shadow_rate} if self.shadow_rate is not None else {})
-        )
+        if self.shadow_rate is not None:
+            racer["shadow_rate"] = self.shadow_rate
+        return racer
 
     @property
     def _lacks_counts(self) -> bool:
         """Whether some call used tokens without a count, as cancelled calls do."""
-        uncounted = any(not each.usage for each in self.answers) or bool(self.cancelled)
+        uncounted = not all([each.usage for each in self.answers]) or bool(self.cancelled)
         return uncounted or (self.ratings.calls > 0 and not self.ratings.usage)
 
     def _calls(self) -> list[dict[str, Any]]:

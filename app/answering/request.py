@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from app.answering.rounds import Rounds, RoundsVote
 from app.answering.vote import Vote
@@ -15,7 +15,7 @@ from app.routing.request import RoutingRequest
 from app.wire.format import ApiFormat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class InferenceRequest(RoutingRequest):
     """A parsed request for an answer, independent of its API format."""
 
@@ -26,7 +26,7 @@ class InferenceRequest(RoutingRequest):
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class RequestState:
     """A routed request whose candidates are called."""
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
@@ -214,7 +214,7 @@ class Rounds:
         self._sequence.add(name, form, verdict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class RoundsVote(Vote):
     """The vote of a request that is answered in rounds.
 

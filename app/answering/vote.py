@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.answering.answer_forms import AnswerReader
 from app.answering.evaluator import Ratings
@@ -22,7 +22,7 @@ from racer_core.types import Aggregate, CandidateAnswer
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class Vote:
     """The rule of one request's vote.
 

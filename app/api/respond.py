@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
@@ -35,7 +35,7 @@ SESSION_HEADER: Final = "x-session-id"
 CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status; only logs and metrics show it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class ParsedRequest:
     """The parsed body of an inference request.
 

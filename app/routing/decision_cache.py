@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from app.access.api_keys import Caller
 from app.routing.applications import Membership
@@ -22,7 +22,7 @@ MOST_CHARS: Final = 2**22  # of all queries together
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class CacheKey:
     """All inputs of a decision, except the record and the configuration.
 

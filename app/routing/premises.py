@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from app.routing.reasons import Reason, breaks
 from app.routing.row_selection import RowSelection, TurnKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class CandidateChoice:
     """The candidates among which a set is chosen, and what narrowed the pool to them.
 

@@ -38,7 +38,7 @@ class Supports(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class Query:
     """The text that the router reads, and the properties of the request that matter for routing."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from app.access.api_keys import Caller
 from app.routing.applications import Membership
@@ -14,7 +14,7 @@ from app.routing.risk_levels import RiskLevels
 from app.wire.schemas import DecisionOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class RoutingRequest:
     """A request for a decision, independent of its API format."""
 

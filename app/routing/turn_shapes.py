@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 Digest = Callable[[object], str]
 
 _TEXT_PARTS: Final = {"messages": ("text",), "input": ("input_text", "output_text")}
+_OF_PLAIN_TEXT: Final = frozenset({"role", "content", "type"})  # fields of a turn
 _USER: Final = "user"
 _ASSISTANT: Final = "assistant"
 # What has a shape: roles of turns, and types of the responses API's items without a role.
@@ -109,7 +110,7 @@ def _plain_text(fields: Mapping[str, object], parts: Sequence[str]) -> str | Non
     """
     if fields.get("role") not in (_USER, _ASSISTANT) or fields.get("type", "message") != "message":
         return None
-    if any(not _is_absent(fields, name) for name in fields.keys() - {"role", "content", "type"}):
+    if any([not _is_absent(fields, name) for name in fields.keys() - _OF_PLAIN_TEXT]):
         return None
     match fields.get("content"):
         case str(text):

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -86,39 +86,35 @@ class UpstreamCall:
 
 
 class Attempt:
-    """One attempt of a call: a context in which its answer is open.
+    """One attempt of a call: a context in which it is sent and its answer read.
 
     A class, since generators as contexts cost more than the call itself.
 
     Args:
         call: The call.
-        begin: Sends it.
-        end: Records what came of it; gets the exception that ended the context.
+        end: Records what came of it, once a replica was chosen; gets the exception that ended the
+            context.
     """
 
-    __slots__ = ("_begin", "_end", "answer", "call", "limit_s", "replica", "started")
+    __slots__ = ("_end", "answer", "call", "limit_s", "replica", "started")
 
-    replica: Replica
     started: float  # a ``time.monotonic()``
     limit_s: float
-    answer: UpstreamAnswer | None
 
     def __init__(
-        self,
-        call: UpstreamCall,
-        begin: Callable[[Attempt], Awaitable[UpstreamAnswer]],
-        end: Callable[[Attempt, BaseException | None], None],
+        self, call: UpstreamCall, end: Callable[[Attempt, Replica, BaseException | None], None]
     ) -> None:
         self.call = call
-        self.answer = None
-        self._begin = begin
+        self.replica: Replica | None = None
+        self.answer: UpstreamAnswer | None = None
         self._end = end
 
-    async def __aenter__(self) -> UpstreamAnswer:
-        return await self._begin(self)
+    def __enter__(self) -> Self:
+        return self
 
-    async def __aexit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        self._end(self, exc)
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        if self.replica is not None:
+            self._end(self, self.replica, exc)
 
 
 class Fleet:
@@ -209,16 +205,8 @@ class Fleet:
         when the stream ends before the answer does. Arguments and errors as in :meth:`ask`.
         """
         with self._open_call(candidate, api_format.path, payload, deadline, caller) as call:
-
-            async def once() -> tuple[AsyncExitStack, CandidateStream]:
-                async with AsyncExitStack() as attempt:
-                    answer = await attempt.enter_async_context(self._attempt(call))
-                    stream = CandidateStream(candidate, api_format, answer, call.span)
-                    await stream.begin()
-                    return attempt.pop_all(), stream
-
-            attempt, stream = await self._with_retries(call, once)
-            async with attempt:
+            attempt, stream = await self._begin_stream(call, api_format)
+            with attempt:
                 yield stream
 
     async def complete(
@@ -313,29 +301,41 @@ class Fleet:
     async def _read_answer(
         self, call: UpstreamCall, parse: Callable[[bytes], T], report: Callable[[T], ModelAndUsage]
     ) -> T:
-        async def once() -> T:
-            async with self._attempt(call) as answer:
-                if answer.is_stream:
-                    raise parsing.invalid(call.name)
-                parsed = await off_loop(parse, await answer.read_all())
-                if call.span is not None:
-                    call.span.set_response(*report(parsed))
-                return parsed
-
-        return await self._with_retries(call, once)
-
-    async def _with_retries(self, call: UpstreamCall, once: Callable[[], Awaitable[T]]) -> T:
-        """Repeat attempts until one succeeds, or no retry is left."""
         self._retries.record_call(call.target.name)
         while True:
             try:
-                return await once()
+                with Attempt(call, self._end) as attempt:
+                    answer = await self._begin(attempt)
+                    if answer.is_stream:
+                        raise parsing.invalid(call.name)
+                    parsed = await off_loop(parse, await answer.read_all())
+                    if call.span is not None:
+                        call.span.set_response(*report(parsed))
+                    return parsed
             except UpstreamError as exc:
-                pause = self._pause_s(call, exc)
-                if pause is None:
-                    raise
-            self._metrics.retries.labels(call.name).inc()
-            await asyncio.sleep(pause)
+                await self._prepare_retry(call, exc)
+
+    async def _begin_stream(
+        self, call: UpstreamCall, api_format: ApiFormat
+    ) -> tuple[ExitStack, CandidateStream]:
+        self._retries.record_call(call.target.name)
+        while True:
+            try:
+                with ExitStack() as opened:
+                    answer = await self._begin(opened.enter_context(Attempt(call, self._end)))
+                    stream = CandidateStream(call.name, api_format, answer, call.span)
+                    await stream.begin()
+                    return opened.pop_all(), stream
+            except UpstreamError as exc:
+                await self._prepare_retry(call, exc)
+
+    async def _prepare_retry(self, call: UpstreamCall, exc: UpstreamError) -> None:
+        """Wait until a failed attempt may be repeated. Raises its error where it is not."""
+        pause = self._pause_s(call, exc)
+        if pause is None:
+            raise exc
+        self._metrics.retries.labels(call.name).inc()
+        await asyncio.sleep(pause)
 
     def _pause_s(self, call: UpstreamCall, exc: UpstreamError) -> float | None:
         if not call.tried or self._is_skipped(call):
@@ -358,13 +358,10 @@ class Fleet:
             return False
         return name not in self._candidates or name in self.down(call.caller)
 
-    def _attempt(self, call: UpstreamCall) -> Attempt:
-        return Attempt(call, self._begin, self._end)
-
     async def _begin(self, attempt: Attempt) -> UpstreamAnswer:
         """Send a call to one of the replicas."""
         call, target = attempt.call, attempt.call.target
-        attempt.replica = replica = await target.replicas.acquire(
+        replica = await target.replicas.acquire(
             call.tried,
             caller=call.caller,
             deadline=call.deadline,
@@ -376,26 +373,23 @@ class Fleet:
         if call.is_timed_in_all and len(call.tried) == 1:  # not while it waits for its slot
             call.deadline = min(call.deadline, started + call.timeout_s)
         attempt.limit_s = limit_s = min(call.timeout_s, call.deadline - started)
-        try:
-            if limit_s <= 0:
-                raise UpstreamTimeout(f"{call.name} could not be called in time")
-            attempt.answer = answer = await self._client.post(
-                target,
-                replica,
-                call.path,
-                call.data,
-                limit_s=limit_s,
-                may_reconnect=len(call.tried) == 1,
-                trace=None if span is None else span.headers,
-            )
-        except BaseException as exc:
-            self._end(attempt, exc)
-            raise
+        attempt.replica = replica
+        if limit_s <= 0:
+            raise UpstreamTimeout(f"{call.name} could not be called in time")
+        attempt.answer = answer = await self._client.post(
+            target,
+            replica,
+            call.path,
+            call.data,
+            limit_s=limit_s,
+            may_reconnect=len(call.tried) == 1,
+            trace=None if span is None else span.headers,
+        )
         return answer
 
-    def _end(self, attempt: Attempt, exc: BaseException | None) -> None:
+    def _end(self, attempt: Attempt, replica: Replica, exc: BaseException | None) -> None:
         """Record an attempt in metrics, traces and the replica's circuit breaker."""
-        call, replica, answer = attempt.call, attempt.replica, attempt.answer
+        call, answer = attempt.call, attempt.answer
         if answer is not None:
             answer.close()
         now = time.monotonic()

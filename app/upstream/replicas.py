@@ -55,7 +55,7 @@ class Replicas:
 
     def are_out_for(self, caller: str) -> bool:
         """Whether all of them are ejected for this caller."""
-        return all(replica.is_out_for(caller) for replica in self.all)
+        return all([replica.breaker.is_open_for(caller) for replica in self.all])
 
     def have_other_than(self, tried: Collection[Replica], caller: str) -> bool:
         """Whether a replica that was not tried yet gets calls of this caller."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from app.wire import parsing
 from app.wire.format import AnswerKind, ApiFormat, Choice
@@ -12,7 +12,7 @@ from racer_core.aggregation.json_forms import tool_calls_text
 from racer_core.types import CallRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class Reply:
     """The answer of one candidate, parsed once.
 

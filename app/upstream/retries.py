@@ -64,16 +64,18 @@ class RetryBudget:
 
     def record_call(self) -> None:
         """Count a call that is no retry."""
-        self._drop_old(self._calls)
-        self._calls.append(self._clock())
+        now = self._clock()
+        _drop_old(self._calls, now)
+        self._calls.append(now)
         self._count += 1
         if self._within is not None:
             self._within.record_call()
 
     def take(self) -> bool:
         """Return whether one more retry is allowed, and count it if so."""
-        self._drop_old(self._calls)
-        self._drop_old(self._retries)
+        now = self._clock()
+        _drop_old(self._calls, now)
+        _drop_old(self._retries, now)
         earned, allowed = self._allowed(self._count), self._allowed(len(self._calls))
         self._spent = max(self._spent, earned - allowed)
         if self._spent + 1 > earned or len(self._retries) + 1 > allowed:
@@ -81,16 +83,11 @@ class RetryBudget:
         if self._within is not None and not self._within.take():
             return False
         self._spent += 1
-        self._retries.append(self._clock())
+        self._retries.append(now)
         return True
 
     def _allowed(self, calls: int) -> float:
         return max(FLOOR, self._share * calls) if self._share else 0.0
-
-    def _drop_old(self, times: deque[float]) -> None:
-        oldest = self._clock() - WINDOW_S
-        while times and times[0] <= oldest:
-            times.popleft()
 
 
 class Retries:
@@ -131,6 +128,11 @@ class Retries:
         if exc.retry_after_s is not None and not elsewhere:
             pause = max(pause, exc.retry_after_s)
         return pause if pause < left_s and self._budgets[target].take() else None
+
+
+def _drop_old(times: deque[float], now: float) -> None:
+    while times and times[0] <= now - WINDOW_S:
+        times.popleft()
 
 
 def _is_transient(exc: UpstreamError, attempt: int, elsewhere: bool) -> bool:

@@ -150,5 +150,7 @@ def candidate_payload(
         for name in limits:
             if name in given:
                 given[own] = given.pop(name)
-    renamed = {candidate.renames.get(name, name): v for name, v in (defaults | given).items()}
-    return {**renamed, "model": candidate.served_as, "stream": False}
+    sent = defaults | given
+    if candidate.renames:
+        sent = {candidate.renames.get(name, name): value for name, value in sent.items()}
+    return {**sent, "model": candidate.served_as, "stream": False}

@@ -79,7 +79,7 @@ def _readable(name: str, message: object) -> dict[str, Any]:
         if content is None:
             raise parsing.invalid(name)
         given = {**given, "content": content}
-    if not isinstance(content, str | None):
+    if content is not None and not isinstance(content, str):
         raise parsing.invalid(name)
     parsing.as_objects(name, given.get("tool_calls") or [])
     return given

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from app.wire.event_template import EventTemplate, Piece, SplicedEvents, TextEvent
 from racer_core.aggregation.reasoning import ReasoningFilter
@@ -27,7 +27,7 @@ class AnswerKind(IntEnum):
     ANSWER = 4  # a text, a tool call, or output of another kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
 class Choice:
     """One choice of a candidate's answer."""
 

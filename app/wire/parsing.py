@@ -12,19 +12,19 @@ from racer_core.errors import InputError
 
 # An escaped backslash, a surrogate pair, or one half of a pair without the other.
 _ESCAPES: Final = re.compile(
-    r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    r"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 
 
 def json_object(name: str, data: bytes | str) -> dict[str, Any]:
     """One strict JSON object; halves of surrogate pairs, which models cut, become U+FFFD."""
     try:
-        text = data.decode("utf-8") if isinstance(data, bytes) else data
-        if "\\ud" in text or "\\uD" in text:
-            text = _ESCAPES.sub(lambda found: r"\ufffd" if found[1] else found[0], text)
-        return strict_json.load_object(text)
-    except (InputError, UnicodeDecodeError) as exc:
+        written = data.encode() if isinstance(data, str) else data
+        if b"\\ud" in written or b"\\uD" in written:
+            written = _ESCAPES.sub(lambda found: rb"\ufffd" if found[1] else found[0], written)
+        return strict_json.load_object(written)
+    except (InputError, UnicodeEncodeError) as exc:
         raise invalid(name) from exc
 
 
@@ -51,9 +51,7 @@ def first_of_each(choices: Sequence[dict[str, Any]], most: int) -> list[dict[str
     return list(first.values())[:most]
 
 
-_FINISHES: Final = frozenset(
-    {"stop", "length", "tool_calls", "function_call", "content_filter", None}
-)
+_FINISHES: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
 
 
 def sound(choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def sound(choice: Mapping[str, Any]) -> dict[str, Any]:
     """
     finish = choice.get("finish_reason")
     checked = dict(choice)
-    if not isinstance(finish, str | None) or finish not in _FINISHES:
+    if finish is not None and not (isinstance(finish, str) and finish in _FINISHES):
         checked["finish_reason"] = "stop"
     if "logprobs" in checked and not _are_logprobs(checked["logprobs"]):
         checked["logprobs"] = None

@@ -94,8 +94,7 @@ class _RoutedBody(BaseModel):
     @model_validator(mode="after")
     def _options_are_in_the_racer_block(self) -> Self:
         """Refuse options beside the block: they would have no effect on the decision."""
-        misplaced = set(self.model_extra or {}) & set(RacerOptions.model_fields)
-        if misplaced:
+        if self.model_extra and (misplaced := self.model_extra.keys() & RacerOptions.model_fields):
             raise ValueError(f"put {min(misplaced)!r} into the `racer` block")
         return self
 

@@ -144,6 +144,8 @@ def _compatible(text: str) -> str:
 
     Unicode Standard Annex 15, "Stream-Safe Text Format".
     """
+    if text.isascii():  # is its own normal form
+        return text
     return unicodedata.normalize("NFKC", _MARKS.sub(rf"\g<0>{_JOINER}", text))
 
 

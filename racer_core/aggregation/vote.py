@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from itertools import islice
 from typing import Final
 
 from racer_core.aggregation.stacked import StackedVote
@@ -88,7 +89,10 @@ def aggregate(
         possible=max(options, len(classes)),
         stacked=stacked,
     )
-    return _elect(answers, classes, _votes(classes, readable, counts), preferred)
+    count = iter(counts)
+    # Sums are exact, so that the order of arrival cannot change them.
+    votes = {form: math.fsum(islice(count, len(group))) for form, group in classes.items()}
+    return _elect(answers, classes, votes, preferred)
 
 
 def counted(
@@ -124,18 +128,6 @@ def counted(
             if stacked is None:
                 raise InputError("the stacked vote needs a model that was fitted on answers")
             return [stacked.count(each.candidate, each.score) for each in readable]
-
-
-def _votes(
-    classes: Mapping[str, Sequence[CandidateAnswer]],
-    readable: Sequence[CandidateAnswer],
-    counts: Sequence[float],
-) -> dict[str, float]:
-    """The sum over each class; exact, so that the order of arrival cannot change it."""
-    of = {each.candidate: count for each, count in zip(readable, counts, strict=True)}
-    return {
-        form: math.fsum(of[each.candidate] for each in group) for form, group in classes.items()
-    }
 
 
 def _elect(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from racer_core import strict_json
 from racer_core.errors import InputError
@@ -33,7 +33,7 @@ _SPOKEN: Final = ("user", "assistant")
 _PARTS: Final = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True)
 class RequestTurn:
     """One turn of a request, with the chat API's names of its parts."""
 
@@ -62,7 +62,7 @@ class RequestTurn:
         return all(part.get("type") == "text" for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=TYPE_CHECKING, slots=True)
 class Conversation:
     """The turns of one request.
 
@@ -81,11 +81,13 @@ class Conversation:
         Raises:
             InputError: There is no turn to route on.
         """
-        users = [place for place, turn in enumerate(self.turns) if turn.role == "user"]
-        is_system = all(turn.role in SYSTEM_ROLES for turn in self.turns)
-        if not self.turns or not (users or is_system):
+        last = len(self.turns) - 1
+        for place in range(last, -1, -1):
+            if self.turns[place].role == "user":
+                return place
+        if not self.turns or any(turn.role not in SYSTEM_ROLES for turn in self.turns):
             raise InputError(f"{self.field} hold no user message to route on", param=self.field)
-        return users[-1] if users else len(self.turns) - 1
+        return last
 
     @property
     def earlier(self) -> tuple[Turn, ...]:
@@ -105,7 +107,11 @@ class Conversation:
     @property
     def is_later(self) -> bool:
         """Whether the request is a later turn: some turn is beside the one that asks."""
-        return bool(self.earlier)
+        asked = self.asked
+        return any(
+            place != asked and turn.role not in SYSTEM_ROLES
+            for place, turn in enumerate(self.turns)
+        )
 
     def text(self, read: RoutedText) -> str:
         """The text that the router reads.
