@@ -6,10 +6,12 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Iterable
 from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.exchange import Header
 from app.ids import IdGenerator
 from app.services import Drain
 from app.telemetry import logs
@@ -132,22 +134,24 @@ class _ResponseObserver:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._metrics.requests_of(self.route, message["status"]).inc()
-            message["headers"] = [
-                *map(self._sanitized, message["headers"]),
-                (b"x-request-id", self._id),
-            ]
+            message["headers"] = self._headers(message["headers"])
         await self._send(message)
 
-    def _sanitized(self, header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """A header with a safe value. Names are in lower case, as ASGI demands."""
-        name, value = header
-        if name.startswith(b"x-racer-"):
-            value = _safe(value)
-            if name in _LOGGED_HEADERS:
-                self._state.setdefault(_LOGGED_HEADERS[name], value.decode())
-        elif name == b"content-type":
-            self.is_event_stream = value.startswith(b"text/event-stream")
-        return name, value
+    def _headers(self, headers: Iterable[Header]) -> list[Header]:
+        """The headers with safe values. Names are in lower case, as ASGI demands."""
+        safe: list[Header] = []
+        for name, value in headers:
+            if name.startswith(b"x-racer-"):
+                value = _UNSAFE.sub(
+                    b"_", value[:_MAX_VALUE_BYTES]
+                )  # a candidate's or client's text
+                if name in _LOGGED_HEADERS:
+                    self._state.setdefault(_LOGGED_HEADERS[name], value.decode())
+            elif name == b"content-type":
+                self.is_event_stream = value.startswith(b"text/event-stream")
+            safe.append((name, value))
+        safe.append((b"x-request-id", self._id))
+        return safe
 
 
 def _request_id(scope: Scope) -> bytes | None:
@@ -156,8 +160,3 @@ def _request_id(scope: Scope) -> bytes | None:
     if len(given) == 1 and _REQUEST_ID.match(given[0]):
         return given[0]
     return None
-
-
-def _safe(value: bytes) -> bytes:
-    """A header value without control characters: its text may come from a candidate or a client."""
-    return _UNSAFE.sub(b"_", value[:_MAX_VALUE_BYTES])

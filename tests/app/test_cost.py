@@ -32,10 +32,10 @@ pytestmark = pytest.mark.skipif(
 REQUESTS = 40
 SHORT, LONG = 10, 60  # letters of an answer
 BOUNDS = {
-    "a named candidate": 585,
-    "a decision": 629,
-    "a set of one": 1090,
-    "a set of two": 1464,
+    "a named candidate": 538,
+    "a decision": 570,
+    "a set of one": 995,
+    "a set of two": 1333,
     "a letter of a named candidate": 52,
     "a letter of a set of one": 58,
 }
