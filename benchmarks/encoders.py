@@ -122,11 +122,18 @@ def parts(rows: LabelledRows, division: int) -> list[LabelledRows]:
 
 def trained(args: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     """The mean sets of every division; the artifact of the last one stays."""
-    rows, encoder = recorded(args.data), opened(args.name, args, args.cache)
+    encoder = opened(args.name, args, args.cache)
+    return of_divisions(recorded(args.data), encoder, args.divisions, folder / "router")
+
+
+def of_divisions(
+    rows: LabelledRows, encoder: Encoder, divisions: int, place: Path
+) -> list[dict[str, float]]:
+    """The mean sets of every division by an encoder; its last artifact stays."""
     found: list[dict[str, float]] = []
-    for division in range(args.divisions):
+    for division in range(divisions):
         training, validation, test = parts(rows, division)
-        artifact = train(training, validation, folder / "router", encoder=encoder, kind="knn")
+        artifact = train(training, validation, place, encoder=encoder, kind="knn")
         output = Racer(artifact, encoder).score(test.queries)
         scored = replace(unscored(test), scores=output.scores, neighbours=output.neighbours)
         fits = {each: fitted(scored, artifact.patterns, Score.COVER, each) for each in TARGETS}
