@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -275,7 +275,7 @@ class RoutingDecision:
         return math.isinf(self.lambda_hat)
 
 
-@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateAnswer:
     """A candidate's answer text and the router score it was called with."""
 
@@ -286,7 +286,7 @@ class CandidateAnswer:
     weight: float | None = None  # what an evaluator gave it, in [0, 1]; None: it gave nothing
 
 
-@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
     """The merged answer: always one candidate's own text."""
 

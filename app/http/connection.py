@@ -1,6 +1,6 @@
 """HTTP/1.1 server protocol with deadlines and size limits, as uvicorn's server starts it.
 
-Servers in Python have no limit for slow clients (slowloris) and for the size of a head: a
+uvicorn's own has no limit for slow clients (slowloris) and for the size of a head: a
 connection that sends nothing, half a head or one byte a second would stay open forever. A request
 that breaks a limit is answered in the error envelope, and its connection is closed: after a
 malformed message the start of the next one is unknown.
@@ -154,6 +154,7 @@ class Connection(asyncio.Protocol):
         self._client = get_remote_addr(self._transport)
         self._server.connections.add(cast("Any", self))
         if len(self._server.connections) > self._limits.connections:
+            self._server.connections.discard(cast("Any", self))
             self._refuse(refusal(503, "too many connections", "overloaded"))
             return
         self._has_slot = self._config.unauthenticated.enter(self, self._address)
@@ -246,10 +247,10 @@ class Connection(asyncio.Protocol):
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
             self._break(refusal(400, "unsupported HTTP version: send HTTP/1.1", "invalid_http"))
+        scope = self._scope(parser.get_method().decode("ascii"), version)
         self._stop_receive_timer()
         self._part = _Part.BODY
         self._body_bytes = 0
-        scope = self._scope(parser.get_method().decode("ascii"), version)
         is_upload = scope["path"] in self._config.upload_paths
         self._body_deadline_s = self._limits.upload_s if is_upload else self._limits.body_s
         exchange = self._received = Exchange(
@@ -285,7 +286,7 @@ class Connection(asyncio.Protocol):
 
     def _scope(self, method: str, version: str) -> dict[str, Any]:
         url = httptools.parse_url(self._url)
-        path = url.path.decode("ascii")
+        path = url.path.decode("ascii")  # None for CONNECT: an error like any other
         return {
             "type": "http",
             "asgi": _ASGI,
@@ -409,6 +410,9 @@ class Connection(asyncio.Protocol):
             self._receive_timer = None
 
     def _head_is_late(self) -> None:
+        if self._is_reading_paused:  # the handler is slow and not the client
+            self._start_receive_timer()
+            return
         if not self._has_slot:
             message = "too many connections of this address have shown no key"
             self._refuse(refusal(503, message, "overloaded"))
@@ -450,10 +454,16 @@ class Connection(asyncio.Protocol):
             is_answered = exchange is not None and not is_next
         self._ignores_input = True
         self._stop_receive_timer()
-        if not is_answered:
-            self.write(as_bytes(response))
-            self._write_deadline.start()
-        self._transport.close()
+        self._waiting.clear()
+        if is_answered:
+            self._transport.close()
+            return
+        self.write(as_bytes(response))
+        self._write_deadline.start()
+        # Closing with unread bytes would reset the connection, and the client might not see why.
+        self.resume_reading()
+        self._transport.write_eof()
+        self._receive_timer = self._loop.call_later(self._config.linger_s, self._transport.close)
 
     def _end_after_answer(self) -> None:
         """Read nothing more, and close after the response in progress."""

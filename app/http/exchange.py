@@ -74,7 +74,7 @@ class Exchange:
     Attributes:
         scope: ASGI's; ``state["exchange"]`` is this object.
         keep_alive: The connection serves further requests.
-        is_started: The response has begun.
+        is_started: Bytes of the response have been written.
         is_complete: The response has been written.
     """
 
@@ -96,7 +96,7 @@ class Exchange:
         self._has_more = True  # of the body
         self._has_news = False  # for the next call of receive
         self._is_disconnected = False
-        self._arrival: asyncio.Future[None] | None = None
+        self._news: asyncio.Event | None = None  # made where the application has to wait
         self._on_disconnect: Callable[[], None] | None = None
         self._head: bytes | None = None  # not written yet
         self._is_chunked = False
@@ -135,19 +135,24 @@ class Exchange:
             log.exception("the application failed")
         except asyncio.CancelledError:
             log.warning("a request was cancelled")
-        if self._is_over:
-            return
+        if not self._is_over:
+            self._end()
+        self._parts.clear()
+        del self.scope["state"]["exchange"]  # which refers to this object
+
+    def _end(self) -> None:
+        """Close; answer with an error first where nothing was written yet."""
         if not self.is_started:
-            length = b"%d" % len(_INTERNAL_ERROR)
+            self._head = None
             self.keep_alive = False
-            self._start(500, [(b"content-length", length)])
+            self._start(500, [(b"content-length", b"%d" % len(_INTERNAL_ERROR))])
             self._add(_INTERNAL_ERROR, is_last=True)
         self._connection.close()
 
     def _wake(self) -> None:
         self._has_news = True
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        if self._news is not None:
+            self._news.set()
 
     # The application's side.
 
@@ -167,17 +172,18 @@ class Exchange:
             self._expects_continue = False
             if not self.is_started:
                 self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if not self._is_over:
+        while not self._has_news and not self._is_over:
             self._connection.resume_reading()
-            while not self._has_news:
-                self._arrival = asyncio.get_running_loop().create_future()
-                await self._arrival
-            self._has_news = False
+            self._news = self._news or asyncio.Event()
+            self._news.clear()
+            await self._news.wait()
+        self._has_news = False
         if self._is_over:
             return {"type": "http.disconnect"}
         body = b"".join(self._parts)
         self._parts.clear()
         self._unread = 0
+        self._connection.resume_reading()  # the end of the connection would not be seen otherwise
         return {"type": "http.request", "body": body, "more_body": self._has_more}
 
     async def send(self, message: Message) -> None:
@@ -200,9 +206,8 @@ class Exchange:
         return self._is_disconnected or self.is_complete
 
     def _start(self, status: int, headers: Iterable[Header]) -> None:
-        if self.is_started:
+        if self.is_started or self._head is not None:
             raise RuntimeError("the response has begun already")
-        self.is_started = True
         length: int | None = None
         lines = [STATUS_LINES[status]]
         for name, value in (*self._connection.default_headers, *headers):
@@ -222,12 +227,12 @@ class Exchange:
         if _CONTROL.search(head) or not head.count(b"\r") == head.count(b"\n") == len(lines):
             raise RuntimeError("a header of the response has a control character")
         if self._is_chunked:  # the first event of a stream may be seconds away
-            self._connection.write(head + b"\r\n")
+            self._write(head + b"\r\n")
         else:
             self._head = head + b"\r\n"
 
     def _add(self, part: bytes, *, is_last: bool) -> None:
-        if not self.is_started or self.is_complete:
+        if self.is_complete or not (self.is_started or self._head is not None):
             raise RuntimeError("a body must follow the head of its response, and end once")
         if self._is_chunked:
             self._write_chunk(part, is_last=is_last)
@@ -241,9 +246,9 @@ class Exchange:
     def _write_chunk(self, part: bytes, *, is_last: bool) -> None:
         end = b"0\r\n\r\n" if is_last else b""
         if part:
-            self._connection.write(b"%x\r\n%b\r\n%b" % (len(part), part, end))
+            self._write(b"%x\r\n%b\r\n%b" % (len(part), part, end))
         elif end:
-            self._connection.write(end)
+            self._write(end)
 
     def _write_counted(self, part: bytes, *, is_last: bool) -> None:
         if self.scope["method"] == "HEAD":
@@ -254,4 +259,8 @@ class Exchange:
         data = part if self._head is None else self._head + part
         self._head = None
         if data:
-            self._connection.write(data)
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        self.is_started = True
+        self._connection.write(data)

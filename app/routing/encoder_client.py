@@ -26,7 +26,8 @@ _PIECE: Final = 256
 _RETRY_S: Final = 0.1  # after a lost connection, then twice as long each time
 _RETRY_MAX_S: Final = 2.0
 _GREETING_S: Final = 5.0
-_LOST: Final = (OSError, EOFError, TooLarge, ValueError, KeyError)  # of a connection
+# Of a connection; the last three are of frames that this version does not know.
+_LOST: Final = (OSError, EOFError, TooLarge, ValueError, KeyError, TypeError)
 
 
 class EncoderClient:

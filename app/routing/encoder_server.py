@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import socket
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -140,29 +141,25 @@ def arrays_of(scores: RouterScores) -> Arrays:
 def listening(path: Path) -> Generator[socket.socket]:
     """A Unix socket that only this user may open, in place of one that a dead process left.
 
+    The lock of a file beside it says who owns the path, so that two starts at once leave one.
+
     Raises:
         SettingsError: Another process answers there, or the path cannot be a socket.
     """
-    with socket.socket(socket.AF_UNIX) as listener:
+    with ExitStack() as stack:
         try:
+            lock = stack.enter_context(Path(f"{path}.lock").open("wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             if path.is_socket():
-                _refuse_running(path)
                 path.unlink()
             listener.bind(str(path))
+            stack.callback(path.unlink, missing_ok=True)
             os.chmod(path, 0o600)  # before `listen`, so that no other user can connect earlier
             listener.listen()
+        except BlockingIOError:
+            message = f"encoder.socket: another process already answers at {path}"
+            raise SettingsError(message) from None
         except OSError as exc:
             raise SettingsError(f"encoder.socket: {path} cannot be opened: {exc}") from exc
-        try:
-            yield listener
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def _refuse_running(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return
-    raise SettingsError(f"encoder.socket: another process already answers at {path}")
+        yield listener

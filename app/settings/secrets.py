@@ -85,6 +85,8 @@ def read_secrets(
     for name, variable in variables.items():
         if not environment.get(variable):
             raise SettingsError(f"${variable} is not set: the api_key_env of {name} names it")
+        if not _is_sendable(environment[variable]):
+            raise SettingsError(f"${variable} {_UNSENDABLE}")
     keys = {name: SecretStr(environment[variable]) for name, variable in variables.items()}
     store_url = environment.get(settings.store_env)
     checker_key = environment.get(CHECKER_KEY)

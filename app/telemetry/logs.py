@@ -181,8 +181,10 @@ class _QueuedStreamHandler(logging.Handler):
     def info(self, logger: str, message: str, fields: dict[str, Any]) -> None:
         """Queue a line of information without waiting."""
         self.acquire()  # as for a record
-        self._add(logger, lambda: self._head("info", logger, message) | fields)
-        self.release()
+        try:
+            self._add(logger, lambda: self._head("info", logger, message) | fields)
+        finally:
+            self.release()
 
     def _add(self, logger: str, fields: Callable[[], dict[str, Any]]) -> None:
         if len(self._queue) < _QUEUE_LINES:
@@ -230,10 +232,12 @@ class _QueuedStreamHandler(logging.Handler):
 
     def _write_queue(self) -> None:
         self.acquire()  # lines are added under the same lock
-        lines, dropped = list(self._queue), self._dropped
-        self._queue.clear()
-        self._dropped = 0
-        self.release()
+        try:
+            lines, dropped = list(self._queue), self._dropped
+            self._queue.clear()
+            self._dropped = 0
+        finally:
+            self.release()
         if dropped:
             lines.append(self._warning(f"{dropped} lines were dropped"))
         if lines:

@@ -367,13 +367,13 @@ class Fleet:
             deadline=call.deadline,
             even_if_out=lambda: not self._is_skipped(call),
         )
+        attempt.replica = replica  # from here on it is released
+        attempt.started = started = time.monotonic()
         call.tried.append(replica)
         call.span = span = self._begin_span(call, replica)
-        attempt.started = started = time.monotonic()
         if call.is_timed_in_all and len(call.tried) == 1:  # not while it waits for its slot
             call.deadline = min(call.deadline, started + call.timeout_s)
         attempt.limit_s = limit_s = min(call.timeout_s, call.deadline - started)
-        attempt.replica = replica
         if limit_s <= 0:
             raise UpstreamTimeout(f"{call.name} could not be called in time")
         attempt.answer = answer = await self._client.post(

@@ -144,7 +144,7 @@ def choose_encoder(
 ) -> tuple[str, tuple[ComparedEncoder, ...]]:
     """Fit a router on every encoder's embeddings, and compare their sets and times.
 
-    An encoder on a GPU is taken without a comparison: there a transformer is cheap, too.
+    Encoders on a GPU come before others without a comparison: there a transformer is cheap, too.
 
     Args:
         encoders: Opened encoders by name.
@@ -160,9 +160,12 @@ def choose_encoder(
         InputError: Another router.
         RowsError: Rows without queries, or too few validation rows that a candidate answers right.
     """
-    on_gpu = [name for name, encoder in encoders.items() if encoder.spec.backend == "cuda"]
-    if on_gpu or len(encoders) == 1:
-        return [*on_gpu, *encoders][0], ()
+    on_gpu = {
+        name: encoder for name, encoder in encoders.items() if encoder.spec.backend == "cuda"
+    }
+    encoders = on_gpu or encoders
+    if len(encoders) == 1:
+        return next(iter(encoders)), ()
     if choice.kind not in _KINDS:
         raise InputError(
             f"encoders are compared with the routers {' and '.join(_KINDS)}: give {choice.kind} "

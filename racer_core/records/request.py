@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from racer_core import strict_json
 from racer_core.errors import InputError
@@ -33,7 +33,7 @@ _SPOKEN: Final = ("user", "assistant")
 _PARTS: Final = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
 
 
-@dataclass(frozen=TYPE_CHECKING, slots=True)
+@dataclass(frozen=True, slots=True)
 class RequestTurn:
     """One turn of a request, with the chat API's names of its parts."""
 
@@ -62,7 +62,7 @@ class RequestTurn:
         return all(part.get("type") == "text" for part in self.parts)
 
 
-@dataclass(frozen=TYPE_CHECKING, slots=True)
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """The turns of one request.
 

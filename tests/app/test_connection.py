@@ -437,6 +437,21 @@ def test_a_broken_request_does_not_break_the_answer_before_it(bare: Bare) -> Non
         assert rest(connection) == b""
 
 
+@pytest.mark.parametrize("line", ["CONNECT h:443", "GET http://h", "GET /\u00e9"])
+def test_a_request_without_a_path_is_answered_as_itself(bare: Bare, line: str) -> None:
+    """Its refusal is no answer to the request before it, and comes after an earlier answer."""
+    pathless = f"{line} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    with bare.connect() as connection:
+        connection.sendall(request(path="/late", method="GET") + pathless)
+        assert one(connection)[1]["path"] == "/late"
+        assert rest(connection) == b""
+    with bare.connect() as connection:
+        connection.sendall(request(method="GET"))
+        assert one(connection)[0] == 200
+        connection.sendall(pathless)
+        assert status_and_code(rest(connection)) == (400, "invalid_http")
+
+
 def test_a_request_that_is_broken_while_another_waits(bare: Bare) -> None:
     """Of three requests in one write the first is answered; the last one's rubbish ends it."""
     with bare.connect() as connection:

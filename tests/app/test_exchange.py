@@ -189,6 +189,22 @@ def test_a_body_that_is_not_read_is_not_received() -> None:
     asyncio.run(read())
 
 
+def test_reading_goes_on_behind_a_large_last_part() -> None:
+    """Otherwise the end of the connection would not be seen until the response is complete."""
+    client = Client()
+
+    async def read() -> None:
+        asked = exchange(client)
+        waiting = asyncio.create_task(asked.receive())
+        await asyncio.sleep(0)
+        asked.add_body(b"x" * (UNREAD_BYTES + 1))
+        asked.end_body()
+        assert not (await waiting)["more_body"]
+
+    asyncio.run(read())
+    assert client.events == ["resume", "pause", "resume"]
+
+
 def test_a_writer_waits_for_its_client() -> None:
     """While the connection's buffer is full."""
     client = Client()

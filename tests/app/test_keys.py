@@ -256,6 +256,19 @@ def test_one_key_for_both_roles_is_refused(tmp_path: Path, artifact: Path) -> No
     assert DATA_KEY not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["sk-1\n", "sk-1\r\nx: y", "sk 1", "sk-\u0107"])
+def test_a_key_of_a_candidate_must_fit_into_a_header(
+    tmp_path: Path, artifact: Path, key: str
+) -> None:
+    """A line end, usual in mounted files, would end the head of each call."""
+    candidates = [
+        {"name": name, "base_url": "http://127.0.0.1:9/v1", "api_key_env": "KEY"}
+        for name in ("adder", "speller", "poet")
+    ]
+    with pytest.raises(SettingsError, match=r"\$KEY must be printable ASCII"):
+        load(tmp_path, artifact, ENVIRONMENT | {"KEY": key}, candidates=candidates)
+
+
 def test_keys_can_have_other_names(serve: Serve) -> None:
     """The configuration names the variables; the usual ones then mean nothing."""
     gateway = serve(

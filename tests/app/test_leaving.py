@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ WHOLE_POOL = {"alpha": 0.001}
 LONG = "a long answer " * 20
 
 
-def opened(gateway: Gateway, path: str, body: dict[str, Any], key: str = DATA_KEY) -> socket.socket:
-    """A connection with one request on it."""
+def opened(
+    gateway: Gateway, path: str, body: dict[str, Any], key: str = DATA_KEY, *, pause_s: float = 0
+) -> socket.socket:
+    """A connection with one request on it; with a pause the body comes after the head."""
     host, port = gateway.url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
     head = (
@@ -26,7 +29,12 @@ def opened(gateway: Gateway, path: str, body: dict[str, Any], key: str = DATA_KE
         f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     )
     connection = socket.create_connection((host, int(port)), timeout=10)
-    connection.sendall(head.encode() + data)
+    if pause_s:
+        connection.sendall(head.encode())
+        time.sleep(pause_s)
+        connection.sendall(data)
+    else:
+        connection.sendall(head.encode() + data)
     return connection
 
 
@@ -52,6 +60,13 @@ REQUESTS = [
     pytest.param("/v1/completions", {"model": "auto", "prompt": ONE}, ["adder"], id="completions"),
     pytest.param("/v1/responses", {"model": "auto", "input": ONE}, ["adder"], id="responses"),
 ]
+
+
+def test_calls_end_where_a_large_body_came_after_its_head(gateway: Gateway, pool: FakePool) -> None:
+    """The handler waits for the body already, which is more than is received at once."""
+    pool.say("poet", "7", delay_s=30)
+    body = {"model": "poet", "messages": user(ONE), "metadata": {"long": "x" * 200_000}}
+    assert left(pool, opened(gateway, CHAT, body, pause_s=0.3), ["poet"])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streaming"])
