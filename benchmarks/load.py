@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, cast
 
+import orjson
 import queries
 from httptools import HttpParserError, HttpResponseParser
 
@@ -127,7 +128,7 @@ class Client:
         request: dict[str, Any] = {"messages": [message]}
         if self._model is not None:
             request |= {"model": self._model, "stream": ask.stream}
-        body = json.dumps(request).encode()
+        body = orjson.dumps(request)
         return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
 
     async def _connection(self) -> "_Connection":
@@ -187,7 +188,7 @@ def judged(ask: Ask, answer: Answer) -> tuple[Kind, str]:
 
 def refused(answer: Answer) -> tuple[Kind, str]:
     """Of an error: a refusal says when to come back."""
-    code = json.loads(answer.body)["error"]["code"]
+    code = orjson.loads(answer.body)["error"]["code"]
     polite = code in _REFUSALS and b"retry-after" in answer.headers
     return (Kind.REFUSED if polite else Kind.ERROR), code
 
@@ -201,6 +202,7 @@ class _Connection(asyncio.Protocol):
         self._answer = Answer()
         self._pieces: list[bytes] = []
         self._waits: asyncio.Future[Answer] | None = None
+        self._early: Answer | None = None  # came before the request: the connection is refused
 
     @property
     def usable(self) -> bool:
@@ -208,6 +210,8 @@ class _Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> Answer:
         """Send a request and return its answer."""
+        if self._early is not None:
+            return self._early
         self._answer, self._pieces = Answer(), []
         self._waits = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -242,7 +246,9 @@ class _Connection(asyncio.Protocol):
         answer = self._answer
         answer.status, answer.body = self._parser.get_status_code(), b"".join(self._pieces)
         self._kept = self._parser.should_keep_alive()
-        if self._waits is not None and not self._waits.done():
+        if self._waits is None:
+            self._early = answer
+        elif not self._waits.done():
             self._waits.set_result(answer)
 
     def _fail(self, exc: Exception) -> None:
@@ -254,7 +260,7 @@ _TEXT = re.compile(rb'"content": ?"[^"]')
 
 
 def _whole(body: bytes) -> tuple[str, str | None]:
-    return json.loads(body)["choices"][0]["message"]["content"], None
+    return orjson.loads(body)["choices"][0]["message"]["content"], None
 
 
 def _streamed(body: bytes) -> tuple[str, str | None]:

@@ -9,6 +9,7 @@ checked before the body of a request is read.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import defaultdict
@@ -24,6 +25,8 @@ from app.settings.access import Key
 Clock = Callable[[], float]
 _MINUTE_S: Final = 60.0
 _LEASE_RETRY_S: Final = 1.0  # when a new lease may have arrived
+# Requests that are refused in one second come back over this many, or they would be refused again.
+_SPREAD_S: Final = 5
 _RECEIVING_SHARE: Final = 4  # a key with more than this part of all places in receipt
 _RESERVED_SHARE: Final = 8  # has no access to this last part of them
 
@@ -200,6 +203,7 @@ class Quotas:
         self._unlimited = defaultdict[str, Account](lambda: Account(None, clock))
         self._max_in_flight = in_flight
         self._max_receiving = max(1, in_flight // _RECEIVING_SHARE)
+        self._waits_s = itertools.cycle(range(1, _SPREAD_S + 1))
         self._unreserved = in_flight - max(1, in_flight // _RESERVED_SHARE)
         self.in_flight = 0
         self.bodies = MemoryBudget(
@@ -227,7 +231,8 @@ class Quotas:
             RateLimited: A limit is reached; the error says which, and when to retry.
         """
         if is_work and self.in_flight >= self._max_in_flight:
-            raise RateLimited(f"the gateway has {self.in_flight} requests running, its limit")
+            message = f"the gateway has {self.in_flight} requests running, its limit"
+            raise RateLimited(message, retry_after_s=next(self._waits_s))
         account = self._accounts.get(name) or self._unlimited[name]
         is_crowded = self.in_flight >= self._unreserved
         if is_receiving and is_crowded and account.receiving >= self._max_receiving:

@@ -464,6 +464,18 @@ def test_tokens_are_counted_after_the_answer() -> None:
     quotas.admit("a", is_work=True)
 
 
+def test_refused_requests_come_back_one_after_the_other() -> None:
+    """Over five seconds: all at once they would be refused again."""
+    quotas = limited([0.0], in_flight=1)
+    waits: list[int] = []
+    with quotas.admit("team", is_work=True):
+        for _ in range(6):
+            with pytest.raises(RateLimited) as caught:
+                quotas.admit("team", is_work=True)
+            waits.append(caught.value.retry_after_s)
+    assert waits == [1, 2, 3, 4, 5, 1]
+
+
 def test_a_refused_request_uses_nothing() -> None:
     """Neither a place nor a request of the minute."""
     quotas = limited([0.0], concurrency=1, requests_per_minute=2, in_flight=2)
