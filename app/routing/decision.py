@@ -183,11 +183,19 @@ class CertifiedDecision:
         """The same, but this set was selected, by another rule than the threshold."""
         return replace(self.calling(names, reason), chosen=tuple(names), chosen_by=by)
 
+    @cached_property
+    def _with_reasons(self) -> dict[tuple[str, ...], CertifiedDecision]:
+        return {}
+
     def with_reasons(self, *reasons: str) -> CertifiedDecision:
-        """The same with further reasons in its certificate."""
+        """The same with further reasons in its certificate; the same object for every request."""
         if not reasons:
             return self
-        return replace(self, certificate=self.certificate.with_reasons(*reasons))
+        found = self._with_reasons.get(reasons)
+        if found is None:
+            found = replace(self, certificate=self.certificate.with_reasons(*reasons))
+            self._with_reasons[reasons] = found
+        return found
 
     @cached_property
     def headers(self) -> Mapping[str, str]:

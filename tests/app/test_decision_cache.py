@@ -186,5 +186,7 @@ def test_a_changed_decision_has_nothing_that_the_known_one_keeps() -> None:
     ):
         assert derived(changed) == derived(anew(changed)) != before
     assert known.remarked(remarks, repeated=True) is known.remarked(remarks, repeated=True)
+    stale = known.with_reasons(Reason.NOT_CALIBRATED)
+    assert known.with_reasons(Reason.NOT_CALIBRATED) is stale
     assert known.remarked(remarks, repeated=False).remarked((), repeated=False) == known
     assert derived(known) == before == derived(anew(known))
