@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -70,6 +72,15 @@ def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Scale each row to length 1, so that a dot product is the cosine; a zero row stays zero."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+
+
+def digest_of(*files: Path) -> str:
+    """sha256 over the files' own, in this order. Raises OSError."""
+    digest = hashlib.sha256()
+    for each in files:
+        with each.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 __getattr__ = renamed(__name__, {"Encoded": "EncoderOutput"})
