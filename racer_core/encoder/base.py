@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from racer_core.renamed import renamed
 from racer_core.types import BoolArray
 
-Kind = Literal["huggingface", "word-vectors", "char-ngrams"]
+Kind = Literal["huggingface", "onnx", "word-vectors", "char-ngrams"]
 Pooling = Literal["mean", "cls"]
 Forward = Literal["transformers", "lean"]
 
@@ -34,7 +34,8 @@ class EncoderSpec:
     max_tokens: int
     backend: str
     dtype: str
-    forward: Forward = "transformers"  # `lean` is our own, for the models that it knows
+    # `lean` is our own, for the models that it knows; of an exported model ONNX Runtime's version.
+    forward: str = "transformers"
     lexical: bool = False  # hashed character n-grams stand beside the embedding
 
 
