@@ -6,10 +6,9 @@
         --data DATA
     PYTHONPATH=. python benchmarks/encoder_int8.py --only shape --models ANOTHER --threads 1
 
-Needs `onnx`, `onnxruntime` and `onnxscript` beside the project's packages, in an environment of
-their own. Matrices are quantised dynamically: weights to int8, activations to uint8 by the range of
-a whole tensor, so that what int8 makes of a text depends on the texts of its batch. An int8 arm
-embeds one text at a time; *together* it has float32's batches.
+Needs the extra `onnx`. Matrices are quantised dynamically: weights to int8, activations to uint8 by
+the range of a whole tensor, so that what int8 makes of a text depends on the texts of its batch. An
+int8 arm embeds one text at a time; *together* it has float32's batches.
 
 *time*: one core, all arms in turn on the same texts, CPU time of `encode` with its tokenizer.
 *sets*: the protocol of `encoders.py`; every arm trains KNN and is judged on its own embeddings.

@@ -23,10 +23,11 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 from racer_core import strict_json
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.patterns import PatternModel
-from racer_core.encoder.base import Encoder, EncoderSpec
+from racer_core.encoder.base import Encoder, EncoderSpec, Forward
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
+from racer_core.encoder.onnx import OnnxEncoder
 from racer_core.encoder.word_vectors import WordVectorEncoder
 from racer_core.errors import ArtifactError, InputError
 from racer_core.records.conversation import fingerprint
@@ -210,6 +211,8 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
         encoder: Encoder = CharNgramEncoder()
     elif spec.kind == "word-vectors":
         encoder = WordVectorEncoder(spec.name, max_tokens=spec.max_tokens)
+    elif spec.kind == "onnx":
+        encoder = OnnxEncoder(spec.name, pooling=spec.pooling)
     elif spec.kind == "huggingface":
         encoder = HuggingFaceEncoder(
             spec.name,
@@ -217,7 +220,7 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
             max_tokens=spec.max_tokens,
             backend=spec.backend,
             dtype=spec.dtype,
-            forward=spec.forward,
+            forward=cast(Forward, spec.forward),
         )
     else:
         raise ArtifactError(f"unknown encoder kind {spec.kind!r}")

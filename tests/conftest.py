@@ -50,6 +50,7 @@ TORCH = (
     "core/test_hybrid.py",
     "core/test_near_copies.py",
     "core/test_offline.py",
+    "core/test_onnx_encoder.py",
     "core/test_oracles.py",
     "core/test_renamed.py",
     "core/test_resume.py",

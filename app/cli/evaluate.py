@@ -21,7 +21,7 @@ from app.cli.console import (
     print_json,
     progress_bars,
 )
-from app.cli.router_options import DTYPE, ROUTER_OPTIONS, known_router, routers_like
+from app.cli.router_options import ROUTER_OPTIONS, known_router, routers_like
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.errors import InputError
@@ -57,7 +57,11 @@ def _assertions(
 )
 @click.option("--lexical", is_flag=True, help="Add hashed character n-grams to the embedding.")
 @MAX_TOKENS
-@DTYPE
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Number format of the encoder; default: the device's native one.",
+)
 @click.option(
     "--router",
     callback=known_router,

@@ -46,8 +46,3 @@ ROUTER_OPTIONS = click.option(
     callback=_router_options,
     help="Hyperparameter of the router as key=value; repeatable.",
 )
-DTYPE = click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    help="Number format of the encoder; default: the device's native one.",
-)

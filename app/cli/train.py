@@ -20,11 +20,12 @@ from app.cli.console import (
     print_json,
     progress_bars,
 )
-from app.cli.router_options import DTYPE, ROUTER_OPTIONS, known_router, routers_like
+from app.cli.router_options import ROUTER_OPTIONS, known_router, routers_like
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import REASONING
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
+from racer_core.errors import InputError
 from racer_core.types import RowsKind
 
 
@@ -68,7 +69,12 @@ from racer_core.types import RowsKind
 @click.option(
     "--backend", type=click.Choice(["cpu", "cuda"]), help="Default: `cuda` if there is a GPU."
 )
-@DTYPE
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "int8"]),
+    help="Number format of the encoder; default: the device's native one. int8 exports it into the "
+    "artifact, for ONNX Runtime on a CPU.",
+)
 @click.option(
     "--forward",
     type=click.Choice(["transformers", "lean"]),
@@ -135,6 +141,7 @@ def train(
         dtype=dtype,
         forward=forward,
         lexical=lexical,
+        export_to=_export_folder(folder, encoders, router) if dtype == "int8" else None,
     )
     opened = {
         name: RememberingEncoder(replace(choice, name=name).open())
@@ -176,6 +183,18 @@ def train(
         out.print(tables.encoders(comparison))
     out.print(tables.fields(result))
     out.print(tables.training_rows(counts))
+
+
+def _export_folder(folder: Path, encoders: tuple[str, ...], router: str) -> Path:
+    """Where an int8 encoder goes. Raises InputError if it would not be the artifact's."""
+    if len(encoders) > 1 or "auto" in encoders:
+        raise InputError("--dtype int8 exports into the artifact: name one --encoder")
+    if router == "routerdc":
+        raise InputError(
+            "--dtype int8 has no weights that RouterDC could train: train in another format, then "
+            "`--router knn` on the artifact's folder `encoder`"
+        )
+    return folder / "encoder"
 
 
 def _candidates(configured: settings.Settings) -> list[artifacts.CandidateSpec]:

@@ -21,8 +21,8 @@ class EncoderSettings(Frozen):
 
     backend: Literal["cpu", "cuda"] | None = None
     """`cpu` or `cuda`; must match the artifact. Null: the artifact's."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """`float32` or `bfloat16`; must match the artifact. Null: the artifact's."""
+    dtype: Literal["float32", "bfloat16", "int8"] | None = None
+    """`float32`, `bfloat16` or `int8`; must match the artifact. Null: the artifact's."""
     socket: Path | None = None
     """Unix socket of `racer encoder`, which computes scores for all gateways of this machine; null:
     each gateway has an encoder of its own."""

@@ -222,7 +222,8 @@ def with_cache(encoder: Encoder, cache: str | None, ray: str | None = None) -> E
     if isinstance(encoder, HybridEncoder):
         return HybridEncoder(with_cache(encoder.semantic, cache, ray))
     # Others than transformers embed faster than a file is read.
-    if cache == OFF or (cache is None and encoder.spec.kind != "huggingface"):
+    transforms = encoder.spec.kind in ("huggingface", "onnx")
+    if cache == OFF or (cache is None and not transforms):
         if ray is not None:
             raise InputError("--ray fills the cache of embeddings: name its file with --cache")
         return encoder

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from racer_core.renamed import renamed
 from racer_core.types import BoolArray
 
-Kind = Literal["huggingface", "word-vectors", "char-ngrams"]
+Kind = Literal["huggingface", "onnx", "word-vectors", "char-ngrams"]
 Pooling = Literal["mean", "cls"]
 Forward = Literal["transformers", "lean"]
 
@@ -32,7 +34,8 @@ class EncoderSpec:
     max_tokens: int
     backend: str
     dtype: str
-    forward: Forward = "transformers"  # `lean` is our own, for the models that it knows
+    # `lean` is our own, for the models that it knows; of an exported model ONNX Runtime's version.
+    forward: str = "transformers"
     lexical: bool = False  # hashed character n-grams stand beside the embedding
 
 
@@ -70,6 +73,15 @@ def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Scale each row to length 1, so that a dot product is the cosine; a zero row stays zero."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+
+
+def digest_of(*files: Path) -> str:
+    """sha256 over the files' own, in this order. Raises OSError."""
+    digest = hashlib.sha256()
+    for each in files:
+        with each.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 __getattr__ = renamed(__name__, {"Encoded": "EncoderOutput"})

@@ -30,7 +30,7 @@ _BATCH, _SHORTEST = 32, 0.75
 _TEXTS = 256  # in a batch on a GPU
 # What a batch costs on a GPU beside its tokens, as that many tokens: about a millisecond by a
 # graph, and several by transformers. Estimates for an H100, not measured.
-_LAUNCH: dict[Forward, int] = {"lean": 2_048, "transformers": 8_192}
+_LAUNCH: dict[str, int] = {"lean": 2_048, "transformers": 8_192}
 
 
 class TokenizedText(str):
@@ -78,30 +78,15 @@ class HuggingFaceEncoder:
         recorder: Recorder | None = None,
     ) -> None:
         import torch
-        from transformers import AutoModel, AutoTokenizer
-        from transformers.utils import logging as transformers_logging
 
         from racer_core.encoder import deberta, graphs
 
         _check_options(pooling, backend, dtype, forward)
-        transformers_logging.disable_progress_bar()  # callers show their own
         backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
         if backend == "cuda" and not torch.cuda.is_available():
             raise ArtifactError("the encoder is set to cuda, but torch finds no CUDA device here")
         dtype = dtype or _native_dtype(backend)
-        try:
-            self._tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(name)
-            model: Any = cast(Any, AutoModel).from_pretrained(
-                name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, SafetensorError) as exc:
-            raise ArtifactError(
-                f"encoder {name!r} is neither a folder with safetensors weights nor a model that "
-                f"the hub gives here: {str(exc).splitlines()[0]} If its weights are in "
-                "`pytorch_model.bin` alone, convert them once: docs/routers.md, Encoder"
-            ) from exc
-        if not self._tokenizer.is_fast:
-            raise ArtifactError(f"encoder {name!r} has no fast tokenizer (tokenizer.json)")
+        model, self._tokenizer = load_model(name, dtype)
         self._tokenizing = threading.Lock()  # a call sets the tokenizer's limit of tokens
         digest = _digest(model, self._tokenizer)
         if forward is None:
@@ -110,17 +95,12 @@ class HuggingFaceEncoder:
             raise ArtifactError(
                 f"the lean forward does not support encoder {name!r}: use `transformers`"
             )
-        # Some models number positions from 2 on; the tokenizer's limit is then the smaller one.
-        limit = min(
-            getattr(model.config, "max_position_embeddings", max_tokens),
-            self._tokenizer.model_max_length,
-        )
         self.spec = EncoderSpec(
             kind="huggingface",
             name=name,
             digest=digest,
             pooling=pooling,
-            max_tokens=min(max_tokens, limit),
+            max_tokens=token_limit(model, self._tokenizer, max_tokens),
             backend=backend,
             dtype=dtype,
             forward=forward,
@@ -187,6 +167,36 @@ class HuggingFaceEncoder:
             if self.spec.forward == "transformers":
                 hidden = hidden.last_hidden_state
             return pool(hidden.float(), inputs["attention_mask"], self.spec.pooling).cpu().numpy()
+
+
+def load_model(name: str, dtype: str) -> tuple[Any, Any]:
+    """A model and its fast tokenizer, of a folder or a name on the hub. Raises ArtifactError."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # callers show their own
+    try:
+        tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(name)
+        model: Any = cast(Any, AutoModel).from_pretrained(
+            name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, SafetensorError) as exc:
+        raise ArtifactError(
+            f"encoder {name!r} is neither a folder with safetensors weights nor a model that "
+            f"the hub gives here: {str(exc).splitlines()[0]} If its weights are in "
+            "`pytorch_model.bin` alone, convert them once: docs/routers.md, Encoder"
+        ) from exc
+    if not tokenizer.is_fast:
+        raise ArtifactError(f"encoder {name!r} has no fast tokenizer (tokenizer.json)")
+    return model, tokenizer
+
+
+def token_limit(model: Any, tokenizer: Any, max_tokens: int) -> int:
+    """Tokens that are read of a text: ``max_tokens``, or fewer if the model's limit is lower."""
+    # Some models number positions from 2 on; the tokenizer's limit is then the smaller one.
+    positions = getattr(model.config, "max_position_embeddings", max_tokens)
+    return min(max_tokens, positions, tokenizer.model_max_length)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ only: a text of 70 tokens takes a fifteenth of a millisecond.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
-from racer_core.encoder.base import EncoderOutput, EncoderSpec, unit_rows
+from racer_core.encoder.base import EncoderOutput, EncoderSpec, digest_of, unit_rows
 from racer_core.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class WordVectorEncoder:
 
         matrix, vocabulary = _matrix(folder), Path(folder, "tokenizer.json")
         try:
-            digest = _digest(matrix, vocabulary)
+            digest = digest_of(matrix, vocabulary)
             tensors = load_file(matrix)
         except (OSError, SafetensorError, TypeError, KeyError) as exc:
             raise ArtifactError(
@@ -96,14 +95,6 @@ def _unknown(tokenizer: Tokenizer) -> int | None:
     if text is not None:
         return tokenizer.token_to_id(text)
     return json.loads(tokenizer.to_str())["model"].get("unk_id")  # of Unigram
-
-
-def _digest(*files: Path) -> str:
-    digest = hashlib.sha256()
-    for each in files:
-        with each.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def _matrix(folder: str | Path) -> Path:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from racer_core.encoder.base import Encoder, EncoderSpec
+from racer_core.encoder.base import Encoder, EncoderSpec, Forward
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pooling import pool
 from racer_core.errors import InputError
@@ -184,7 +184,7 @@ def fine_tune(
             max_tokens=spec.max_tokens,
             backend=spec.backend,
             dtype=spec.dtype,
-            forward=spec.forward,
+            forward=cast(Forward, spec.forward),
         ),
         losses=losses,
     )

@@ -21,8 +21,10 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.components import principal_components
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
+from racer_core.encoder.onnx import DTYPE as INT8
+from racer_core.encoder.onnx import OnnxEncoder, export
 from racer_core.encoder.word_vectors import WordVectorEncoder, has_word_vectors
-from racer_core.errors import RowsError
+from racer_core.errors import ArtifactError, RowsError
 from racer_core.offline.fit import RouterChoice, Rows, TrainingResult, fit, fit_embedded
 from racer_core.offline.reporting import (
     Progress,
@@ -45,7 +47,10 @@ from racer_core.types import BoolArray, LabelledRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderChoice:
-    """The encoder to open; None values depend on the machine (GPU, native bfloat16)."""
+    """The encoder to open; None values depend on the machine (GPU, native bfloat16).
+
+    A transformer in int8 is exported into the folder ``export_to``, and opened from there.
+    """
 
     name: str
     pooling: Pooling = "mean"
@@ -54,6 +59,7 @@ class EncoderChoice:
     dtype: str | None = None
     forward: Forward | None = None
     lexical: bool = False  # hashed character n-grams beside it
+    export_to: Path | None = None
 
     def open(self) -> Encoder:
         """Open the encoder: n-grams by their name, a folder's word vectors, or a transformer."""
@@ -61,6 +67,8 @@ class EncoderChoice:
             return CharNgramEncoder()
         if has_word_vectors(self.name):
             encoder: Encoder = WordVectorEncoder(self.name, max_tokens=self.max_tokens)
+        elif self.dtype == INT8:
+            encoder = self._exported()
         else:
             encoder = HuggingFaceEncoder(
                 self.name,
@@ -71,6 +79,17 @@ class EncoderChoice:
                 forward=self.forward,
             )
         return HybridEncoder(encoder) if self.lexical else encoder
+
+    def _exported(self) -> OnnxEncoder:
+        if self.backend == "cuda" or self.forward is not None:
+            raise ArtifactError(
+                "an int8 encoder is computed by ONNX Runtime on a CPU: leave out `--backend cuda` "
+                "and `--forward`"
+            )
+        if self.export_to is None:
+            raise ArtifactError("an int8 encoder is exported into an artifact: `racer train`")
+        export(self.name, self.export_to, max_tokens=self.max_tokens)
+        return OnnxEncoder(str(self.export_to), pooling=self.pooling)
 
 
 def check_queries(rows: LabelledRows, source: str) -> None:

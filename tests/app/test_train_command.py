@@ -78,6 +78,8 @@ def test_the_encoder_is_chosen_among_several(
         (["--router", "knn", "--router-option", "k=near"], 1, ["k must be a whole number"]),
         (["--router", "knn", "--steps", 5], 1, ["router knn is not trained in steps"]),
         (["--router", "routerdc"], 1, ["no weights", "--encoder"]),
+        (["--router", "routerdc", "--dtype", "int8"], 1, ["no weights", "another format"]),
+        (["--encoder", "auto", "--dtype", "int8"], 1, ["name one --encoder"]),
         (["--router", "mlp", "--seed", -1], 1, ["seed is -1"]),
     ],
 )
