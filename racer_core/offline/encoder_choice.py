@@ -160,9 +160,7 @@ def choose_encoder(
         InputError: Another router.
         RowsError: Rows without queries, or too few validation rows that a candidate answers right.
     """
-    on_gpu = {
-        name: encoder for name, encoder in encoders.items() if encoder.spec.backend == "cuda"
-    }
+    on_gpu = {name: encoder for name, encoder in encoders.items() if encoder.spec.backend == "cuda"}
     encoders = on_gpu or encoders
     if len(encoders) == 1:
         return next(iter(encoders)), ()
