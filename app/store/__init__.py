@@ -7,7 +7,8 @@ SQLite is the default; several gateways share one PostgreSQL. ``tables.py`` hold
 ``app/access/quota_leases.py`` the leases of keys' limits.
 """
 
-from app.store.calibrations import Alarms, KeyPurpose, SharedState, Store, Summary
+from app.store.calibrations import Alarms, SharedState, Store, Summary
 from app.store.engine import now
+from app.store.store_keys import KeyPurpose
 
 __all__ = ["Alarms", "KeyPurpose", "SharedState", "Store", "Summary", "now"]
