@@ -59,6 +59,7 @@ class Outcome:
     ask: Ask
     message: str = ""  # of an error
     decision: str = ""  # its id, of an answer
+    served_by: str = ""  # the candidate whose answer it is, where the head says so
     first_s: float = math.nan  # from the intended instant to the first piece of text
     retry_after_s: float = math.nan  # of a refusal
 
@@ -93,11 +94,13 @@ class Client:
     async def send(self, ask: Ask, due: float) -> Outcome:
         """One request; never raises but for cancellation."""
         sent = time.perf_counter()
-        kind, error, decision, first_s, wait_s = Kind.ERROR, "", "", math.nan, math.nan
+        kind, error, first_s, wait_s = Kind.ERROR, "", math.nan, math.nan
+        decision = served_by = ""
         try:
             async with asyncio.timeout(ask.stay_s or TIMEOUT_S):
                 answer = await self._exchange(ask)
             decision = answer.headers.get(b"x-racer-decision-id", b"").decode()
+            served_by = answer.headers.get(b"x-racer-served-by", b"").decode()
             first_s = answer.first - due
             wait_s = float(answer.headers.get(b"retry-after", "nan"))
             kind, error = self._judge(ask, answer)
@@ -108,7 +111,10 @@ class Client:
         if kind is Kind.ERROR and error in _CANDIDATES and queries.may_fail(ask.query):
             kind = Kind.INJECTED
         took_s = time.perf_counter() - due
-        return Outcome(kind, due, sent - due, took_s, ask, error, decision, first_s, wait_s)
+        late_s = sent - due
+        return Outcome(
+            kind, due, late_s, took_s, ask, error, decision, served_by, first_s, wait_s
+        )
 
     async def _exchange(self, ask: Ask) -> "Answer":
         connection = await self._connection()

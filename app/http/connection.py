@@ -459,6 +459,8 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self.write(as_bytes(response))
+        if exchange is not None:  # its handler may still be at work
+            exchange.disconnect()
         self._write_deadline.start()
         # Closing with unread bytes would reset the connection, and the client might not see why.
         self.resume_reading()
