@@ -112,9 +112,7 @@ class Client:
             kind = Kind.INJECTED
         took_s = time.perf_counter() - due
         late_s = sent - due
-        return Outcome(
-            kind, due, late_s, took_s, ask, error, decision, served_by, first_s, wait_s
-        )
+        return Outcome(kind, due, late_s, took_s, ask, error, decision, served_by, first_s, wait_s)
 
     async def _exchange(self, ask: Ask) -> "Answer":
         connection = await self._connection()
