@@ -10,11 +10,12 @@ import contextvars
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
@@ -36,6 +37,8 @@ from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import RacerError
 
 log = logging.getLogger(__name__)
+
+AWAY_S: Final = 1.0  # before a database that was away when the store was opened is tried again
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,6 +87,7 @@ class Store:
     def __init__(self, url: str, *, may_be_away: bool = False) -> None:
         self._engine: Engine = engine.open_engine(url)
         self._is_prepared = False
+        self._retry_at = 0.0  # monotonic
         try:
             self._prepare()
         except SQLAlchemyError as exc:
@@ -292,13 +296,20 @@ class Store:
                 are of another version.
         """
         if not self._is_prepared:
-            try:
-                self._prepare()
-            except SQLAlchemyError as exc:
-                raise engine.fault(exc, "used") from exc
-            except SettingsError as exc:
-                raise StoreError(str(exc)) from exc
+            self._prepare_late()
         return Transaction(self._engine)
+
+    def _prepare_late(self) -> None:
+        if time.monotonic() < self._retry_at:
+            raise StoreUnavailable("the store's database could not be reached a moment ago")
+        try:
+            self._prepare()
+        except SQLAlchemyError as exc:
+            # All that a start reads would wait for a connection, one after the other.
+            self._retry_at = time.monotonic() + AWAY_S
+            raise engine.fault(exc, "used") from exc
+        except SettingsError as exc:
+            raise StoreError(str(exc)) from exc
 
     def _prepare(self) -> None:
         schema.prepare(self._engine)

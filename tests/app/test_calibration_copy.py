@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from app.calibrations.carried import FILE
 from app.errors import SettingsError, StoreError
 from app.routing.calibration_copy import CalibrationCopies
-from app.store import KeyPurpose, Store
+from app.store import KeyPurpose, Store, schema
 from app.store.backup import calibrations
 from app.store.engine import open_engine
 from app.store.tables import WatchRow
@@ -130,6 +132,22 @@ def test_a_store_may_be_opened_while_its_database_is_away() -> None:
             store.shared_state(SETUP)
 
 
+def test_a_database_that_is_away_is_tried_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when each of the readings of a start waits for a connection of its own."""
+    tries: list[object] = []
+
+    def prepare(engine: object) -> None:
+        tries.append(engine)
+        raise OperationalError("connect", None, psycopg.OperationalError("refused"))
+
+    monkeypatch.setattr(schema, "prepare", prepare)
+    with Store(AWAY, may_be_away=True) as store:
+        for _ in range(5):
+            with pytest.raises(StoreError):
+                store.shared_state(SETUP)
+    assert len(tries) == 2  # to open it, and then one for all readings
+
+
 def test_a_file_is_never_away(tmp_path: Path) -> None:
     """A store that cannot be opened stops the start, whatever copies there are."""
     with pytest.raises(SettingsError):
@@ -214,6 +232,21 @@ def test_a_gateway_starts_while_its_database_is_away(
         third = calibrated(gateway, 2)
         assert gateway.ready()["calibration"] == third
         postgres.stop()
+
+
+@pytest.mark.scale
+def test_a_gateway_starts_while_its_database_hangs(
+    environment: dict[str, str], config: Path, postgres: Postgres
+) -> None:
+    """It accepts connections and never answers; the gateway follows it once it wakes."""
+    with running(config, environment) as gateway:
+        made = calibrated(gateway)
+    with ExitStack() as stack:
+        with postgres.frozen():
+            gateway = stack.enter_context(running(config, environment))
+            assert gateway.ready()["calibration"] == made
+            assert "store_unreachable" in gateway.route(TWO)["certificate"]["reasons"]
+        assert until(lambda: "degraded" not in gateway.ready(), AGREED_S)
 
 
 @pytest.mark.scale
