@@ -37,13 +37,13 @@ def flags(service):
     return dict(word.split("=", 1) for word in service["command"][1:])
 
 
-def mounts():
-    """Where the gateway's folders and files come from, by target."""
+def mounts(service=GATEWAY):
+    """Where a service's folders and files come from, by target."""
     found = {}
-    for each in GATEWAY["volumes"]:
+    for each in service["volumes"]:
         if isinstance(each, str):
-            source, target = each.split(":")
-            each = {"type": "volume", "source": source, "target": target}
+            parts = re.fullmatch(r"(?P<source>\$\{.+\}|\w+):(?P<target>[^:]+)(?P<ro>:ro)?", each)
+            each = {"type": "volume", **parts.groupdict(), "read_only": parts["ro"] is not None}
         found[each["target"]] = each
     return found
 
