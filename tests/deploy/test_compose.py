@@ -99,6 +99,17 @@ def test_compose_accepts_the_overlay_for_cuda(compose):
     assert gateway["read_only"] is True
 
 
+@pytest.mark.parametrize(
+    ("given", "source"), [("artifact", "artifact"), ("./artifact", str(ROOT / "artifact"))]
+)
+def test_the_artifact_is_in_a_volume_or_in_a_folder(compose, given, source):
+    """Red when a name is taken for a folder, which would have to be there before a start."""
+    done = compose(**KEYS, RACER_ARTIFACT=given)
+    assert done.returncode == 0, done.stderr
+    volumes = yaml.safe_load(done.stdout)["services"]["gateway"]["volumes"]
+    assert f"{source}:{CONFIG['artifact']}:ro" in volumes
+
+
 @pytest.mark.parametrize("missing", ["RACER_DATA_KEY", "MODEL_A", "MODEL_B"])
 def test_compose_refuses_to_start_without_a_data_key_or_a_model(compose, missing):
     """Red when it would start without, or does not name what is missing."""
