@@ -174,7 +174,7 @@ def calibrate(
     max_shift: float | None,
     force: bool,
     as_json: bool,
-) -> None:
+) -> dict[str, Any] | None:
     """Calibrate a running gateway, or an artifact, with labelled ROWS.
 
     Ctrl-C cancels without a change.
@@ -185,7 +185,7 @@ def calibrate(
         if rows is not None or from_shadow:
             raise click.UsageError("--same-answer takes neither ROWS nor --from-shadow")
         calibrate_answers(url, key, application, dry_run=dry_run, as_json=as_json)
-        return
+        return None
     if (rows is None) != from_shadow:
         raise click.UsageError("give ROWS or --from-shadow")
     for name, given in (("--judge", judge), ("--labels", labels)):
@@ -215,10 +215,10 @@ def calibrate(
     quiet = as_json or not err.is_terminal  # progress bars are for terminals
     if rows is not None and artifact is not None:
         with progress_bars(quiet) as show:
-            result = calibrate_offline(config, artifact, rows, options, partial(_show_phase, show))
-        _print(result, application, as_json=as_json)
-        _say_trained(result, application)
-        return
+            done = calibrate_offline(config, artifact, rows, options, partial(_show_phase, show))
+        _print(done, application, as_json=as_json)
+        _say_trained(done, application)
+        return done
     with ExitStack() as stack:
         show = stack.enter_context(progress_bars(quiet))
         client = stack.enter_context(GatewayClient(url, key))
@@ -237,6 +237,7 @@ def calibrate(
             _say_labels(saved, delta)
             files = saved.files
         refusals: list[RacerError] = []
+        result: dict[str, Any] | None = None
         for name, file in files.items():
             given = options | {"application": name}
             show("uploading", 0, 1)
@@ -257,6 +258,7 @@ def calibrate(
         err.print(f"racer: {each}", style="red", markup=False, highlight=False, soft_wrap=True)
     if refusals:
         raise refusals[-1]
+    return result
 
 
 def _say_labels(saved: SavedRows, delta: float | None) -> None:

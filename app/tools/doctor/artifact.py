@@ -22,7 +22,7 @@ def check(settings: Settings) -> tuple[Finding, TrainedRouter | None]:
         if settings.remote_artifact is not None:
             found = f"{settings.remote_artifact.shown} is fetched at the first start"
             return warning(CHECK, found, "try it: `racer validate` fetches it into `cache`"), None
-        cure = "run `racer label` and `racer train --out`; a running gateway loads what they make"
+        cure = "run `racer bootstrap` with questions; a running gateway loads the router it trains"
         found = f"none is at {settings.artifact} yet: {settings.fallback} answers `auto`"
         return warning(CHECK, found, cure), None
     try:
