@@ -37,7 +37,7 @@ MAX_BYTES: Final = 16 * 2**30  # of the download, and of all files together
 MAX_FILES: Final = 10_000
 DOWNLOAD_S: Final = 3600.0
 _CONNECT_S: Final = 10.0
-_SILENCE_S: Final = 30.0  # between two pieces
+SILENCE_S: Final = 30.0  # between two pieces
 _REDIRECTS: Final = 5
 _PIECE: Final = 2**20
 _DAMAGED: Final = (
@@ -185,7 +185,7 @@ def _from_web(remote: RemoteArtifact) -> Generator[Iterable[bytes]]:
     import httpx2
 
     client = httpx2.Client(
-        timeout=httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S),
+        timeout=httpx2.Timeout(SILENCE_S, connect=_CONNECT_S),
         headers={"accept-encoding": "identity"},  # the digest is of the file itself
         follow_redirects=True,
         max_redirects=_REDIRECTS,

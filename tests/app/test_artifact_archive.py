@@ -290,7 +290,7 @@ def test_a_server_that_falls_silent_is_left(
     configured: Callable[[str], settings.Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Red when a start waits for ever."""
-    monkeypatch.setattr(artifact_archive, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(artifact_archive, "SILENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/artifact.tar#sha256={DIGEST}"
         with pytest.raises(ArtifactError, match="did not answer in time"):

@@ -440,7 +440,7 @@ def test_a_member_that_unpacks_to_too_much_is_not_read(
 ) -> None:
     """Red when the size is found out by unpacking."""
     folder = carries(made("cal-1", day=1))
-    monkeypatch.setattr(backup_file, "_MEMBER_BYTES", 2_000)
+    monkeypatch.setattr(backup_file, "MEMBER_BYTES", 2_000)
     assert "has more than 2000 bytes" in refusal(folder)
 
 

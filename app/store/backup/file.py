@@ -36,7 +36,7 @@ _MANIFEST: Final = "manifest.json"
 _CALIBRATIONS: Final = "calibrations"
 _ANSWERS: Final = "answer_calibrations"
 _SEEN_ROWS: Final = "seen_rows"
-_MEMBER_BYTES: Final = 2**31  # of one member: a record of two million rows is a tenth of it
+MEMBER_BYTES: Final = 2**31  # of one member: a record of two million rows is a tenth of it
 _UNREADABLE: Final = (BadZipFile, EOFError, KeyError, NotImplementedError, RuntimeError, zlib.error)
 
 
@@ -347,8 +347,8 @@ class Backup:
     def _read(self, name: str) -> tuple[bytes, bytes]:
         """The first line, and the rest."""
         try:
-            if self._file.getinfo(name).file_size > _MEMBER_BYTES:
-                raise self._damaged(f"{name} has more than {_MEMBER_BYTES} bytes")
+            if self._file.getinfo(name).file_size > MEMBER_BYTES:
+                raise self._damaged(f"{name} has more than {MEMBER_BYTES} bytes")
             with self._file.open(name) as member:
                 return member.readline(), member.read()
         except _UNREADABLE as exc:
