@@ -37,14 +37,17 @@ def load(
     Raises:
         SettingsError: One sentence with the file, the setting and the problem.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as exc:
-        hint = ": `racer init` writes a first one" if isinstance(exc, FileNotFoundError) else ""
-        raise SettingsError(f"{path}: cannot be read ({exc.strerror}){hint}") from exc
-    except ValueError as exc:
-        raise SettingsError(f"{path}: not text in UTF-8") from exc
-    return parse(text, path, environment, serves=serves, **overrides)
+    return parse(_text(path), path, environment, serves=serves, **overrides)
+
+
+def load_store_url(path: Path) -> str:
+    """URL of the store; no other secret of the configuration need be set.
+
+    Raises:
+        SettingsError: As :func:`load`.
+    """
+    settings = _validated(_text(path), path, {})
+    return os.environ.get(settings.store_env) or settings.store
 
 
 def parse(
@@ -56,6 +59,22 @@ def parse(
     **overrides: Any,
 ) -> tuple[Settings, Secrets]:
     """Validate the text of a configuration file, as :func:`load` does."""
+    settings = _validated(text, path, overrides)
+    variables = os.environ if environment is None else environment
+    return settings, read_secrets(settings, variables, serves=serves)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as exc:
+        hint = ": `racer init` writes a first one" if isinstance(exc, FileNotFoundError) else ""
+        raise SettingsError(f"{path}: cannot be read ({exc.strerror}){hint}") from exc
+    except ValueError as exc:
+        raise SettingsError(f"{path}: not text in UTF-8") from exc
+
+
+def _validated(text: str, path: Path, overrides: Mapping[str, Any]) -> Settings:
     try:
         values = _parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:  # an invalid date, deep nesting
@@ -67,9 +86,7 @@ def parse(
     except ValidationError as exc:
         sentences = [sentence for _, sentence in problems(exc, Settings, noun="setting")]
         raise SettingsError(f"{path}: {'; '.join(sentences)}") from exc
-    variables = os.environ if environment is None else environment
-    secrets = read_secrets(settings, variables, serves=serves)
-    return _absolute_paths(settings, path.resolve().parent), secrets
+    return _absolute_paths(settings, path.resolve().parent)
 
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
