@@ -48,6 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nothing optional": merged(
         USUAL,
         {"networkPolicy": {"enabled": False}, "autoscaling": {"enabled": False}},
+        {"config": {"limits": {"body_bytes": 67_108_864}}},  # Helm writes it with an exponent
     ),
 }
 OF_THE_OPERATOR: dict[str, Any] = {
@@ -140,6 +141,8 @@ def test_the_configuration_loads(variant: str) -> None:
         text, Path("racer.yaml"), plain.SECRETS, host=given["host"], port=given["port"]
     )
     assert secrets.store(loaded) == plain.SECRETS[plain.STORE]
+    limits = VARIANTS[variant].get("config", {}).get("limits", {})
+    assert limits.items() <= loaded.limits.model_dump().items()
     wanted = VARIANTS[variant].get("candidates", VALUES["candidates"])
     assert loaded.pool == tuple(each["name"] for each in wanted)
     for name, candidate in zip(loaded.pool, loaded.candidates, strict=True):
