@@ -20,7 +20,7 @@ def db() -> None:
 
 @db.command()
 @click.option("--config", type=FILE, help="The YAML configuration that names the store.")
-@click.option("--store", help="URL of the store, instead of the configuration's.")
+@click.option("--store", help="URL of the store, for one without a password in it.")
 @JSON
 def upgrade(config: Path | None, store: str | None, as_json: bool) -> None:
     """Migrate the tables to this version of the program, in one transaction. Back up first.

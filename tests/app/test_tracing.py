@@ -504,12 +504,16 @@ def test_the_environment_turns_traces_off(
     *,
     setting: bool,
 ) -> None:
-    """`OTEL_SDK_DISABLED`: nothing is exported, and candidates are told no trace."""
+    """`OTEL_SDK_DISABLED`: nothing is exported, and neither candidates nor log know a trace."""
     monkeypatch.setenv(ENDPOINT, listening.url)
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     gateway = serve(telemetry={"otlp_endpoint": listening.url} if setting else {})
-    gateway.chat(ONE)
+    stream = io.StringIO()
+    with logs.logging_to(stream, "json"):
+        gateway.chat(ONE)
     assert "traceparent" not in pool.headers[0]
+    assert '"request_id"' in stream.getvalue()
+    assert "trace_id" not in stream.getvalue()
     assert listening.spans == []
 
 
