@@ -46,7 +46,8 @@ def upgrade(config: Path | None, store: str | None, as_json: bool) -> None:
 
 def _configured_url(config: Path | None) -> str:
     if config is not None:
-        return settings.load_store_url(config)
+        configured = settings.read(config)
+        return os.environ.get(configured.store_env) or configured.store
     variable = str(settings.Settings.model_fields["store_env"].default)
     if url := os.environ.get(variable):
         return url

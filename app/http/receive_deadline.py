@@ -65,9 +65,7 @@ class ReceiveDeadline:
 
     def _check_body(self, begun: float, deadline_s: float, on_late: Callable[[], None]) -> None:
         elapsed_s = asyncio.get_running_loop().time() - begun
-        is_slow = (
-            elapsed_s >= self._grace_s and self.body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
-        )
+        is_slow = elapsed_s >= self._grace_s and self.body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
         if not self._is_paused() and (is_slow or elapsed_s >= deadline_s):
             self._timer = None
             on_late()

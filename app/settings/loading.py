@@ -40,14 +40,13 @@ def load(
     return parse(_text(path), path, environment, serves=serves, **overrides)
 
 
-def load_store_url(path: Path) -> str:
-    """URL of the store; no other secret of the configuration need be set.
+def read(path: Path) -> Settings:
+    """Read and validate a configuration file without the secrets that it names.
 
     Raises:
         SettingsError: As :func:`load`.
     """
-    settings = _validated(_text(path), path, {})
-    return os.environ.get(settings.store_env) or settings.store
+    return _absolute_paths(_validated(_text(path), path, {}), path.resolve().parent)
 
 
 def parse(
@@ -61,14 +60,17 @@ def parse(
     """Validate the text of a configuration file, as :func:`load` does."""
     settings = _validated(text, path, overrides)
     variables = os.environ if environment is None else environment
-    return settings, read_secrets(settings, variables, serves=serves)
+    secrets = read_secrets(settings, variables, serves=serves)
+    return _absolute_paths(settings, path.resolve().parent), secrets
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as exc:
-        hint = ": `racer init` writes a first one" if isinstance(exc, FileNotFoundError) else ""
+        hint = ""
+        if isinstance(exc, FileNotFoundError):
+            hint = ": `racer init` writes a first one, --config or $RACER_CONFIG names another"
         raise SettingsError(f"{path}: cannot be read ({exc.strerror}){hint}") from exc
     except ValueError as exc:
         raise SettingsError(f"{path}: not text in UTF-8") from exc
@@ -82,11 +84,10 @@ def _validated(text: str, path: Path, overrides: Mapping[str, Any]) -> Settings:
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected fields such as `schema_version: 1`")
     try:
-        settings = Settings.model_validate(_overridden(cast("dict[str, Any]", values), overrides))
+        return Settings.model_validate(_overridden(cast("dict[str, Any]", values), overrides))
     except ValidationError as exc:
         sentences = [sentence for _, sentence in problems(exc, Settings, noun="setting")]
         raise SettingsError(f"{path}: {'; '.join(sentences)}") from exc
-    return _absolute_paths(settings, path.resolve().parent)
 
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

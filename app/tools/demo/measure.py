@@ -22,7 +22,14 @@ from racer_core.aggregation.vote import aggregate
 from racer_core.calibration.metrics import SetMetrics, set_metrics
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.threshold import allowed_misses
-from racer_core.types import BoolArray, CandidateAnswer, LabelledRow, LabelledRows, RiskTarget, Score
+from racer_core.types import (
+    BoolArray,
+    CandidateAnswer,
+    LabelledRow,
+    LabelledRows,
+    RiskTarget,
+    Score,
+)
 
 ALPHAS = (0.05, 0.1, 0.2)
 CONCURRENCY = 8
