@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -122,6 +122,17 @@ class Monitor:
         """Write the decisions that wait, and add them to the drift state."""
         await self._stack.aclose()
         await self.flush_drift()
+
+    def follow(self, settings: MonitoringSettings, rates: Mapping[str, float]) -> None:
+        """Follow other rates, limits and rules of feedback; decisions are stored as before.
+
+        Args:
+            settings: What is recorded and watched.
+            rates: Sampling rates of applications with one of their own.
+        """
+        self.sampler.follow_rates(settings, rates)
+        self._housekeeping.follow(settings)
+        self.feedback.follow(settings.feedback)
 
     def show_answers(
         self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool
