@@ -167,14 +167,26 @@ class CalibrationService:
         return self.jobs.submit(work, now(), upload.size)
 
     async def activate(
-        self, calibration_id: str, expected_active_id: str | None, *, confirm: bool = False
+        self,
+        calibration_id: str,
+        expected_active_id: str | None,
+        *,
+        confirm: bool = False,
+        share: float | None = None,
     ) -> CalibrationRecord:
-        """Make a stored record the active one.
+        """Make a stored record the active one, or a canary beside it.
+
+        Args:
+            calibration_id: The record.
+            expected_active_id: The active one, if the caller knows it; empty: none.
+            confirm: Activate it whatever the activation rule says.
+            share: Of the requests, for a canary; None: it decides all, and a canary ends.
 
         Raises:
             ConfirmNeeded: The activation rule refuses it, and ``confirm`` is false.
             NotFound: No such record.
-            Conflict: Another record is active than expected, or it was made for another artifact.
+            Conflict: Another record is active than expected, it was made for another artifact, or
+                it cannot be a canary.
         """
         async with self._write_lock:
             stored = await self._store.run(self._store.record, calibration_id)
@@ -187,6 +199,7 @@ class CalibrationService:
                 calibration_id,
                 expected_active_id,
                 self._setup,
+                share,
             )
             await self._calibration_sync.catch_up(record)
         return record
