@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import Conflict, StoreDamaged
 from app.settings.access import Key
-from app.store import KeyPurpose, Store
+from app.store import KeyPurpose, Store, canaries
 from app.store.backup import answers
 from app.store.backup.file import (
     Backup,
@@ -211,6 +211,7 @@ def _decide(
         return
     elif activate:
         active.calibration_id = row.id
+        canaries.end(session, row.artifact)
     else:
         restored.left.append(row.id)
         return
