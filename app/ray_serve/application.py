@@ -60,7 +60,7 @@ class Application:
         self._open_router = open_router
         self._is_calibrated_only = is_calibrated_only
         self._deployed, _ = load({})
-        self._current: _Opened | None = None
+        self._current: _ServiceSet | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self.refusal: str | None = None  # why the latest change is not used
 
@@ -115,10 +115,10 @@ class Application:
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
 
-    async def _open(self, changes: dict[str, Any]) -> _Opened:
+    async def _open(self, changes: dict[str, Any]) -> _ServiceSet:
         settings, secrets = await asyncio.to_thread(self._load, changes)
         _refuse_fixed(self._deployed, settings)
-        opened = await _Opened.open(lifespan.open_services(settings, secrets, self._open_router))
+        opened = await _ServiceSet.open(lifespan.open_services(settings, secrets, self._open_router))
         if self._is_calibrated_only and (why := _missing(opened.services)):
             if self._current is not None:
                 await opened.close()
@@ -139,7 +139,7 @@ class Application:
         await send({"type": "lifespan.shutdown.complete"})
 
 
-class _Opened:
+class _ServiceSet:
     """Opened services, and the requests that they answer now."""
 
     def __init__(self, services: Services, stack: AsyncExitStack) -> None:
@@ -151,7 +151,7 @@ class _Opened:
         self._is_idle.set()
 
     @classmethod
-    async def open(cls, services: AbstractAsyncContextManager[Services]) -> _Opened:
+    async def open(cls, services: AbstractAsyncContextManager[Services]) -> _ServiceSet:
         stack = AsyncExitStack()
         return cls(await stack.enter_async_context(services), stack)
 

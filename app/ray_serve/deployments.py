@@ -177,7 +177,7 @@ def load(config: Path, changes: dict[str, Any]) -> tuple[Settings, Secrets]:
     """
     if unknown := changes.keys() - Settings.model_fields.keys():
         raise SettingsError(f"user_config: there is no setting {', '.join(sorted(unknown))}")
-    served = changes | {"host": "0.0.0.0", "port": 0}  # hence keys are required
+    served: dict[str, Any] = {**changes, "host": "0.0.0.0", "port": 0}  # hence keys are required
     configured, secrets = settings.load(config, **served)
     if configured.access.admin is not None:
         raise SettingsError(f"{config}: access.admin: Serve has one listener; leave it out")

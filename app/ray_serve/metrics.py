@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -50,10 +51,11 @@ class MetricsExport:
             await asyncio.sleep(EVERY_S)
 
     def copy(self, metrics: Iterable[Metric]) -> None:
-        """Copy every sample once, but for the times at which counters were made."""
+        """Copy every sample once, but for NaN and the times at which counters were made."""
         for family in metrics:
             for name, labels, value, *_ in family.samples:
-                if name.startswith(self._prefix) and not name.endswith("_created"):
+                is_wanted = name.startswith(self._prefix) and not name.endswith("_created")
+                if is_wanted and not math.isnan(value):
                     gauge = self._gauge(name, family.documentation, tuple(labels))
                     gauge.set(value, {REPLICA: self._replica, **labels})
 

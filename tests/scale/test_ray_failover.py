@@ -72,8 +72,8 @@ def samples(cluster: Cluster, name: str, label: str = "") -> dict[str, float]:
 
 
 def names(text: str) -> set[str]:
-    """The names of samples, but for the times at which counters were made."""
-    found = re.findall(r"^(\w+)[ {]", text, re.MULTILINE)
+    """The names of samples, but for NaN and the times at which counters were made."""
+    found = re.findall(r"^(\w+)[ {].*(?<!NaN)$", text, re.MULTILINE)
     return {each for each in found if not each.endswith("_created")}
 
 
