@@ -118,7 +118,9 @@ class Application:
     async def _open(self, changes: dict[str, Any]) -> _ServiceSet:
         settings, secrets = await asyncio.to_thread(self._load, changes)
         _refuse_fixed(self._deployed, settings)
-        opened = await _ServiceSet.open(lifespan.open_services(settings, secrets, self._open_router))
+        opened = await _ServiceSet.open(
+            lifespan.open_services(settings, secrets, self._open_router)
+        )
         if self._is_calibrated_only and (why := _missing(opened.services)):
             if self._current is not None:
                 await opened.close()

@@ -180,6 +180,7 @@ def test_a_node_is_scraped_for_the_metrics_of_each_of_its_replicas(
         if (match := re.fullmatch(rule["regex"], name))
     }
     assert names(gateway.get("/metrics").text) <= relabelled
+    assert re.search(r"^ray_racer_lost_replica_requests_total{.*outcome=.repeated", scraped, re.M)
 
 
 def test_what_cannot_be_repeated_gets_the_envelope_and_what_waits_is_answered(
