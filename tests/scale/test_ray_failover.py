@@ -147,7 +147,7 @@ def test_settings_change_without_another_process(
     changed = {"routing": {"fallback": "poet"}}
     deploy(changed, Gateway=2, Router=1)
     assert until(lambda: served_by() == {"poet"}, RUNNING_S)
-    deploy({"routing": {"fallback": "speller"}, "limits": {"in_flight": 3}}, Gateway=2, Router=1)
+    deploy({"routing": {"fallback": "speller"}, "limits": {"queue": 3}}, Gateway=2, Router=1)
     assert until(lambda: refused() == 2.0, RUNNING_S)
     assert served_by() == {"poet"}
     deploy(changed, Gateway=2, Router=1)
