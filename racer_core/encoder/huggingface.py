@@ -181,9 +181,7 @@ def load_model(local: LocalModel, dtype: str) -> tuple[Any, Any]:
     """A model and its fast tokenizer. Raises ArtifactError."""
     import torch
     from transformers import AutoConfig, AutoModel
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()  # callers show their own
     with _loading(local):
         tokenizer = load_tokenizer(local)
         model, report = cast(Any, AutoModel).from_pretrained(
@@ -218,6 +216,11 @@ def load_tokenizer(local: LocalModel) -> Any:
 
 @contextmanager
 def _loading(local: LocalModel) -> Generator[None]:
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # callers show their own
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # a pretrained model's heads are left out as a rule
     try:
         yield
     except (OSError, ValueError, SafetensorError) as exc:
@@ -225,6 +228,8 @@ def _loading(local: LocalModel) -> Generator[None]:
             f"encoder {str(local.folder)!r} is no folder of a transformer that can be loaded: "
             f"{str(exc).splitlines()[0]}"
         ) from exc
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 def token_limit(model: Any, tokenizer: Any, max_tokens: int) -> int:

@@ -80,6 +80,7 @@ class Machine:
             cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]
+        assert "UNEXPECTED" not in done.stderr  # a table of the heads that an encoder leaves out
         return done.stdout
 
     def find(self, name: str, *pins: dict[str, Any]) -> dict[str, Any]:
