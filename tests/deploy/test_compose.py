@@ -37,13 +37,13 @@ def flags(service):
     return dict(word.split("=", 1) for word in service["command"][1:])
 
 
-def mounts():
-    """Where the gateway's folders and files come from, by target."""
+def mounts(service=GATEWAY):
+    """Where a service's folders and files come from, by target."""
     found = {}
-    for each in GATEWAY["volumes"]:
+    for each in service["volumes"]:
         if isinstance(each, str):
-            source, target = each.split(":")
-            each = {"type": "volume", "source": source, "target": target}
+            parts = re.fullmatch(r"(?P<source>\$\{.+\}|\w+):(?P<target>[^:]+)(?P<ro>:ro)?", each)
+            each = {"type": "volume", **parts.groupdict(), "read_only": parts["ro"] is not None}
         found[each["target"]] = each
     return found
 
@@ -97,6 +97,17 @@ def test_compose_accepts_the_overlay_for_cuda(compose):
     [device] = gateway["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
     assert gateway["read_only"] is True
+
+
+@pytest.mark.parametrize(
+    ("given", "source"), [("artifact", "artifact"), ("./artifact", str(ROOT / "artifact"))]
+)
+def test_the_artifact_is_in_a_volume_or_in_a_folder(compose, given, source):
+    """Red when a name is taken for a folder, which would have to be there before a start."""
+    done = compose(**KEYS, RACER_ARTIFACT=given)
+    assert done.returncode == 0, done.stderr
+    volumes = yaml.safe_load(done.stdout)["services"]["gateway"]["volumes"]
+    assert f"{source}:{CONFIG['artifact']}:ro" in volumes
 
 
 @pytest.mark.parametrize("missing", ["RACER_DATA_KEY", "MODEL_A", "MODEL_B"])
