@@ -50,7 +50,9 @@ _CONFIGURATION: Final = (
     "vocab.json",
     "vocab.txt",
 )
-_ANSWER_S: Final = 3.0  # the hub's time to answer a small request
+# The hub's time to answer at all, and to list a model's files.
+_ANSWER_S: Final = 2.0
+_LIST_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,10 @@ def find_model(name: str, pin: Pin | None = None) -> LocalModel:
         folder, pin = Path(name), None
     else:
         pin = pin or _pin_of(name)
-        folder = (cached_folder(name, pin) if pin else None) or _downloaded(name, pin)
+        folder = cached_folder(name, pin) if pin else None
+        folder = folder or _downloaded(name, pin) or cached_folder(name, pin)
+        if folder is None:
+            raise ArtifactError(_absent(name, pin))
         pin = _checked(folder, pin)
     files = pin.files if pin else os.listdir(folder)
     if SAFETENSORS in files or _INDEX in files:
@@ -148,19 +153,18 @@ def _commit(name: str, pin: Pin | None) -> tuple[str, str]:
     return repository, pin.revision if pin else revision or "main"
 
 
-def _downloaded(name: str, pin: Pin | None) -> Path:
+def _downloaded(name: str, pin: Pin | None) -> Path | None:
     """The folder of a commit in the hub's cache, with all files that are read.
 
-    The weights come last: where they are, everything is. Where the hub is not asked, or does not
-    answer, the cache has all files, or the model is not there.
+    The weights come last: where they are, everything is. None if the hub is not asked, or does not
+    answer.
     """
     from huggingface_hub import (
         hf_hub_download,  # pyright: ignore[reportUnknownVariableType]
     )
     from huggingface_hub.errors import (
-        EntryNotFoundError,
         HFValidationError,
-        LocalEntryNotFoundError,
+        RemoteEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -168,20 +172,14 @@ def _downloaded(name: str, pin: Pin | None) -> Path:
     repository, revision = _commit(name, pin)
     try:
         listed = _listed(repository, revision)
-        cached = listed is None
-
-        def fetch(file: str, commit: str) -> Path:
-            return Path(hf_hub_download(repository, file, revision=commit, local_files_only=cached))
-
-        folder = fetch("config.json", revision).parent
-        names = list(pin.files) if pin else _read(os.listdir(folder) if listed is None else listed)
-        for each in sorted(names, key=_is_weights):
-            fetch(each, folder.name)
-    except LocalEntryNotFoundError as exc:
-        raise ArtifactError(_absent(name, pin)) from exc
+        if listed is None:
+            return None
+        folder = Path(hf_hub_download(repository, "config.json", revision=revision)).parent
+        for each in sorted(pin.files if pin else _read(listed), key=_is_weights):
+            hf_hub_download(repository, each, revision=folder.name)
     except (
-        EntryNotFoundError,
         HFValidationError,
+        RemoteEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     ) as exc:
@@ -206,7 +204,7 @@ def _listed(repository: str, revision: str) -> list[str] | None:
     try:
         # Before the library asks for a list of clients, for its statistics, which waits as long.
         get_session().head(constants.ENDPOINT, timeout=_ANSWER_S)
-        found = model_info(repository, revision=revision, timeout=_ANSWER_S)
+        found = model_info(repository, revision=revision, timeout=_LIST_S)
     except (RepositoryNotFoundError, RevisionNotFoundError):
         raise
     except (OSError, httpx2.HTTPError):
