@@ -108,11 +108,15 @@ def find_model(name: str, pin: Pin | None = None) -> LocalModel:
 def cached_folder(name: str, pin: Pin | None = None) -> Path | None:
     """A model's folder in the hub's cache, found without a request; None if it has no weights."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     pin = pin or _pin_of(name)
     repository, revision = _commit(name, pin)
     files = list(pin.files) if pin else [SAFETENSORS, _INDEX, PICKLED]
-    found = [try_to_load_from_cache(repository, each, revision=revision) for each in files]
+    try:
+        found = [try_to_load_from_cache(repository, each, revision=revision) for each in files]
+    except HFValidationError:  # the path of a folder that is gone
+        return None
     paths = [Path(each) for each in found if isinstance(each, str)]
     complete = len(paths) == len(files) if pin else bool(paths)
     return paths[0].parent if complete else None
@@ -168,9 +172,11 @@ def _downloaded(name: str, pin: Pin | None) -> Path | None:
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
+    from huggingface_hub.utils import validate_repo_id
 
     repository, revision = _commit(name, pin)
     try:
+        validate_repo_id(repository)
         listed = _listed(repository, revision)
         if listed is None:
             return None
