@@ -51,7 +51,7 @@ def test_every_metric_that_is_named_exists() -> None:
         for path in PAGES
         for span in spans(path)
         if not span.startswith(("app/", "racer_core", "pytest", "tests/", "deploy"))
-        for name in re.findall(r"\bracer_[a-z_]+", span)
+        for name in re.findall(r"\bracer_(?!gateway\b)[a-z_]+", span)  # that is a module
     }
     assert len(named) > 25
     source = "".join(path.read_text(encoding="utf-8") for path in SOURCES)
