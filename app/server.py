@@ -42,12 +42,27 @@ def bind(settings: Settings) -> socket.socket:
 
 
 class Server:
-    """One gateway on one socket, or on two if admin routes have their own."""
+    """One gateway on one socket, or on two if admin routes have their own.
 
-    def __init__(self, settings: Settings, secrets: Secrets, listener: socket.socket) -> None:
+    Args:
+        settings: The configuration.
+        secrets: Keys and URLs from the environment.
+        listener: The bound socket.
+        announce: Called with the opened services once requests are accepted.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        secrets: Secrets,
+        listener: socket.socket,
+        *,
+        announce: Callable[[Services], None] = lambda _: None,
+    ) -> None:
         self._settings = settings
         self._secrets = secrets
         self._listener = listener
+        self._announce = announce
         self._uvicorn: _Uvicorn | None = None
         self._stopping = False
 
@@ -67,9 +82,16 @@ class Server:
             if settings.access.admin is not None:
                 listeners.append(stack.enter_context(self._listen_for_admin()))
             async with open_services(settings, self._secrets) as services:
+
+                def accepting() -> None:
+                    ready()
+                    self._announce(services)
+
                 config = _config(services)
                 delay_s = settings.limits.drain_delay_s
-                self._uvicorn = _Uvicorn(config, drain=services.drain, delay_s=delay_s, ready=ready)
+                self._uvicorn = _Uvicorn(
+                    config, drain=services.drain, delay_s=delay_s, ready=accepting
+                )
                 if not self._stopping:  # stopped while the encoder was loading
                     await self._uvicorn.serve(sockets=listeners)
                     await self._uvicorn.cancel_requests()

@@ -9,13 +9,13 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import FILE, JSON, out, print_json
+from app.cli.console import CONFIG, FILE, JSON, out, print_json
 from app.errors import SettingsError, StoreDamaged
 
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@CONFIG
 @JSON
 def backup(file: Path, config: Path, as_json: bool) -> None:
     """Back up calibrations, drift alarms and key hashes to FILE; gateways may keep running.
@@ -44,7 +44,7 @@ def backup(file: Path, config: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@CONFIG
 @click.option(
     "--activate",
     is_flag=True,

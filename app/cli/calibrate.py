@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
+from app.cli import calibration_report
 from app.cli import tables as report
 from app.cli.calibrate_answers import calibrate_answers
 from app.cli.console import (
     ADMIN_KEY,
+    ADMIN_URL,
     FILE,
     JSON,
     ROWS_KIND,
     SINCE,
-    URL,
     err,
     out,
     print_json,
@@ -36,7 +34,7 @@ from racer_core.types import RiskTarget, RowsKind, Score
 
 @click.command()
 @click.argument("rows", type=FILE, required=False)
-@URL
+@ADMIN_URL
 @ADMIN_KEY
 @click.option(
     "--from-shadow",
@@ -260,15 +258,24 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
         return
     if result["refusal"] is not None:  # of a dry run: the rest is shown all the same
         err.print(f"It would be refused: {result['refusal']}", highlight=False, markup=False)
-    head = {name: result[name] for name in ("id", "active")}
-    evidence = dict(_evidence(result, application))
+    evidence = _evidence(result, application)
+    state = {"calibration": f"{result['id'] or '-'}, {_state(result)}"}
     if application is not None:
-        head["application"] = application
-    tables = {name: evidence.pop(name, []) for name in ("curve", "groups")}
-    out.print(report.fields(head | _flat(evidence)))
-    for name, lines in tables.items():
-        if lines:
-            out.print(_table(name, lines))
+        state["application"] = application
+    out.print(report.fields(state | calibration_report.terms(evidence)))
+    for table in (calibration_report.levels(evidence), *calibration_report.parts(evidence)):
+        out.print(table)
+    shift = result["evidence"].get("shift")
+    out.print(calibration_report.sentence(evidence, shift), highlight=False, markup=False)
+    for each in calibration_report.warnings(evidence):
+        err.print(f"racer: {each}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _state(result: Mapping[str, Any]) -> str:
+    if result["id"] is None:
+        return "of a dry run: nothing was changed"
+    activate = f"stored: `racer calibrations activate {result['id']}` makes it the active one"
+    return "active from now on" if result["active"] else activate
 
 
 def _say_trained(result: Mapping[str, Any], application: str | None) -> None:
@@ -333,29 +340,7 @@ def _show_conversations(result: Mapping[str, Any], application: str | None) -> N
 
 def _show_phase(show: Progress, phase: str, done: int, total: int) -> None:
     """Update the bar of a phase: reading counts MiB, a phase without a count is one step."""
+    show("uploading", 1, 1)
     if phase == "reading":
         phase, done, total = "reading, MiB", done >> 20, total >> 20
     show(phase, done, max(total, 1))
-
-
-def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Render rows that have the same fields."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for name in lines[0]:
-        table.add_column(name, justify="right")
-    for line in lines:
-        shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in line.values())
-        table.add_row(*map(Text, shown))
-    return table
-
-
-def _flat(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested values: ``{"a": {"b": 1}}`` becomes ``{"a b": 1}``."""
-    flat: dict[str, Any] = {}
-    for name, value in evidence.items():
-        if isinstance(value, dict):
-            parts = cast("dict[str, Any]", value)
-            flat |= {f"{name} {part}": parts[part] for part in parts}
-        else:
-            flat[name] = value
-    return flat

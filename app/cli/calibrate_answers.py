@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from app.cli import tables as report
 from app.cli.console import err, out, print_json
+from app.settings import ANSWERABLE, VOTE
 from app.tools.gateway_client import GatewayClient
 
 _SHOWN = ("rows", "fitting", "n", "lost", "alpha", "reference", "max_rounds", "candidates")
@@ -40,4 +44,19 @@ def calibrate_answers(
         shown["share of the price"] = f"{evidence['price_share']:.2f}"
     out.print(report.fields(shown))
     out.print(report.frontier(evidence["frontier"]))
-    out.print("Means over the calibration rows themselves.", highlight=False)
+    out.print(_sentence(evidence), highlight=False, markup=False)
+
+
+def _sentence(evidence: Mapping[str, Any]) -> str:
+    """What changes for users."""
+    alpha, reference = f"{evidence['alpha']:.3g}", evidence["reference"]
+    promise = f"of the answers differ from that of {reference}"
+    if reference == VOTE:
+        promise = "of the answers differ from the whole pool's vote"
+    elif reference == ANSWERABLE:
+        promise = "of the requests that some candidate answers right call none that does"
+    return (
+        f"At alpha {alpha}: {evidence['expected_calls']:.2f} calls of {evidence['candidates']} a "
+        f"request on average, and at most {alpha} {promise}. Means over the calibration rows "
+        "themselves."
+    )

@@ -8,7 +8,7 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import FILE, JSON, out, print_json
+from app.cli.console import CONFIG, JSON, out, print_json
 from app.errors import SettingsError
 
 
@@ -18,7 +18,7 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@CONFIG
 @JSON
 def upgrade(config: Path, as_json: bool) -> None:
     """Migrate the tables to this version of the program, in one transaction. Back up first."""

@@ -9,7 +9,18 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import ADMIN_KEY, FILE, JSON, URL, err, out, print_json, progress_bars
+from app.cli.console import (
+    ADMIN_KEY,
+    CONFIG,
+    FILE,
+    JSON,
+    LATE_URL,
+    err,
+    gateway_address,
+    out,
+    print_json,
+    progress_bars,
+)
 from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.vote import Weight
 
@@ -21,9 +32,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("questions", type=FILE, required=False)
-@click.option(
-    "--config", type=FILE, required=True, help="The YAML configuration with the candidates."
-)
+@CONFIG
 @click.option(
     "--out",
     "rows",
@@ -72,7 +81,7 @@ if TYPE_CHECKING:
     "`--grade checker`: the applications' `checker`.",
 )
 @click.option("--application", help="With `--from-shadow`: only this application's requests.")
-@URL
+@LATE_URL
 @ADMIN_KEY
 @JSON
 def label(
@@ -89,7 +98,7 @@ def label(
     ray: str | None,
     from_shadow: bool,
     application: str | None,
-    url: str,
+    url: str | None,
     key: str | None,
     as_json: bool,
 ) -> None:
@@ -128,7 +137,9 @@ def label(
         print_json(shown)
         return
     out.print(tables.fields({name: shown[name] for name in shown if name not in ("kinds", "cut")}))
-    out.print(tables.labelled_kinds(report.rows))
+    if len(report.rows.kinds) > 1:
+        out.print(tables.labelled_kinds(report.rows))
+    out.print(tables.candidates(report))
 
 
 def _rating(evaluators: tuple[str, ...], confidences: tuple[str, ...]) -> RatingOptions | None:
@@ -176,6 +187,7 @@ def _label_questions(
             rating=rating,
             announce=None if rating is None else _announce,
             remote=remote,
+            on_incomplete=None if as_json else lambda report: err.print(tables.candidates(report)),
         )
 
 
@@ -204,7 +216,7 @@ def _label_samples(
     grading: GradingOptions,
     application: str | None,
     concurrency: int,
-    url: str,
+    url: str | None,
     key: str | None,
     *,
     as_json: bool,
@@ -221,7 +233,8 @@ def _label_samples(
     if grading.kind == "checker" and grading.judge is not None:
         raise click.UsageError("--judge needs --grade judge")
     configured, secrets = settings.load(config)
-    with GatewayClient(url, key) as gateway, progress_bars(as_json) as progress:
+    address = url or gateway_address(config, admin=True)
+    with GatewayClient(address, key) as gateway, progress_bars(as_json) as progress:
         options: dict[str, Any] = {
             "settings": configured,
             "secrets": secrets,

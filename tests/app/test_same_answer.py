@@ -81,7 +81,9 @@ def test_from_nothing_but_candidates_to_certified_answers(
     code, out, _ = racer("calibrate", "--same-answer", "--url", sampling.url, "--key", ADMIN_KEY)
     assert code == 0
     assert "expected calls" in out
-    assert "Means over the calibration rows themselves" in out
+    text = " ".join(out.split())
+    assert "of the answers differ from the whole pool's vote" in text
+    assert "Means over the calibration rows themselves" in text
     report = sampling.get("/same-answer", ADMIN_KEY).json()
     evidence = report["data"][0]["evidence"]
     assert (evidence["rows"], evidence["fitting"], evidence["n"]) == (120, 30, 90)
