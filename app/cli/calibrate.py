@@ -266,7 +266,12 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
     for table in (calibration_report.levels(evidence), *calibration_report.parts(evidence)):
         out.print(table)
     shift = result["evidence"].get("shift")
-    out.print(calibration_report.sentence(evidence, shift), highlight=False, markup=False)
+    out.print(
+        calibration_report.sentence(evidence, shift),
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
     for each in calibration_report.warnings(evidence):
         err.print(f"racer: {each}", highlight=False, markup=False, soft_wrap=True)
 

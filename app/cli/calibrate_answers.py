@@ -44,7 +44,7 @@ def calibrate_answers(
         shown["share of the price"] = f"{evidence['price_share']:.2f}"
     out.print(report.fields(shown))
     out.print(report.frontier(evidence["frontier"]))
-    out.print(_sentence(evidence), highlight=False, markup=False)
+    out.print(_sentence(evidence), highlight=False, markup=False, soft_wrap=True)
 
 
 def _sentence(evidence: Mapping[str, Any]) -> str:

@@ -13,12 +13,12 @@ from racer_core.types import RiskTarget
 
 _PROMISES: Final = {
     RiskTarget.PAPER: (
-        "at most {alpha:.3g} of the sets lack a right candidate, or the null model where none is"
+        "at most {bound:.3g} of the sets lack a right candidate, or the null model where none is"
     ),
     RiskTarget.ANSWERABLE: (
-        "at most {alpha:.3g} of the requests that some candidate answers right call none that does"
+        "at most {bound:.3g} of the requests that some candidate answers right call none that does"
     ),
-    RiskTarget.QUALITY: "answers fall short of the best one by at most {alpha:.3g} on average",
+    RiskTarget.QUALITY: "answers fall short of the best one by at most {bound:.3g} on average",
 }
 
 
@@ -91,7 +91,10 @@ def sentence(evidence: Mapping[str, Any], shift: Mapping[str, Any] | None) -> st
     calls = f"{size:.2f} calls{before or (f' of {pool}' if pool else '')}"
     none = f", none for {evidence['abstain']:.1%} of the requests" if evidence["abstain"] else ""
     found = f"At alpha {alpha:.3g}: {calls} a request on average{none}"
-    found += f", and {_PROMISES[RiskTarget(evidence['risk_target'])].format(alpha=alpha)}"
+    bound = evidence.get("risk_band") if evidence.get("alpha_basis") == "band" else alpha
+    if bound is None:
+        return f"{found}, and no bound on the risk is certified."
+    found += f", and {_PROMISES[RiskTarget(evidence['risk_target'])].format(bound=bound)}"
     if evidence.get("delta") is not None:
         found += f" (with confidence {1.0 - evidence['delta']:.3g})"
     if (risk := evidence.get("answer_risk")) is not None:
@@ -109,7 +112,10 @@ def warnings(evidence: Mapping[str, Any]) -> Iterator[str]:
     if evidence.get("alpha_basis") == "band":
         band = evidence["risk_band"]
         bound = "none" if band is None else f"{band:.3g}"
-        yield f"alpha was chosen after rows were seen: the risk that certificates state is {bound}"
+        yield (
+            f"alpha {evidence['alpha']:.3g} was chosen after rows were seen: the bound that "
+            f"certificates state is {bound}"
+        )
     if (evidence.get("weights") or {}).get("kind") == "estimated":
         yield "the weights of the rows are estimated, which voids every certificate"
     if evidence.get("refused"):

@@ -61,7 +61,7 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
     shift = evidence.get("shift")
     is_of_all = shift is not None and "application" not in shift
     text = calibration_report.sentence(evidence, shift if is_of_all else None)
-    out.print(text, highlight=False, markup=False)
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
     for each in calibration_report.warnings(evidence):
         err.print(f"racer: {each}", highlight=False, markup=False, soft_wrap=True)
 
@@ -121,4 +121,4 @@ def _print_active(result: Mapping[str, Any], *, as_json: bool) -> None:
         print_json(result)
         return
     text = calibration_report.sentence(result["evidence"], None)
-    out.print(f"{result['id']} is active. {text}", highlight=False, markup=False)
+    out.print(f"{result['id']} is active. {text}", highlight=False, markup=False, soft_wrap=True)

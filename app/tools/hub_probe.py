@@ -42,7 +42,7 @@ def check_hub(name: str) -> None:
     if name == CHAR_NGRAMS.name or not _HUB_NAME.fullmatch(name) or Path(name).exists():
         return
     is_off = any(os.environ.get(each, "").upper() in _TRUE for each in _OFFLINE)
-    probe = _Probe(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    probe = _Probe(os.environ.get("HF_ENDPOINT") or "https://huggingface.co", name)
     if not is_off:
         probe.start()
     if is_cached(name):  # takes as long as an import of transformers, which comes anyway
@@ -55,24 +55,35 @@ def check_hub(name: str) -> None:
 class _Probe(threading.Thread):
     """One request to the hub, on a thread: name service has no time limit of its own."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, name: str) -> None:
         super().__init__(name="hub probe", daemon=True)
+        repository, _, revision = name.partition("@")
         self._url = url
+        self._file = f"{url.rstrip('/')}/{repository}/resolve/{revision or 'main'}/config.json"
         self._deadline = time.monotonic() + TIMEOUT_S
         self._reason: str | None = f"the hub {url} did not answer within {TIMEOUT_S:g} s"
 
     def run(self) -> None:
-        """Ask for the first page; any answer is good, also a refusal or an unknown certificate."""
+        """Ask for one file; any answer of a hub is good, also a refusal or another certificate."""
         try:
             with httpx2.Client(timeout=TIMEOUT_S, verify=False) as client:
-                client.head(self._url)
+                response = client.head(self._file)
         except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             if not isinstance(exc, httpx2.TimeoutException):
                 self._reason = f"the hub {self._url} cannot be reached ({exc})"
         else:
-            self._reason = None
+            is_hub = _is_hub(response)
+            status = response.status_code
+            self._reason = None if is_hub else f"{self._url} is no hub (it answers {status})"
 
     def result(self) -> str | None:
         """Why the hub cannot be used; None if it answers."""
         self.join(max(0.0, self._deadline - time.monotonic()))
         return self._reason
+
+
+def _is_hub(response: httpx2.Response) -> bool:
+    """Whether a hub or its access control answers, and no proxy or page of a network's login."""
+    marks = {"x-repo-commit", "x-error-code"}  # of a file, and of why there is none
+    is_refused = response.status_code in (401, 403)
+    return response.is_redirect or is_refused or not marks.isdisjoint(response.headers.keys())

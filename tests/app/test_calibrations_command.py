@@ -118,6 +118,8 @@ EVIDENCE = {
         ({"risk_target": "quality"}, None, "fall short of the best one by at most 0.1"),
         ({"risk_target": "paper"}, None, "at most 0.1 of the sets lack a right candidate"),
         ({"answer_risk": {"upper": 0.2}}, None, "final answers at most 0.2 are wrong"),
+        ({"alpha_basis": "band", "risk_band": 0.15}, None, "at most 0.15 of the requests"),
+        ({"alpha_basis": "band", "risk_band": None}, None, "no bound on the risk is certified"),
         ({"feasible": False, "n": 3}, None, "3 rows are too few for alpha 0.1"),
     ],
 )
@@ -131,7 +133,7 @@ def test_the_sentence(changes: dict[str, object], shift: dict[str, float], words
     [
         ({"overlap": 7, "overlap_voids": True}, "7 rows trained the router"),
         ({"weights": {"kind": "estimated"}}, "weights of the rows are estimated"),
-        ({"alpha_basis": "band", "risk_band": 0.15}, "certificates state is 0.15"),
+        ({"alpha_basis": "band", "risk_band": 0.15}, "that certificates state is 0.15"),
         ({"refused": "the mean set size changes"}, "not activated: the mean set size changes"),
     ],
 )

@@ -50,11 +50,31 @@ def listening(answer: bytes | None) -> Iterator[str]:
             each.close()
 
 
-def test_a_hub_that_answers_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "200 OK\r\nX-Repo-Commit: 0123",
+        "307 Temporary Redirect\r\nLocation: /other/name",
+        "401 Unauthorized",
+        "403 Forbidden",
+        "404 Not Found\r\nX-Error-Code: RepoNotFound",
+    ],
+)
+def test_a_hub_that_answers_is_used(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     """Whatever it says: the loader knows more."""
-    with listening(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n") as url:
+    with listening(f"HTTP/1.1 {answer}\r\ncontent-length: 0\r\n\r\n".encode()) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         hub_probe.check_hub(NAME)
+        hub_probe.check_hub(f"{NAME}@0123")
+
+
+@pytest.mark.parametrize("answer", ["200 OK", "404 Not Found", "502 Bad Gateway"])
+def test_a_proxy_or_a_login_page_is_no_hub(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """The loader would try it again and again."""
+    with listening(f"HTTP/1.1 {answer}\r\ncontent-length: 0\r\n\r\n".encode()) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(ArtifactError, match=f"is no hub .it answers {answer[:3]}"):
+            hub_probe.check_hub(NAME)
 
 
 @pytest.mark.parametrize(
