@@ -20,6 +20,7 @@ from app.errors import GatewayRefused, GatewayUnreachable
 from app.wire.sse import EventReader
 from racer_core import strict_json
 from racer_core.errors import InputError, RacerError
+from racer_core.types import Score
 
 _POLL_S: Final = 0.5  # before a job is polled after its event stream broke
 Progress = Callable[[str, int, int], None]  # phase, done, total
@@ -105,9 +106,11 @@ class GatewayClient:
         """GET /calibrations: every stored calibration by its id, newest first."""
         return {each["id"]: each for each in self._request("GET", "/calibrations")["data"]}
 
-    def route(self, text: str, alpha: float | None, *, execute: bool) -> dict[str, Any]:
+    def route(
+        self, text: str, alpha: float | None, *, execute: bool, score: Score | None = None
+    ) -> dict[str, Any]:
         """POST /route."""
-        body = {"query": text, "alpha": alpha, "execute": execute}
+        body = {"query": text, "alpha": alpha, "execute": execute, "score": score}
         return self._request("POST", "/route", json=body)
 
     def calibrate_answers(self, application: str | None, *, dry_run: bool) -> dict[str, Any]:
