@@ -35,8 +35,13 @@ def calibrate_answers(
         return
     if result["refusal"] is not None:
         err.print(f"Not activated: {result['refusal']}", highlight=False, markup=False)
-    evidence = result["evidence"]
-    shown = {name: result[name] for name in ("id", "active", "application")}
+    print_answers(result)
+
+
+def print_answers(calibration: Mapping[str, Any]) -> None:
+    """Print a calibration of the promise: its terms, the frontier, and what changes for users."""
+    evidence = calibration["evidence"]
+    shown = {name: calibration[name] for name in ("id", "active", "application")}
     shown |= {name: evidence[name] for name in _SHOWN}
     shown["first round"] = ", ".join(evidence["first_round"])
     shown["expected calls"] = f"{evidence['expected_calls']:.2f}"
@@ -44,11 +49,12 @@ def calibrate_answers(
         shown["share of the price"] = f"{evidence['price_share']:.2f}"
     out.print(report.fields(shown))
     out.print(report.frontier(evidence["frontier"]))
-    out.print(_sentence(evidence), highlight=False, markup=False, soft_wrap=True)
+    text = f"{answers_sentence(evidence)} Means over the calibration rows themselves."
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _sentence(evidence: Mapping[str, Any]) -> str:
-    """What changes for users."""
+def answers_sentence(evidence: Mapping[str, Any]) -> str:
+    """What a calibration of the promise means for users, in one sentence."""
     alpha, reference = f"{evidence['alpha']:.3g}", evidence["reference"]
     promise = f"of the answers differ from that of {reference}"
     if reference == VOTE:
@@ -57,6 +63,5 @@ def _sentence(evidence: Mapping[str, Any]) -> str:
         promise = "of the requests that some candidate answers right call none that does"
     return (
         f"At alpha {alpha}: {evidence['expected_calls']:.2f} calls of {evidence['candidates']} a "
-        f"request on average, and at most {alpha} {promise}. Means over the calibration rows "
-        "themselves."
+        f"request on average, and at most {alpha} {promise}."
     )

@@ -144,6 +144,28 @@ def history(summaries: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def answers_history(summaries: Sequence[Mapping[str, Any]]) -> Table:
+    """Stored calibrations of the promise `same_answer`, newest first."""
+    table = Table("promise same_answer", "made", "", "application", box=SIMPLE_HEAD)
+    for name in ("alpha", "rows", "calls"):
+        table.add_column(name, justify="right")
+    table.add_column("reference")
+    for each in summaries:
+        found = each["evidence"]
+        state = "active" if each["active"] else "refused" if found.get("refused") else ""
+        table.add_row(
+            Text(each["id"]),
+            each["created_at"][:16].replace("T", " "),
+            Text(state, style="green" if each["active"] else "yellow"),
+            Text(each["application"] or "-"),
+            f"{found['alpha']:.3g}",
+            str(found["rows"]),
+            f"{found['expected_calls']:.2f}",
+            Text(found["reference"]),
+        )
+    return table
+
+
 def _interval(low: float | None, high: float | None) -> str:
     if high is None:
         return "-"

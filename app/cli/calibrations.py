@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
 from app.cli import calibration_report, tables
+from app.cli.calibrate_answers import answers_sentence, print_answers
 from app.cli.console import ADMIN_KEY, ADMIN_URL, JSON, err, out, print_json
 from app.tools.gateway_client import GatewayClient
 from racer_core.errors import InputError
@@ -29,14 +30,18 @@ def calibrations() -> None:
 @ADMIN_KEY
 @JSON
 def list_all(url: str, key: str | None, as_json: bool) -> None:
-    """List the stored calibrations, newest first."""
+    """List the stored calibrations, those of the promise `same_answer`, too, newest first."""
     with GatewayClient(url, key) as gateway:
         found = [*gateway.calibrations().values()]
+        answers = [*gateway.answer_calibrations().values()]
     if as_json:
-        print_json({"calibrations": found})
-    elif found:
+        print_json({"calibrations": found, "same_answer": answers})
+        return
+    if found:
         out.print(calibration_report.history(found))
-    else:
+    if answers:
+        out.print(calibration_report.answers_history(answers))
+    if not found and not answers:
         out.print("none yet: `racer calibrate ROWS` makes one", highlight=False)
 
 
@@ -48,10 +53,98 @@ def list_all(url: str, key: str | None, as_json: bool) -> None:
 def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -> None:
     """Show calibration CALIBRATION_ID with its evidence; default: the active one."""
     with GatewayClient(url, key) as gateway:
-        found = gateway.calibration(calibration_id or _active(gateway)["id"])
+        chosen = calibration_id or _serving(gateway)
+        answers = gateway.answer_calibrations().get(chosen)
+        found = answers or gateway.calibration(chosen)
     if as_json:
         print_json(found)
-        return
+    elif answers is not None:
+        print_answers(answers)
+    else:
+        _print(found)
+
+
+@calibrations.command()
+@click.argument("calibration_id")
+@_FORCE
+@ADMIN_URL
+@ADMIN_KEY
+@JSON
+def activate(calibration_id: str, force: bool, url: str, key: str | None, as_json: bool) -> None:
+    """Make calibration CALIBRATION_ID the active one."""
+    with GatewayClient(url, key) as gateway:
+        answers = gateway.answer_calibrations()
+        if calibration_id in answers:
+            gateway.activate_answers(calibration_id)
+            _print_active(answers[calibration_id], answers_sentence, as_json=as_json)
+            return
+        result = gateway.activate(calibration_id, expected_active_id=None, confirm=force)
+    _print_active(result, _sentence, as_json=as_json)
+
+
+@calibrations.command()
+@_FORCE
+@ADMIN_URL
+@ADMIN_KEY
+@JSON
+def rollback(force: bool, url: str, key: str | None, as_json: bool) -> None:
+    """Activate the calibration that was active when the active one was made.
+
+    Nothing changes if another one becomes active meanwhile. Of the promise `same_answer` it is the
+    one that was activated last before.
+    """
+    with GatewayClient(url, key) as gateway:
+        serving, answers = _serving(gateway), gateway.answer_calibrations()
+        if serving in answers:
+            before = _before(answers[serving], answers)
+            gateway.activate_answers(before["id"])
+            _print_active(before, answers_sentence, as_json=as_json)
+            return
+        shift = gateway.calibration(serving)["evidence"].get("shift")
+        if shift is None:
+            raise _nothing_before(serving)
+        result = gateway.activate(shift["active_id"], expected_active_id=serving, confirm=force)
+    _print_active(result, _sentence, as_json=as_json)
+
+
+def _serving(gateway: GatewayClient) -> str:
+    """The calibration that decides for requests of no application.
+
+    Raises:
+        InputError: There is none.
+    """
+    serving = gateway.readiness()["calibration"]
+    if serving is None:
+        raise InputError(
+            "no calibration is active: `racer calibrations list` shows those that exist"
+        )
+    return serving
+
+
+def _before(
+    active: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """The calibration of the same application that was activated last, but for the active one."""
+    others = [
+        each
+        for each in answers.values()
+        if each["application"] == active["application"]
+        and each["activated_at"] is not None
+        and each["id"] != active["id"]
+    ]
+    if not others:
+        raise _nothing_before(active["id"])
+    return max(others, key=lambda each: each["activated_at"])
+
+
+def _nothing_before(calibration_id: str) -> InputError:
+    return InputError(
+        f"{calibration_id} is the first that became active: `racer calibrations activate ID` "
+        "activates another one"
+    )
+
+
+def _print(found: Mapping[str, Any]) -> None:
     evidence = found["evidence"]
     state = "active" if found["active"] else "not active"
     head = {"calibration": f"{found['id']}, {state}", "made": found["created_at"]}
@@ -66,59 +159,15 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
         err.print(f"racer: {each}", highlight=False, markup=False, soft_wrap=True)
 
 
-@calibrations.command()
-@click.argument("calibration_id")
-@_FORCE
-@ADMIN_URL
-@ADMIN_KEY
-@JSON
-def activate(calibration_id: str, force: bool, url: str, key: str | None, as_json: bool) -> None:
-    """Make calibration CALIBRATION_ID the active one."""
-    with GatewayClient(url, key) as gateway:
-        result = gateway.activate(calibration_id, expected_active_id=None, confirm=force)
-    _print_active(result, as_json=as_json)
+def _sentence(evidence: Mapping[str, Any]) -> str:
+    return calibration_report.sentence(evidence, None)
 
 
-@calibrations.command()
-@_FORCE
-@ADMIN_URL
-@ADMIN_KEY
-@JSON
-def rollback(force: bool, url: str, key: str | None, as_json: bool) -> None:
-    """Activate the calibration that was active when the active one was made.
-
-    Nothing changes if another one becomes active meanwhile.
-    """
-    with GatewayClient(url, key) as gateway:
-        active = _active(gateway)
-        before = active["evidence"].get("shift", {}).get("active_id")
-        if before is None:
-            raise InputError(
-                f"{active['id']} is the first calibration of its artifact: "
-                "`racer calibrations activate ID` activates another one"
-            )
-        result = gateway.activate(before, expected_active_id=active["id"], confirm=force)
-    _print_active(result, as_json=as_json)
-
-
-def _active(gateway: GatewayClient) -> Mapping[str, Any]:
-    """The active calibration of the artifact that the gateway has loaded.
-
-    Raises:
-        InputError: There is none.
-    """
-    active = [each for each in gateway.calibrations().values() if each["active"]]
-    serving = gateway.readiness()["calibration"]
-    # Those of other artifacts stay active for them; the promise `same_answer` has its own.
-    for each in active:
-        if each["id"] == serving or len(active) == 1:
-            return each
-    raise InputError("no calibration is active: `racer calibrations list` shows those that exist")
-
-
-def _print_active(result: Mapping[str, Any], *, as_json: bool) -> None:
+def _print_active(
+    calibration: Mapping[str, Any], sentence: Callable[[Mapping[str, Any]], str], *, as_json: bool
+) -> None:
     if as_json:
-        print_json(result)
+        print_json(dict(calibration) | {"active": True})
         return
-    text = calibration_report.sentence(result["evidence"], None)
-    out.print(f"{result['id']} is active. {text}", highlight=False, markup=False, soft_wrap=True)
+    text = f"{calibration['id']} is active. {sentence(calibration['evidence'])}"
+    out.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -106,6 +106,15 @@ class GatewayClient:
         """GET /calibrations: every stored calibration by its id, newest first."""
         return {each["id"]: each for each in self._request("GET", "/calibrations")["data"]}
 
+    def answer_calibrations(self) -> dict[str, dict[str, Any]]:
+        """GET /same-answer: calibrations of the promise `same_answer` by id, newest first."""
+        return {each["id"]: each for each in self._request("GET", "/same-answer")["data"]}
+
+    def activate_answers(self, calibration_id: str) -> dict[str, Any]:
+        """POST /same-answer/{id}/activate."""
+        place = f"/same-answer/{quote(calibration_id, safe='')}/activate"
+        return self._request("POST", place)
+
     def route(
         self, text: str, alpha: float | None, *, execute: bool, score: Score | None = None
     ) -> dict[str, Any]:

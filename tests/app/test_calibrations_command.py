@@ -28,7 +28,10 @@ def gateway_of() -> list[Gateway]:
 def test_a_gateway_without_calibrations(racer: Command, at: list[object]) -> None:
     """Each command says what there is to do."""
     assert "racer calibrate ROWS" in racer("calibrations", "list", *at)[1]
-    assert parsed(racer("calibrations", "list", *at, "--json")) == {"calibrations": []}
+    assert parsed(racer("calibrations", "list", *at, "--json")) == {
+        "calibrations": [],
+        "same_answer": [],
+    }
     failed(racer("calibrations", "show", *at), 1, "no calibration is active")
     failed(racer("calibrations", "rollback", *at), 1, "no calibration is active")
     failed(racer("calibrations", "activate", "cal-0", *at), 1, "404")
@@ -57,7 +60,7 @@ def test_history_activation_and_rollback(
     code, out, _ = racer("calibrations", "rollback", *at, "--force")
     assert (code, out.startswith(f"{first} is active. At alpha 0.1: ")) == (0, True), out
     assert gateway.ready()["calibration"] == first
-    failed(racer("calibrations", "rollback", *at), 1, "is the first calibration")
+    failed(racer("calibrations", "rollback", *at), 1, "is the first that became active")
     result = parsed(racer("calibrations", "activate", third, *at, "--force", "--json"))
     assert (result["id"], result["active"]) == (third, True)
     assert gateway.ready()["calibration"] == third
