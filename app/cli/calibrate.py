@@ -263,8 +263,10 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
     if application is not None:
         state["application"] = application
     out.print(report.fields(state | calibration_report.terms(evidence)))
-    for table in (calibration_report.levels(evidence), *calibration_report.parts(evidence)):
-        out.print(table)
+    out.print(calibration_report.levels(evidence))
+    if application is None:  # else its evidence is of one part
+        for table in calibration_report.parts(evidence):
+            out.print(table)
     shift = result["evidence"].get("shift")
     out.print(
         calibration_report.sentence(evidence, shift),

@@ -99,9 +99,10 @@ def gateway_address(path: Path | None, *, admin: bool) -> str:
     from app.settings.address import gateway_url
 
     try:
-        return gateway_url(settings.read(path), admin=admin)
+        configured = settings.read(path)
     except SettingsError as exc:
         raise SettingsError(f"{exc}; --url names a gateway without a configuration") from exc
+    return gateway_url(configured, admin=admin)
 
 
 def _gateway_options(*, admin: bool) -> Callable[[FC], FC]:
