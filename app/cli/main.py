@@ -12,6 +12,7 @@ import click
 
 from app.cli import (
     backup,
+    bootstrap,
     calibrate,
     calibrations,
     completion,
@@ -93,6 +94,7 @@ for command in (
     serve.serve,
     encoder.encoder,
     demo.demo,
+    bootstrap.bootstrap,
     route.route,
     label.label,
     convert.convert,

@@ -107,7 +107,7 @@ def train(
     kind: str | None,
     seed: int,
     as_json: bool,
-) -> None:
+) -> dict[str, Any]:
     """Train a router on labelled rows and save it as an artifact.
 
     Rows without a label are left out. Of a gateway's sample (racer samples, racer split) the
@@ -169,13 +169,15 @@ def train(
     counts = {name: asdict(each) for name, each in RowCounts.by_group(rows).items()}
     used = (with_labels(each, "rows") for each in (rows, held_out))
     result = tables.artifact_summary(artifact, folder, *used)
+    shown = result | {"encoders": comparison, "training_rows_of": counts}
     if as_json:
-        print_json(result | {"encoders": comparison, "training_rows_of": counts})
-        return
+        print_json(shown)
+        return shown
     if comparison:
         out.print(tables.encoders(comparison))
     out.print(tables.fields(result))
     out.print(tables.training_rows(counts))
+    return shown
 
 
 def _export_folder(folder: Path, encoders: tuple[str, ...], router: str) -> Path:

@@ -19,6 +19,11 @@ class MonitoringMetrics:
             "Decisions that were not remembered: too many waited for the store",
             registry=registry,
         )
+        self.write_failures = Counter(
+            "racer_store_write_failures",
+            "Writes of decisions that the store refused; they are tried again",
+            registry=registry,
+        )
         self.verdicts = Counter(
             "racer_feedback_verdicts",
             "Verdicts on candidates' answers",

@@ -35,7 +35,8 @@ BIG = 64 * 2**20
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Tells what it was sent; ``/early`` answers before the body, ``/late`` a second later.
 
-    ``/unread`` answers a second later and without the body. A request for ``/known`` counts as one with a right key.
+    ``/unread`` answers a second later and without the body. A request for ``/known`` counts
+    as one with a right key.
     """
     if scope["path"] == "/known":
         scope["state"]["caller"] = "team"
