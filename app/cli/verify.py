@@ -28,7 +28,7 @@ EXIT_DIFFERS = 1
 @click.command()
 @click.argument("decision_id")
 @click.option(
-    "--store",
+    "--from-store",
     "from_store",
     is_flag=True,
     help="Read the store of the configuration and recompute here, without a gateway.",
@@ -50,7 +50,7 @@ def verify(
     Exit code 1 if the result differs.
     """
     if from_store and url is not None:
-        raise click.UsageError("give --store or --url, not both")
+        raise click.UsageError("give --from-store or --url, not both")
     if from_store:
         result = _from_store(decision_id, config or CONFIG_FILE)
     else:

@@ -569,7 +569,7 @@ def test_candidates_that_cannot_be_reached(racer: Command, serve: Serve, pool: F
         ["route"],
         ["route", ONE, "--alpha", "ten"],
         ["feedback", "chatcmpl-1"],
-        ["verify", "chatcmpl-1", "--store", "--url", "http://127.0.0.1:1"],
+        ["verify", "chatcmpl-1", "--from-store", "--url", "http://127.0.0.1:1"],
         ["train", "--router", "magic"],
         ["evaluate", "--data", "x", "--splits", "0"],
         ["calibrate", "x", "--score", "best"],
