@@ -66,19 +66,35 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
 
 @calibrations.command()
 @click.argument("calibration_id")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Let it decide this share of the requests as a canary, beside the active one.",
+)
 @_FORCE
 @ADMIN_URL
 @ADMIN_KEY
 @JSON
-def activate(calibration_id: str, force: bool, url: str, key: str | None, as_json: bool) -> None:
-    """Make calibration CALIBRATION_ID the active one."""
+def activate(
+    calibration_id: str,
+    share: float | None,
+    force: bool,
+    url: str,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Make calibration CALIBRATION_ID the active one; promotes a canary.
+
+    Activating the one that is active ends a canary.
+    """
     with GatewayClient(url, key) as gateway:
         answers = gateway.answer_calibrations()
         if calibration_id in answers:
             gateway.activate_answers(calibration_id)
-            _print_active(answers[calibration_id], answers_sentence, as_json=as_json)
+            active = answers[calibration_id] | {"active": True}
+            _print_active(active, answers_sentence, as_json=as_json)
             return
-        result = gateway.activate(calibration_id, expected_active_id=None, confirm=force)
+        result = gateway.activate(calibration_id, confirm=force, share=share)
     _print_active(result, _sentence, as_json=as_json)
 
 
@@ -98,7 +114,7 @@ def rollback(force: bool, url: str, key: str | None, as_json: bool) -> None:
         if serving in answers:
             before = _before(answers[serving], answers)
             gateway.activate_answers(before["id"])
-            _print_active(before, answers_sentence, as_json=as_json)
+            _print_active(dict(before) | {"active": True}, answers_sentence, as_json=as_json)
             return
         shift = gateway.calibration(serving)["evidence"].get("shift")
         if shift is None:
@@ -167,7 +183,9 @@ def _print_active(
     calibration: Mapping[str, Any], sentence: Callable[[Mapping[str, Any]], str], *, as_json: bool
 ) -> None:
     if as_json:
-        print_json(dict(calibration) | {"active": True})
+        print_json(dict(calibration))
         return
-    text = f"{calibration['id']} is active. {sentence(calibration['evidence'])}"
+    share = calibration.get("share")
+    state = "is active" if share is None else f"decides {share:.3g} of the requests"
+    text = f"{calibration['id']} {state}. {sentence(calibration['evidence'])}"
     out.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -90,4 +90,7 @@ def revoke(name: str, config: Path, as_json: bool) -> None:
         print_json({"revoked": name, "config": str(config), "diff": change.diff})
         return
     out.print(change.diff, markup=False, highlight=False)
-    out.print("Restart the gateways that serve this configuration.", highlight=False)
+    out.print(
+        "Reload the gateways that serve this configuration (SIGHUP), or restart them.",
+        highlight=False,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,11 +41,16 @@ def serve(config: Path, host: str | None, port: int | None, calibrate_from_traff
     if calibrate_from_traffic:
         overrides["same_answer"] = {"calibrate": "from_traffic"}
     overrides = {name: value for name, value in overrides.items() if value is not None}
-    configured, secrets = settings.load(config, **overrides)
+    load = partial(settings.load, config, **overrides)
+    configured, secrets = load()
     with server.bind(configured) as listener, logs.logging_to(sys.stderr, _log_form(configured)):
         bound: tuple[str, int] = listener.getsockname()[:2]
         gateway = server.Server(
-            configured, secrets, listener, announce=lambda services: _announce(services, *bound)
+            configured,
+            secrets,
+            listener,
+            load,
+            announce=lambda services: _announce(services, *bound),
         )
         uvloop.run(gateway.serve_until_signalled())
         # The closed loop has restored the default action, which would end the process before the

@@ -81,6 +81,20 @@ def test_what_needs_confirmation_is_refused(
     assert "rows are too few for alpha 0.1" in out
 
 
+def test_a_canary_decides_a_share_and_is_promoted(
+    racer: Command, at: list[object], gateway_of: list[Gateway]
+) -> None:
+    """The active one stays until the canary is activated without a share."""
+    (gateway,) = gateway_of
+    first = gateway.calibrate(60)["id"]
+    second = gateway.calibrate(80, activate=False)["id"]
+    code, out, _ = racer("calibrations", "activate", second, "--share", 0.25, *at)
+    assert (code, out.startswith(f"{second} decides 0.25 of the requests. ")) == (0, True), out
+    assert gateway.ready()["calibration"] == first
+    assert racer("calibrations", "activate", second, *at)[0] == 0
+    assert gateway.ready()["calibration"] == second
+
+
 def test_calibrate_says_what_changes_for_users(
     racer: Command, at: list[object], tmp_path: Path
 ) -> None:

@@ -103,7 +103,7 @@ def test_the_last_key_leaves_an_empty_list(racer: Command, tmp_path: Path) -> No
     """And not `keys:` without a value, which no start accepts."""
     path = configured(tmp_path, ONE_KEY)
     code, out, _ = racer("key", "revoke", "b", "--config", path)
-    assert (code, "Restart" in out) == (0, True)
+    assert (code, "Reload" in out) == (0, True)
     assert names(path) == []
 
 
