@@ -14,14 +14,18 @@ import click
 from app.cli import calibration_report
 from app.cli import tables as report
 from app.cli.calibrate_answers import calibrate_answers
+from app.cli.calibrate_offline import calibrate_offline
 from app.cli.console import (
     ADMIN_KEY,
-    ADMIN_URL,
+    CONFIG_FILE,
     FILE,
     JSON,
+    LATE_URL,
+    OPTIONAL_CONFIG,
     ROWS_KIND,
     SINCE,
     err,
+    gateway_address,
     out,
     print_json,
     progress_bars,
@@ -34,8 +38,14 @@ from racer_core.types import RiskTarget, RowsKind, Score
 
 @click.command()
 @click.argument("rows", type=FILE, required=False)
-@ADMIN_URL
+@OPTIONAL_CONFIG
+@LATE_URL
 @ADMIN_KEY
+@click.option(
+    "--artifact",
+    type=FILE,
+    help="Calibrate without a gateway: the folder of this artifact carries the calibration then.",
+)
 @click.option(
     "--from-shadow",
     is_flag=True,
@@ -131,8 +141,10 @@ from racer_core.types import RiskTarget, RowsKind, Score
 @JSON
 def calibrate(
     rows: Path | None,
-    url: str,
+    config: Path | None,
+    url: str | None,
     key: str | None,
+    artifact: Path | None,
     from_shadow: bool,
     same_answer: bool,
     application: str | None,
@@ -158,11 +170,17 @@ def calibrate(
     force: bool,
     as_json: bool,
 ) -> dict[str, Any] | None:
-    """Calibrate a running gateway with labelled ROWS; Ctrl-C cancels without a change."""
+    """Calibrate a running gateway, or an artifact, with labelled ROWS.
+
+    Ctrl-C cancels without a change.
+    """
+    if artifact is not None and (rows is None or from_shadow or same_answer):
+        raise click.UsageError("--artifact takes ROWS: a gateway's sample is calibrated there")
     if same_answer:
         if rows is not None or from_shadow:
             raise click.UsageError("--same-answer takes neither ROWS nor --from-shadow")
-        calibrate_answers(url, key, application, dry_run=dry_run, as_json=as_json)
+        address = url or gateway_address(config, admin=True)
+        calibrate_answers(address, key, application, dry_run=dry_run, as_json=as_json)
         return None
     if (rows is None) != from_shadow:
         raise click.UsageError("give ROWS or --from-shadow")
@@ -188,11 +206,21 @@ def calibrate(
         "dry_run": dry_run,
         "max_shift": max_shift,
         "confirm": force or None,
+        "application": application,
     }
     quiet = as_json or not err.is_terminal  # progress bars are for terminals
+    if rows is not None and artifact is not None:
+        with progress_bars(quiet) as show:
+            done = calibrate_offline(
+                config or CONFIG_FILE, artifact, rows, options, partial(_show_phase, show)
+            )
+        _print(done, application, as_json=as_json)
+        _say_trained(done, application)
+        return done
     with ExitStack() as stack:
         show = stack.enter_context(progress_bars(quiet))
-        client = stack.enter_context(GatewayClient(url, key))
+        address = url or gateway_address(config, admin=True)
+        client = stack.enter_context(GatewayClient(address, key))
         if rows is not None:
             files = {application: rows}
         else:
@@ -213,7 +241,7 @@ def calibrate(
             given = options | {"application": name}
             show("uploading", 0, 1)
             try:
-                result = client.calibrate(file, given, partial(_show_phase, show))
+                result = client.calibrate(file, given, partial(_show_uploaded, show))
             except GatewayRefused as exc:
                 if len(files) == 1:
                     raise
@@ -347,9 +375,14 @@ def _show_conversations(result: Mapping[str, Any], application: str | None) -> N
         )
 
 
+def _show_uploaded(show: Progress, phase: str, done: int, total: int) -> None:
+    """Update the bar of a phase of the gateway, which has the whole upload then."""
+    show("uploading", 1, 1)
+    _show_phase(show, phase, done, total)
+
+
 def _show_phase(show: Progress, phase: str, done: int, total: int) -> None:
     """Update the bar of a phase: reading counts MiB, a phase without a count is one step."""
-    show("uploading", 1, 1)
     if phase == "reading":
         phase, done, total = "reading, MiB", done >> 20, total >> 20
     show(phase, done, max(total, 1))
