@@ -55,6 +55,7 @@ class Server:
         secrets: Keys and URLs from the environment.
         listener: The socket of the gateway.
         load: Reads the configuration again; None: it cannot be reloaded.
+        announce: Called with the opened services once requests are accepted.
     """
 
     def __init__(
@@ -63,11 +64,14 @@ class Server:
         secrets: Secrets,
         listener: socket.socket,
         load: Load | None = None,
+        *,
+        announce: Callable[[Services], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._secrets = secrets
         self._listener = listener
         self._load = load
+        self._announce = announce
         self._reload: Reload | None = None
         self._reloads = set[asyncio.Task[None]]()  # those under way
         self._terminal: int | None = None
@@ -90,10 +94,17 @@ class Server:
             if settings.access.admin is not None:
                 listeners.append(stack.enter_context(self._listen_for_admin()))
             async with open_services(settings, self._secrets, load=self._load) as services:
+
+                def accepting() -> None:
+                    ready()
+                    self._announce(services)
+
                 config = _config(services, self._secrets)
                 self._reload = services.reload
                 delay_s = settings.limits.drain_delay_s
-                self._uvicorn = _Uvicorn(config, drain=services.drain, delay_s=delay_s, ready=ready)
+                self._uvicorn = _Uvicorn(
+                    config, drain=services.drain, delay_s=delay_s, ready=accepting
+                )
                 if not self._stopping:  # stopped while the encoder was loading
                     await self._uvicorn.serve(sockets=listeners)
                     await self._uvicorn.cancel_requests()

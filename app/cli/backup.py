@@ -9,7 +9,7 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import FILE, JSON, out, print_json
+from app.cli.console import CONFIG, FILE, JSON, out, print_json
 from app.errors import SettingsError, StoreDamaged
 from racer_core.errors import InputError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@CONFIG
 @click.option(
     "--active",
     is_flag=True,
@@ -75,7 +75,7 @@ def _save_active(configured: Settings, store: Store, file: Path) -> dict[str, An
 
 @click.command()
 @click.argument("file", type=FILE)
-@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@CONFIG
 @click.option(
     "--activate",
     is_flag=True,

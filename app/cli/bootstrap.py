@@ -14,7 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import tables
-from app.cli.console import ADMIN_KEY, FILE, JSON, ROWS_KIND, URL, err, out, print_json
+from app.cli.console import (
+    ADMIN_KEY,
+    CONFIG,
+    FILE,
+    JSON,
+    LATE_URL,
+    ROWS_KIND,
+    err,
+    gateway_address,
+    out,
+    print_json,
+)
 from app.cli.router_options import known_router, routers_like
 from app.cli.split import parse_shares
 from app.tools.gateway_client import GatewayClient
@@ -23,9 +34,7 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
 
 
 @click.command()
-@click.option(
-    "--config", type=FILE, required=True, help="The YAML configuration, that of the gateway."
-)
+@CONFIG
 @click.option(
     "--queries",
     type=FILE,
@@ -86,7 +95,7 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
     show_default=True,
     help="Folder of rows and state, from which the same command goes on.",
 )
-@URL
+@LATE_URL
 @ADMIN_KEY
 @JSON
 def bootstrap(
@@ -104,7 +113,7 @@ def bootstrap(
     alpha: float | None,
     write: bool,
     folder: Path,
-    url: str,
+    url: str | None,
     key: str | None,
     as_json: bool,
 ) -> None:
@@ -119,6 +128,7 @@ def bootstrap(
     shares = shares or SHARES
     if missing := SHARES.keys() - shares.keys():
         raise click.UsageError(f"--share: no share for {', '.join(sorted(missing))}")
+    address = url or gateway_address(config, admin=False)
     options = BootstrapOptions(
         config=config,
         queries=queries,
@@ -134,7 +144,7 @@ def bootstrap(
         alpha=alpha,
         write=write,
         folder=folder,
-        url=url,
+        url=address,
         wait_s=WAIT_S,
     )
     racer = click.get_current_context().find_root().command
@@ -146,7 +156,7 @@ def bootstrap(
 
     # With --json the tables of the steps go to the error stream, as their progress does.
     tables_of_steps = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with GatewayClient(url, key) as gateway, tables_of_steps:
+    with GatewayClient(address, key) as gateway, tables_of_steps:
         found = run(options, gateway, command, _say)
     if as_json:
         print_json(found)

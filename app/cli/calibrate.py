@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import click
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
+from app.cli import calibration_report
 from app.cli import tables as report
 from app.cli.calibrate_answers import calibrate_answers
 from app.cli.calibrate_offline import calibrate_offline
 from app.cli.console import (
     ADMIN_KEY,
+    CONFIG_FILE,
     FILE,
     JSON,
+    LATE_URL,
+    OPTIONAL_CONFIG,
     ROWS_KIND,
     SINCE,
-    URL,
     err,
+    gateway_address,
     out,
     print_json,
     progress_bars,
@@ -37,19 +38,13 @@ from racer_core.types import RiskTarget, RowsKind, Score
 
 @click.command()
 @click.argument("rows", type=FILE, required=False)
-@URL
+@OPTIONAL_CONFIG
+@LATE_URL
 @ADMIN_KEY
 @click.option(
     "--artifact",
     type=FILE,
     help="Calibrate without a gateway: the folder of this artifact carries the calibration then.",
-)
-@click.option(
-    "--config",
-    type=FILE,
-    default=Path("racer.yaml"),
-    show_default=True,
-    help="With `--artifact`: the configuration of the gateways.",
 )
 @click.option(
     "--from-shadow",
@@ -146,10 +141,10 @@ from racer_core.types import RiskTarget, RowsKind, Score
 @JSON
 def calibrate(
     rows: Path | None,
-    url: str,
+    config: Path | None,
+    url: str | None,
     key: str | None,
     artifact: Path | None,
-    config: Path,
     from_shadow: bool,
     same_answer: bool,
     application: str | None,
@@ -184,7 +179,8 @@ def calibrate(
     if same_answer:
         if rows is not None or from_shadow:
             raise click.UsageError("--same-answer takes neither ROWS nor --from-shadow")
-        calibrate_answers(url, key, application, dry_run=dry_run, as_json=as_json)
+        address = url or gateway_address(config, admin=True)
+        calibrate_answers(address, key, application, dry_run=dry_run, as_json=as_json)
         return None
     if (rows is None) != from_shadow:
         raise click.UsageError("give ROWS or --from-shadow")
@@ -215,13 +211,16 @@ def calibrate(
     quiet = as_json or not err.is_terminal  # progress bars are for terminals
     if rows is not None and artifact is not None:
         with progress_bars(quiet) as show:
-            done = calibrate_offline(config, artifact, rows, options, partial(_show_phase, show))
+            done = calibrate_offline(
+                config or CONFIG_FILE, artifact, rows, options, partial(_show_phase, show)
+            )
         _print(done, application, as_json=as_json)
         _say_trained(done, application)
         return done
     with ExitStack() as stack:
         show = stack.enter_context(progress_bars(quiet))
-        client = stack.enter_context(GatewayClient(url, key))
+        address = url or gateway_address(config, admin=True)
+        client = stack.enter_context(GatewayClient(address, key))
         if rows is not None:
             files = {application: rows}
         else:
@@ -242,7 +241,7 @@ def calibrate(
             given = options | {"application": name}
             show("uploading", 0, 1)
             try:
-                result = client.calibrate(file, given, partial(_show_phase, show))
+                result = client.calibrate(file, given, partial(_show_uploaded, show))
             except GatewayRefused as exc:
                 if len(files) == 1:
                     raise
@@ -289,15 +288,31 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
         return
     if result["refusal"] is not None:  # of a dry run: the rest is shown all the same
         err.print(f"It would be refused: {result['refusal']}", highlight=False, markup=False)
-    head = {name: result[name] for name in ("id", "active")}
-    evidence = dict(_evidence(result, application))
+    evidence = _evidence(result, application)
+    state = {"calibration": f"{result['id'] or '-'}, {_state(result)}"}
     if application is not None:
-        head["application"] = application
-    tables = {name: evidence.pop(name, []) for name in ("curve", "groups")}
-    out.print(report.fields(head | _flat(evidence)))
-    for name, lines in tables.items():
-        if lines:
-            out.print(_table(name, lines))
+        state["application"] = application
+    out.print(report.fields(state | calibration_report.terms(evidence)))
+    out.print(calibration_report.levels(evidence))
+    if application is None:  # else its evidence is of one part
+        for table in calibration_report.parts(evidence):
+            out.print(table)
+    shift = result["evidence"].get("shift")
+    out.print(
+        calibration_report.sentence(evidence, shift),
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    for each in calibration_report.warnings(evidence):
+        err.print(f"racer: {each}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _state(result: Mapping[str, Any]) -> str:
+    if result["id"] is None:
+        return "of a dry run: nothing was changed"
+    activate = f"stored: `racer calibrations activate {result['id']}` makes it the active one"
+    return "active from now on" if result["active"] else activate
 
 
 def _say_trained(result: Mapping[str, Any], application: str | None) -> None:
@@ -360,31 +375,14 @@ def _show_conversations(result: Mapping[str, Any], application: str | None) -> N
         )
 
 
+def _show_uploaded(show: Progress, phase: str, done: int, total: int) -> None:
+    """Update the bar of a phase of the gateway, which has the whole upload then."""
+    show("uploading", 1, 1)
+    _show_phase(show, phase, done, total)
+
+
 def _show_phase(show: Progress, phase: str, done: int, total: int) -> None:
     """Update the bar of a phase: reading counts MiB, a phase without a count is one step."""
     if phase == "reading":
         phase, done, total = "reading, MiB", done >> 20, total >> 20
     show(phase, done, max(total, 1))
-
-
-def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Render rows that have the same fields."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for name in lines[0]:
-        table.add_column(name, justify="right")
-    for line in lines:
-        shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in line.values())
-        table.add_row(*map(Text, shown))
-    return table
-
-
-def _flat(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten nested values: ``{"a": {"b": 1}}`` becomes ``{"a b": 1}``."""
-    flat: dict[str, Any] = {}
-    for name, value in evidence.items():
-        if isinstance(value, dict):
-            parts = cast("dict[str, Any]", value)
-            flat |= {f"{name} {part}": parts[part] for part in parts}
-        else:
-            flat[name] = value
-    return flat

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from app.cli import tables as report
 from app.cli.console import err, out, print_json
+from app.settings import ANSWERABLE, VOTE
 from app.tools.gateway_client import GatewayClient
 
 _SHOWN = ("rows", "fitting", "n", "lost", "alpha", "reference", "max_rounds", "candidates")
@@ -31,8 +35,13 @@ def calibrate_answers(
         return
     if result["refusal"] is not None:
         err.print(f"Not activated: {result['refusal']}", highlight=False, markup=False)
-    evidence = result["evidence"]
-    shown = {name: result[name] for name in ("id", "active", "application")}
+    print_answers(result)
+
+
+def print_answers(calibration: Mapping[str, Any]) -> None:
+    """Print a calibration of the promise: its terms, the frontier, and what changes for users."""
+    evidence = calibration["evidence"]
+    shown = {name: calibration[name] for name in ("id", "active", "application")}
     shown |= {name: evidence[name] for name in _SHOWN}
     shown["first round"] = ", ".join(evidence["first_round"])
     shown["expected calls"] = f"{evidence['expected_calls']:.2f}"
@@ -40,4 +49,19 @@ def calibrate_answers(
         shown["share of the price"] = f"{evidence['price_share']:.2f}"
     out.print(report.fields(shown))
     out.print(report.frontier(evidence["frontier"]))
-    out.print("Means over the calibration rows themselves.", highlight=False)
+    text = f"{answers_sentence(evidence)} Means over the calibration rows themselves."
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def answers_sentence(evidence: Mapping[str, Any]) -> str:
+    """What a calibration of the promise means for users, in one sentence."""
+    alpha, reference = f"{evidence['alpha']:.3g}", evidence["reference"]
+    promise = f"of the answers differ from that of {reference}"
+    if reference == VOTE:
+        promise = "of the answers differ from the whole pool's vote"
+    elif reference == ANSWERABLE:
+        promise = "of the requests that some candidate answers right call none that does"
+    return (
+        f"At alpha {alpha}: {evidence['expected_calls']:.2f} calls of {evidence['candidates']} a "
+        f"request on average, and at most {alpha} {promise}."
+    )

@@ -9,7 +9,7 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import FILE, JSON, out, print_json
+from app.cli.console import JSON, OPTIONAL_CONFIG, out, print_json
 from app.errors import SettingsError
 
 
@@ -19,13 +19,13 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--config", type=FILE, help="The YAML configuration that names the store.")
+@OPTIONAL_CONFIG
 @click.option("--store", help="URL of the store, for one without a password in it.")
 @JSON
 def upgrade(config: Path | None, store: str | None, as_json: bool) -> None:
     """Migrate the tables to this version of the program, in one transaction. Back up first.
 
-    Without `--store` and `--config` the store is that of `$RACER_STORE_URL`. No key need be set.
+    Without `--store` and configuration the store is that of `$RACER_STORE_URL`. No key need be set.
     """
     from sqlalchemy.exc import SQLAlchemyError
 

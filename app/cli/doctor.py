@@ -10,19 +10,13 @@ from pathlib import Path
 import click
 
 from app.cli import tables
-from app.cli.console import FILE, JSON, busy, out, print_json
+from app.cli.console import CONFIG, JSON, busy, out, print_json
 
 EXIT_UNHEALTHY = 1
 
 
 @click.command()
-@click.option(
-    "--config",
-    type=FILE,
-    default=Path("racer.yaml"),
-    show_default=True,
-    help="The YAML configuration.",
-)
+@CONFIG
 @JSON
 def doctor(config: Path, as_json: bool) -> None:
     """Check configuration, artifact, machine, servers and store; change nothing.

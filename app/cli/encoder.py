@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from app import settings
-from app.cli.console import FILE
+from app.cli.console import CONFIG
 from app.errors import SettingsError
 from app.settings import Settings
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @click.command()
-@click.option("--config", type=FILE, required=True, help="The configuration of the gateways.")
+@CONFIG
 def encoder(config: Path) -> None:
     """Compute router scores for all gateways of this machine, on the socket `encoder.socket`."""
     import uvloop
@@ -29,7 +29,7 @@ def encoder(config: Path) -> None:
     from app.routing.encoder_server import listening
     from app.telemetry import logs
 
-    configured, _ = settings.load(config, serves=False)
+    configured = settings.read(config)
     path = configured.encoder.socket
     if path is None:
         raise SettingsError(f"{config}: encoder.socket: name the socket that the gateways open")

@@ -21,7 +21,7 @@ from app.cli.console import (
     print_json,
     progress_bars,
 )
-from app.cli.router_options import ROUTER_OPTIONS, known_router, routers_like
+from app.cli.router_options import FALSE_ABSTAIN_BUDGET, ROUTER_OPTIONS, known_router, routers_like
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.errors import InputError
@@ -143,14 +143,7 @@ def _assertions(
     help="When the vote counts two answers as equal.",
 )
 @click.option("--smoothing", is_flag=True, help="Break ties at random, in calibration and test.")
-@click.option(
-    "--false-abstain-budget",
-    "budget",
-    metavar="SHARE|off",
-    default="0.01",
-    show_default=True,
-    help="Share of answerable validation rows that p_null may refuse.",
-)
+@FALSE_ABSTAIN_BUDGET
 @click.option(
     "--price",
     "prices",

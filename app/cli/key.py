@@ -1,11 +1,16 @@
-"""``racer key``: generates API keys and their entries in the configuration."""
+"""``racer key``: generates API keys, and lists and revokes those of the configuration."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import click
 from pydantic import ValidationError
 
-from app.cli.console import JSON, out, print_json
+from app import settings
+from app.cli import tables
+from app.cli.console import CONFIG, JSON, out, print_json
 from app.errors import SettingsError
 from app.settings import key_format
 from app.settings.access import Access
@@ -48,3 +53,44 @@ def new(name: str, role: str, as_json: bool) -> None:
     click.echo(f"{api_key}\n")
     out.print("Give this key to the client; it cannot be shown again. In the configuration:\n")
     click.echo(f"access:\n  keys:\n    - {{{listed}}}")
+
+
+@key.command("list")
+@CONFIG
+@JSON
+def list_all(config: Path, as_json: bool) -> None:
+    """List the keys of the configuration and of the environment, without their secrets."""
+    access = settings.read(config).access
+    listed = [each.model_dump(mode="json", exclude={"hash"}) for each in access.keys]
+    environment = {"data": access.data_key_env, "admin": access.admin_key_env}
+    if as_json:
+        held = {variable: variable in os.environ for variable in environment.values()}
+        print_json({"keys": listed, "environment": held})
+        return
+    for role, variable in environment.items():
+        if variable in os.environ:
+            listed.append({"name": f"${variable}", "role": role})
+    if listed:
+        out.print(tables.keys(listed))
+    else:
+        out.print("no keys: `racer key new NAME` generates one", highlight=False, markup=False)
+
+
+@key.command()
+@click.argument("name")
+@CONFIG
+@JSON
+def revoke(name: str, config: Path, as_json: bool) -> None:
+    """Remove key NAME from the configuration; gateways refuse it once they have read the file."""
+    from app.tools.key_revocation import revocation
+
+    change = revocation(config, name)
+    change.write()
+    if as_json:
+        print_json({"revoked": name, "config": str(config), "diff": change.diff})
+        return
+    out.print(change.diff, markup=False, highlight=False)
+    out.print(
+        "Reload the gateways that serve this configuration (SIGHUP), or restart them.",
+        highlight=False,
+    )

@@ -10,7 +10,18 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import ADMIN_KEY, FILE, JSON, URL, err, out, print_json, progress_bars
+from app.cli.console import (
+    ADMIN_KEY,
+    CONFIG,
+    FILE,
+    JSON,
+    LATE_URL,
+    err,
+    gateway_address,
+    out,
+    print_json,
+    progress_bars,
+)
 from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.vote import Weight
 
@@ -22,9 +33,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("questions", type=FILE, required=False)
-@click.option(
-    "--config", type=FILE, required=True, help="The YAML configuration with the candidates."
-)
+@CONFIG
 @click.option(
     "--out",
     "rows",
@@ -84,7 +93,7 @@ if TYPE_CHECKING:
     "`--grade checker`: the applications' `checker`.",
 )
 @click.option("--application", help="With `--from-shadow`: only this application's requests.")
-@URL
+@LATE_URL
 @ADMIN_KEY
 @JSON
 def label(
@@ -103,7 +112,7 @@ def label(
     through_gateway: bool,
     from_shadow: bool,
     application: str | None,
-    url: str,
+    url: str | None,
     key: str | None,
     as_json: bool,
 ) -> dict[str, Any] | None:
@@ -144,7 +153,7 @@ def label(
         rating,
         concurrency,
         ray,
-        (url, key) if through_gateway else None,
+        (url or gateway_address(config, admin=False), key) if through_gateway else None,
         as_json=as_json,
     )
     _say_shortfalls(report)
@@ -153,7 +162,9 @@ def label(
         print_json(shown)
         return shown
     out.print(tables.fields({name: shown[name] for name in shown if name not in ("kinds", "cut")}))
-    out.print(tables.labelled_kinds(report.rows))
+    if len(report.rows.kinds) > 1:
+        out.print(tables.labelled_kinds(report.rows))
+    out.print(tables.candidates(report))
     return shown
 
 
@@ -217,6 +228,7 @@ def _label_questions(
             rating=rating,
             announce=None if rating is None else _announce,
             remote=remote,
+            on_incomplete=None if as_json else lambda report: err.print(tables.candidates(report)),
             through=through,
         )
 
@@ -246,7 +258,7 @@ def _label_samples(
     grading: GradingOptions,
     application: str | None,
     concurrency: int,
-    url: str,
+    url: str | None,
     key: str | None,
     *,
     as_json: bool,
@@ -263,7 +275,8 @@ def _label_samples(
     if grading.kind == "checker" and grading.judge is not None:
         raise click.UsageError("--judge needs --grade judge")
     configured, secrets = settings.load(config)
-    with GatewayClient(url, key) as gateway, progress_bars(as_json) as progress:
+    address = url or gateway_address(config, admin=True)
+    with GatewayClient(address, key) as gateway, progress_bars(as_json) as progress:
         options: dict[str, Any] = {
             "settings": configured,
             "secrets": secrets,

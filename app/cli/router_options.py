@@ -46,3 +46,12 @@ ROUTER_OPTIONS = click.option(
     callback=_router_options,
     help="Hyperparameter of the router as key=value; repeatable.",
 )
+FALSE_ABSTAIN_BUDGET = click.option(
+    "--false-abstain-budget",
+    "budget",
+    metavar="SHARE|off",
+    default="0.01",
+    show_default=True,
+    help="Share of answerable validation rows that may be refused; keep it well below the smallest "
+    "alpha.",
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,17 @@ from typing import BinaryIO
 import click
 
 from app.cli import tables
-from app.cli.console import ADMIN_KEY, FILE, JSON, SINCE, URL, err, out, print_json, progress_bars
-from app.tools.gateway_client import GatewayClient, Progress, SampleQuery
+from app.cli.console import (
+    ADMIN_KEY,
+    ADMIN_URL,
+    FILE,
+    JSON,
+    SINCE,
+    counter,
+    out,
+    print_json,
+)
+from app.tools.gateway_client import GatewayClient, SampleQuery
 from racer_core import strict_json
 from racer_core.errors import InputError
 
@@ -32,7 +41,7 @@ from racer_core.errors import InputError
     "--judge",
     help="The judge whose verdicts rows carry; default: the one with most; empty: none.",
 )
-@URL
+@ADMIN_URL
 @ADMIN_KEY
 @JSON
 def samples(
@@ -54,7 +63,7 @@ def samples(
         raise InputError(f"{path}: rows are written as JSON lines; name it .jsonl")
     query = SampleQuery(application=application, since=since, judge=judge, pool=pool)
     with (
-        progress_bars(as_json or not err.is_terminal) as show,
+        counter("rows", as_json) as show,
         GatewayClient(url, key) as gateway,
         gateway.sampled_rows(query) as sample,
         _replaced(path) as file,
@@ -77,14 +86,14 @@ class _RowCounts:
     without_label: int = 0
 
 
-def _save(lines: Iterable[bytes], file: BinaryIO, show: Progress) -> _RowCounts:
+def _save(lines: Iterable[bytes], file: BinaryIO, show: Callable[[int], None]) -> _RowCounts:
     saved = _RowCounts()
     for line in lines:
         file.write(line)
         saved.rows += 1
         saved.without_label += bool(strict_json.load_object(line).get("unlabelled"))
         if saved.rows % 100 == 0:
-            show("rows", saved.rows, saved.rows)
+            show(saved.rows)
     return saved
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
 from rich.box import SIMPLE_HEAD
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from app.tools.labelling.run import LabellingReport
     from app.tools.labelling.summary import RowsSummary
     from racer_core.artifacts import Artifact
     from racer_core.offline.evaluation_result import Evaluation
@@ -35,6 +37,21 @@ def findings(rows: Sequence[tuple[str, ...]]) -> Table:
     return table
 
 
+def keys(listed: Sequence[Mapping[str, Any]]) -> Table:
+    """API keys with their limits."""
+    limits = ("requests_per_minute", "tokens_per_minute", "concurrency", "max_alpha")
+    table = Table("name", "role", box=SIMPLE_HEAD)
+    for name in limits:
+        table.add_column(name.replace("_", " "), justify="right")
+    table.add_column("may call")
+    for each in listed:
+        shown = (_plain(each.get(name)) for name in limits)
+        candidates = each.get("candidates")
+        may_call = "all" if candidates is None else ", ".join(candidates)
+        table.add_row(Text(each["name"]), each["role"], *shown, Text(may_call))
+    return table
+
+
 def labelled_kinds(summary: RowsSummary) -> Table:
     """How many rows of each kind of request every candidate had right."""
     table = Table("kind of request", box=SIMPLE_HEAD)
@@ -43,6 +60,26 @@ def labelled_kinds(summary: RowsSummary) -> Table:
     for name, kind in summary.kinds.items():
         counts = (kind.rows, *(kind.right[each] for each in summary.pool))
         table.add_row(Text(name), *map(str, counts))
+    return table
+
+
+def candidates(report: LabellingReport) -> Table:
+    """What each candidate had right of the labelled questions, and what its calls took."""
+    table = Table("candidate", box=SIMPLE_HEAD)
+    for name in ("labelled", "right", "share, 95 % interval", "failed calls", "tokens", "seconds"):
+        table.add_column(name, justify="right")
+    for name, each in report.rows.candidates.items():
+        low, high = each.interval if each.rows else (0.0, 1.0)
+        share = f"{each.right / each.rows:.3f} [{low:.3f}, {high:.3f}]" if each.rows else "-"
+        table.add_row(
+            Text(name),
+            str(each.rows),
+            str(each.right),
+            share,
+            str(report.failed_calls[name]),
+            f"{mean(each.tokens):.0f}" if each.tokens else "-",
+            f"{mean(each.seconds):.2f}" if each.seconds else "-",
+        )
     return table
 
 

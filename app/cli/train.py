@@ -14,13 +14,14 @@ from app.cli.console import (
     FILE,
     JSON,
     MAX_TOKENS,
+    OPTIONAL_CONFIG,
     ROWS_KIND,
     SEED,
     out,
     print_json,
     progress_bars,
 )
-from app.cli.router_options import ROUTER_OPTIONS, known_router, routers_like
+from app.cli.router_options import FALSE_ABSTAIN_BUDGET, ROUTER_OPTIONS, known_router, routers_like
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import REASONING
@@ -88,17 +89,8 @@ from racer_core.types import RowsKind
     help="Implementation of the encoder; `lean` is RACER's own.",
 )
 @click.option("--lexical", is_flag=True, help="Add hashed character n-grams to the embedding.")
-@click.option(
-    "--false-abstain-budget",
-    "budget",
-    metavar="FLOAT|off",
-    default="0.01",
-    show_default=True,
-    help="Share of answerable queries that may be refused; keep it well below the smallest alpha.",
-)
-@click.option(
-    "--config", type=FILE, help="Take candidates and their parameters from this configuration."
-)
+@FALSE_ABSTAIN_BUDGET
+@OPTIONAL_CONFIG
 @ROWS_KIND
 @SEED
 @JSON
@@ -130,6 +122,7 @@ def train(
     artifact notes the decisions, and `racer calibrate` leaves them out.
     """
     from app.tools import evaluation
+    from app.tools.hub_probe import check_hub
     from app.tools.router_rows import read_rows
     from racer_core.offline import train as training
     from racer_core.offline.encoder_choice import choose_encoder, offered
@@ -138,6 +131,9 @@ def train(
     from racer_core.offline.training_rows import RowCounts, with_labels
 
     configured = settings.read(config) if config else None
+    names = offered(encoders) or (DEFAULT_ENCODER,)
+    for each in names:
+        check_hub(each)
     specs = _candidates(configured) if configured else None
     given_kind = None if kind is None else RowsKind(kind)
     rows, held_out = (read_rows(each, configured, given_kind) for each in (data, validation))
@@ -153,10 +149,7 @@ def train(
         if copies or dtype == "int8"
         else None,
     )
-    opened = {
-        name: RememberingEncoder(replace(choice, name=name).open())
-        for name in offered(encoders) or (choice.name,)
-    }
+    opened = {name: RememberingEncoder(replace(choice, name=name).open()) for name in names}
     with progress_bars(as_json) as progress:
         name, compared = choose_encoder(
             opened,

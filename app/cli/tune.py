@@ -10,13 +10,13 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import FILE, JSON, ROWS_KIND, err, out, print_json, progress_bars
+from app.cli.console import CONFIG, FILE, JSON, ROWS_KIND, err, out, print_json, progress_bars
 from app.errors import SettingsError
 from racer_core.types import RiskTarget, RowsKind
 
 
 @click.command()
-@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@CONFIG
 @click.option(
     "--validation", type=FILE, required=True, help="Labelled rows with answers, or grades."
 )

@@ -9,11 +9,11 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import FILE, JSON, busy, out, print_json
+from app.cli.console import CONFIG, JSON, busy, out, print_json
 
 
 @click.command()
-@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@CONFIG
 @JSON
 def validate(config: Path, as_json: bool) -> None:
     """Check configuration, keys, artifact and encoder without serving."""

@@ -10,7 +10,16 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import ADMIN_KEY, DEFAULT_URL, FILE, JSON, out, print_json
+from app.cli.console import (
+    ADMIN_KEY,
+    CONFIG_FILE,
+    JSON,
+    LATE_URL,
+    OPTIONAL_CONFIG,
+    gateway_address,
+    out,
+    print_json,
+)
 from app.tools.gateway_client import GatewayClient
 
 EXIT_DIFFERS = 1
@@ -18,27 +27,35 @@ EXIT_DIFFERS = 1
 
 @click.command()
 @click.argument("decision_id")
-@click.option("--config", type=FILE, help="Configuration whose store is read.")
 @click.option(
-    "--url", help=f"URL of a running gateway; default: {DEFAULT_URL}, unless --config is given."
+    "--from-store",
+    "from_store",
+    is_flag=True,
+    help="Read the store of the configuration and recompute here, without a gateway.",
 )
+@OPTIONAL_CONFIG
+@LATE_URL
 @ADMIN_KEY
 @JSON
 def verify(
-    decision_id: str, config: Path | None, url: str | None, key: str | None, as_json: bool
+    decision_id: str,
+    from_store: bool,
+    config: Path | None,
+    url: str | None,
+    key: str | None,
+    as_json: bool,
 ) -> None:
     """Recompute decision DECISION_ID from the stored calibration, and compare.
 
-    With --config the store is read directly and the recomputation runs here. Exit code 1 if the
-    result differs.
+    Exit code 1 if the result differs.
     """
-    if config is not None and url is not None:
-        raise click.UsageError("give --config or --url, not both")
-    if config is None:
-        with _VerificationClient(url or DEFAULT_URL, key) as client:
-            result = client.verify(decision_id)
+    if from_store and url is not None:
+        raise click.UsageError("give --from-store or --url, not both")
+    if from_store:
+        result = _from_store(decision_id, config or CONFIG_FILE)
     else:
-        result = _from_store(decision_id, config)
+        with _VerificationClient(url or gateway_address(config, admin=True), key) as client:
+            result = client.verify(decision_id)
     print_json(result) if as_json else out.print(tables.fields(_shown(result)))
     if not result["matches"]:
         sys.exit(EXIT_DIFFERS)

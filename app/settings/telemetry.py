@@ -21,7 +21,7 @@ class TelemetrySettings(Frozen):
     """Format of logs, and export of traces; metrics are always on."""
 
     log: Literal["text", "json"] = "json"
-    """Log format: `json` or `text`."""
+    """Log format: `json` or `text`; unset: `text` on a terminal."""
     log_prompts: bool = False
     """Write prompts and answers to logs and traces."""
     otlp_endpoint: Annotated[str, AfterValidator(_collector_url)] | None = None

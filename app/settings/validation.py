@@ -69,9 +69,27 @@ def problems(
 
 def suggestion(name: str, names: Collection[str]) -> str:
     """The name in ``names`` nearest to an unknown one as a question; empty where none is near."""
+    nearest = _nearest(name, names)
+    return "" if nearest is None else f"did you mean `{nearest}`?"
+
+
+def _nearest(name: str, names: Collection[str]) -> str | None:
     folded = {each.lower(): each for each in names}
     nearest = difflib.get_close_matches(name[:_MAX_SHOWN].lower(), folded, n=1)
-    return f"did you mean `{folded[nearest[0]]}`?" if nearest else ""
+    return folded[nearest[0]] if nearest else None
+
+
+def _inside(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """The names in sections of a model, at any depth, each with its path; the nearest last."""
+    sections = [
+        (field, section)
+        for field, info in reversed(model.model_fields.items())
+        for section in _models(info.annotation, inside_lists=False)
+    ]
+    for field, section in sections:
+        yield from ((name, f"{field}.{path}") for name, path in _inside(section))
+    for field, section in sections:
+        yield from ((name, f"{field}.{name}") for name in section.model_fields)
 
 
 def _follows(error: Mapping[str, Any], errors: Sequence[Mapping[str, Any]]) -> bool:
@@ -113,13 +131,10 @@ def _at_least(count: int, one: str, many: str | None = None) -> str:
 def _unknown(name: str, model: type[BaseModel], noun: str) -> str:
     """What to do about a name that the model does not know."""
     names = model.model_fields
-    inside = [
-        f"{field}.{name}"
-        for field, info in names.items()
-        for section in _models(info.annotation, inside_lists=False)
-        if name in section.model_fields
-    ]
-    hint = f"did you mean `{inside[0]}`?" if inside else suggestion(name, names)
+    inside = dict(_inside(model))
+    hint = f"did you mean `{inside[name]}`?" if name in inside else suggestion(name, names)
+    if not hint and (nearest := _nearest(name, inside)) is not None:
+        hint = f"did you mean `{inside[nearest]}`?"
     if not hint and noun == "setting" and len(names) > _MAX_LISTED:
         hint = "`racer schema` prints all settings"
     elif not hint:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from app.tools.hub_probe import check_hub
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import InputError
@@ -109,6 +110,7 @@ def open_source(arguments: EvaluationArguments, rows: Mapping[str, LabelledRows]
         queries = [query for each in rows.values() for query in each.queries]
         matrix = read_scores(arguments.scores, pool, queries)
         return FixedSource(f"scores of {arguments.scores}", matrix)
+    check_hub(arguments.encoder.name)
     encoder = with_cache(arguments.encoder.open(), arguments.cache, arguments.ray)
     if arguments.router not in registry.BUILT_IN:
         custom = registry.create(arguments.router, pool, arguments.router_options)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, cast
+from urllib.parse import quote
 
 import httpx2
 
@@ -109,6 +110,15 @@ class GatewayClient:
         """GET /calibrations: every stored calibration by its id, newest first."""
         return {each["id"]: each for each in self._request("GET", "/calibrations")["data"]}
 
+    def answer_calibrations(self) -> dict[str, dict[str, Any]]:
+        """GET /same-answer: calibrations of the promise `same_answer` by id, newest first."""
+        return {each["id"]: each for each in self._request("GET", "/same-answer")["data"]}
+
+    def activate_answers(self, calibration_id: str) -> dict[str, Any]:
+        """POST /same-answer/{id}/activate."""
+        place = f"/same-answer/{quote(calibration_id, safe='')}/activate"
+        return self._request("POST", place)
+
     def route(
         self, text: str, alpha: float | None, *, execute: bool, score: Score | None = None
     ) -> dict[str, Any]:
@@ -139,6 +149,31 @@ class GatewayClient:
             reason = getattr(exc, "strerror", None) or exc
             raise RacerError(f"{path}: cannot be read ({reason})") from exc
         return self._job_result(answer["job"], progress) if "job" in answer else answer
+
+    def calibration(self, calibration_id: str) -> dict[str, Any]:
+        """GET /calibrations/{id}."""
+        return self._request("GET", f"/calibrations/{quote(calibration_id, safe='')}")
+
+    def activate(
+        self,
+        calibration_id: str,
+        *,
+        expected_active_id: str | None = None,
+        confirm: bool,
+        share: float | None = None,
+    ) -> dict[str, Any]:
+        """POST /calibrations/{id}/activate.
+
+        Args:
+            calibration_id: The calibration.
+            expected_active_id: Change nothing unless this one is active; None: whichever is.
+            confirm: Activate it however far it is from the active one.
+            share: Share of the requests that it decides as a canary; None: all of them.
+        """
+        body = {"expected_active_id": expected_active_id, "confirm": confirm}
+        body |= {} if share is None else {"share": share}
+        place = f"/calibrations/{quote(calibration_id, safe='')}/activate"
+        return self._request("POST", place, json=body)
 
     def save_shadow_rows(self, folder: Path, query: SampleQuery) -> SavedRows:
         """GET /shadow/rows into files, one for each application.
@@ -206,11 +241,10 @@ class GatewayClient:
         query = {name: str(value) for name, value in options.items() if value is not None}
         return self._request("GET", "/shadow/waiting", params=query)
 
-    def add_feedback(self, decision_id: str, correct: Mapping[str, bool]) -> None:
-        """POST /feedback: verdicts that count, with an admin key."""
-        self._request(
-            "POST", "/feedback", json={"decision_id": decision_id, "correct": dict(correct)}
-        )
+    def add_feedback(self, decision_id: str, correct: Mapping[str, bool]) -> dict[str, Any]:
+        """POST /feedback: verdicts, which count at once with an admin key."""
+        body = {"decision_id": decision_id, "correct": dict(correct)}
+        return self._request("POST", "/feedback", json=body)
 
     def add_judgements(self, decision_id: str, judge: str, correct: Mapping[str, bool]) -> None:
         """POST /shadow/judgements: a judge's verdicts on all answers to a sample."""

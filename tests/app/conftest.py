@@ -182,6 +182,6 @@ def racer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
             code = int(exc.code or 0)
         return code, *capsys.readouterr()
 
-    for variable in ("RACER_DATA_KEY", "RACER_ADMIN_KEY"):
+    for variable in ("RACER_DATA_KEY", "RACER_ADMIN_KEY", "RACER_CONFIG"):
         monkeypatch.delenv(variable, raising=False)
     return run

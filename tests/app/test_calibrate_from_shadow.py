@@ -183,7 +183,7 @@ def test_each_application_is_calibrated_by_itself(serve: Serve, racer: Command) 
     assert code == 1
     assert "application support: none of the 5 rows has a label" in " ".join(err.split())
     shown = [line.split() for line in out.splitlines()]
-    names = [words[1] for words in shown if words[0] == "application"]
+    names = [words[1] for words in shown if words[:1] == ["application"]]
     assert sorted(names) == ["default", "search"]
     stored = gateway.get(f"/calibrations/{gateway.ready()['calibration']}", ADMIN_KEY).json()
     evidence = stored["evidence"]

@@ -115,6 +115,7 @@ def test_train_opens_the_encoder_of_its_options(
     monkeypatch.setattr(EncoderChoice, "open", stop)
     data = write(tmp_path / "train.jsonl", labelled(0, 40))
     options = ["--backend", "cuda", "--dtype", "float32", "--forward", forward] if forward else []
+    options += ["--encoder", str(tmp_path)]  # a folder: no hub is asked
     command = ["train", "--data", data, "--validation", data, "--out", tmp_path / "a", *options]
     code, _, stderr = racer(*command)
     assert code == 2
@@ -567,8 +568,8 @@ def test_candidates_that_cannot_be_reached(racer: Command, serve: Serve, pool: F
         ["nothing"],
         ["route"],
         ["route", ONE, "--alpha", "ten"],
-        ["serve"],
-        ["validate"],
+        ["feedback", "chatcmpl-1"],
+        ["verify", "chatcmpl-1", "--from-store", "--url", "http://127.0.0.1:1"],
         ["train", "--router", "magic"],
         ["evaluate", "--data", "x", "--splits", "0"],
         ["calibrate", "x", "--score", "best"],

@@ -53,6 +53,10 @@ def pressed(words: tuple[str, ...], environment: dict[str, str]) -> set[str]:
     ("words", "offered"),
     [
         (("racer", "db", ""), {"upgrade"}),
+        (("racer", "key", ""), {"list", "new", "revoke"}),
+        (("racer", "calibrations", ""), {"activate", "list", "rollback", "show"}),
+        (("racer", "calibrations", "rollback", "--fo"), {"--force"}),
+        (("racer", "feedback", "--file", ""), {"-o default"}),
         (("racer", "calibrate", "--smoo"), {"--smoothing"}),
         (("racer", "calibrate", "--smoothing", ""), {"none", "hash"}),
         (("racer", "train", "--router", "m"), {"mlp"}),

@@ -495,14 +495,15 @@ def test_max_shift_is_a_share(gateway: Gateway, value: Any) -> None:
 def test_the_command_shows_curve_and_groups(
     racer: Command, priced: Gateway, tmp_path: Path
 ) -> None:
-    """A dry run prints a line for every alpha and every group; parts have a line each."""
+    """A dry run prints a line for every alpha and every group, and one sentence for users."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f"{json.dumps(row)}\n" for row in answered_rows(ROWS)))
     at = ["--url", priced.url, "--key", ADMIN_KEY]
     code, out, _ = racer("calibrate", rows, *at, "--dry-run")
     assert code == 0
-    for words in ("mean_cost", "answer_risk upper", "shift size_change", "0.45", "odd", "even"):
-        assert words in out
+    for words in ("price", "of the final answers at most", "0.45", "odd", "even"):
+        assert words in " ".join(out.split())
+    assert "risk_q95" not in out
     code, _, texts = racer("calibrate", rows, *at, "--alpha", 0.5, "--max-shift", 0.001)
     assert code == 1
     assert "max_shift" in texts

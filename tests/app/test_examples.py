@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,10 +90,11 @@ def test_text_blocks_quote_words_of_the_code(block: Block) -> None:
 def example_gateway(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
-    """A calibrated gateway without a data key."""
+    """A gateway without a data key, calibrated twice, so that it can be rolled back."""
     path = configure(tmp_path_factory.mktemp("examples"), artifact, shared_pool.url)
     with running(path, {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
         gateway.calibrate()
+        gateway.calibrate(300)
         yield gateway
 
 
@@ -138,13 +140,11 @@ def test_commands_run(
 ) -> None:
     """In bash, in a folder with the files that documents name."""
     folder = tmp_path / "folder"
-    prepare(folder, artifact, pool)
+    prepare(folder, artifact, pool, example_gateway)
     text = filled(block.text, example_gateway)
     at = ROOT if text.startswith(SHIPPED) else folder
     if text.startswith(SHIPPED):
         text = text.replace("racer route", f"racer route --url {example_gateway.url}")
-    elif "racer calibrate" in text:
-        text = text.replace("--alpha", f"--url {example_gateway.url} --alpha")
     command = ["bash", "-euo", "pipefail", "-c", text]
     environment = ANYWHERE | {"HOME": str(tmp_path)} | ENVIRONMENT
     if is_server(block):
@@ -157,9 +157,17 @@ def test_commands_run(
     assert '"error"' not in done.stdout, done.stdout
 
 
-def prepare(folder: Path, artifact: Path, pool: FakePool) -> None:
-    """Write the files that the documents assume: rows, two configurations, a store, keys."""
-    path = configure(folder, artifact, pool.url, store=f"sqlite:///{folder}/racer.db")
+def prepare(folder: Path, artifact: Path, pool: FakePool, gateway: Gateway) -> None:
+    """Write the files that the documents assume: rows, two configurations, a store, keys.
+
+    Commands find the gateway by the configuration's port.
+    """
+    store = f"sqlite:///{folder}/racer.db"
+    port = int(gateway.url.rpartition(":")[2])
+    path = configure(folder, artifact, pool.url, store=store, port=port)
+    decision_id = gateway.chat(ONE)["racer"]["decision_id"]
+    judgement = {"decision_id": decision_id, "correct": {"adder": True}}
+    (folder / "judgements.jsonl").write_text(json.dumps(judgement) + "\n", encoding="utf-8")
     (folder / "other.yaml").write_text(
         path.read_text(encoding="utf-8").replace("racer.db", "other.db"), encoding="utf-8"
     )
@@ -175,7 +183,8 @@ def serves(command: list[str], folder: Path, environment: dict[str, str]) -> Non
     """Check that a gateway starts with the keys of the block and stops on SIGTERM."""
     port = free_port()
     path = folder / "racer.yaml"
-    path.write_text(path.read_text(encoding="utf-8").replace("port: 0", f"port: {port}"), "utf-8")
+    text = re.sub(r"(?m)^port: \d+$", f"port: {port}", path.read_text(encoding="utf-8"))
+    path.write_text(text, encoding="utf-8")
     with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True) as server:
         try:
             assert until(lambda: answers(f"http://127.0.0.1:{port}/healthz"), 60)

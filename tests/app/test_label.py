@@ -25,6 +25,7 @@ from app.tools.labelling.question_keys import row_key
 from racer_core.records.questions import CopyCounter, Question
 from racer_core.records.reader import read_rows
 from racer_core.types import Turn
+from tests.support.bars import recorded_bars
 from tests.support.gateway import POOL, Command, candidates, configure
 from tests.support.waiting import wait_while_running
 from tests.upstreams.scripted import FakePool
@@ -310,7 +311,52 @@ def test_rows_end_in_the_order_of_the_questions(
     assert sorted(each.name for each in tmp_path.iterdir() if each.suffix == ".new") == []
 
 
+def test_a_run_ends_with_a_table_of_the_candidates(
+    racer: Command, config: Path, tmp_path: Path, pool: FakePool
+) -> None:
+    """Right answers with their exact interval, failed calls, tokens and seconds.
+
+    So does a run that leaves questions without a row, on stderr then.
+    """
+    for name, text in (("adder", "It is 4."), ("speller", "four")):
+        pool.say(name, text)
+    pool.fail("poet", "503")
+    given = [
+        "label", save(tmp_path / "q.jsonl", QUESTIONS[2:3]), "--config", config,
+        "--out", tmp_path / "rows.jsonl", "--grade", "number",
+    ]  # fmt: skip
+    code, printed, stderr = racer(*given)
+    assert (code, printed) == (1, "")
+    table = {line.split()[0]: line.split() for line in stderr.splitlines() if line.split()}
+    assert table["poet"] == ["poet", "0", "0", "-", "1", "-", "-"]
+    pool.say("poet", "Perhaps 5?")
+    code, printed, _ = racer(*given)
+    assert code == 0
+    table = {line.split()[0]: line.split() for line in printed.splitlines() if line.split()}
+    # Clopper and Pearson: 0.025 = q ** 1 for one right answer of one.
+    assert table["adder"][1:7] == ["1", "1", "1.000", "[0.025,", "1.000]", "0"]
+    assert table["poet"][1:7] == ["1", "0", "0.000", "[0.000,", "0.975]", "0"]
+    assert all(float(each) >= 0 for each in table["adder"][7:])
+
+
 # Failures ---------------------------------------------------------------------------------------
+
+
+def test_the_bar_counts_no_question_that_has_no_row(
+    label: Label, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays where it was while a candidate fails, and says how many questions failed.
+
+    Rows of an earlier run count.
+    """
+    shown = recorded_bars(monkeypatch)
+    label(save(tmp_path / "q.jsonl", QUESTIONS[:2]))
+    assert shown[-1] == ("labelling", 2, 2)
+    shown.clear()
+    pool.fail("poet", "503")
+    label(save(tmp_path / "q.jsonl"))
+    assert [done for _, done, _ in shown] == [2] * 5
+    assert shown[-1] == ("labelling, 4 failed", 2, 6)
 
 
 def test_a_candidates_failure_is_never_a_wrong_answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,9 @@ def test_from_nothing_but_candidates_to_certified_answers(
     code, out, _ = racer("calibrate", "--same-answer", "--url", sampling.url, "--key", ADMIN_KEY)
     assert code == 0
     assert "expected calls" in out
-    assert "Means over the calibration rows themselves" in out
+    text = " ".join(out.split())
+    assert "of the answers differ from the whole pool's vote" in text
+    assert "Means over the calibration rows themselves" in text
     report = sampling.get("/same-answer", ADMIN_KEY).json()
     evidence = report["data"][0]["evidence"]
     assert (evidence["rows"], evidence["fitting"], evidence["n"]) == (120, 30, 90)
@@ -113,6 +116,27 @@ def test_from_nothing_but_candidates_to_certified_answers(
         "exact", "drawn", 2,
     )  # fmt: skip
     assert (certificate["n"], certificate["calibration_id"]) == (90, report["data"][0]["id"])
+
+
+def test_its_calibrations_are_listed_and_rolled_back(sampling: Gateway, racer: Command) -> None:
+    """By the same commands as calibrations of labelled rows: an id says which it is."""
+    at = ["--url", sampling.url, "--key", ADMIN_KEY]
+    collect(sampling, 60)
+    first = calibrate(sampling)["id"]
+    collect(sampling, 60, 60)
+    second = calibrate(sampling)["id"]
+    code, out, _ = racer("calibrations", "list", *at)
+    assert code == 0
+    (line,) = [each for each in out.splitlines() if " active " in each]
+    assert second in line
+    code, out, _ = racer("calibrations", "show", *at)
+    assert (code, second in out, "the whole pool's vote" in out) == (0, True, True)
+    code, out, _ = racer("calibrations", "rollback", *at)
+    assert (code, out.startswith(f"{first} is active. At alpha 0.1: ")) == (0, True)
+    assert sampling.ready()["calibration"] == first
+    code, out, _ = racer("calibrations", "activate", second, *at, "--json")
+    assert (code, json.loads(out)["active"]) == (0, True)
+    assert sampling.ready()["calibration"] == second
 
 
 def test_lost_and_pending_requests(serve: Serve, talking: FakePool, tmp_path: Path) -> None:

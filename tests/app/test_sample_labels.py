@@ -19,6 +19,7 @@ from app.monitoring.sample_labels import fewest_rows
 from app.store import Store
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.judge import judge_candidate, judge_version
+from tests.support.bars import recorded_bars
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -294,8 +295,10 @@ def test_a_judge_that_keeps_failing_is_given_up(
         sampling.chat(f"{TWO} {number}")
     sampled(sampling, 6)
     pool.fail("the-judge", "400")
+    shown = recorded_bars(monkeypatch)
     code, _, stderr = label(concurrency=1)
     assert (code, len(judged(pool))) == (1, 4)
+    assert shown == [("judging, 1 failed", 0, 6), ("judging, 2 failed", 0, 6)]
     assert "6 of 6 samples are not judged (upstream_rejected: 4)" in stderr
 
 
@@ -360,15 +363,17 @@ def test_a_checker_labels_stored_samples_that_wait(
 
 
 def test_a_checker_that_fails_leaves_stored_samples_without_labels(
-    serve: Serve, racer: Command, tmp_path: Path
+    serve: Serve, racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One sentence with the cause; without a checker one that says what to set."""
     gateway = serve(watching=WATCHING, environment=KEYED, applications=SUPPORT)
     gateway.chat("raise")
     sampled(gateway, 1)
     function = {"function": "tests.support.checkers:says"}
+    shown = recorded_bars(monkeypatch)
     code, _, stderr = by_checker(gateway, racer, tmp_path, **function)
     assert code == 1
+    assert shown == [("checking, 1 failed", 0, 1)]
     assert "1 of 1 samples are not labelled (" in " ".join(stderr.split())
     assert waiting(gateway)["waiting"] == 1
     config = configure(tmp_path / "b", tmp_path / "none", gateway.url, applications=SUPPORT)

@@ -165,14 +165,16 @@ def test_over_http_and_from_the_store(
         arguments = ("--url", gateway.url, "--key", ADMIN_KEY, "--json")
         code, out, _ = racer("verify", decision_id, *arguments)
         assert (code, json.loads(out)["matches"]) == (0, True), out
-        code, out, _ = racer("verify", decision_id, "--config", folder / "racer.yaml")
+        code, out, _ = racer(
+            "verify", decision_id, "--from-store", "--config", folder / "racer.yaml"
+        )
         assert (code, "order now" in out) == (0, True), out
     pool.answer = lambda _: "42"
     with closing(sqlite3.connect(folder / "racer.db")) as connection, connection:
         connection.execute(
             "UPDATE decisions SET document = replace(document, '\"borders\":[', '\"borders\":[1,')"
         )
-    code, out, _ = racer("verify", ids[0], "--config", folder / "racer.yaml")
+    code, out, _ = racer("verify", ids[0], "--from-store", "--config", folder / "racer.yaml")
     assert (code, "borders" in out.split("differing")[1]) == (1, True)
     missing = gateway.post("/decisions/chatcmpl-none/verify", ADMIN_KEY)
     assert missing.status_code == 404

@@ -163,7 +163,8 @@ def test_a_decision_with_its_query_is_verified(
     """From the store and by the gateway: what is decided again rests on the hash as before."""
     decision_id = storing.route(TWO)["decision_id"]
     assert seen(storing, decision_id)["query"] == TWO
-    for where in (("--config", place / "racer.yaml"), ("--url", storing.url, "--key", ADMIN_KEY)):
+    from_store = ("--from-store", "--config", place / "racer.yaml")
+    for where in (from_store, ("--url", storing.url, "--key", ADMIN_KEY)):
         code, output, error = racer("verify", decision_id, *where, "--json")
         assert code == 0, error
         assert json.loads(output)["matches"]

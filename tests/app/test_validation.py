@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from app import settings
 from app.api.feedback import FeedbackRequest
 from app.errors import SchemaError, SettingsError
+from app.settings import Settings
+from app.settings.validation import problems
 from app.wire import bodies
 from app.wire.schemas import (
     CalibrateFields,
@@ -69,6 +72,8 @@ def body_error(model: type[BaseModel], body: dict[str, Any]) -> SchemaError:
         ({"limits": {"colour": 1}},
          "limits.colour: unknown setting; `racer schema` prints all settings"),
         ({"alpha": 0.2}, "alpha: unknown setting; did you mean `routing.alpha`?"),
+        ({"alfa": 0.2}, "alfa: unknown setting; did you mean `routing.alpha`?"),
+        ({"shadow_rat": 0.2}, "shadow_rat: unknown setting; did you mean `watching.shadow_rate`?"),
     ],
 )  # fmt: skip
 def test_an_unknown_setting_names_the_nearest_known_one(
@@ -76,6 +81,45 @@ def test_an_unknown_setting_names_the_nearest_known_one(
 ) -> None:
     """In a section, a list, a table by name and at the top; never with the value."""
     assert rejection(tmp_path, **changes) == message
+
+
+def settings_by_model(model: type[BaseModel], place: tuple[str | int, ...] = ()) -> Any:
+    """Every setting that is in a section of one kind: its place, and the names beside it."""
+    for name, field in model.model_fields.items():
+        yield (*place, name), tuple(model.model_fields)
+        for section, step in sections(field.annotation):
+            yield from settings_by_model(section, (*place, name, *step))
+
+
+def sections(annotation: Any, step: tuple[str | int, ...] = ()) -> Any:
+    """The models that an annotation names, each with the steps of a list or a table to it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, step
+        return
+    inside = {tuple: (0,), dict: ("some-name",)}.get(get_origin(annotation), ())
+    for each in get_args(annotation):
+        yield from sections(each, (*step, *inside))
+
+
+def test_every_misspelt_setting_names_itself() -> None:
+    """At every depth: sections, lists of candidates and of keys, tables by name.
+
+    Red when the walk to the section of a setting ends above it.
+    """
+    found = list(settings_by_model(Settings))
+    assert (("candidates", 0, "capabilities", "tools") in dict(found)) is True
+    for place, names in found:
+        wrong = f"{place[-1][:-1]}x{place[-1][-1]}"  # a letter before the last
+        if get_close_matches(wrong, names, n=1) != [place[-1]]:
+            continue  # a short name, or nearer to a neighbour
+        value: Any = {wrong: 1}
+        for step in reversed(place[:-1]):
+            value = [value] if step == 0 else {step: value}
+        with pytest.raises(ValidationError) as caught:
+            Settings.model_validate(value)
+        path = ".".join(map(str, (*place[:-1], wrong)))
+        sentences = dict(problems(caught.value, Settings, noun="setting"))
+        assert sentences[path] == f"{path}: unknown setting; did you mean `{place[-1]}`?"
 
 
 @pytest.mark.parametrize(

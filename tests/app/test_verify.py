@@ -78,7 +78,9 @@ def test_every_kind_of_decision_is_found_again(
         decision = unsure.route(query, **options)
         decision_id, certificate = decision["decision_id"], decision["certificate"]
         over_http = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY, "--json")
-        from_store = racer("verify", decision_id, "--config", place / "racer.yaml", "--json")
+        from_store = racer(
+            "verify", decision_id, "--from-store", "--config", place / "racer.yaml", "--json"
+        )
         for code, out, stderr in (over_http, from_store):
             assert code == 0, stderr or out
             result = json.loads(out)
@@ -144,7 +146,9 @@ def test_a_tampered_decision_is_detected(
         changed = json.dumps({**json.loads(document), field: value})
         update = "update decisions set document = ? where id = ?"
         connection.execute(update, [changed, decision_id])
-    code, out, _ = racer("verify", decision_id, "--config", place / "racer.yaml", "--json")
+    code, out, _ = racer(
+        "verify", decision_id, "--from-store", "--config", place / "racer.yaml", "--json"
+    )
     assert code == 1
     assert not json.loads(out)["matches"]
     code, out, _ = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY)
@@ -175,11 +179,11 @@ def test_a_decision_that_cannot_be_verified_is_a_one_line_error(
     config = place / "racer.yaml"
     cases: list[tuple[list[object], int, str]] = [
         (["nothing", "--url", unsure.url, "--key", ADMIN_KEY], 1, "no decision 'nothing'"),
-        (["nothing", "--config", config], 1, "no decision 'nothing'"),
+        (["nothing", "--from-store", "--config", config], 1, "no decision 'nothing'"),
         (["nothing", "--url", unsure.url, "--key", "wrong-key-of-the-tests"], 1, "admin key"),
         (["nothing", "--url", "http://127.0.0.1:1"], 3, "no gateway answers"),
-        (["nothing", "--url", unsure.url, "--config", config], 2, "not both"),
-        (["nothing", "--config", place / "missing.yaml"], 2, "cannot be read"),
+        (["nothing", "--url", unsure.url, "--from-store"], 2, "not both"),
+        (["nothing", "--from-store", "--config", place / "missing.yaml"], 2, "cannot be read"),
     ]
     for arguments, expected, words in cases:
         code, out, stderr = racer("verify", *arguments)

@@ -9,6 +9,7 @@ conservative. Answers are stored, so that the next run repeats no call.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class LabellingReport:
     reused: int  # answers that the questions brought, in this run
     interrupted: bool
     rows: RowsSummary  # of the questions that have a row
+    failed_calls: Mapping[str, int]  # of each candidate, in this run
     ratings: RatingCounts | None = None  # of this run; None if no evaluator was asked
 
     def as_json(self) -> dict[str, Any]:
@@ -96,6 +98,7 @@ def run(
     rating: RatingOptions | None = None,
     announce: Callable[[CallForecast], None] | None = None,
     remote: RemoteLabeller | None = None,
+    on_incomplete: Callable[[LabellingReport], None] | None = None,
     through: tuple[Settings, Secrets] | None = None,
 ) -> LabellingReport:
     """Label every question that has no row yet.
@@ -112,10 +115,11 @@ def run(
         settings: The candidates and their decoding parameters.
         secrets: API keys of the candidates.
         concurrency: Questions processed at once, hence the most calls at once to a candidate.
-        progress: Called with a stage, how many questions are done, and of how many.
+        progress: Called with a stage, how many questions have a row, and of how many.
         rating: The evaluators that rate the answers; None for no ratings.
         announce: Called with the most calls to make, before the first.
         remote: Labels in other processes; None labels in this one.
+        on_incomplete: Called with the report before LabellingIncomplete is raised.
         through: How candidates are called through a gateway; None calls them as ``settings`` says.
 
     Raises:
@@ -160,9 +164,15 @@ def run(
         reused=labelling.reused,
         interrupted=labelling.interrupted,
         rows=summary,
+        failed_calls={
+            name: labelling.counts.failures.get(name, Counter[str]()).total()
+            for name in settings.pool
+        },
         ratings=labelling.counts.ratings if plan.models else None,
     )
     if labelling.unlabelled and not labelling.interrupted:
+        if on_incomplete is not None:
+            on_incomplete(report)
         raise LabellingIncomplete(
             f"{labelling.unlabelled} of {len(questions)} questions are not labelled "
             f"({'; '.join(labelling.counts.causes())}): run the same command again, which makes "
@@ -202,13 +212,13 @@ class _LabellingRun:
         self._plan = plan
         self._pending = [each for each in questions if not files.is_labelled(each)]
         self._total = len(questions)
-        self._done = self._total - len(self._pending)
+        self._failed = 0  # questions that were tried in vain
         self._show = show
         self.counts = CallCounts()
         self.unlabelled = len(self._pending)
         self._workers = Workers()
         self.reused = 0
-        show("labelling", self._done, self._total)
+        self._show_progress()
 
     @property
     def interrupted(self) -> bool:
@@ -333,8 +343,14 @@ class _LabellingRun:
         if correct is not None:
             self._files.add_row(question, correct)
             self.unlabelled -= 1
-        self._done += 1
-        self._show("labelling", self._done, self._total)
+        else:
+            self._failed += 1
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        """Show how many questions have a row; those that were tried in vain have none."""
+        failed = f", {self._failed} failed" if self._failed else ""
+        self._show(f"labelling{failed}", self._total - self.unlabelled, self._total)
 
 
 def _digests(settings: Settings) -> Callable[[Question], Mapping[str, str]]:

@@ -55,7 +55,7 @@ def check_samples(
         secrets: The bearer token of checkers at a URL.
         application: Only its samples; None: those of all applications with a checker.
         concurrency: Samples checked at once.
-        progress: Called with a stage, how many samples are done, and of how many.
+        progress: Called with a stage, how many samples are labelled, and of how many.
 
     Raises:
         LabellingIncomplete: A checker gave no usable verdicts on some samples.
@@ -152,12 +152,18 @@ class _CheckingRun:
                 return False
         self._failures_in_a_row = 0
         self.report.labelled += 1
-        self._show("checking", self.report.labelled, self.report.waiting)
+        self._show_progress()
         return True
 
     def _fail(self, kind: str) -> None:
         self.report.failures[kind] += 1
         self._failures_in_a_row += 1
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        count = self.report.failures.total()
+        failed = f", {count} failed" if count else ""
+        self._show(f"checking{failed}", self.report.labelled, self.report.waiting)
 
     async def _check_and_send(
         self, name: str, sample: Mapping[str, Any], call: CheckerCall

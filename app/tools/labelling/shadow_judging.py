@@ -60,7 +60,7 @@ def judge_samples(
         secrets: API keys of the candidates.
         application: Only its samples; None: those of all.
         concurrency: Samples judged at once.
-        progress: Called with a stage, how many samples are done, and of how many.
+        progress: Called with a stage, how many samples are judged, and of how many.
 
     Raises:
         LabellingIncomplete: The judge gave no readable verdict on some answers.
@@ -201,7 +201,8 @@ class _JudgingRun:
         else:
             self.failed += 1
             self._failures_in_a_row += 1
-        self._show("judging", self.judged + self.failed, self._waiting.count)
+        failed = f", {self.failed} failed" if self.failed else ""
+        self._show(f"judging{failed}", self.judged, self._waiting.count)
 
     async def _judge_and_send(self, sample: _Sample) -> bool:
         """Whether the gateway has the verdicts now."""

@@ -1,4 +1,4 @@
-"""Summary of labelled rows: how many each candidate had right, by kind of request."""
+"""Summary of labelled rows: what each candidate had right, also by kind of request; its calls."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from racer_core.calibration.learn_then_test import clopper_pearson_lower, clopper_pearson_upper
 from racer_core.records.request import request_conversation
 from racer_core.types import LabelledRow
 
@@ -19,6 +20,7 @@ IMAGES: Final = "images"
 KINDS: Final = (PLAIN, SYSTEM, TOOLS, STRUCTURED, LATER, IMAGES)
 _SYSTEM_ROLES: Final = ("system", "developer")
 _IMAGE_PARTS: Final = ("image_url", "image")
+LEVEL: Final = 0.95  # of the intervals
 CUT: Final = "length"  # the finish reason of an answer that the token limit ended
 
 
@@ -30,14 +32,44 @@ class KindSummary:
     right: Counter[str] = field(default_factory=Counter[str])  # candidate -> right answers
 
 
+@dataclass(slots=True)
+class CandidateSummary:
+    """The labelled answers of one candidate."""
+
+    rows: int = 0
+    right: int = 0
+    tokens: list[int] = field(default_factory=list[int])  # of each call that says so
+    seconds: list[float] = field(default_factory=list[float])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Clopper and Pearson's 95 % interval of its share of right answers."""
+        half = (1.0 - LEVEL) / 2.0
+        return (
+            clopper_pearson_lower(self.right, self.rows, half),
+            clopper_pearson_upper(self.right, self.rows, half),
+        )
+
+    def add(self, row: LabelledRow, name: str) -> None:
+        """Count a row, and the call that gave the answer in it."""
+        self.rows += 1
+        self.right += name in row.correct
+        call = row.calls.get(name, {})
+        if isinstance(tokens := call.get("completion_tokens"), int):
+            self.tokens.append(tokens)
+        if isinstance(seconds := call.get("seconds"), int | float):
+            self.seconds.append(seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsSummary:
-    """Labelled rows by kind of request, and answers that the token limit cut.
+    """Labelled rows by candidate and by kind of request, and answers that the token limit cut.
 
-    A request of several kinds counts in each of them.
+    A request of several kinds counts in each of them. Rows without a label count for no candidate.
     """
 
     pool: tuple[str, ...]
+    candidates: Mapping[str, CandidateSummary]
     kinds: Mapping[str, KindSummary]
     cut: Mapping[str, int]  # candidate -> answers; none without any
 
@@ -55,14 +87,18 @@ class RowsSummary:
 def summarise(rows: Iterable[LabelledRow], pool: tuple[str, ...]) -> RowsSummary:
     """Count rows, right answers and cut answers."""
     kinds = {name: KindSummary() for name in KINDS}
+    candidates = {name: CandidateSummary() for name in pool}
     cut = Counter[str]()
     for row in rows:
+        for name in () if row.unlabelled else pool:
+            candidates[name].add(row, name)
         for name in kinds_of(row.request, is_later=bool(row.earlier)):
             kinds[name].rows += 1
             kinds[name].right.update(row.correct)
         cut.update(name for name, call in row.calls.items() if call.get("finish_reason") == CUT)
     return RowsSummary(
         pool=pool,
+        candidates=candidates,
         kinds={name: kind for name, kind in kinds.items() if kind.rows},
         cut={name: cut[name] for name in pool if cut[name]},
     )

@@ -1,0 +1,183 @@
+"""What `racer calibrate` and `racer calibrations` say of a calibration. Computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from racer_core.types import RiskTarget
+
+_PROMISES: Final = {
+    RiskTarget.PAPER: (
+        "at most {bound:.3g} of the sets lack a right candidate, or the null model where none is"
+    ),
+    RiskTarget.ANSWERABLE: (
+        "at most {bound:.3g} of the requests that some candidate answers right call none that does"
+    ),
+    RiskTarget.QUALITY: "answers fall short of the best one by at most {bound:.3g} on average",
+}
+
+
+def terms(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows and the terms of a calibration."""
+    sample = evidence.get("sample", {})
+    rows = f"{evidence['rows']}, of which {evidence['n']} count"
+    if evidence.get("unlabelled"):
+        rows += f", {evidence['unlabelled']} without label"
+    shown = {
+        "rows": rows + (f"; {sample['kind']}" if sample else ""),
+        "score": evidence["score"],
+        "risk target": evidence["risk_target"],
+    }
+    shown |= {name: evidence[name] for name in ("delta",) if evidence.get(name) is not None}
+    if evidence.get("r", 1) > 1:
+        shown["r"] = evidence["r"]
+    if (turns := evidence.get("later_turns")) is not None:
+        calls = f"{turns['mean_size']:.2f} calls"
+        shown["later turns"] = f"{turns['rows']} rows, " + (
+            calls if turns["feasible"] else f"not used: alpha needs {turns['min_n']}"
+        )
+    return shown
+
+
+def levels(evidence: Mapping[str, Any]) -> Table:
+    """Calls, abstentions, price and risk at the calibration's alpha, and at those of a dry run."""
+    own = evidence["alpha"]
+    points = [evidence, *(each for each in evidence.get("curve", ()) if each["alpha"] != own)]
+    has_price = "mean_cost" in evidence
+    table = Table(box=SIMPLE_HEAD)
+    names = ["alpha", "calls", "none called", *(["price"] if has_price else []), "risk, 5-95 %"]
+    for name in (*names, "lambda_hat"):
+        table.add_column(name, justify="right")
+    for point in sorted(points, key=lambda each: each["alpha"]):
+        table.add_row(
+            f"{point['alpha']:.3g}",
+            f"{point['mean_size']:.2f}",
+            f"{point['abstain']:.1%}",
+            *([f"{point['mean_cost']:.3g}"] if has_price else []),
+            _interval(point["risk_q05"], point["risk_q95"]),
+            "infinite" if point["lambda_hat"] is None else f"{point['lambda_hat']:.4g}",
+            style="bold" if point is evidence and len(points) > 1 else "",
+        )
+    return table
+
+
+def parts(evidence: Mapping[str, Any]) -> Iterator[Table]:
+    """The groups of a dry run, and the applications."""
+    for name in ("groups", "applications"):
+        if lines := evidence.get(name):
+            yield _table(name, lines)
+
+
+def sentence(evidence: Mapping[str, Any], shift: Mapping[str, Any] | None) -> str:
+    """What the calibration means for users, in one sentence.
+
+    Args:
+        evidence: The evidence; means are over its own rows.
+        shift: Its distance from the calibration before it; None: there was none.
+    """
+    alpha, size = evidence["alpha"], evidence["mean_size"]
+    if not evidence["feasible"]:
+        return (
+            f"{evidence['n']} rows are too few for alpha {alpha:.3g}, so every request calls all "
+            f"candidates; it takes {evidence['min_n']} rows or more."
+        )
+    before = "" if shift is None else f" instead of {shift['mean_size']:.2f}"
+    pool = len(evidence.get("conditions", {}).get("digests", ()))
+    calls = f"{size:.2f} calls{before or (f' of {pool}' if pool else '')}"
+    none = f", none for {evidence['abstain']:.1%} of the requests" if evidence["abstain"] else ""
+    found = f"At alpha {alpha:.3g}: {calls} a request on average{none}"
+    bound = evidence.get("risk_band") if evidence.get("alpha_basis") == "band" else alpha
+    if bound is None:
+        return f"{found}, and no bound on the risk is certified."
+    found += f", and {_PROMISES[RiskTarget(evidence['risk_target'])].format(bound=bound)}"
+    if evidence.get("delta") is not None:
+        found += f" (with confidence {1.0 - evidence['delta']:.3g})"
+    if (risk := evidence.get("answer_risk")) is not None:
+        found += f"; of the final answers at most {risk['upper']:.3g} are wrong"
+    return found + "."
+
+
+def warnings(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Why certificates of the calibration do not hold."""
+    if evidence.get("overlap_voids"):
+        yield (
+            f"{evidence['overlap']} rows trained the router, which voids every certificate: "
+            "calibrate on other rows"
+        )
+    if evidence.get("alpha_basis") == "band":
+        band = evidence["risk_band"]
+        bound = "none" if band is None else f"{band:.3g}"
+        yield (
+            f"alpha {evidence['alpha']:.3g} was chosen after rows were seen: the bound that "
+            f"certificates state is {bound}"
+        )
+    if (evidence.get("weights") or {}).get("kind") == "estimated":
+        yield "the weights of the rows are estimated, which voids every certificate"
+    if evidence.get("refused"):
+        yield f"it was not activated: {evidence['refused']}"
+
+
+def history(summaries: Sequence[Mapping[str, Any]]) -> Table:
+    """Stored calibrations, newest first."""
+    table = Table("calibration", "made", "", box=SIMPLE_HEAD)
+    for name in ("alpha", "rows", "calls", "lambda_hat"):
+        table.add_column(name, justify="right")
+    table.add_column("terms")
+    for each in summaries:
+        found = each["evidence"]
+        state = "active" if each["active"] else "refused" if found.get("refused") else ""
+        table.add_row(
+            Text(each["id"]),
+            each["created_at"][:16].replace("T", " "),
+            Text(state, style="green" if each["active"] else "yellow"),
+            f"{found['alpha']:.3g}",
+            str(found["rows"]),
+            f"{found['mean_size']:.2f}",
+            "infinite" if found["lambda_hat"] is None else f"{found['lambda_hat']:.4g}",
+            f"{found['score']}, {found['risk_target']}",
+        )
+    return table
+
+
+def answers_history(summaries: Sequence[Mapping[str, Any]]) -> Table:
+    """Stored calibrations of the promise `same_answer`, newest first."""
+    table = Table("promise same_answer", "made", "", "application", box=SIMPLE_HEAD)
+    for name in ("alpha", "rows", "calls"):
+        table.add_column(name, justify="right")
+    table.add_column("reference")
+    for each in summaries:
+        found = each["evidence"]
+        state = "active" if each["active"] else "refused" if found.get("refused") else ""
+        table.add_row(
+            Text(each["id"]),
+            each["created_at"][:16].replace("T", " "),
+            Text(state, style="green" if each["active"] else "yellow"),
+            Text(each["application"] or "-"),
+            f"{found['alpha']:.3g}",
+            str(found["rows"]),
+            f"{found['expected_calls']:.2f}",
+            Text(found["reference"]),
+        )
+    return table
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    if high is None:
+        return "-"
+    return f"{high:.3f}" if low is None or low == high else f"{low:.3f}-{high:.3f}"
+
+
+def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Render rows that have the same fields."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name in lines[0]:
+        table.add_column(name, justify="right")
+    for line in lines:
+        shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in line.values())
+        table.add_row(*map(Text, shown))
+    return table

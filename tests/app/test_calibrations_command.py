@@ -1,0 +1,161 @@
+"""`racer calibrations`: history, evidence, activation and rollback of a running gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.cli.calibration_report import sentence, warnings
+from tests.support.gateway import ADMIN_KEY, DATA_KEY, Command, Gateway, Serve, labelled
+
+from .test_cli import failed, parsed, write
+
+
+@pytest.fixture
+def at(serve: Serve, gateway_of: list[Gateway]) -> list[object]:
+    """How the gateway of a test is reached."""
+    gateway_of.append(serve(calibrated=False))
+    return ["--url", gateway_of[0].url, "--key", ADMIN_KEY]
+
+
+@pytest.fixture
+def gateway_of() -> list[Gateway]:
+    """The gateway of a test, once it runs."""
+    return []
+
+
+def test_a_gateway_without_calibrations(racer: Command, at: list[object]) -> None:
+    """Each command says what there is to do."""
+    assert "racer calibrate ROWS" in racer("calibrations", "list", *at)[1]
+    assert parsed(racer("calibrations", "list", *at, "--json")) == {
+        "calibrations": [],
+        "same_answer": [],
+    }
+    failed(racer("calibrations", "show", *at), 1, "no calibration is active")
+    failed(racer("calibrations", "rollback", *at), 1, "no calibration is active")
+    failed(racer("calibrations", "activate", "cal-0", *at), 1, "404")
+
+
+def test_history_activation_and_rollback(
+    racer: Command, at: list[object], gateway_of: list[Gateway]
+) -> None:
+    """Back to what was active when the active one was made; forward by its id."""
+    (gateway,) = gateway_of
+    first = gateway.calibrate(60)["id"]
+    second = gateway.calibrate(80, alpha=0.2)["id"]
+    third = gateway.calibrate(100, alpha=0.2, activate=False)["id"]
+    listed = parsed(racer("calibrations", "list", *at, "--json"))["calibrations"]
+    assert [(each["id"], each["active"]) for each in listed] == [
+        (third, False), (second, True), (first, False),
+    ]  # fmt: skip
+    table = racer("calibrations", "list", *at)[1]
+    (active,) = [line for line in table.splitlines() if "active" in line]
+    assert second in active
+    assert "0.2" in active
+    shown = racer("calibrations", "show", *at)[1]
+    assert f"{second}, active" in shown
+    assert "At alpha 0.2: " in shown
+    assert parsed(racer("calibrations", "show", first, *at, "--json"))["evidence"]["alpha"] == 0.1
+    code, out, _ = racer("calibrations", "rollback", *at, "--force")
+    assert (code, out.startswith(f"{first} is active. At alpha 0.1: ")) == (0, True), out
+    assert gateway.ready()["calibration"] == first
+    failed(racer("calibrations", "rollback", *at), 1, "is the first that became active")
+    result = parsed(racer("calibrations", "activate", third, *at, "--force", "--json"))
+    assert (result["id"], result["active"]) == (third, True)
+    assert gateway.ready()["calibration"] == third
+    failed(racer("calibrations", "list", *at[:3], DATA_KEY), 1, "admin key")
+
+
+def test_what_needs_confirmation_is_refused(
+    racer: Command, at: list[object], gateway_of: list[Gateway]
+) -> None:
+    """Without a finite threshold every request would call all candidates: only by ``--force``."""
+    (gateway,) = gateway_of
+    few = gateway.calibrate(2)["id"]  # confirmed
+    many = gateway.calibrate(60)["id"]
+    failed(racer("calibrations", "activate", few, *at), 1, "409")
+    assert gateway.ready()["calibration"] == many
+    code, out, _ = racer("calibrations", "rollback", "--force", *at)
+    assert code == 0
+    assert "rows are too few for alpha 0.1" in out
+
+
+def test_a_canary_decides_a_share_and_is_promoted(
+    racer: Command, at: list[object], gateway_of: list[Gateway]
+) -> None:
+    """The active one stays until the canary is activated without a share."""
+    (gateway,) = gateway_of
+    first = gateway.calibrate(60)["id"]
+    second = gateway.calibrate(80, activate=False)["id"]
+    code, out, _ = racer("calibrations", "activate", second, "--share", 0.25, *at)
+    assert (code, out.startswith(f"{second} decides 0.25 of the requests. ")) == (0, True), out
+    assert gateway.ready()["calibration"] == first
+    assert racer("calibrations", "activate", second, *at)[0] == 0
+    assert gateway.ready()["calibration"] == second
+
+
+def test_calibrate_says_what_changes_for_users(
+    racer: Command, at: list[object], tmp_path: Path
+) -> None:
+    """A table and a sentence, with the calls before and after; no names of fields."""
+    rows = write(tmp_path / "rows.jsonl", labelled(10_000, 80))
+    code, first, _ = racer("calibrate", rows, *at)
+    assert code == 0
+    text = " ".join(first.split())
+    assert "active from now on" in text
+    assert " calls of 3 a request on average" in text
+    assert "at most 0.1 of the requests that some candidate answers right call none" in text
+    before = text.partition("At alpha 0.1: ")[2].partition(" ")[0]
+    code, second, _ = racer("calibrate", rows, *at, "--alpha", 0.5, "--no-activate")
+    assert code == 0
+    text = " ".join(second.split())
+    assert f"calls instead of {before} a request on average" in text
+    assert "racer calibrations activate cal-" in text
+    tried = racer("calibrate", rows, *at, "--alpha", 0.5, "--dry-run")[1]
+    assert "nothing was changed" in tried
+    for field in ("risk_q95", "near_duplicates", "overlap_voids", "min_n"):
+        assert field not in first + tried
+
+
+EVIDENCE = {
+    "alpha": 0.1, "mean_size": 2.1, "abstain": 0.0, "feasible": True, "n": 90, "rows": 100,
+    "min_n": 9, "risk_target": "answerable", "delta": None, "alpha_basis": "fixed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "shift", "words"),
+    [
+        ({}, None, "At alpha 0.1: 2.10 calls a request on average, and at most 0.1"),
+        ({}, {"mean_size": 2.4}, "2.10 calls instead of 2.40 a request"),
+        ({"conditions": {"digests": ["a", "b", "c"]}}, None, "2.10 calls of 3 a request"),
+        ({"abstain": 0.08}, None, "none for 8.0% of the requests"),
+        ({"delta": 0.05}, None, "(with confidence 0.95)"),
+        ({"risk_target": "quality"}, None, "fall short of the best one by at most 0.1"),
+        ({"risk_target": "paper"}, None, "at most 0.1 of the sets lack a right candidate"),
+        ({"answer_risk": {"upper": 0.2}}, None, "final answers at most 0.2 are wrong"),
+        ({"alpha_basis": "band", "risk_band": 0.15}, None, "at most 0.15 of the requests"),
+        ({"alpha_basis": "band", "risk_band": None}, None, "no bound on the risk is certified"),
+        ({"feasible": False, "n": 3}, None, "3 rows are too few for alpha 0.1"),
+    ],
+)
+def test_the_sentence(changes: dict[str, object], shift: dict[str, float], words: str) -> None:
+    """What a reader without the method understands."""
+    assert words in sentence(EVIDENCE | changes, shift)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"overlap": 7, "overlap_voids": True}, "7 rows trained the router"),
+        ({"weights": {"kind": "estimated"}}, "weights of the rows are estimated"),
+        ({"alpha_basis": "band", "risk_band": 0.15}, "that certificates state is 0.15"),
+        ({"refused": "the mean set size changes"}, "not activated: the mean set size changes"),
+    ],
+)
+def test_what_voids_certificates_is_said(changes: dict[str, object], words: str) -> None:
+    """Red when a calibration looks good that certifies nothing."""
+    assert list(warnings(EVIDENCE)) == []
+    (found,) = warnings(EVIDENCE | changes)
+    assert words in found

@@ -1,0 +1,130 @@
+"""`racer key list` and `racer key revoke`: the keys in the configuration's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app import settings
+from tests.support.gateway import ENVIRONMENT, Command, running
+from tests.upstreams.scripted import FakePool
+
+from .test_cli import failed, parsed
+
+HASHES = {name: f"sha256:{'0' * 32}:{digit * 64}" for name, digit in zip("abc", "123", strict=True)}
+BLOCK = f"""\
+# the gateway of the tests
+access:
+  keys:
+    # of the first team
+    - name: a  # phone 1
+      hash: "{HASHES["a"]}"
+      max_alpha: 0.2
+
+    # of the second team
+    - {{name: b, role: admin, hash: "{HASHES["b"]}"}}
+    - hash: {HASHES["c"]}
+      # a comment inside
+      name: c
+  # who may call
+  hosts: [gateway.example]
+"""
+FLOW = f"""\
+access: {{keys: [{{name: a, hash: "{HASHES["a"]}"}}, {{name: b, hash: "{HASHES["b"]}"}},
+  {{name: c, hash: "{HASHES["c"]}"}}]}}
+"""
+ONE_KEY = f"""\
+access:
+  keys:
+    - name: b
+      hash: {HASHES["b"]}
+"""
+
+
+def configured(folder: Path, access: str, url: str = "http://127.0.0.1:1/v1") -> Path:
+    """A configuration with a part that is written as given."""
+    path = folder / "racer.yaml"
+    rest = f"schema_version: 1\nport: 0\ncandidates: [{{name: adder, base_url: '{url}'}}]\n"
+    path.write_text(access + rest)
+    return path
+
+
+def names(path: Path) -> list[str]:
+    """The keys of a configuration."""
+    return [key.name for key in settings.read(path).access.keys]
+
+
+def test_keys_are_listed_without_their_hashes(
+    racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With role and limits; of the environment's only that they are set."""
+    path = configured(tmp_path, BLOCK)
+    monkeypatch.setenv("RACER_ADMIN_KEY", ENVIRONMENT["RACER_ADMIN_KEY"])
+    found = parsed(racer("key", "list", "--config", path, "--json"))
+    assert [(key["name"], key["role"]) for key in found["keys"]] == [
+        ("a", "data"), ("b", "admin"), ("c", "data"),
+    ]  # fmt: skip
+    assert found["keys"][0]["max_alpha"] == 0.2
+    assert found["environment"] == {"RACER_DATA_KEY": False, "RACER_ADMIN_KEY": True}
+    out = racer("key", "list", "--config", path)[1]
+    assert "$RACER_ADMIN_KEY" in out
+    assert "sha256" not in out + str(found)
+    assert ENVIRONMENT["RACER_ADMIN_KEY"] not in out
+    monkeypatch.delenv("RACER_ADMIN_KEY")
+    assert "racer key new NAME" in racer("key", "list", "--config", configured(tmp_path, ""))[1]
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("access", [BLOCK, FLOW], ids=["block", "flow"])
+def test_a_revoked_key_leaves_the_file(
+    racer: Command, tmp_path: Path, access: str, name: str
+) -> None:
+    """Its entry and nothing else: other keys, comments and sections stay as they are written."""
+    path = configured(tmp_path, access)
+    before = path.read_text()
+    result = parsed(racer("key", "revoke", name, "--config", path, "--json"))
+    assert result["revoked"] == name
+    assert names(path) == [each for each in "abc" if each != name]
+    after = path.read_text()
+    assert HASHES[name] not in after
+    if access is BLOCK:
+        lines = before.splitlines()
+        assert [line for line in lines if line not in after.splitlines()] == [
+            line[1:] for line in result["diff"].splitlines()[2:] if line.startswith("-")
+        ]
+        comments = [line for line in lines if line.lstrip().startswith("#")]
+        inside = {"c": ["      # a comment inside"]}.get(name, [])
+        assert all((each in after) is (each not in inside) for each in comments)
+        assert settings.read(path).access.hosts == ("gateway.example",)
+
+
+def test_the_last_key_leaves_an_empty_list(racer: Command, tmp_path: Path) -> None:
+    """And not `keys:` without a value, which no start accepts."""
+    path = configured(tmp_path, ONE_KEY)
+    code, out, _ = racer("key", "revoke", "b", "--config", path)
+    assert (code, "Reload" in out) == (0, True)
+    assert names(path) == []
+
+
+def test_an_unknown_key_changes_nothing(racer: Command, tmp_path: Path) -> None:
+    """The names that are there are listed, and where other keys come from."""
+    path = configured(tmp_path, BLOCK)
+    given = ("key", "revoke", "d", "--config", path)
+    failed(racer(*given), 2, "no key 'd'", "a, b, c", "$RACER_DATA_KEY")
+    assert path.read_text().startswith(BLOCK)
+    configured(tmp_path, "")
+    failed(racer(*given), 2, "it has none")
+
+
+def test_a_gateway_refuses_a_revoked_key(racer: Command, tmp_path: Path, pool: FakePool) -> None:
+    """After a restart; the other keys stay."""
+    made = {name: parsed(racer("key", "new", name, "--json")) for name in ("old", "kept")}
+    listed = "".join(f"    - {{name: {n}, hash: '{each['hash']}'}}\n" for n, each in made.items())
+    path = configured(tmp_path, f"access:\n  keys:\n{listed}", pool.url)
+    keys = {name: each["key"] for name, each in made.items()}
+    for status in (200, 401):
+        with running(path, {}) as gateway:
+            assert gateway.get("/v1/models", keys["old"]).status_code == status
+            assert gateway.get("/v1/models", keys["kept"]).status_code == 200
+        racer("key", "revoke", "old", "--config", path)
