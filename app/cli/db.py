@@ -9,7 +9,6 @@ import click
 from app import settings
 from app.cli import tables
 from app.cli.console import FILE, JSON, out, print_json
-from app.errors import SettingsError
 
 
 @click.group()
@@ -25,7 +24,7 @@ def upgrade(config: Path, as_json: bool) -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     from app.store import schema
-    from app.store.engine import open_engine, redacted_url
+    from app.store.engine import open_engine, redacted_url, unusable
 
     configured, secrets = settings.load(config)
     url = secrets.store(configured)
@@ -33,7 +32,7 @@ def upgrade(config: Path, as_json: bool) -> None:
     try:
         before, after = schema.upgrade(engine)
     except SQLAlchemyError as exc:
-        raise SettingsError(f"store {redacted_url(url)}: {str(exc).splitlines()[0]}") from exc
+        raise unusable(url, exc) from exc
     finally:
         engine.dispose()
     result = {"store": redacted_url(url), "before": before or "no tables", "after": after}

@@ -3,7 +3,8 @@
 An activation writes the store first. The memory of every gateway that shares the store follows: at
 once where the store can notify, within ``notifications.POLL_S`` otherwise. So a gateway always has
 the whole old calibration or the whole new one, and in the end the store's, wherever an activation
-is interrupted. While the store cannot be read, the last calibration stays active.
+is interrupted. While the store cannot be read, the last calibration stays active. A store that is
+read and takes no writes, such as a standby, is followed; activations wait for its promotion.
 """
 
 from __future__ import annotations
@@ -75,10 +76,11 @@ class CalibrationSync:
         self._task: asyncio.Task[None] | None = None
         self._answered_at = time.monotonic()
         self.lost = False  # whether the store cannot be read now
+        self.takes_writes = True  # whether it did when it was read last
         # Registered here: a gateway without a router has no store, and so no such metric.
         self._up = Gauge(
             "racer_store_up",
-            "0 while the store cannot be read: what was read last goes on deciding",
+            "0 while the store cannot be read, or takes no writes: what was read last decides",
             registry=metrics.registry,
         )
         self._up.set(1)
@@ -130,6 +132,11 @@ class CalibrationSync:
         async with self._one_at_a_time:
             setup = self.setup
             state = await self._store.run_short(self._store.shared_state, setup or "")
+            if self.takes_writes and not state.takes_writes:
+                log.warning(
+                    "the store takes no writes: decisions wait until its database is the primary"
+                )
+            self.takes_writes = state.takes_writes
             self._lost(False)
             if setup is None:
                 return
@@ -235,4 +242,4 @@ class CalibrationSync:
         if not lost:
             self._answered_at = time.monotonic()
         self.lost = lost
-        self._up.set(not lost)
+        self._up.set(self.takes_writes and not lost)
