@@ -37,14 +37,15 @@ RUN pip install --no-deps --no-build-isolation . \
  && pip uninstall --yes pip
 
 FROM ${PYTHON_IMAGE} AS runtime
-# A fixed uid, so that mounted folders can be owned by it on the host.
+# A fixed uid, so that mounted folders can be owned by it on the host. A new volume takes the owner of
+# the folder that it covers.
 RUN groupadd --gid 10001 racer \
  && useradd --uid 10001 --gid 10001 --home-dir /var/lib/racer --no-create-home \
       --shell /usr/sbin/nologin racer \
  && mkdir -p /etc/racer/artifact /var/lib/racer \
- && chown 10001:10001 /var/lib/racer
+ && chown 10001:10001 /var/lib/racer /etc/racer/artifact
 COPY --from=builder /opt/venv /opt/venv
-# The only writable folder holds the store and models downloaded from the hub.
+# The only folder that a gateway writes to holds the store and models downloaded from the hub.
 ENV PATH=/opt/venv/bin:$PATH \
     HF_HOME=/var/lib/racer/huggingface \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -108,7 +108,7 @@ async def open_services(
     Raises:
         ArtifactError: The artifact does not fit the configuration or this machine.
         SettingsError: The store cannot be opened, an evaluator cannot do what is configured, or
-            traces are configured and OpenTelemetry is not installed.
+            traces are configured and cannot be sent.
         UpstreamError: An evaluator of `aggregation` cannot be reached.
     """
     async with AsyncExitStack() as stack:
@@ -125,6 +125,7 @@ async def open_services(
             in_flight=limits.in_flight,
             body_bytes=limits.body_buffer_bytes,
         )
+        metrics.in_flight.set_function(lambda: quotas.in_flight)
         conditions = ConditionReader(settings.candidates, settings.limits.extra_fields)
         grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
         stored = None

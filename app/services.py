@@ -194,6 +194,9 @@ class Services:
             rows = "racer label questions.jsonl --config racer.yaml --out rows.jsonl"
             if has_rows:
                 rows = "racer samples rows.jsonl --url http://HOST:PORT"
+            elif folder is not None:
+                everything = "racer bootstrap --config racer.yaml --queries questions.jsonl"
+                rows = f"{everything} --url http://HOST:PORT, or its steps: {rows}"
             command = (
                 f"{rows}, then racer split rows.jsonl, then racer train --config racer.yaml --data "
                 f"train.jsonl --validation validation.jsonl --out {out}"

@@ -35,7 +35,7 @@ class Kind(StrEnum):
     LEFT = auto()  # the client closed the connection
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes the generator microseconds more
 class Ask:
     """One request to be sent.
 
@@ -48,7 +48,7 @@ class Ask:
     stay_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """One request."""
 
@@ -59,6 +59,7 @@ class Outcome:
     ask: Ask
     message: str = ""  # of an error
     decision: str = ""  # its id, of an answer
+    served_by: str = ""  # the candidate whose answer it is, where the head says so
     first_s: float = math.nan  # from the intended instant to the first piece of text
     retry_after_s: float = math.nan  # of a refusal
 
@@ -93,11 +94,12 @@ class Client:
     async def send(self, ask: Ask, due: float) -> Outcome:
         """One request; never raises but for cancellation."""
         sent = time.perf_counter()
-        kind, error, decision, first_s, wait_s = Kind.ERROR, "", "", math.nan, math.nan
+        kind, error, first_s, wait_s = Kind.ERROR, "", math.nan, math.nan
+        decision = served_by = ""
         try:
-            async with asyncio.timeout(ask.stay_s or TIMEOUT_S):
-                answer = await self._exchange(ask)
+            answer = await self._exchange(ask)
             decision = answer.headers.get(b"x-racer-decision-id", b"").decode()
+            served_by = answer.headers.get(b"x-racer-served-by", b"").decode()
             first_s = answer.first - due
             wait_s = float(answer.headers.get(b"retry-after", "nan"))
             kind, error = self._judge(ask, answer)
@@ -108,12 +110,13 @@ class Client:
         if kind is Kind.ERROR and error in _CANDIDATES and queries.may_fail(ask.query):
             kind = Kind.INJECTED
         took_s = time.perf_counter() - due
-        return Outcome(kind, due, sent - due, took_s, ask, error, decision, first_s, wait_s)
+        late_s = sent - due
+        return Outcome(kind, due, late_s, took_s, ask, error, decision, served_by, first_s, wait_s)
 
     async def _exchange(self, ask: Ask) -> "Answer":
         connection = await self._connection()
         try:
-            answer = await connection.ask(self._request(ask))
+            answer = await connection.ask(self._request(ask), ask.stay_s or TIMEOUT_S)
         except BaseException:
             connection.close()
             raise
@@ -208,14 +211,19 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._kept and not self._transport.is_closing()
 
-    async def ask(self, request: bytes) -> Answer:
-        """Send a request and return its answer."""
+    async def ask(self, request: bytes, timeout_s: float) -> Answer:
+        """Send a request and return its answer. Raises TimeoutError."""
         if self._early is not None:
             return self._early
         self._answer, self._pieces = Answer(), []
-        self._waits = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waits = loop.create_future()
+        late = loop.call_later(timeout_s, self._fail, TimeoutError())
         self._transport.write(request)
-        return await self._waits
+        try:
+            return await self._waits
+        finally:
+            late.cancel()
 
     def close(self) -> None:
         self._transport.close()

@@ -50,7 +50,7 @@ class Soak:
     errors: Counter[str] = field(default_factory=Counter)
     latencies: list[tuple[float, float]] = field(default_factory=list)  # of undisturbed answers
     samples: list[dict[str, float]] = field(default_factory=list)
-    to_judge: list[str] = field(default_factory=list)
+    to_judge: list[Outcome] = field(default_factory=list)
     calibrated: int = 0
 
     def note(self, outcome: Outcome) -> None:
@@ -61,8 +61,8 @@ class Soak:
             self.errors[outcome.message] += 1
         elif outcome.kind is Kind.RIGHT and not queries.may_fail(query):
             self.latencies.append((outcome.due, outcome.latency_s))
-            if random.random() < JUDGED:
-                self.to_judge.append(outcome.decision)
+            if outcome.served_by and random.random() < JUDGED:
+                self.to_judge.append(outcome)
 
     async def watch(self) -> None:
         """Sample once a second, until cancelled."""
@@ -81,7 +81,9 @@ class Soak:
         while True:
             await asyncio.sleep(1)
             while self.to_judge:
-                await self._call(self.gateway.judge, self.to_judge.pop(), {"adder": True})
+                right = self.to_judge.pop()  # its candidate is one of the decision's pool
+                verdict = {right.served_by: True}
+                await self._call(self.gateway.judge, right.decision, verdict)
 
     async def calibrate(self, every_s: float) -> None:
         """A new calibration, and the one before it made active again, until cancelled."""

@@ -8,11 +8,11 @@ are sent one by one with that gap, as models write; without it all at once.
 
 import argparse
 import asyncio
-import json
 import random
 from collections.abc import Iterator
 
 import httptools
+import orjson
 import queries
 import uvloop
 
@@ -58,9 +58,9 @@ class Candidates(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Think for a while, then answer or break; tell at once which models there are."""
         if self._parser.get_method() == b"GET":
-            self._transport.write(_whole(json.dumps(_MODELS).encode()))
+            self._transport.write(_whole(orjson.dumps(_MODELS)))
             return
-        request = json.loads(self._body)
+        request = orjson.loads(self._body)
         query = request["messages"][-1]["content"]
         fault = queries.fault(request["model"], query)
         if fault == "hang":
@@ -82,7 +82,7 @@ class Candidates(asyncio.Protocol):
             else:
                 self._transport.write(_STREAM + b"".join(pieces))
         else:
-            data = _whole(json.dumps(_completion(request["model"], queries.answer(query))).encode())
+            data = _whole(orjson.dumps(_completion(request["model"], queries.answer(query))))
             self._transport.write(data[: -20 if fault else None])
         if fault == "cut":
             self._transport.close()
@@ -115,7 +115,7 @@ def _events(model: str, text: str) -> list[bytes]:
         for delta in deltas
     ]
     events.append(_document(model, "chat.completion.chunk", []) | {"usage": _USAGE})
-    lines = [*(f"data: {json.dumps(each)}\n\n".encode() for each in events), b"data: [DONE]\n\n"]
+    lines = [*(b"data: %b\n\n" % orjson.dumps(each) for each in events), b"data: [DONE]\n\n"]
     return [*(b"%x\r\n%b\r\n" % (len(line), line) for line in lines), b"0\r\n\r\n"]
 
 

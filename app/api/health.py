@@ -43,13 +43,16 @@ async def healthz(_: Request, __: Services) -> Response:
 async def readyz(request: Request, services: Services) -> Response:
     """200 while requests are answered, also by the fallback; 503 while the gateway drains.
 
-    `missing` lists what certificates lack and which command comes next; with `?calibrated=true`
-    that is 503, too. `degraded` lists `store` while the store cannot be read, and `store_writes`
-    while it is read and takes no writes. `restart` says that the artifact has changed on disk.
+    `artifact` is the digest of the loaded one. `missing` lists what certificates lack and which
+    command comes next; with `?calibrated=true` that is 503, too. `degraded` lists `store` while the
+    store cannot be read, and `store_writes` while it is read and takes no writes. `restart` says
+    that the artifact has changed on disk.
     """
     if services.drain.begun:
         return bodies.json_response({"status": "draining"}, status=503)
     ready: dict[str, Any] = {"status": "ready", "calibration": services.calibration}
+    if services.artifact.router is not None:
+        ready["artifact"] = services.artifact.router.digest
     if missing := services.missing:
         ready |= {
             "fallback": services.settings.fallback,

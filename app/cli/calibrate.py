@@ -159,13 +159,13 @@ def calibrate(
     max_shift: float | None,
     force: bool,
     as_json: bool,
-) -> None:
+) -> dict[str, Any] | None:
     """Calibrate a running gateway with labelled ROWS; Ctrl-C cancels without a change."""
     if same_answer:
         if rows is not None or from_shadow:
             raise click.UsageError("--same-answer takes neither ROWS nor --from-shadow")
         calibrate_answers(url, key, application, dry_run=dry_run, as_json=as_json)
-        return
+        return None
     if (rows is None) != from_shadow:
         raise click.UsageError("give ROWS or --from-shadow")
     for name, given in (("--judge", judge), ("--labels", labels)):
@@ -210,6 +210,7 @@ def calibrate(
             _say_labels(saved, delta)
             files = saved.files
         refusals: list[RacerError] = []
+        result: dict[str, Any] | None = None
         for name, file in files.items():
             given = options | {"application": name}
             show("uploading", 0, 1)
@@ -230,6 +231,7 @@ def calibrate(
         err.print(f"racer: {each}", style="red", markup=False, highlight=False, soft_wrap=True)
     if refusals:
         raise refusals[-1]
+    return result
 
 
 def _say_labels(saved: SavedRows, delta: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -17,17 +18,20 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@click.option("--config", type=FILE, help="The YAML configuration that names the store.")
+@click.option("--store", help="URL of the store, for one without a password in it.")
 @JSON
-def upgrade(config: Path, as_json: bool) -> None:
-    """Migrate the tables to this version of the program, in one transaction. Back up first."""
+def upgrade(config: Path | None, store: str | None, as_json: bool) -> None:
+    """Migrate the tables to this version of the program, in one transaction. Back up first.
+
+    Without `--store` and `--config` the store is that of `$RACER_STORE_URL`. No key need be set.
+    """
     from sqlalchemy.exc import SQLAlchemyError
 
     from app.store import schema
     from app.store.engine import open_engine, redacted_url, unusable
 
-    configured, secrets = settings.load(config)
-    url = secrets.store(configured)
+    url = store or _configured_url(config)
     engine = open_engine(url)
     try:
         before, after = schema.upgrade(engine)
@@ -37,3 +41,13 @@ def upgrade(config: Path, as_json: bool) -> None:
         engine.dispose()
     result = {"store": redacted_url(url), "before": before or "no tables", "after": after}
     print_json(result) if as_json else out.print(tables.fields(result))
+
+
+def _configured_url(config: Path | None) -> str:
+    if config is not None:
+        configured = settings.read(config)
+        return os.environ.get(configured.store_env) or configured.store
+    variable = str(settings.Settings.model_fields["store_env"].default)
+    if url := os.environ.get(variable):
+        return url
+    raise SettingsError(f"no store is named: give --config or --store, or set ${variable}")

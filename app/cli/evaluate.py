@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,9 @@ from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.errors import InputError
 from racer_core.types import BINARY_TARGETS, RiskTarget, RowsKind, Score
+
+if TYPE_CHECKING:
+    from racer_core.offline.evaluation_result import Evaluation
 
 BY_GROUP = "static_by_group"  # a control; racer_core.offline is imported when it is needed
 
@@ -206,7 +209,7 @@ def evaluate(
     folder: Path | None,
     assertions: list[Any],
     as_json: bool,
-) -> None:
+) -> Evaluation:
     """Measure risk, set size and accuracy on labelled rows over random splits."""
     _refuse_several_routers(click.get_current_context())
     _refuse_votes_on_grades(click.get_current_context())
@@ -256,6 +259,7 @@ def evaluate(
             out.print(f"report: {folder / 'index.html'}", markup=False, soft_wrap=True)
     for asserted in check_all(assertions, result):
         err.print(f"racer: {asserted}", markup=False, highlight=False, soft_wrap=True)
+    return result
 
 
 _ROUTER_OF = {

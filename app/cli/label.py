@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
     required=True,
     help="How an answer is compared with the reference; `checker`: with `--from-shadow` alone.",
 )
+@click.option(
+    "--reference",
+    "references",
+    type=FILE,
+    help="File of the references, of the same format, where QUESTIONS have none.",
+)
 @click.option("--judge", help="With `--grade judge`: a candidate, or the URL of another server.")
 @click.option("--judge-model", help="Model name of the judge at that URL.")
 @click.option(
@@ -66,6 +73,11 @@ if TYPE_CHECKING:
 )
 @click.option("--ray", metavar="ADDRESS", help="Run on all nodes of this Ray cluster.")
 @click.option(
+    "--through-gateway",
+    is_flag=True,
+    help="Call candidates through the gateway at --url, where only it reaches them.",
+)
+@click.option(
     "--from-shadow",
     is_flag=True,
     help="Label the stored answers of live traffic at a gateway instead, by `--grade judge`, or by "
@@ -80,6 +92,7 @@ def label(
     config: Path,
     rows: Path | None,
     kind: str,
+    references: Path | None,
     judge: str | None,
     judge_model: str | None,
     judge_key: str | None,
@@ -87,12 +100,13 @@ def label(
     confidences: tuple[str, ...],
     concurrency: int,
     ray: str | None,
+    through_gateway: bool,
     from_shadow: bool,
     application: str | None,
     url: str,
     key: str | None,
     as_json: bool,
-) -> None:
+) -> dict[str, Any] | None:
     """Send QUESTIONS (query and reference) to every candidate, grade the answers, write rows.
 
     After an interruption the same command resumes and repeats no finished call. With an evaluator,
@@ -104,13 +118,13 @@ def label(
 
     grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
     if from_shadow:
-        if questions or rows or evaluators or confidences or ray:
+        if questions or references or rows or evaluators or confidences or ray or through_gateway:
             raise click.UsageError(
                 "--from-shadow reads requests and answers from the gateway: leave out QUESTIONS, "
-                "--out, --evaluator, --confidence and --ray"
+                "--reference, --out, --evaluator, --confidence, --ray and --through-gateway"
             )
         _label_samples(config, grading, application, concurrency, url, key, as_json=as_json)
-        return
+        return None
     if kind == "checker":
         raise click.UsageError("--grade checker needs --from-shadow: questions have references")
     if questions is None or rows is None:
@@ -118,17 +132,29 @@ def label(
         raise click.UsageError(f"Missing {missing}; only --from-shadow works without")
     if application is not None:
         raise click.UsageError("--application needs --from-shadow")
+    if ray is not None and through_gateway:
+        raise click.UsageError("--ray and --through-gateway exclude each other")
     rating = _rating(evaluators, confidences)
     report = _label_questions(
-        config, questions, rows, grading, rating, concurrency, ray, as_json=as_json
+        config,
+        questions,
+        references,
+        rows,
+        grading,
+        rating,
+        concurrency,
+        ray,
+        (url, key) if through_gateway else None,
+        as_json=as_json,
     )
     _say_shortfalls(report)
     shown = {"out": str(rows), **report.as_json()}
     if as_json:
         print_json(shown)
-        return
+        return shown
     out.print(tables.fields({name: shown[name] for name in shown if name not in ("kinds", "cut")}))
     out.print(tables.labelled_kinds(report.rows))
+    return shown
 
 
 def _rating(evaluators: tuple[str, ...], confidences: tuple[str, ...]) -> RatingOptions | None:
@@ -144,20 +170,35 @@ def _rating(evaluators: tuple[str, ...], confidences: tuple[str, ...]) -> Rating
 def _label_questions(
     config: Path,
     questions: Path,
+    references: Path | None,
     rows: Path,
     grading: GradingOptions,
     rating: RatingOptions | None,
     concurrency: int,
     ray: str | None,
+    gateway: tuple[str, str | None] | None,
     *,
     as_json: bool,
 ) -> LabellingReport:
-    """Label the questions of a file, here or on a Ray cluster."""
+    """Label the questions of a file: here, through a gateway or on a Ray cluster."""
     from app.tools.labelling import run
-    from racer_core.records.questions import read_questions
+    from app.tools.labelling.through_gateway import check_pool, through_gateway
+    from racer_core.records.questions import read_questions, with_references
 
-    configured, secrets = settings.load(config, serves=False)
+    through = None
+    if gateway is None:
+        configured, secrets = settings.load(config, serves=False)
+    else:
+        configured = settings.read(config)
+        through = through_gateway(configured, *gateway, os.environ)
+        secrets = through[1]
     questions_read = read_questions(questions, configured.text_of)
+    if references is not None:
+        given = read_questions(references, configured.text_of)
+        questions_read = with_references(questions_read, given, references.name)
+    if gateway is not None:
+        with GatewayClient(*gateway) as client:
+            check_pool(client, configured.pool)
     remote = None
     if ray is not None:
         from app.tools.ray_batch.labelling import over_cluster
@@ -176,6 +217,7 @@ def _label_questions(
             rating=rating,
             announce=None if rating is None else _announce,
             remote=remote,
+            through=through,
         )
 
 

@@ -12,6 +12,7 @@ import click
 
 from app.cli import (
     backup,
+    bootstrap,
     calibrate,
     completion,
     convert,
@@ -91,6 +92,7 @@ for command in (
     serve.serve,
     encoder.encoder,
     demo.demo,
+    bootstrap.bootstrap,
     route.route,
     label.label,
     convert.convert,

@@ -12,10 +12,10 @@ from racer_core.records.split import SHARES
 from racer_core.types import RowsKind
 
 
-def _shares(
+def parse_shares(
     _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, float]:
-    """Parse NAME=SHARE."""
+    """Parse NAME=SHARE; empty where no share is given."""
     shares: dict[str, float] = {}
     for each in given:
         name, _, share = each.partition("=")
@@ -25,7 +25,7 @@ def _shares(
             raise click.BadParameter(f"{each!r} is not NAME=SHARE.") from None
         if not name or Path(name).name != name:
             raise click.BadParameter(f"{name!r} is no name of a file.")
-    return shares or dict(SHARES)
+    return shares
 
 
 @click.command()
@@ -36,7 +36,7 @@ def _shares(
     "shares",
     metavar="NAME=SHARE",
     multiple=True,
-    callback=_shares,
+    callback=parse_shares,
     help="A part NAME.jsonl and its share; repeatable. Default: "
     + ", ".join(f"{name}={share:g}" for name, share in SHARES.items())
     + ".",
@@ -51,7 +51,7 @@ def split(
     kind: str | None,
     seed: int,
     as_json: bool,
-) -> None:
+) -> dict[str, int]:
     """Divide labelled ROWS at random: train a router, choose settings, calibrate, check.
 
     In a list of questions copies and clusters stay in one part. Every group is divided alike.
@@ -59,9 +59,10 @@ def split(
     from racer_core.records.split import split_file
 
     result = split_file(
-        rows, folder, shares, kind=None if kind is None else RowsKind(kind), seed=seed
+        rows, folder, shares or SHARES, kind=None if kind is None else RowsKind(kind), seed=seed
     )
     if kind is None:
         err.print(f"racer: taken for {result.kind} (--rows says what it is)", soft_wrap=True)
     shown = {str(path): len(part) for path, part in result.parts.items()}
     print_json(shown) if as_json else out.print(tables.fields(shown))
+    return shown

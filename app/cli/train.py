@@ -115,7 +115,7 @@ def train(
     kind: str | None,
     seed: int,
     as_json: bool,
-) -> None:
+) -> dict[str, Any]:
     """Train a router on labelled rows and save it as an artifact.
 
     Rows without a label are left out. Of a gateway's sample (racer samples, racer split) the
@@ -129,7 +129,7 @@ def train(
     from racer_core.offline.reporting import RememberingEncoder
     from racer_core.offline.training_rows import RowCounts, with_labels
 
-    configured = settings.load(config, serves=False)[0] if config else None
+    configured = settings.read(config) if config else None
     specs = _candidates(configured) if configured else None
     given_kind = None if kind is None else RowsKind(kind)
     rows, held_out = (read_rows(each, configured, given_kind) for each in (data, validation))
@@ -176,13 +176,15 @@ def train(
     counts = {name: asdict(each) for name, each in RowCounts.by_group(rows).items()}
     used = (with_labels(each, "rows") for each in (rows, held_out))
     result = tables.artifact_summary(artifact, folder, *used)
+    shown = result | {"encoders": comparison, "training_rows_of": counts}
     if as_json:
-        print_json(result | {"encoders": comparison, "training_rows_of": counts})
-        return
+        print_json(shown)
+        return shown
     if comparison:
         out.print(tables.encoders(comparison))
     out.print(tables.fields(result))
     out.print(tables.training_rows(counts))
+    return shown
 
 
 def _export_folder(folder: Path, encoders: tuple[str, ...], router: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,7 +35,7 @@ def tune(
     write: bool,
     kind: str | None,
     as_json: bool,
-) -> None:
+) -> dict[str, Any]:
     """Choose score, alpha and vote on validation rows; print the change as a diff.
 
     Votes by an evaluator use recorded confidences; without any, an evaluator in the
@@ -47,7 +48,7 @@ def tune(
     from racer_core.offline import tune as search
     from racer_core.offline.training_rows import with_labels
 
-    configured, secrets = settings.load(config, serves=False)
+    configured = settings.read(config)
     if objective == "cost" and configured.prices is None:
         raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
     read = read_rows(validation, configured, None if kind is None else RowsKind(kind))
@@ -62,6 +63,7 @@ def tune(
         rated = None
         is_graded = configured.routing.risk_target is RiskTarget.QUALITY
         if configured.aggregation.raters and not recorded and not is_graded:
+            secrets = settings.load(config, serves=False)[1]
             rated = tuning.rate_rows(configured, secrets, rows, progress)
         tuned = search.tune(
             opened,
@@ -83,15 +85,16 @@ def tune(
         )
     if write:
         change.write()
+    shown = asdict(tuned) | {
+        "evaluators": [each.as_json() for each in tuned.evaluators],
+        "kind": tables.rows_kind(rows),
+        "diff": change.diff,
+        "written": write,
+        "same_answer": [asdict(each) for each in levels],
+    }
     if as_json:
-        evaluators = [each.as_json() for each in tuned.evaluators]
-        shown = asdict(tuned) | {"evaluators": evaluators, "kind": tables.rows_kind(rows)}
-        print_json(
-            shown
-            | {"diff": change.diff, "written": write}
-            | {"same_answer": [asdict(each) for each in levels]}
-        )
-        return
+        print_json(shown)
+        return shown
     if tuned.evaluators:
         out.print(tuning.evaluator_table(tuned))
     out.print(tuning.table(tuned))
@@ -100,3 +103,4 @@ def tune(
         out.print(tuning.same_answer_advice(levels, configured), highlight=False, markup=False)
     out.print(f"rows: {tables.rows_kind(rows)}", highlight=False)
     out.print(change.diff or "nothing to change", markup=False, highlight=False)
+    return shown

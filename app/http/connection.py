@@ -25,16 +25,14 @@ from uvicorn.server import ServerState
 
 from app.http.connection_limits import UnauthenticatedConnections
 from app.http.exchange import Exchange, Header
+from app.http.receive_deadline import BODY_GRACE_S, RATE_CHECK_S, ReceiveDeadline
 from app.http.refusals import MOST_HEADERS, as_bytes, head_is_too_large, refusal, too_slow
 from app.http.refused_connections import RefusedConnections
 from app.http.write_deadline import WriteDeadline
 from app.settings import Limits
 
 REQUEST_LINE_BYTES: Final = 8 * 2**10
-MIN_BODY_BYTES_PER_S: Final = 2**10  # on average, once the grace period is over
-BODY_GRACE_S: Final = 5.0
 NO_SLOT_HEADER_S: Final = 5.0
-RATE_CHECK_S: Final = 1.0
 LINGER_S: Final = 2.0
 BODY_RECEIVED: Final = "is_body_received"  # in the state of a request's scope
 _LINE_OVERHEAD: Final = 4  # colon, space, line end
@@ -132,7 +130,11 @@ class Connection(asyncio.Protocol):
         self._part = _Part.NOTHING
         self._idle_since: float | None = None  # no request since then
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._receive_timer: asyncio.TimerHandle | None = None
+        self._receive_deadline = ReceiveDeadline(
+            lambda: self._is_reading_paused,
+            grace_s=config.body_grace_s,
+            check_s=config.rate_check_s,
+        )
         self._received: Exchange | None = None  # the last one whose head is complete
         self._answering: Exchange | None = None
         self._waiting: deque[Exchange] = deque()  # requests that came before that one's answer
@@ -144,7 +146,7 @@ class Connection(asyncio.Protocol):
         self._headers: list[Header] = []
         self._expects_continue = False
         self._head_bytes = self._head_count = self._fed_bytes = 0
-        self._body_bytes, self._body_since, self._body_deadline_s = 0, 0.0, 0.0
+        self._body_deadline_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the deadline of the first head, or refuse the connection above the limit."""
@@ -159,12 +161,12 @@ class Connection(asyncio.Protocol):
             return
         self._has_slot = self._config.unauthenticated.enter(self, self._address)
         wait_s = self._limits.header_s if self._has_slot else self._config.no_slot_header_s
-        self._receive_timer = self._loop.call_later(wait_s, self._head_is_late)
+        self._receive_deadline.start(wait_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers, release the slot and tell who answers."""
         self._server.connections.discard(cast("Any", self))
-        self._stop_receive_timer()
+        self._receive_deadline.stop()
         self._write_deadline.stop()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -210,8 +212,8 @@ class Connection(asyncio.Protocol):
             self._fed_bytes += len(data) if was_in_head and self._part is _Part.HEAD else 0
             if self._fed_bytes > self._limits.header_bytes + REQUEST_LINE_BYTES:
                 self._refuse(head_is_too_large(self._limits))
-            elif self._receive_timer is None and self._part is not _Part.NOTHING:
-                self._start_receive_timer()
+            elif self._part is not _Part.NOTHING and not self._receive_deadline.is_running:
+                self._start_receive_deadline()
 
     # Callbacks of the parser.
 
@@ -248,9 +250,9 @@ class Connection(asyncio.Protocol):
         if version not in ("1.0", "1.1"):
             self._break(refusal(400, "unsupported HTTP version: send HTTP/1.1", "invalid_http"))
         scope = self._scope(parser.get_method().decode("ascii"), version)
-        self._stop_receive_timer()
+        self._receive_deadline.stop()
         self._part = _Part.BODY
-        self._body_bytes = 0
+        self._receive_deadline.body_bytes = 0
         is_upload = scope["path"] in self._config.upload_paths
         self._body_deadline_s = self._limits.upload_s if is_upload else self._limits.body_s
         exchange = self._received = Exchange(
@@ -267,13 +269,13 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
-        self._body_bytes += len(body)
+        self._receive_deadline.body_bytes += len(body)
         assert self._received is not None
         self._received.add_body(body)
 
     def on_message_complete(self) -> None:
         """The request is complete."""
-        self._stop_receive_timer()
+        self._receive_deadline.stop()
         self._part = _Part.NOTHING
         assert self._received is not None
         state = self._received.scope["state"]
@@ -329,10 +331,7 @@ class Connection(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > 0:
             self._write_deadline.start()
         if self._part is _Part.BODY and self._received.is_complete:
-            self._stop_receive_timer()
-            self._receive_timer = self._loop.call_later(
-                self._config.linger_s, self._transport.close
-            )
+            self._receive_deadline.start(self._config.linger_s, self._transport.close)
 
     @property
     def default_headers(self) -> list[Header]:
@@ -394,25 +393,17 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.close()
 
-    # Deadlines of requests.
+    # Deadline of a request.
 
-    def _start_receive_timer(self) -> None:
+    def _start_receive_deadline(self) -> None:
         if self._part is _Part.HEAD:
-            self._receive_timer = self._loop.call_later(self._limits.header_s, self._head_is_late)
-        elif self._part is _Part.BODY:
-            self._body_since = self._loop.time()
-            wait_s = min(self._config.body_grace_s, self._body_deadline_s)
-            self._receive_timer = self._loop.call_later(wait_s, self._check_body_rate)
-
-    def _stop_receive_timer(self) -> None:
-        if self._receive_timer is not None:
-            self._receive_timer.cancel()
-            self._receive_timer = None
+            self._receive_deadline.start(self._limits.header_s, self._head_is_late)
+        else:
+            self._receive_deadline.start_body(
+                self._body_deadline_s, lambda: self._refuse(too_slow("body"))
+            )
 
     def _head_is_late(self) -> None:
-        if self._is_reading_paused:  # the handler is slow and not the client
-            self._start_receive_timer()
-            return
         if not self._has_slot:
             message = "too many connections of this address have shown no key"
             self._refuse(refusal(503, message, "overloaded"))
@@ -420,20 +411,6 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         else:
             self._refuse(too_slow("head"))
-
-    def _check_body_rate(self) -> None:
-        elapsed_s = self._loop.time() - self._body_since
-        is_slow = (
-            elapsed_s >= self._config.body_grace_s
-            and self._body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
-        )
-        # While reading is paused, the handler is slow and not the client.
-        if not self._is_reading_paused and (is_slow or elapsed_s >= self._body_deadline_s):
-            self._refuse(too_slow("body"))
-            return
-        left_s = self._body_deadline_s - elapsed_s
-        wait_s = min(self._config.rate_check_s, left_s) if left_s > 0 else self._config.rate_check_s
-        self._receive_timer = self._loop.call_later(wait_s, self._check_body_rate)
 
     # Refusals.
 
@@ -453,22 +430,24 @@ class Connection(asyncio.Protocol):
         else:
             is_answered = exchange is not None and not is_next
         self._ignores_input = True
-        self._stop_receive_timer()
+        self._receive_deadline.stop()
         self._waiting.clear()
         if is_answered:
             self._transport.close()
             return
         self.write(as_bytes(response))
+        if exchange is not None:  # its handler may still be at work
+            exchange.disconnect()
         self._write_deadline.start()
         # Closing with unread bytes would reset the connection, and the client might not see why.
         self.resume_reading()
         self._transport.write_eof()
-        self._receive_timer = self._loop.call_later(self._config.linger_s, self._transport.close)
+        self._receive_deadline.start(self._config.linger_s, self._transport.close)
 
     def _end_after_answer(self) -> None:
         """Read nothing more, and close after the response in progress."""
         self._ignores_input = True
-        self._stop_receive_timer()
+        self._receive_deadline.stop()
         self._waiting.clear()
         exchange = self._answering
         if exchange is None or exchange.is_complete:

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.route_table import Route
+from app.telemetry import logs
 from app.telemetry.tracing import Tracer
 
 
@@ -26,6 +27,7 @@ class RequestTracing:
             return
         state: dict[str, Any] = scope["state"]
         with self._tracer.request(route.path, scope["method"], _traceparent(scope)) as span:
+            logs.set_trace_id(span.trace_id)
 
             async def observed_send(message: Message) -> None:
                 if message["type"] == "http.response.start":

@@ -24,6 +24,11 @@ class MonitoringMetrics:
             "Decisions that wait to be written to the store; more than 10,000 are dropped",
             registry=registry,
         )
+        self.write_failures = Counter(
+            "racer_store_write_failures",
+            "Writes of decisions that the store refused; they are tried again",
+            registry=registry,
+        )
         self.verdicts = Counter(
             "racer_feedback_verdicts",
             "Verdicts on candidates' answers",

@@ -294,7 +294,8 @@ class Monitor:
                 monitored is not None and eligibility.is_ordinary(each, monitored)
                 for each in decisions
             ]
-            repeated = self._decision_store.add(decisions, ordinary)
+            with self._metrics.write_failures.count_exceptions(StoreError):
+                repeated = self._decision_store.add(decisions, ordinary)
             decisions = [
                 replace(each, repeated=True)
                 if (each.application, each.fingerprint) in repeated

@@ -9,7 +9,7 @@ from app.settings.applications import DEFAULT, Application, Checker
 from app.settings.candidates import Candidate, Capabilities, FleetSettings
 from app.settings.evidence import Evidence
 from app.settings.limits import Limits
-from app.settings.loading import load, parse
+from app.settings.loading import load, parse, read
 from app.settings.model import AUTO, GroupBy, Settings
 from app.settings.routing import SET, WHOLE_POOL
 from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer
@@ -39,4 +39,5 @@ __all__ = [
     "load",
     "parse",
     "rater_name",
+    "read",
 ]

@@ -37,14 +37,16 @@ def load(
     Raises:
         SettingsError: One sentence with the file, the setting and the problem.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as exc:
-        hint = ": `racer init` writes a first one" if isinstance(exc, FileNotFoundError) else ""
-        raise SettingsError(f"{path}: cannot be read ({exc.strerror}){hint}") from exc
-    except ValueError as exc:
-        raise SettingsError(f"{path}: not text in UTF-8") from exc
-    return parse(text, path, environment, serves=serves, **overrides)
+    return parse(_text(path), path, environment, serves=serves, **overrides)
+
+
+def read(path: Path) -> Settings:
+    """Read and validate a configuration file without the secrets that it names.
+
+    Raises:
+        SettingsError: As :func:`load`.
+    """
+    return _absolute_paths(_validated(_text(path), path, {}), path.resolve().parent)
 
 
 def parse(
@@ -56,6 +58,25 @@ def parse(
     **overrides: Any,
 ) -> tuple[Settings, Secrets]:
     """Validate the text of a configuration file, as :func:`load` does."""
+    settings = _validated(text, path, overrides)
+    variables = os.environ if environment is None else environment
+    secrets = read_secrets(settings, variables, serves=serves)
+    return _absolute_paths(settings, path.resolve().parent), secrets
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as exc:
+        hint = ""
+        if isinstance(exc, FileNotFoundError):
+            hint = ": `racer init` writes a first one, --config or $RACER_CONFIG names another"
+        raise SettingsError(f"{path}: cannot be read ({exc.strerror}){hint}") from exc
+    except ValueError as exc:
+        raise SettingsError(f"{path}: not text in UTF-8") from exc
+
+
+def _validated(text: str, path: Path, overrides: Mapping[str, Any]) -> Settings:
     try:
         values = _parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:  # an invalid date, deep nesting
@@ -63,13 +84,10 @@ def parse(
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected fields such as `schema_version: 1`")
     try:
-        settings = Settings.model_validate(_overridden(cast("dict[str, Any]", values), overrides))
+        return Settings.model_validate(_overridden(cast("dict[str, Any]", values), overrides))
     except ValidationError as exc:
         sentences = [sentence for _, sentence in problems(exc, Settings, noun="setting")]
         raise SettingsError(f"{path}: {'; '.join(sentences)}") from exc
-    variables = os.environ if environment is None else environment
-    secrets = read_secrets(settings, variables, serves=serves)
-    return _absolute_paths(settings, path.resolve().parent), secrets
 
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

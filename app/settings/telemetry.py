@@ -25,4 +25,5 @@ class TelemetrySettings(Frozen):
     log_prompts: bool = False
     """Write prompts and answers to logs and traces."""
     otlp_endpoint: Annotated[str, AfterValidator(_collector_url)] | None = None
-    """URL of an OpenTelemetry collector (OTLP over HTTP); `/v1/traces` is added."""
+    """URL of an OpenTelemetry collector (OTLP over HTTP); `/v1/traces` is added. Without it
+    `$OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `$OTEL_EXPORTER_OTLP_ENDPOINT` counts."""

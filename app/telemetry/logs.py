@@ -26,7 +26,8 @@ import orjson
 
 from app.utc import UtcTimes
 
-_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+# The ids of the request, in the order of its lines' fields.
+_request: ContextVar[dict[str, str] | None] = ContextVar("request", default=None)
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _OURS: Final = tuple(f"{_ROOT / package}/" for package in ("app", "racer_core"))
@@ -42,11 +43,17 @@ _MESSAGE_CHARS: Final = 2_000
 @contextlib.contextmanager
 def request_context(request_id: str) -> Generator[None]:
     """Add the request's id to every line that is logged inside."""
-    token = _request_id.set(request_id)
+    token = _request.set({"request_id": request_id})
     try:
         yield
     finally:
-        _request_id.reset(token)
+        _request.reset(token)
+
+
+def set_trace_id(trace_id: str) -> None:
+    """Add the trace's id to every further line of the request, that of the access log included."""
+    if (ids := _request.get()) is not None:
+        ids["trace_id"] = trace_id
 
 
 @contextlib.contextmanager
@@ -221,9 +228,7 @@ class _QueuedStreamHandler(logging.Handler):
             "logger": logger,
             "message": message[:_MESSAGE_CHARS],
         }
-        if (request_id := _request_id.get()) is not None:
-            fields["request_id"] = request_id
-        return fields
+        return fields | (_request.get() or {})
 
     def _write_until_closed(self) -> None:
         while not self._closing.wait(_WRITE_EVERY_S):

@@ -22,6 +22,11 @@ class Metrics:
         )
         # Looked up once per request or call: a look-up by labels takes a lock and 2 us.
         self.requests_of = cache(self.requests.labels)
+        self.in_flight = Gauge(
+            "racer_requests_in_flight",
+            "Requests in the gateway, waiting ones included; GET requests do not count",
+            registry=self.registry,
+        )
         self.connection_refusals = Counter(
             "racer_connection_refusals",
             "Connections refused before there was a request, by the status of the answer",

@@ -9,6 +9,7 @@ its path.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Self
@@ -17,10 +18,17 @@ from urllib.parse import urlsplit
 import requests
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    format_trace_id,
+    get_current_span,
+)
 from opentelemetry.trace import Tracer as OtelTracer
 from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -47,26 +55,26 @@ _propagator: Final = TraceContextTextMapPropagator()
 class OtlpTracer:
     """A tracer that exports spans to a collector. Open it before use.
 
-    Every request is traced. If a client's "not sampled" counted, clients would choose what the
-    operator sees.
+    Every request is traced, unless `$OTEL_TRACES_SAMPLER` says otherwise. If a client's "not
+    sampled" counted by default, clients would choose what the operator sees.
 
     Args:
-        endpoint: The collector's base URL.
+        endpoint: The collector's base URL; None: that of OpenTelemetry's variables.
         dropped: Counts spans that did not reach the collector.
     """
 
-    def __init__(self, endpoint: str, dropped: Counter) -> None:
+    def __init__(self, endpoint: str | None, dropped: Counter) -> None:
         session = requests.Session()
         session.trust_env = False  # no proxies, no .netrc, as for candidates
         self._exporter = OTLPSpanExporter(
-            f"{endpoint}/v1/traces", timeout=_EXPORT_S, session=session
+            endpoint and f"{endpoint}/v1/traces", timeout=_EXPORT_S, session=session
         )
         self._dropped = dropped
+        ours = Resource.create({"service.name": "racer-gateway", "service.version": __version__})
         self._provider = TracerProvider(
-            sampler=ALWAYS_ON,
-            resource=Resource.create(
-                {"service.name": "racer-gateway", "service.version": __version__}
-            ),
+            sampler=None if os.environ.get("OTEL_TRACES_SAMPLER") else ALWAYS_ON,
+            # Names of the environment replace ours.
+            resource=ours.merge(OTELResourceDetector().detect()),
             shutdown_on_exit=False,
             span_limits=SpanLimits(max_attribute_length=_MOST_CHARS),
         )
@@ -147,6 +155,7 @@ class OtlpTracer:
 class _RequestSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
+        self.trace_id = format_trace_id(span.get_span_context().trace_id)
 
     def set_status(self, status: int) -> None:
         self._span.set_attribute("http.response.status_code", status)

@@ -1,23 +1,37 @@
 """Traces: the interface that requests and upstream calls report their spans to.
 
 This module imports no OpenTelemetry. ``app.telemetry.otlp_tracer`` does, and is imported only where
-the configuration names a collector. Elsewhere the tracer is None.
+the configuration or the environment names a collector. Elsewhere the tracer is None.
+
+OpenTelemetry's standard variables are read here where they say whether there are traces, and
+otherwise by its own packages.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Final, Protocol
 
 from prometheus_client import Counter
 
 from app.errors import SettingsError
 from app.settings.telemetry import TelemetrySettings
 
+# Those of traces before those of all signals.
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_PROTOCOL: Final = "http/protobuf"
+
 
 class RequestSpan(Protocol):
     """The span of one request, from its body to the last byte of its answer."""
+
+    @property
+    def trace_id(self) -> str:
+        """The id of its trace, 32 hexadecimal digits."""
+        ...
 
     def set_status(self, status: int) -> None:
         """Record the HTTP status of the answer."""
@@ -99,22 +113,41 @@ class Tracer(Protocol):
 def open_tracer(
     rules: TelemetrySettings, dropped: Counter
 ) -> AbstractAsyncContextManager[Tracer | None]:
-    """Return the configured tracer; None where the configuration names no collector.
+    """Return the tracer; None where no collector is named, or `$OTEL_SDK_DISABLED` is true.
 
     Args:
-        rules: The collector's address, if there is one.
+        rules: The collector's address, which goes before that of the environment.
         dropped: Counts spans that did not reach the collector.
 
     Raises:
-        SettingsError: OpenTelemetry is not installed.
+        SettingsError: OpenTelemetry is not installed, or another protocol is wanted.
     """
-    if rules.otlp_endpoint is None:
+    named_by = _named_by(rules)
+    if named_by is None or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return nullcontext(None)
+    variable = _first_set(_PROTOCOLS)
+    if variable is not None and os.environ[variable] != _PROTOCOL:
+        raise SettingsError(
+            f"${variable} is {os.environ[variable]}, and traces are sent by {_PROTOCOL} only: set "
+            "it to that, and the endpoint to the collector's port for it, usually 4318"
+        )
     try:
         from app.telemetry.otlp_tracer import OtlpTracer
     except ImportError as exc:
         raise SettingsError(
-            "telemetry.otlp_endpoint needs OpenTelemetry, which is not installed: "
+            f"{named_by} needs OpenTelemetry, which is not installed: "
             "pip install 'racer-gateway[otel]'"
         ) from exc
     return OtlpTracer(rules.otlp_endpoint, dropped)
+
+
+def _named_by(rules: TelemetrySettings) -> str | None:
+    """What names the collector: the setting, a variable, or nothing."""
+    if rules.otlp_endpoint is not None:
+        return "telemetry.otlp_endpoint"
+    variable = _first_set(_ENDPOINTS)
+    return variable and f"${variable}"
+
+
+def _first_set(variables: Sequence[str]) -> str | None:
+    return next((each for each in variables if os.environ.get(each)), None)

@@ -19,6 +19,7 @@ from app.errors import GatewayRefused, GatewayUnreachable
 from app.wire.sse import EventReader
 from racer_core import strict_json
 from racer_core.errors import InputError, RacerError
+from racer_core.types import Score
 
 _POLL_S: Final = 0.5  # before a job is polled after its event stream broke
 Progress = Callable[[str, int, int], None]  # phase, done, total
@@ -87,7 +88,7 @@ class GatewayClient:
         if key is not None and not key.isascii():
             raise GatewayRefused("the key must be ASCII")
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._url = url
+        self.url = url
         self._client = httpx2.Client(base_url=url, headers=headers, timeout=600.0, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -96,9 +97,23 @@ class GatewayClient:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def route(self, text: str, alpha: float | None, *, execute: bool) -> dict[str, Any]:
+    def models(self) -> tuple[str, ...]:
+        """GET /v1/models: the router, named pools and candidates."""
+        return tuple(each["id"] for each in self._request("GET", "/v1/models")["data"])
+
+    def readiness(self) -> dict[str, Any]:
+        """GET /readyz: the loaded artifact, the active calibration, and what is missing."""
+        return self._request("GET", "/readyz")
+
+    def calibrations(self) -> dict[str, dict[str, Any]]:
+        """GET /calibrations: every stored calibration by its id, newest first."""
+        return {each["id"]: each for each in self._request("GET", "/calibrations")["data"]}
+
+    def route(
+        self, text: str, alpha: float | None, *, execute: bool, score: Score | None = None
+    ) -> dict[str, Any]:
         """POST /route."""
-        body = {"query": text, "alpha": alpha, "execute": execute}
+        body = {"query": text, "alpha": alpha, "execute": execute, "score": score}
         return self._request("POST", "/route", json=body)
 
     def calibrate_answers(self, application: str | None, *, dry_run: bool) -> dict[str, Any]:
@@ -179,7 +194,7 @@ class GatewayClient:
         if is_empty:
             shown = "".join(f", {name} {each}" for name, each in query.as_params().items() if each)
             raise InputError(
-                f"the gateway at {self._url} has no sampled rows{shown}: set "
+                f"the gateway at {self.url} has no sampled rows{shown}: set "
                 "`watching.shadow_rate` above 0 and wait for requests and their labels"
             )
 
@@ -264,14 +279,14 @@ class GatewayClient:
         try:
             yield
         except httpx2.TimeoutException as exc:
-            raise GatewayUnreachable(f"the gateway at {self._url} did not answer in time") from exc
+            raise GatewayUnreachable(f"the gateway at {self.url} did not answer in time") from exc
         except httpx2.RemoteProtocolError as exc:
             raise GatewayUnreachable(
-                f"the gateway at {self._url} ended its answer early: see its log and try again"
+                f"the gateway at {self.url} ended its answer early: see its log and try again"
             ) from exc
         except (httpx2.TransportError, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as exc:
             raise GatewayUnreachable(
-                f"no gateway answers at {self._url}: start one with `racer serve` or `racer demo`"
+                f"no gateway answers at {self.url}: start one with `racer serve` or `racer demo`"
             ) from exc
 
     def _refusal(self, response: httpx2.Response) -> GatewayRefused | GatewayUnreachable:
@@ -286,7 +301,7 @@ class GatewayClient:
         return GatewayRefused(f"{message} ({response.status_code})")
 
     def _is_no_gateway(self) -> GatewayUnreachable:
-        return GatewayUnreachable(f"the server at {self._url} is not a RACER gateway: check --url")
+        return GatewayUnreachable(f"the server at {self.url} is not a RACER gateway: check --url")
 
 
 @contextmanager

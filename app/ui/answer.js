@@ -2,7 +2,8 @@
 
 import { ApiError, postJson } from "./api.js";
 import { el, fill, notice, setShare } from "./dom.js";
-import { duration, number, percent, plural } from "./format.js";
+import { duration, number, plural } from "./format.js";
+import { paidBeside } from "./paid.js";
 import { roundsCard } from "./rounds.js";
 import { failureInWords, guaranteeInWords, reasonInWords, remarkInWords, sentence } from "./words.js";
 
@@ -10,8 +11,8 @@ import { failureInWords, guaranteeInWords, reasonInWords, remarkInWords, sentenc
  * The cards of one answer.
  *
  * @param response Response of /route.
- * @param seen The question, its duration, the number of candidates, and the requested level if it is
- *   known.
+ * @param seen The question, its duration, the number of candidates, the requested level if it is
+ *   known, and the slowest of the candidates' latest calls.
  */
 export function answerCards(response, seen) {
   return el(
@@ -25,6 +26,7 @@ export function answerCards(response, seen) {
       el("p", { class: "text big" }, response.answer ?? "The answer holds no text."),
       response.abstained ? null : el("p", { class: "muted" }, servedBy(response)),
       el("div", { class: "facts" }, facts(response, seen).map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name)))),
+      paid(response, seen),
       certificate(response.certificate),
     ),
     response.certificate.rounds ? roundsCard(response) : null,
@@ -41,22 +43,31 @@ function servedBy({ served_by: name, votes, calls }) {
   return `In the words of ${name}. ${how}`;
 }
 
-/** The cost compared with calling the whole pool, as far as it is known. */
-function facts(response, { ms, size, level }) {
-  const called = response.calls.filter((call) => !call.skipped);
+/** What it took, as far as it is known. */
+function facts(response, { ms, size }) {
+  const called = callsMade(response);
   const answered = called.filter((call) => call.ms !== undefined);
   const tokens = response.usage.reduce((sum, each) => sum + (each.total_tokens ?? (each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0)), 0);
   const found = [
     ["candidates called", `${called.length} of ${size}`],
-    level?.cost_share == null || !sameNames(called, level.selected)
-      ? [`${size - called.length === 1 ? "call" : "calls"} saved compared with calling all`, String(size - called.length)]
-      : [`of the price of calling all ${size}`, percent(level.cost_share, 0)],
     ["until the answer arrived", duration(ms)],
     ["of which the gateway", duration(response.overhead_ms)],
   ];
   if (answered.length > 0) found.push(["the slowest call", duration(Math.max(...answered.map((call) => call.ms)))]);
   if (tokens > 0) found.push([response.usage_incomplete ? "tokens, at least" : "tokens, all calls", tokens.toLocaleString("en")]);
   return found;
+}
+
+/** The bars beside calling everyone. */
+function paid(response, { size, level, slowest }) {
+  const called = callsMade(response);
+  const priceShare = level?.cost_share != null && sameNames(called, level.selected) ? level.cost_share : null;
+  return paidBeside({ called, size, priceShare, slowest });
+}
+
+/** The calls that were made. */
+function callsMade({ calls }) {
+  return calls.filter((call) => !call.skipped);
 }
 
 /** Whether the called ones are those of a level, so that its price is theirs: others may have been called. */

@@ -63,8 +63,10 @@ export function candidateBars({ pool_scores: scores, nonconformity }) {
     const selected = new Set(level.selected);
     for (const { name, row, mark, place } of rows) {
       const inside = selected.has(name);
+      const reaches = level.lambda_hat !== null && nonconformity[name] <= level.lambda_hat;
       row.dataset.in = String(inside);
-      place.replaceChildren(el("span", { class: "chip" }, inside ? "called" : "left out"));
+      // One that reaches the line and is not called: the gateway abstains, or calls fewer at once.
+      place.replaceChildren(el("span", { class: "chip" }, inside ? "called" : reaches ? "not called" : "left out"));
       mark.hidden = level.lambda_hat === null;
       if (level.lambda_hat !== null) setShare(mark, "left", line(level.lambda_hat));
     }

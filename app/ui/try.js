@@ -6,6 +6,7 @@ import { candidateBars, levelInWords, savingInWords } from "./bars.js";
 import { byId, el, fill, notice, say } from "./dom.js";
 import { listed } from "./format.js";
 import { onKeys } from "./keys.js";
+import { latestCalls } from "./paid.js";
 import { riskLevel } from "./risk.js";
 import { roundsInWords } from "./rounds.js";
 import { adviceFor, reasonInWords, sentence } from "./words.js";
@@ -19,6 +20,7 @@ export function startTry() {
   const risk = riskLevel(() => shown?.show());
   const button = byId("ask-button");
   const story = [...byId("set").children]; // how it works, for as long as there is no question
+  const latest = latestCalls();
   let shown = null; // what /route/levels said of the question, with its bars
   let waiting = 0;
   let asking = false; // Control-Enter, held down, would ask again and again
@@ -92,8 +94,9 @@ export function startTry() {
       const response = await postJson("route", "data", { query, execute: true, alpha: risk.chosen() });
       const size = Object.keys(response.pool_scores).length || response.certificate.guarantee.pool.length;
       const level = shown?.query === query ? shown.levelOf(response.certificate.guarantee.alpha) : undefined;
+      latest.note(response.calls);
       say(`${response.abstained ? "No candidate was called." : `The answer of ${response.served_by}:`} ${(response.answer ?? "").slice(0, 300)}`);
-      fill(byId("answer"), answerCards(response, { query, ms: performance.now() - begun, size, level }));
+      fill(byId("answer"), answerCards(response, { query, ms: performance.now() - begun, size, level, slowest: latest.slowest(size) }));
     } catch (error) {
       fail(error);
     } finally {

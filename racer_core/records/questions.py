@@ -164,6 +164,36 @@ def read_questions(
     return tuple(found)
 
 
+def with_references(
+    questions: Iterable[Question], references: Iterable[Question], source: str
+) -> tuple[Question, ...]:
+    """The questions with the references of another file, found by their queries.
+
+    Args:
+        questions: The questions.
+        references: The same queries with their references, in any order.
+        source: Name of the file of references, for messages.
+
+    Raises:
+        RowsError: A question has no reference there, or another than its own.
+    """
+    given = {
+        row_identity(each.query, each.earlier, each.request): each.reference for each in references
+    }
+    found: list[Question] = []
+    problems: list[str] = []
+    for each in questions:
+        reference = given.get(row_identity(each.query, each.earlier, each.request))
+        if reference is None:
+            problems.append(f"no reference for the question of line {each.place}")
+        elif each.reference not in (None, reference):
+            problems.append(f"another reference than the question of line {each.place} has")
+        found.append(replace(each, reference=reference))
+    if problems:
+        raise RowsError(source, problems)
+    return tuple(found)
+
+
 def _objects(data: bytes, source: str) -> Iterable[Numbered]:
     data, name = formats.unpacked(data, source, formats.MAX_UNPACKED_BYTES)
     if not formats.is_table(name):

@@ -35,12 +35,13 @@ BIG = 64 * 2**20
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Tells what it was sent; ``/early`` answers before the body, ``/late`` a second later.
 
-    A request for ``/known`` counts as one with a right key.
+    ``/unread`` answers a second later and without the body. A request for ``/known`` counts
+    as one with a right key.
     """
     if scope["path"] == "/known":
         scope["state"]["caller"] = "team"
-    size, more = 0, scope["path"] != "/early"
-    if scope["path"] == "/late":
+    size, more = 0, scope["path"] not in ("/early", "/unread")
+    if scope["path"] in ("/late", "/unread"):
         await asyncio.sleep(1)
     while more:
         message = await receive()
@@ -228,6 +229,19 @@ def test_a_request_that_does_not_arrive_is_ended(bare: Bare, shape: str) -> None
         assert answer == b""
     else:
         assert status_and_code(answer) == (408, "request_timeout")
+
+
+def test_a_refusal_is_the_last_thing_on_its_connection(
+    bare: Bare, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler that is still at work learns that its client is gone, and its answer is dropped."""
+    with bare.connect() as connection:
+        connection.sendall(request("content-length: 4", path="/unread", body=b"12"))
+        answer = rest(connection)
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert status_and_code(answer) == (408, "request_timeout")
+        time.sleep(1)  # until the handler has answered
+    assert caplog.text == ""
 
 
 def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from app.settings import load
+from app.tools.bootstrap.steps import SHARES
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import read_rows
 from tests.support.first_gateway_page import DEMO, ask_these, blocks, section, walk
 from tests.upstreams.scripted import FakePool
 
 NAMES = ("abacus", "mirror", "tribune")
-CALIBRATED = "risk_q95"  # in the evidence that `racer calibrate` prints
+CALIBRATED = "next 1:"  # of the report of `racer bootstrap`, after which comes the doctor's
 TOOLS = ("bash", "openssl")
 
 pytestmark = pytest.mark.skipif(
@@ -43,15 +44,16 @@ def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
         ]
         before, after = walk(tmp_path, [each.url.removesuffix("/v1") for each in servers])
     assert "answers `auto`" in before
-    assert "risk target: answerable" in after
+    assert "answerable at alpha 0.1" in after
+    assert ", active" in after
     checked = after[after.rindex(CALIBRATED) :]
     assert "warning" not in checked
     assert "failed" not in checked
     assert after.splitlines()[-2:] == ["42 from abacus", "holds: True alpha: 0.1"]
     pool = load(tmp_path / "racer.yaml", {})[0].pool
     assert pool == NAMES
-    counted = [len(read_rows(tmp_path / f"{name}.jsonl").rows) for name in ("train", "validation")]
-    assert counted == [200, 150]
+    parts = [tmp_path / "bootstrap" / "parts" / f"{name}.jsonl" for name in SHARES]
+    assert [len(read_rows(part).rows) for part in parts] == [200, 150, 150]
 
 
 def test_the_page_is_whole(tmp_path: Path) -> None:
@@ -62,6 +64,8 @@ def test_the_page_is_whole(tmp_path: Path) -> None:
     shown = text.partition("```json\n")[2].partition("```")[0]
     (tmp_path / "questions.jsonl").write_text(shown)
     assert len(read_questions(tmp_path / "questions.jsonl")) == 1
-    steps = ("init", "doctor", "serve", "label", "train", "tune", "evaluate", "calibrate")
-    places = [page.index(f"racer {step}") for step in steps]
+    places = [page.index(f"racer {step}") for step in ("init", "doctor", "serve", "bootstrap")]
+    assert places == sorted(places)
+    steps = ("label", "split", "train", "tune", "evaluate", "calibrate")
+    places = [text.index(f"| `racer {step}` |") for step in steps]
     assert places == sorted(places)

@@ -17,6 +17,7 @@ import pytest
 
 from app.calibrations.evidence import evidence
 from app.store import Store
+from racer_core.artifacts import digest
 from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled
 from tests.upstreams.scripted import FakePool
 
@@ -92,7 +93,8 @@ def test_a_gateway_comes_back_as_it_was(tmp_path: Path, artifact: Path, pool: Fa
         process = _serve(config)
         try:
             _wait(client, process)
-            assert client.get("/readyz").json() == {"status": "ready", "calibration": identity}
+            ready = {"status": "ready", "calibration": identity}
+            assert client.get("/readyz").json() == ready | {"artifact": digest(artifact)}
             assert decided(client.post("/route", json={"query": ONE}).json()) == before
             assert len(client.get("/calibrations").json()["data"]) == 1
             lost = client.get(f"/calibrations/jobs/{job['id']}")

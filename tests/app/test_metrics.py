@@ -7,10 +7,13 @@ import random
 import string
 import time
 
+import pytest
 import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.errors import StoreFull
+from app.monitoring.decision_store import DecisionStore
 from app.telemetry.loop_lag import EVERY_S, LoopLag
 from app.telemetry.metrics import Metrics
 from tests.support.fleets import CHAT, asking, opened, soon
@@ -106,6 +109,38 @@ def test_clients_that_leave_are_counted(gateway: Gateway, pool: FakePool) -> Non
     assert connection.recv(12).startswith(b"HTTP/1.1 200")
     assert left(pool, connection, ["adder"])
     wait_until(lambda: value(gateway, "racer_cancelled_requests_total") == before + 2)
+
+
+def test_requests_in_flight_are_shown(serve: Serve, pool: FakePool) -> None:
+    """What autoscalers follow: one while its candidate answers, none afterwards, scrapes aside."""
+    gateway = serve()
+    assert value(gateway, "racer_requests_in_flight") == 0
+    pool.say("adder", "7", delay_s=30)
+    body = {"model": "auto", "messages": user(ONE)}
+    connection = connected(gateway, CHAT_PATH, body)
+    wait_until(lambda: value(gateway, "racer_requests_in_flight") == 1)
+    assert left(pool, connection, ["adder"])
+    wait_until(lambda: value(gateway, "racer_requests_in_flight") == 0)
+
+
+def test_writes_that_the_store_refuses_are_counted(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it takes them: the decision is stored in the end, and the counter stays."""
+    gateway = serve()
+    with monkeypatch.context() as patch:
+
+        def refused(*_: object) -> None:
+            raise StoreFull("the disk is full")
+
+        patch.setattr(DecisionStore, "add", refused)
+        decision = gateway.route(ONE)["decision_id"]
+        wait_until(lambda: value(gateway, "racer_store_write_failures_total") >= 2)
+    wait_until(lambda: gateway.get(f"/decisions/{decision}").status_code == 200)
+    failed = value(gateway, "racer_store_write_failures_total")
+    gateway.get(f"/decisions/{gateway.route(TWO)['decision_id']}")
+    assert value(gateway, "racer_store_write_failures_total") == failed
+    assert value(gateway, "racer_decisions_dropped_total") == 0
 
 
 def test_a_blocked_loop_is_seen() -> None:

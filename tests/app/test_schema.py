@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from alembic import command
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
@@ -255,9 +256,61 @@ def test_an_upgrade_that_fails_changes_nothing(
         assert schema.version(connection) == "0001"
 
 
+def upgraded(racer: Command, *options: object) -> dict[str, str]:
+    """What ``racer db upgrade`` says."""
+    code, output, error = racer("db", "upgrade", *options, "--json")
+    assert code == 0, error
+    return json.loads(output)
+
+
 def test_the_command_upgrades(serve: Serve, racer: Command, tmp_path: Path) -> None:
     """``racer db upgrade`` says from where and to where."""
     serve(folder=tmp_path)
-    code, output, error = racer("db", "upgrade", "--config", tmp_path / "racer.yaml", "--json")
-    assert code == 0, error
-    assert json.loads(output)["before"] == json.loads(output)["after"] == schema.HEAD
+    said = upgraded(racer, "--config", tmp_path / "racer.yaml")
+    assert said["before"] == said["after"] == schema.HEAD
+
+
+@pytest.mark.parametrize("how", ["option", "variable", "configuration", "renamed variable"])
+def test_an_upgrade_needs_the_address_of_the_store_and_no_key(
+    racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Keys of candidates, of clients and of samples are not set: a Job holds none of them."""
+    monkeypatch.delenv("RACER_STORE_URL", raising=False)
+    url = f"sqlite:///{tmp_path / 'own.db'}"
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    path = tmp_path / "racer.yaml"
+    configured = {
+        "schema_version": 1,
+        "host": "0.0.0.0",
+        "artifact": "artifact",
+        "store": url if how == "configuration" else other,
+        "candidates": [{"name": "one", "base_url": "http://h:1/v1", "api_key_env": "KEY_OF_ONE"}],
+        "watching": {"shadow_rate": 0.1, "store_requests": True},
+    }
+    options: list[object] = ["--config", path]
+    match how:
+        case "option":
+            options += ["--store", url]
+        case "variable":
+            monkeypatch.setenv("RACER_STORE_URL", url)
+            options = []
+        case "renamed variable":
+            configured["store_env"] = "OUR_STORE"
+            monkeypatch.setenv("OUR_STORE", url)
+            monkeypatch.setenv("RACER_STORE_URL", other)
+        case _:
+            pass
+    path.write_text(yaml.safe_dump(configured), encoding="utf-8")
+    said = upgraded(racer, *options)
+    assert (said["store"], said["before"], said["after"]) == (url, "no tables", schema.HEAD)
+    assert [each.name for each in tmp_path.glob("*.db")] == ["own.db"]
+
+
+def test_an_upgrade_without_a_store_says_how_to_name_one(
+    racer: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2, and all three ways."""
+    monkeypatch.delenv("RACER_STORE_URL", raising=False)
+    code, _, error = racer("db", "upgrade")
+    assert code == 2
+    assert "--config or --store, or set $RACER_STORE_URL" in error

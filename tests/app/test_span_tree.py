@@ -13,8 +13,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, http_attributes
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from opentelemetry.semconv.attributes import http_attributes as stable_http_attributes
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 
+from racer_core import __version__
 from tests.support.gateway import ONE, POOL, TWO, Gateway, Serve, user
 from tests.support.waiting import wait_until
 from tests.upstreams.scripted import FakePool
@@ -138,6 +139,56 @@ def test_each_candidate_gets_the_span_of_its_own_call(
     ids = [f"00-{TRACE}-{span.context.span_id:016x}-01" for span in calls if span.context]
     parents = [each["traceparent"] for each in pool.headers]
     assert sorted(each for each in parents if TRACE in each) == sorted(ids)
+
+
+def test_the_environment_names_the_service_and_where_it_runs(
+    serve: Serve, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other attributes of the resource stay the gateway's."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=gateway-1,service.name=ignored")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "router")
+    serve(telemetry=TELEMETRY).chat(ONE)
+    [route] = named(finished(exporter), "route")
+    found = route.resource.attributes
+    assert (found["service.name"], found["k8s.pod.name"]) == ("router", "gateway-1")
+    assert found["service.version"] == __version__
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "parent", "sampled"),
+    [
+        (None, None, "00", True),
+        ("always_off", None, None, False),
+        ("traceidratio", "0", None, False),
+        ("traceidratio", "1", "00", True),
+        ("parentbased_always_off", None, "01", True),
+        ("parentbased_always_on", None, "00", False),
+    ],
+)
+def test_the_environment_chooses_which_requests_are_traced(
+    serve: Serve,
+    pool: FakePool,
+    exporter: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    sampler: str | None,
+    argument: str | None,
+    parent: str | None,
+    sampled: bool,
+) -> None:
+    """Clients count only where a sampler says so; candidates learn what was decided."""
+    for name, value in (("", sampler), ("_ARG", argument)):
+        if value is not None:
+            monkeypatch.setenv(f"OTEL_TRACES_SAMPLER{name}", value)
+    gateway = serve(telemetry=TELEMETRY)
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-{parent}"} if parent else {}
+    body = {"model": "auto", "messages": user(ONE)}
+    assert gateway.post(CHAT, json=body, headers=headers).status_code == 200
+    told = {int(each["traceparent"][-2:], 16) & TraceFlags.SAMPLED for each in pool.headers}
+    assert told == {int(sampled)}
+    if sampled:
+        finished(exporter)
+    else:
+        assert named(exporter.get_finished_spans(), "route") == []
 
 
 def test_no_text_is_in_any_span(traced_gateway: Gateway, exporter: InMemorySpanExporter) -> None:

@@ -412,7 +412,8 @@ def test_a_restart_keeps_the_active_record(serve: Serve, tmp_path: Path) -> None
     stored = [first.calibrate(100, alpha=alpha) for alpha in (0.1, 0.2, 0.3)]
     first.post(f"/calibrations/{stored[1]['id']}/activate", ADMIN_KEY)
     second = serve(calibrated=False, folder=tmp_path)
-    assert second.ready() == {"status": "ready", "calibration": stored[1]["id"]}
+    ready = {"status": "ready", "calibration": stored[1]["id"]}
+    assert second.ready() == ready | {"artifact": first.ready()["artifact"]}
     assert second.decided(TWO) == first.decided(TWO)
     assert history(second) == history(first)
 

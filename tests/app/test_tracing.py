@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ from prometheus_client import CollectorRegistry, Counter
 from app import settings
 from app.errors import SettingsError
 from app.routing.service import RoutingService
+from app.telemetry import logs
 from app.telemetry.span_processor import QUEUE_SPANS, CountingSpanProcessor
 from tests.support.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
 from tests.support.gateway import (
@@ -39,6 +42,7 @@ from tests.support.waiting import wait_until
 from tests.upstreams.scripted import FakePool
 
 CHAT = "/v1/chat/completions"
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CANARY = "CANARY-7f3a91"
 EVERYONE_IS_WAITED_FOR = {"racer": {"explain": True}}
@@ -258,6 +262,31 @@ def test_a_parent_grants_nothing(traced: Gateway, listening: Collector) -> None:
     assert route.trace != TRACE
 
 
+def test_the_log_names_the_trace(
+    traced: Gateway, listening: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every line of the request, and that of the access log after the span has ended."""
+    stream = io.StringIO()
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    with logs.logging_to(stream, "json"):
+        traced.post("/route", json={"query": ONE}, headers=headers)
+        traced.get("/v1/models")
+
+        async def broken(*_: object) -> None:
+            raise RuntimeError
+
+        monkeypatch.setattr(RoutingService, "route", broken)
+        traced.post("/route", json={"query": ONE})
+        wait_until(lambda: stream.getvalue().count('"app.access"') == 3)
+    written = [json.loads(line) for line in stream.getvalue().splitlines()]
+    routed, listed, failed = [each for each in written if each["logger"] == "app.access"]
+    assert routed["trace_id"] == TRACE
+    assert "trace_id" not in listed, "it is not traced"
+    [bug] = [each for each in written if "exception" in each]
+    _, route = listening.routes(2)
+    assert bug["trace_id"] == failed["trace_id"] == route.trace != TRACE
+
+
 @pytest.mark.parametrize("wanted", [False, True])
 def test_prompts_are_traced_only_if_asked_for(
     serve: Serve, pool: FakePool, listening: Collector, wanted: bool
@@ -417,23 +446,96 @@ def test_without_a_collector_candidates_are_told_no_trace(gateway: Gateway, pool
     assert "traceparent" not in pool.headers[0]
 
 
+@pytest.mark.parametrize("by_variable", [False, True])
 def test_without_the_package_the_start_says_what_to_install(
     racer: Command,
     tmp_path: Path,
     artifact: Path,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    by_variable: bool,
 ) -> None:
-    """Exit code 2, before anything slow is loaded."""
+    """Exit code 2, before anything slow is loaded, and what names the collector."""
     for name in ("app.telemetry.otlp_tracer", "app.telemetry.span_processor"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    path = configure(
-        tmp_path, artifact, "http://127.0.0.1:9/v1", telemetry={"otlp_endpoint": "http://c:4318"}
-    )
+    url = "http://c:4318"
+    telemetry = {} if by_variable else {"otlp_endpoint": url}
+    path = configure(tmp_path, artifact, "http://127.0.0.1:9/v1", telemetry=telemetry)
+    if by_variable:
+        monkeypatch.setenv(ENDPOINT, url)
     monkeypatch.setenv("RACER_DATA_KEY", DATA_KEY)
     code, _, stderr = racer("serve", "--config", path)
     assert code == 2
     assert "pip install 'racer-gateway[otel]'" in stderr
+    assert (f"${ENDPOINT}" if by_variable else "telemetry.otlp_endpoint") in stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "path"),
+    [(ENDPOINT, "/v1/traces"), ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "/own/traces")],
+)
+def test_the_environment_names_a_collector(
+    serve: Serve, listening: Collector, monkeypatch: pytest.MonkeyPatch, variable: str, path: str
+) -> None:
+    """The general variable gets the usual path, that of traces has its own, with the headers."""
+    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:9")  # that of traces goes before it
+    monkeypatch.setenv(variable, listening.url + ("" if variable == ENDPOINT else path))
+    serve().chat(ONE)
+    listening.routes(1)
+    assert set(listening.paths) == {path}
+
+
+def test_the_configuration_goes_before_the_environment(
+    serve: Serve, listening: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when a variable meant for other programs redirects the traces."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9")
+    serve(telemetry={"otlp_endpoint": listening.url}).chat(ONE)
+    assert len(listening.routes(1)) == 1
+
+
+@pytest.mark.parametrize("setting", [True, False], ids=["configured", "by variable"])
+def test_the_environment_turns_traces_off(
+    serve: Serve,
+    pool: FakePool,
+    listening: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    setting: bool,
+) -> None:
+    """`OTEL_SDK_DISABLED`: nothing is exported, and neither candidates nor log know a trace."""
+    monkeypatch.setenv(ENDPOINT, listening.url)
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    gateway = serve(telemetry={"otlp_endpoint": listening.url} if setting else {})
+    stream = io.StringIO()
+    with logs.logging_to(stream, "json"):
+        gateway.chat(ONE)
+    assert "traceparent" not in pool.headers[0]
+    assert '"request_id"' in stream.getvalue()
+    assert "trace_id" not in stream.getvalue()
+    assert listening.spans == []
+
+
+@pytest.mark.parametrize(
+    "variable", ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]
+)
+def test_another_protocol_stops_the_start(
+    racer: Command,
+    tmp_path: Path,
+    artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+) -> None:
+    """Red when spans would be sent by HTTP to a port that speaks gRPC, and be lost one by one."""
+    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:4317")
+    monkeypatch.setenv(variable, "grpc")
+    monkeypatch.setenv("RACER_DATA_KEY", DATA_KEY)
+    path = configure(tmp_path, artifact, "http://127.0.0.1:9/v1")
+    code, _, stderr = racer("serve", "--config", path)
+    assert code == 2
+    assert f"${variable} is grpc" in stderr
+    assert "4318" in stderr
 
 
 @pytest.mark.parametrize("url", ["collector:4317", "http://", f"http://me:{CANARY}@c:4318"])

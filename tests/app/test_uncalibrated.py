@@ -14,6 +14,7 @@ import pytest
 from app import artifact_watch, settings
 from app.errors import SettingsError
 from app.settings import key_format
+from racer_core import artifacts
 from tests.app.test_without_router import configuration as unconfigured
 from tests.support.gateway import (
     ADMIN_KEY,
@@ -348,7 +349,11 @@ def test_artifact_and_calibration_are_taken_while_it_runs(
     for path in ("/readyz", "/readyz?calibrated=true"):
         ready = gateway.get(path, None)
         assert ready.status_code == 200
-        assert ready.json() == {"status": "ready", "calibration": identity}
+        assert ready.json() == {
+            "status": "ready",
+            "calibration": identity,
+            "artifact": artifacts.digest(folder),
+        }
     assert metric(gateway, 'racer_missing{part="artifact"}') == 0
     assert metric(gateway, 'racer_missing{part="calibration"}') == 0
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path, PurePosixPath
@@ -32,18 +33,29 @@ PORT = Settings.model_fields["port"].default
 KEYS = {"RACER_DATA_KEY": "data-key-of-the-tests", "RACER_ADMIN_KEY": "admin-key-of-the-tests"}
 
 
+def model(service):
+    """The variable with a candidate's model, and its default: the model with the flags it needs."""
+    return re.match(r"\$\{(\w+):-([^}]+)\} ", service["command"]).groups()
+
+
 def flags(service):
-    """The vLLM options of a candidate: everything after its model."""
-    return dict(word.split("=", 1) for word in service["command"][1:])
+    """The vLLM options that every candidate has."""
+    words = shlex.split(re.sub(r"^\$\{[^}]+\} ", "", service["command"]))
+    return dict(word.split("=", 1) for word in words)
 
 
-def mounts():
-    """Where the gateway's folders and files come from, by target."""
+def words(command):
+    """A command as compose's versions print it: a text or a list."""
+    return shlex.split(command) if isinstance(command, str) else command
+
+
+def mounts(service=GATEWAY):
+    """Where a service's folders and files come from, by target."""
     found = {}
-    for each in GATEWAY["volumes"]:
+    for each in service["volumes"]:
         if isinstance(each, str):
-            source, target = each.split(":")
-            each = {"type": "volume", "source": source, "target": target}
+            parts = re.fullmatch(r"(?P<source>\$\{.+\}|\w+):(?P<target>[^:]+)(?P<ro>:ro)?", each)
+            each = {"type": "volume", **parts.groupdict(), "read_only": parts["ro"] is not None}
         found[each["target"]] = each
     return found
 
@@ -77,13 +89,19 @@ def compose(tmp_path):
 
 def test_compose_accepts_the_file(compose):
     """Red when Debian's docker-compose finds it invalid, or fills a variable in wrongly."""
-    done = compose(**KEYS, RACER_PORT="127.0.0.1:9000", GPU_B="7", MODEL_B="other/model")
+    image = "vllm/vllm-openai@sha256:" + "0" * 64
+    changes = {"GPU_B": "7", "MODEL_B": "other/model", "VLLM_IMAGE": image}
+    done = compose(**KEYS, RACER_PORT="127.0.0.1:9000", **changes)
     assert done.returncode == 0, done.stderr
     services = yaml.safe_load(done.stdout)["services"]
     assert services["gateway"]["environment"]["RACER_DATA_KEY"] == KEYS["RACER_DATA_KEY"]
     assert services["gateway"]["build"]["args"]["TORCH_INDEX"].endswith("/cpu")
     assert services["gateway"]["ports"] == ["127.0.0.1:9000:8080/tcp"]
-    assert services["candidate-b"]["command"][0] == "other/model"
+    assert words(services["candidate-a"]["command"])[:3] == shlex.split(
+        model(CANDIDATES["candidate-a"])[1]
+    )
+    assert words(services["candidate-b"]["command"])[0] == "other/model"
+    assert services["candidate-b"]["image"] == image
     [device] = services["candidate-b"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["device_ids"] == ["7"]
 
@@ -99,12 +117,22 @@ def test_compose_accepts_the_overlay_for_cuda(compose):
     assert gateway["read_only"] is True
 
 
-@pytest.mark.parametrize("missing", ["RACER_DATA_KEY", "MODEL_A", "MODEL_B"])
-def test_compose_refuses_to_start_without_a_data_key_or_a_model(compose, missing):
+@pytest.mark.parametrize(
+    ("given", "source"), [("artifact", "artifact"), ("./artifact", str(ROOT / "artifact"))]
+)
+def test_the_artifact_is_in_a_volume_or_in_a_folder(compose, given, source):
+    """Red when a name is taken for a folder, which would have to be there before a start."""
+    done = compose(**KEYS, RACER_ARTIFACT=given)
+    assert done.returncode == 0, done.stderr
+    volumes = yaml.safe_load(done.stdout)["services"]["gateway"]["volumes"]
+    assert f"{source}:{CONFIG['artifact']}:ro" in volumes
+
+
+def test_compose_refuses_to_start_without_a_data_key(compose):
     """Red when it would start without, or does not name what is missing."""
-    done = compose(**KEYS | {missing: ""})
+    done = compose(**KEYS | {"RACER_DATA_KEY": ""})
     assert done.returncode != 0
-    assert f"${{{missing}:?" in done.stderr
+    assert "${RACER_DATA_KEY:?" in done.stderr
 
 
 def test_every_variable_is_in_the_example_and_the_other_way_round():
@@ -189,13 +217,14 @@ def test_a_candidate_has_its_gpu_and_its_model_by_variable(name):
     letter = name[-1].upper()
     service = CANDIDATES[name]
     assert service["entrypoint"] == ["vllm", "serve"]
-    assert service["command"][0].startswith(f"${{MODEL_{letter}:?")
+    assert model(service)[0] == f"MODEL_{letter}"
     [device] = service["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia"
     assert device["capabilities"] == ["gpu"]
     assert device["device_ids"][0].startswith(f"${{GPU_{letter}:-")
     assert "ports" not in service
-    assert re.fullmatch(r"vllm/vllm-openai:\$\{VLLM_TAG:-v\d+\.\d+\.\d+\}", service["image"])
+    default = r"\$\{VLLM_IMAGE:-vllm/vllm-openai:v\d+\.\d+\.\d+\}"
+    assert re.fullmatch(default, service["image"])
     assert service["security_opt"] == ["no-new-privileges:true"]
 
 

@@ -24,10 +24,11 @@ DEPLOY = ROOT / "deploy"
 SHIPPED = DEPLOY / schema.FILE_NAME
 SCHEMA: dict[str, Any] = json.loads(SHIPPED.read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-# What Kubernetes, Compose and Ray read lies beside the gateway's own files.
+# What Kubernetes, Compose, Helm and Ray read lies beside the gateway's own files.
 CONFIGURATIONS = sorted(
     path
     for path in DEPLOY.rglob("*.y*ml")
+    if path.parent.name != "templates"  # of the chart: no YAML before they are rendered
     if any("schema_version" in part for part in yaml.safe_load_all(path.read_text("utf-8")))
 )
 # Every section in full, so that a wrong key can be put into each.

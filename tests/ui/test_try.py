@@ -70,13 +70,14 @@ def test_candidates_whose_bar_reaches_the_line_are_in_the_set(
                 row.dataset.in === "true",
                 parseFloat(row.querySelector(".bar-fill").style.width),
                 row.querySelector(".limit").hidden ? null
-                  : parseFloat(row.querySelector(".limit").style.left)])""",
+                  : parseFloat(row.querySelector(".limit").style.left),
+                row.querySelector(".chip").textContent])""",
         )
-        if not any(inside for inside, _, _ in drawn):
-            continue  # it abstains, whatever the line says
-        for inside, bar, line in drawn:
+        abstains = not any(inside for inside, *_ in drawn)
+        for inside, bar, line, chip in drawn:
             if line is not None and abs(bar - line) > 0.02:
-                assert inside == (bar > line), (steps, drawn)
+                assert (chip == "left out") == (bar < line), (steps, drawn)
+                assert abstains or inside == (bar > line), (steps, drawn)
                 compared += 1
     assert compared > 10
 
@@ -98,7 +99,10 @@ def test_a_question_is_asked_of_the_set_and_everything_is_shown(fleet: Fleet, op
     assert tab.page.locator(".votes li").count() == len(chosen)
     facts = tab.page.inner_text("#answer .facts")
     assert f"{len(chosen)} of {len(FEW)}" in facts
-    assert "saved compared with calling all" in facts
+    paid = tab.page.inner_text("table.paid")
+    assert f"Paid, beside calling all {len(FEW)}" in paid
+    assert f"{len(chosen)}\tof {len(FEW)}" in paid
+    assert "of at least" in paid  # the others have not been timed on this page
     promised = tab.page.inner_text("#answer .notice.good")
     assert "at most 10 % get a set without any candidate that answers right" in promised
     assert "says nothing about this one question" in promised

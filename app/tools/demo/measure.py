@@ -22,7 +22,14 @@ from racer_core.aggregation.vote import aggregate
 from racer_core.calibration.metrics import SetMetrics, set_metrics
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.threshold import allowed_misses
-from racer_core.types import BoolArray, CandidateAnswer, LabelledRow, LabelledRows, RiskTarget
+from racer_core.types import (
+    BoolArray,
+    CandidateAnswer,
+    LabelledRow,
+    LabelledRows,
+    RiskTarget,
+    Score,
+)
 
 ALPHAS = (0.05, 0.1, 0.2)
 CONCURRENCY = 8
@@ -49,15 +56,25 @@ def measure(
 ) -> dict[str, Any]:
     """Measure both risk targets on the first ``queries`` test rows.
 
-    The paper's target is measured on ``/route`` decisions, which cost no tokens. The default
-    target is measured on answers, and is active afterwards.
+    The paper's target and the sets of a fixed order, the control that ignores the query, are
+    measured on ``/route`` decisions, which cost no tokens. The default target is measured on
+    answers, and is active afterwards.
     """
     rows = LabelledRows(pool=test.pool, rows=test.rows[:queries])
     paper = _realised_risks(client, calibration, RiskTarget.PAPER)
     client.calibrate(calibration, {"risk_target": RiskTarget.PAPER})
-    decisions = {alpha: _decide(client, rows, alpha, progress) for alpha in ALPHAS}
+    decisions = {
+        alpha: _decide(client, rows, alpha, progress, f"paper's target, alpha {alpha:g}")
+        for alpha in ALPHAS
+    }
     answerable = _realised_risks(client, calibration, RiskTarget.ANSWERABLE)
     evidence = client.calibrate(calibration, {"risk_target": RiskTarget.ANSWERABLE})["evidence"]
+    fixed = {
+        alpha: _decide(
+            client, rows, alpha, progress, f"one fixed order, alpha {alpha:g}", Score.STATIC
+        )
+        for alpha in ALPHAS
+    }
     answers, alone = asyncio.run(_collect_answers(url, rows, progress))
     return {
         "queries": len(rows),
@@ -69,6 +86,7 @@ def measure(
                 "answerable": _answerable_risk(rows, answers[alpha], answerable[alpha]),
                 "paper": _paper_risk(rows, decisions[alpha], paper[alpha]),
                 **_cost_and_accuracy(rows, answers[alpha]),
+                "fixed_order_size": float(_sets(rows, fixed[alpha]).sum(axis=1).mean()),
             }
             for alpha in ALPHAS
         ],
@@ -77,12 +95,17 @@ def measure(
 
 
 def _decide(
-    client: GatewayClient, rows: LabelledRows, alpha: float, progress: Report
+    client: GatewayClient,
+    rows: LabelledRows,
+    alpha: float,
+    progress: Report,
+    stage: str,
+    score: Score | None = None,
 ) -> list[dict[str, Any]]:
     decisions: list[dict[str, Any]] = []
     for query in rows.queries:
-        decisions.append(client.route(query, alpha, execute=False))
-        progress(f"deciding, paper's target, alpha {alpha:g}", len(decisions), len(rows))
+        decisions.append(client.route(query, alpha, execute=False, score=score))
+        progress(f"deciding, {stage}", len(decisions), len(rows))
     return decisions
 
 

@@ -19,7 +19,7 @@ def check(settings: Settings) -> tuple[Finding, TrainedRouter | None]:
         found = f"no artifact is configured: {settings.fallback} answers `auto`"
         return warning(CHECK, found, cure), None
     if not is_there(settings.artifact):
-        cure = "run `racer label` and `racer train --out`; a running gateway loads what they make"
+        cure = "run `racer bootstrap` with questions; a running gateway loads the router it trains"
         found = f"none is at {settings.artifact} yet: {settings.fallback} answers `auto`"
         return warning(CHECK, found, cure), None
     try:

@@ -96,6 +96,7 @@ def run(
     rating: RatingOptions | None = None,
     announce: Callable[[CallForecast], None] | None = None,
     remote: RemoteLabeller | None = None,
+    through: tuple[Settings, Secrets] | None = None,
 ) -> LabellingReport:
     """Label every question that has no row yet.
 
@@ -115,6 +116,7 @@ def run(
         rating: The evaluators that rate the answers; None for no ratings.
         announce: Called with the most calls to make, before the first.
         remote: Labels in other processes; None labels in this one.
+        through: How candidates are called through a gateway; None calls them as ``settings`` says.
 
     Raises:
         LabellingIncomplete: Candidates, the grading or evaluators failed for some questions.
@@ -143,8 +145,9 @@ def run(
             announce(labelling.forecast(settings.pool))
         if remote is None:
             # A grader belongs to one event loop.
-            grader, _ = make_grader(grading, settings, secrets)
-            asyncio.run(labelling.label_locally(settings, secrets, grader, concurrency))
+            calls, keys = through or (settings, secrets)
+            grader, _ = make_grader(grading, calls, keys)
+            asyncio.run(labelling.label_locally(calls, keys, grader, concurrency))
         else:
             labelling.label_remotely(remote, conditions | remote_conditions(plan, settings))
         if not labelling.unlabelled:

@@ -1,0 +1,75 @@
+"""Receive deadline: ends a request that its client sends too slowly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+MIN_BODY_BYTES_PER_S: Final = 2**10  # on average, once the grace period is over
+BODY_GRACE_S: Final = 5.0
+RATE_CHECK_S: Final = 1.0
+
+
+class ReceiveDeadline:
+    """The one deadline that a connection has while it receives.
+
+    Args:
+        is_paused: Whether the connection reads nothing now: the handler is slow then, and not the
+            client.
+        grace_s: Seconds before the transfer rate of a body is checked.
+        check_s: Seconds between two checks of it.
+
+    Attributes:
+        body_bytes: Received of the body so far.
+    """
+
+    def __init__(self, is_paused: Callable[[], bool], *, grace_s: float, check_s: float) -> None:
+        self._is_paused = is_paused
+        self._grace_s = grace_s
+        self._check_s = check_s
+        self._timer: asyncio.TimerHandle | None = None
+        self.body_bytes = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a deadline has been started and not stopped."""
+        return self._timer is not None
+
+    def start(self, wait_s: float, on_late: Callable[[], None]) -> None:
+        """Call back after ``wait_s``, and not before reading goes on."""
+        self._after(wait_s, lambda: self._expire(wait_s, on_late))
+
+    def start_body(self, deadline_s: float, on_late: Callable[[], None]) -> None:
+        """Call back when a body is late, or slower than ``MIN_BODY_BYTES_PER_S`` on average."""
+        begun = asyncio.get_running_loop().time()
+        wait_s = min(self._grace_s, deadline_s)
+        self._after(wait_s, lambda: self._check_body(begun, deadline_s, on_late))
+
+    def stop(self) -> None:
+        """The part has arrived."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _after(self, wait_s: float, call: Callable[[], None]) -> None:
+        self.stop()
+        self._timer = asyncio.get_running_loop().call_later(wait_s, call)
+
+    def _expire(self, wait_s: float, on_late: Callable[[], None]) -> None:
+        if self._is_paused():
+            self.start(wait_s, on_late)
+        else:
+            self._timer = None
+            on_late()
+
+    def _check_body(self, begun: float, deadline_s: float, on_late: Callable[[], None]) -> None:
+        elapsed_s = asyncio.get_running_loop().time() - begun
+        is_slow = elapsed_s >= self._grace_s and self.body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
+        if not self._is_paused() and (is_slow or elapsed_s >= deadline_s):
+            self._timer = None
+            on_late()
+            return
+        left_s = deadline_s - elapsed_s
+        wait_s = min(self._check_s, left_s) if left_s > 0 else self._check_s
+        self._after(wait_s, lambda: self._check_body(begun, deadline_s, on_late))

@@ -1,0 +1,66 @@
+"""The gateway of a bootstrap: what it must serve, and when it has loaded the new artifact."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from app.errors import GatewayRefused, GatewayUnreachable
+from app.settings import Settings
+from app.tools.gateway_client import GatewayClient
+from app.tools.labelling.through_gateway import check_pool
+from racer_core import artifacts
+
+_POLL_S = 0.5
+
+
+def check_gateway(gateway: GatewayClient, settings: Settings) -> None:
+    """Refuse a gateway that could not be calibrated in the end, before anything is paid for.
+
+    Raises:
+        SettingsError: It serves other candidates.
+        GatewayUnreachable: It does not answer.
+        GatewayRefused: It has no store or no admin key, or wants another key.
+    """
+    check_pool(gateway, settings.pool)
+    gateway.calibrations()
+
+
+def wait_for_artifact(gateway: GatewayClient, folder: Path, limit_s: float) -> None:
+    """Wait until a gateway has loaded this artifact.
+
+    Args:
+        gateway: The gateway; it may restart meanwhile.
+        folder: The artifact.
+        limit_s: How long to wait, in seconds.
+
+    Raises:
+        GatewayRefused: It did not load it in time; the message says what to do.
+    """
+    digest = artifacts.digest(folder)
+    deadline = time.monotonic() + limit_s
+    why = "it does not answer"
+    while True:
+        with suppress(GatewayUnreachable):
+            ready = gateway.readiness()
+            loaded = ready.get("artifact")
+            if loaded == digest:
+                return
+            if loaded is not None:
+                why = "it runs another one: restart it"
+                if (
+                    "restart" in ready
+                ):  # it sees these files, and loads none in the place of another
+                    break
+            else:
+                missing = {each["part"]: each["reason"] for each in ready.get("missing", ())}
+                why = missing.get("artifact", "its configuration has no `artifact`")
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    raise GatewayRefused(
+        f"the gateway at {gateway.url} has not loaded the artifact {folder} ({why}). Where it does "
+        "not see this folder, copy it to the place that `artifact` names there, or roll it out; "
+        "then run the same command again, which goes on here"
+    )

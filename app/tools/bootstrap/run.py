@@ -1,0 +1,117 @@
+"""Run of a bootstrap: the steps in order, each skipped where its result stands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from app import settings
+from app.errors import SettingsError
+from app.settings import Settings
+from app.tools.bootstrap.gateway import check_gateway
+from app.tools.bootstrap.report import report
+from app.tools.bootstrap.state import State, Step
+from app.tools.bootstrap.steps import BootstrapOptions, Steps
+from app.tools.gateway_client import GatewayClient
+from racer_core.errors import InputError, RacerError
+from racer_core.records.questions import read_questions
+from racer_core.types import RiskTarget
+
+RunCommand = Callable[[Sequence[str]], Any]  # runs `racer` with these words, and returns its result
+Say = Callable[[str], None]
+
+STATE: Final = "bootstrap.json"
+_NO_LABELS: Final = (
+    "no question has a reference, and there is no judge, so no answer could be called right: add "
+    "`reference` to the questions, or give --reference FILE, or --judge CANDIDATE. Without labels "
+    "`racer serve --calibrate-from-traffic` certifies that the answer is the whole pool's "
+    "(docs/same-answer.md)"
+)
+
+
+def run(
+    options: BootstrapOptions, gateway: GatewayClient, command: RunCommand, say: Say
+) -> dict[str, Any]:
+    """Go from questions to an active calibration; finished steps of an earlier run are kept.
+
+    Args:
+        options: The options of the command.
+        gateway: The running gateway.
+        command: Runs the command of a step.
+        say: Takes a line for people: the command of each step, or that it is skipped.
+
+    Returns:
+        The report.
+
+    Raises:
+        RacerError: A step failed; its files are kept, and the same call goes on with it.
+    """
+    configured = settings.read(options.config)
+    _check(options, configured)
+    state = State(options.folder / STATE)
+    check_gateway(gateway, configured)
+    steps = Steps(options, state, gateway)
+    makers = (
+        *(steps.label, steps.split, steps.train),
+        *(steps.tune, steps.evaluate, steps.calibrate),
+    )
+    for number, make in enumerate(makers, 1):
+        # `racer tune --write` changes what the next steps depend on.
+        step = make(settings.read(options.config))
+        say_here = partial(_say_at, say, f"[{number}/{len(makers)}]")
+        if state.is_done(step):
+            say_here(f"{step.name}: nothing has changed, skipped")
+            continue
+        try:
+            _do(step, state, command, say_here)
+        except RacerError:
+            say_here(
+                f"{step.name} failed; when that is mended, run the same command again: finished "
+                "steps are kept"
+            )
+            raise
+    return report(state, steps, settings.read(options.config), gateway)
+
+
+def _say_at(say: Say, place: str, text: str) -> None:
+    say(f"{place} {text}")
+
+
+def _do(step: Step, state: State, command: RunCommand, say: Say) -> None:
+    """Run a step's command and note its result."""
+    words = [*step.command, *step.prepare()]
+    say(f"racer {shlex.join(words)}")
+    inputs = step.inputs
+    state.begin(step)
+    try:
+        result = step.keep(command(words))
+    except step.tolerates as exc:
+        say(f"{step.name} is left out: {exc}")
+        result = {"left_out": str(exc)}
+    state.finish(step, result, inputs=inputs)
+
+
+def _check(options: BootstrapOptions, configured: Settings) -> None:
+    """Refuse what no step could do, before anything is asked.
+
+    Raises:
+        InputError: The questions cannot be read, or nothing says which answers are right.
+        SettingsError: The configuration names no artifact, or a risk of graded rows.
+    """
+    questions = read_questions(options.queries, configured.text_of)
+    if options.references is not None:
+        read_questions(options.references, configured.text_of)
+    elif options.judge is None and all(each.reference is None for each in questions):
+        raise InputError(_NO_LABELS)
+    if configured.artifact is None:
+        raise SettingsError(
+            f"{options.config}: set `artifact` to the folder where the router will be, such as "
+            "`artifact: artifact`, and restart the gateway"
+        )
+    if configured.routing.risk_target is RiskTarget.QUALITY:
+        raise SettingsError(
+            f"{options.config}: `risk_target: quality` needs graded rows, and questions are "
+            "labelled right or wrong: set `answerable` or `paper`"
+        )

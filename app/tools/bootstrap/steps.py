@@ -1,0 +1,257 @@
+"""Steps of a bootstrap: the words of each command, and what its result depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from app.errors import UpstreamError
+from app.settings import Settings
+from app.tools.bootstrap.gateway import wait_for_artifact
+from app.tools.bootstrap.results import calibrated, evaluated, labelled, trained, tuned
+from app.tools.bootstrap.state import State, Step
+from app.tools.gateway_client import GatewayClient
+from racer_core import artifacts
+from racer_core.errors import ArtifactError, CalibrationError, RowsError
+
+GRADES: Final = ("choice", "number", "math", "exact")  # of answers that have references
+_VOTES: Final = ("choice", "number", "exact")  # equalities that `racer evaluate` measures
+# Enough validation rows for `racer tune` from some 500 questions on.
+SHARES: Final[Mapping[str, float]] = {"train": 0.4, "validation": 0.3, "calibration": 0.3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapOptions:
+    """Options of the command; those of one step have the names that they have there."""
+
+    config: Path
+    queries: Path
+    references: Path | None
+    grade: str | None  # None: by `aggregation.equality`, or by the judge
+    judge: str | None
+    judge_model: str | None
+    concurrency: int
+    shares: Mapping[str, float]
+    router: str
+    encoders: tuple[str, ...]
+    kind: str | None
+    alpha: float | None
+    write: bool
+    folder: Path
+    url: str
+    wait_s: float  # for the gateway to load the artifact
+
+
+class Steps:
+    """The steps, each made when the ones before it are done."""
+
+    def __init__(self, options: BootstrapOptions, state: State, gateway: GatewayClient) -> None:
+        self._options = options
+        self._state = state
+        self._gateway = gateway
+        self._rows = options.folder / "rows.jsonl"
+        self._parts = options.folder / "parts"
+
+    @property
+    def rows(self) -> Path:
+        """The labelled rows."""
+        return self._rows
+
+    @property
+    def calibration_rows(self) -> Path:
+        """The rows that calibrate."""
+        return self._part("calibration")
+
+    def label(self, settings: Settings) -> Step:
+        """Every candidate answers every question, through the gateway."""
+        given = self._options
+        grade = given.grade or ("judge" if given.judge else default_grade(settings))
+        command = [
+            *("label", str(given.queries), "--config", str(given.config), "--out", str(self._rows)),
+            *("--grade", grade),
+            *_option("--reference", given.references),
+            *_option("--judge", given.judge),
+            *_option("--judge-model", given.judge_model),
+            *("--concurrency", str(given.concurrency), "--through-gateway", "--url", given.url),
+        ]
+        references = () if given.references is None else (given.references,)
+        return Step(
+            name="label",
+            command=tuple(command),
+            reads=(given.queries, *references),
+            facts=_answers_depend_on(settings),
+            writes=(self._rows,),
+            keep=labelled,
+        )
+
+    def split(self, settings: Settings) -> Step:
+        """Rows to train on, to choose settings, and to calibrate."""
+        del settings
+        shares = [f"--share={name}={share!r}" for name, share in self._options.shares.items()]
+        command = ["split", str(self._rows), "--out", str(self._parts), *shares, *self._kind]
+        written = tuple(map(self._part, self._options.shares))
+
+        def remove_remains() -> Sequence[str]:
+            for path in written:  # an interrupted split leaves some, and the command replaces none
+                path.unlink(missing_ok=True)
+            return ()
+
+        return Step(
+            name="split",
+            command=tuple(command),
+            reads=(self._rows,),
+            writes=written,
+            keep=_counts,
+            prepare=remove_remains,
+        )
+
+    def train(self, settings: Settings) -> Step:
+        """A router, in the folder where the configuration's gateway looks for it."""
+        artifact = artifact_of(settings)
+        data, validation = self._part("train"), self._part("validation")
+        command = [
+            *("train", "--config", str(self._options.config), "--data", str(data)),
+            *("--validation", str(validation), "--out", str(artifact)),
+            *("--router", self._options.router),
+            *(f"--encoder={each}" for each in self._options.encoders),
+            *_option("--backend", settings.encoder.backend),
+            *_option("--dtype", settings.encoder.dtype),
+            *self._kind,
+        ]
+
+        def prepare() -> Sequence[str]:
+            if not self._state.has_begun("train") and (artifact / artifacts.FILES[0]).exists():
+                raise ArtifactError(
+                    f"{artifact} has an artifact that this bootstrap did not make: move it away to "
+                    "replace it, or calibrate it by `racer calibrate`"
+                )
+            return ("--resume",) if (artifact / "checkpoint").is_dir() else ()
+
+        return Step(
+            name="train",
+            command=tuple(command),
+            reads=(data, validation),
+            facts=_router_depends_on(settings),
+            writes=_files_of(artifact),
+            keep=trained,
+            prepare=prepare,
+        )
+
+    def tune(self, settings: Settings) -> Step:
+        """Score, alpha and vote that are best on the validation rows; too few choose none."""
+        validation = self._part("validation")
+        command = [
+            *("tune", "--config", str(self._options.config), "--validation", str(validation)),
+            *(("--write",) if self._options.write else ()),
+            *self._kind,
+        ]
+        return Step(
+            name="tune",
+            command=tuple(command),
+            reads=(validation, *_files_of(artifact_of(settings))),
+            facts=[*_router_depends_on(settings), settings.prices, settings.routing.risk_target],
+            keep=tuned,
+            tolerates=(RowsError, UpstreamError),
+        )
+
+    def evaluate(self, settings: Settings) -> Step:
+        """Risk, set size and accuracy of the router on rows that it did not learn from."""
+        artifact = artifact_of(settings)
+        prices = zip(settings.pool, settings.prices or (), strict=False)
+        equality = settings.aggregation.equality.value
+        command = [
+            *("evaluate", "--artifact", str(artifact), "--data", str(self._rows)),
+            *self._promise(settings),
+            *(("--equality", equality) if equality in _VOTES else ()),
+            *(f"--price={name}={price!r}" for name, price in prices),
+            *self._kind,
+        ]
+        return Step(
+            name="evaluate",
+            command=tuple(command),
+            reads=(self._rows, *_files_of(artifact)),
+            keep=evaluated,
+            tolerates=(RowsError, CalibrationError),
+        )
+
+    def calibrate(self, settings: Settings) -> Step:
+        """The threshold at the gateway, active at once."""
+        artifact = artifact_of(settings)
+        command = [
+            *("calibrate", str(self.calibration_rows), "--url", self._options.url),
+            *self._promise(settings),
+            *self._kind,
+        ]
+
+        def wait() -> Sequence[str]:
+            wait_for_artifact(self._gateway, artifact, self._options.wait_s)
+            return ()
+
+        return Step(
+            name="calibrate",
+            command=tuple(command),
+            reads=(self.calibration_rows, *_files_of(artifact)),
+            keep=calibrated,
+            prepare=wait,
+            # Its store may be another one now.
+            stands=lambda kept: kept["id"] in self._gateway.calibrations(),
+        )
+
+    @property
+    def _kind(self) -> tuple[str, ...]:
+        return tuple(_option("--rows", self._options.kind))
+
+    def _part(self, name: str) -> Path:
+        return self._parts / f"{name}.jsonl"
+
+    def _promise(self, settings: Settings) -> tuple[str, ...]:
+        """The terms of the promise: the gateway may run with those from before ``--write``."""
+        routing = settings.routing
+        alpha = routing.alpha if self._options.alpha is None else self._options.alpha
+        target = routing.risk_target.value
+        return ("--alpha", str(alpha), "--score", routing.score.value, "--risk-target", target)
+
+
+def default_grade(settings: Settings) -> str:
+    """The grade that counts answers as equal where votes do, as far as there is one."""
+    equality = settings.aggregation.equality.value
+    return equality if equality in GRADES else "exact"
+
+
+def artifact_of(settings: Settings) -> Path:
+    """The folder of the router, which :func:`app.tools.bootstrap.run.run` requires."""
+    assert settings.artifact is not None
+    return settings.artifact
+
+
+def _files_of(artifact: Path) -> tuple[Path, ...]:
+    return tuple(artifact / name for name in artifacts.FILES)
+
+
+def _option(name: str, value: object) -> Iterable[str]:
+    return () if value is None else (name, str(value))
+
+
+def _counts(result: Mapping[str, int]) -> dict[str, int]:
+    return {Path(name).stem: count for name, count in result.items()}
+
+
+def _answers_depend_on(settings: Settings) -> list[Any]:
+    """What candidates are sent for a question, and what of a text is an answer."""
+    bodies = [
+        [each.name, each.served_as, each.parameters, each.renames] for each in settings.candidates
+    ]
+    return [bodies, settings.aggregation.reasoning_markers]
+
+
+def _router_depends_on(settings: Settings) -> list[Any]:
+    """What a router is trained for, beside its rows."""
+    return [
+        *_answers_depend_on(settings),
+        settings.aggregation.equality,
+        settings.routing.text,
+        settings.own_texts,
+        settings.limits.query_chars,
+    ]

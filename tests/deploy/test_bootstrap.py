@@ -1,0 +1,181 @@
+"""The bootstrap in compose and on Kubernetes: one command, the gateway's folders, and no more."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from app.cli import main
+
+from . import test_compose as compose
+from . import test_kubernetes as kubernetes
+
+Manifest = dict[str, Any]
+
+TEXT = (kubernetes.FOLDER / "bootstrap.yaml").read_text(encoding="utf-8")
+MANIFESTS: list[Manifest] = list(yaml.safe_load_all(TEXT))
+SERVICE = compose.SERVICES["bootstrap"]
+
+
+def named(kind: str, name: str = "bootstrap") -> Manifest:
+    """One manifest."""
+    [found] = [m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+POD = named("Job")["spec"]["template"]["spec"]
+[CONTAINER] = POD["containers"]
+
+
+def given(words: list[str]) -> Manifest:
+    """What `racer bootstrap` reads in these words."""
+    name, *rest = words
+    return main.cli.commands[name].make_context(name, rest, parent=kubernetes.group()).params
+
+
+def mounted() -> Manifest:
+    """The Job's volumes by the path at which it sees them."""
+    volumes = {each["name"]: each for each in POD["volumes"]}
+    return {m["mountPath"]: {**volumes[m["name"]], **m} for m in CONTAINER["volumeMounts"]}
+
+
+# Compose ------------------------------------------------------------------------------------------
+
+
+def test_compose_runs_the_command_before_its_own_gateway() -> None:
+    """Red when a word is no option, or another gateway or configuration is meant."""
+    program, *words = SERVICE["entrypoint"]
+    assert [program] == compose.RUNTIME.one("ENTRYPOINT").words
+    options = given(words)
+    url = urlsplit(options["url"])
+    assert (url.hostname, url.port) == ("gateway", compose.PORT)
+    assert SERVICE["depends_on"] == {"gateway": {"condition": "service_healthy"}}
+    assert "profiles" in SERVICE, "it would run at every `up`"
+    own, gateway = compose.mounts(SERVICE), compose.mounts()
+    config = str(options["config"])
+    assert own[config] == gateway[config]
+    assert own[str(options["queries"])]["source"] == "${RACER_QUESTIONS:-./questions.jsonl}"
+
+
+def test_compose_gives_gateway_and_bootstrap_one_artifact() -> None:
+    """Red when the router that is trained is not the one that the gateway watches."""
+    own, gateway = compose.mounts(SERVICE), compose.mounts()
+    place = compose.CONFIG["artifact"]
+    assert own[place]["source"] == gateway[place]["source"] == "${RACER_ARTIFACT:-artifact}"
+    assert (own[place]["read_only"], gateway[place]["read_only"]) == (False, True)
+    volumes = yaml.safe_load(compose.TEXT)["volumes"]
+    assert "artifact" in volumes
+    # A new volume takes the owner of the image's folder.
+    [setup] = [each.text for each in compose.RUNTIME.all("RUN")]
+    assert f"mkdir -p {place} " in setup
+    assert f"chown {compose.RUNTIME.one('USER').text} /var/lib/racer {place}" in setup
+
+
+def test_compose_keeps_rows_and_state() -> None:
+    """Red when another run would begin anew: the working directory is the volume."""
+    [volume] = compose.RUNTIME.one("VOLUME").words
+    assert compose.RUNTIME.one("WORKDIR").text == volume
+    assert not given(SERVICE["entrypoint"][1:])["folder"].is_absolute()
+    assert compose.mounts(SERVICE)[volume] == compose.mounts()[volume]
+
+
+def test_compose_gives_it_no_more_rights_than_the_gateway() -> None:
+    """Red when the root can be written, or a key is there that it does not read."""
+    for name in ("image", "read_only", "tmpfs", "cap_drop", "security_opt"):
+        assert SERVICE[name] == compose.GATEWAY[name]
+    assert set(SERVICE["environment"]) == {"RACER_ADMIN_KEY", "RACER_JUDGE_KEY", "HF_TOKEN"}
+
+
+def test_compose_trains_on_the_gateway_s_device() -> None:
+    """The gateway refuses an artifact of another device. Red when the overlay forgets one."""
+    services = yaml.safe_load(compose.CUDA)["services"]
+    for name in ("image", "deploy"):
+        assert services["bootstrap"][name] == services["gateway"][name]
+
+
+# Kubernetes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", kubernetes.VERSIONS)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=kubernetes.title)
+def test_every_manifest_is_one_that_kubernetes_takes(manifest: Manifest, version: str) -> None:
+    """Red when a field does not exist, has another type or is missing, or the namespace is not."""
+    kubernetes_validate.validate(manifest, version, strict=True)
+    assert manifest["metadata"]["namespace"] == kubernetes.KUSTOMIZATION["namespace"]
+
+
+def test_the_job_runs_the_command_before_the_service() -> None:
+    """Red when a word is no option, or another port, key or image is meant."""
+    options = given(CONTAINER["args"])
+    url = urlsplit(options["url"])
+    [port] = kubernetes.named("Service", url.hostname)["spec"]["ports"]
+    assert url.port == port["port"]
+    [image] = kubernetes.KUSTOMIZATION["images"]
+    assert CONTAINER["image"] == f"{image['newName']}:{image['newTag']}"
+    admin = kubernetes.variables(kubernetes.GATEWAY)[kubernetes.ADMIN]
+    offline = kubernetes.variables(kubernetes.GATEWAY)["HF_HUB_OFFLINE"]
+    assert CONTAINER["env"] == [admin, offline]
+
+
+def test_the_job_s_files_are_where_the_command_looks() -> None:
+    """Red when a path of the command is on no volume, or what must outlast a pod is on none."""
+    options, found = given(CONTAINER["args"]), mounted()
+    for name in ("config", "queries"):
+        path = PurePosixPath(options[name])
+        assert found[str(path.parent)]["configMap"] == {"name": "bootstrap"}
+        given_as = f"--from-file={'deploy/kubernetes/' * (name == 'config')}{path.name}"
+        assert given_as in TEXT
+        assert given_as in kubernetes.README
+    claims = {
+        path: each["persistentVolumeClaim"]["claimName"]
+        for path, each in found.items()
+        if "persistentVolumeClaim" in each
+    }
+    assert claims == {
+        kubernetes.CONFIG["artifact"]: "artifact",
+        str(options["folder"]): "bootstrap",
+    }
+    assert all(named("PersistentVolumeClaim", each) for each in claims.values())
+
+
+def test_gateways_can_mount_the_claim_instead_of_an_image() -> None:
+    """Red when the commented line is not valid in the image's place, or names another claim."""
+    text = (kubernetes.FOLDER / "gateway.yaml").read_text(encoding="utf-8")
+    commented = "# persistentVolumeClaim: "
+    lines = text.splitlines()
+    [place] = [i for i, line in enumerate(lines) if commented in line]
+    [image] = [i for i, line in enumerate(lines) if line.strip() == "image:"]
+    lines[place] = lines[place].replace("# ", "", 1)
+    changed = list(yaml.safe_load_all("\n".join(lines[:image] + lines[image + 2 :])))
+    [deployment] = [each for each in changed if each["kind"] == "Deployment"]
+    kubernetes_validate.validate(deployment, kubernetes.VERSIONS[-1], strict=True)
+    volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+    claim = {"claimName": "artifact", "readOnly": True}
+    assert volumes["artifact"] == {"name": "artifact", "persistentVolumeClaim": claim}
+    # Several pods on several nodes read what the Job writes.
+    assert named("PersistentVolumeClaim", "artifact")["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_the_job_has_no_rights_and_reaches_the_gateway_alone() -> None:
+    """Red when the namespace would refuse it, or a policy opens more than the gateway's port."""
+    context = dict(POD["securityContext"])
+    assert context.pop("fsGroup") == context["runAsGroup"]
+    assert context == kubernetes.PODS["gateway"]["securityContext"]
+    assert CONTAINER["securityContext"] == kubernetes.GATEWAY["securityContext"]
+    assert POD["automountServiceAccountToken"] is False
+    assert CONTAINER["resources"]["limits"]["memory"]
+    labels = named("Job")["spec"]["template"]["metadata"]["labels"]
+    out = named("NetworkPolicy")["spec"]
+    into = named("NetworkPolicy", "gateway-from-bootstrap")["spec"]
+    assert out["podSelector"]["matchLabels"] == labels
+    [[to], [source]] = out["egress"][0]["to"], into["ingress"][0]["from"]
+    for selector in (to["podSelector"], into["podSelector"]):
+        assert kubernetes.selected(selector["matchLabels"]) == {"gateway"}
+    assert source["podSelector"]["matchLabels"] == labels
+    ports = kubernetes.policy_ports([*out["egress"], *into["ingress"]])
+    assert ports == [("TCP", kubernetes.PORT)] * 2

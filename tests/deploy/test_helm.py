@@ -1,0 +1,416 @@
+"""deploy/helm: the chart renders, is valid, and says what the plain manifests and the code say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import kubernetes_validate
+import pytest
+import yaml
+from cloudcoil.models.prometheus_operator import v1 as operator
+
+from app import settings
+from app.cli import main
+from app.monitoring.metrics import MonitoringMetrics
+from app.settings import Limits
+from app.telemetry.metrics import Metrics
+from racer_core import __version__
+
+from . import test_kubernetes as plain
+from .chart import CHART, ChartRefused, Manifest, merged, render, values_of
+from .monitoring import ALERTS
+
+FOLDER = CHART.parent
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
+VALUES = values_of(CHART / "values.yaml")
+USUAL: dict[str, Any] = {
+    "existingSecret": "gateway",
+    "artifact": {"image": "registry.example/racer-artifact:1"},
+}
+ELSEWHERE = {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 443}]}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "usual": USUAL,
+    "gpu": merged(USUAL, {"gateway": {"gpus": 1, "nodeSelector": {"gpu": "small"}}}),
+    "volume": {"existingSecret": "gateway", "artifact": {"existingClaim": "artifacts"}},
+    "candidates elsewhere": {
+        "existingSecret": "gateway",
+        "candidates": [{"name": "one", "settings": {"base_url": "https://models.example/v1"}}],
+        "gateway": {"env": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://c:4318"}]},
+        "networkPolicy": {"egress": [ELSEWHERE]},
+    },
+    "prometheus": merged(USUAL, values_of(FOLDER / "prometheus.yaml")),
+    "nothing optional": merged(
+        USUAL,
+        {"networkPolicy": {"enabled": False}, "autoscaling": {"enabled": False}},
+        {"config": {"limits": {"body_bytes": 67_108_864}}},  # Helm writes it with an exponent
+    ),
+}
+OF_THE_OPERATOR: dict[str, Any] = {
+    each.__name__: each for each in (operator.PodMonitor, operator.PrometheusRule)
+}
+
+
+def found(manifests: list[Manifest], kind: str, name: str = "gateway") -> Manifest:
+    """One manifest of the release."""
+    [one] = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, f"demo-{name}")]
+    return one
+
+
+def pod(manifests: list[Manifest], name: str = "gateway", kind: str = "Deployment") -> Manifest:
+    """The pods of a deployment or a job."""
+    return found(manifests, kind, name)["spec"]["template"]["spec"]
+
+
+def container(manifests: list[Manifest], name: str = "gateway") -> Manifest:
+    """The only container of a deployment's pods."""
+    [one] = pod(manifests, name)["containers"]
+    return one
+
+
+def selected(manifests: list[Manifest], labels: dict[str, str]) -> set[str]:
+    """The deployments and jobs whose pods have these labels."""
+    templates = {
+        m["metadata"]["name"].removeprefix("demo-"): m["spec"]["template"]["metadata"]["labels"]
+        for m in manifests
+        if m["kind"] in ("Deployment", "Job")
+    }
+    return {name for name, has in templates.items() if labels.items() <= has.items()}
+
+
+@pytest.mark.parametrize("version", plain.VERSIONS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_is_valid_for_kubernetes(variant: str, version: str) -> None:
+    """Red when a field does not exist, has another type or is missing."""
+    manifests = render(VARIANTS[variant])
+    assert len(manifests) > 5
+    for manifest in manifests:
+        if manifest["kind"] not in OF_THE_OPERATOR:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("kind", OF_THE_OPERATOR)
+def test_what_the_operator_reads_is_valid(kind: str) -> None:
+    """By its published schemas, which drop what they do not know: nothing may be missing."""
+    manifest = found(render(VARIANTS["prometheus"]), kind)
+    known = OF_THE_OPERATOR[kind].model_validate(manifest)
+    assert known.model_dump(mode="json", by_alias=True, exclude_unset=True) == manifest
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    """`helm lint`: only that there is no icon."""
+    program = (
+        "import json, sys, helm_python;"
+        "print(json.dumps(helm_python.lint(sys.argv[1], {'existingSecret': 's'}, strict=True)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(CHART)], capture_output=True, text=True, check=True
+    )
+    report = yaml.safe_load(done.stdout)
+    assert [each["error"] for each in report["messages"]] == ["icon is recommended"]
+    assert report["errors"] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "existingSecret: name the Secret with RACER_DATA_KEY"),
+        (USUAL | {"candidates": []}, "candidates: name at least one"),
+        (merged(USUAL, {"gateway": {"gpu": 1}}), "gpu"),
+        (merged(USUAL, {"netwrokPolicy": {}}), "netwrokPolicy"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(values: dict[str, Any], message: str) -> None:
+    """Red when a value is missing or misspelt and the release is made all the same."""
+    with pytest.raises(ChartRefused, match=re.escape(message)):
+        render(values)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_configuration_loads(variant: str) -> None:
+    """Red when racer.yaml is not one that a gateway starts with, or a host is no Service."""
+    manifests = render(VARIANTS[variant])
+    text = found(manifests, "ConfigMap")["data"]["racer.yaml"]
+    given = plain.start_arguments()
+    loaded, secrets = settings.parse(
+        text, Path("racer.yaml"), plain.SECRETS, host=given["host"], port=given["port"]
+    )
+    assert secrets.store(loaded) == plain.SECRETS[plain.STORE]
+    limits = VARIANTS[variant].get("config", {}).get("limits", {})
+    assert limits.items() <= loaded.limits.model_dump().items()
+    wanted = VARIANTS[variant].get("candidates", VALUES["candidates"])
+    assert loaded.pool == tuple(each["name"] for each in wanted)
+    for name, candidate in zip(loaded.pool, loaded.candidates, strict=True):
+        url = urlsplit(candidate.replicas[0])
+        if variant != "candidates elsewhere":
+            service = found(manifests, "Service", name)["spec"]
+            assert url.hostname == f"demo-{name}"
+            assert selected(manifests, service["selector"]) == {name}
+            assert [port["port"] for port in service["ports"]] == [url.port]
+
+
+def test_a_changed_configuration_is_a_rollout() -> None:
+    """Red when gateways go on with the old one."""
+    others = merged(USUAL, {"config": {"routing": {"alpha": 0.2}}})
+    annotations = [
+        found(render(values), "Deployment")["spec"]["template"]["metadata"]["annotations"]
+        for values in (USUAL, others)
+    ]
+    assert annotations[0] != annotations[1]
+
+
+# As the plain manifests -------------------------------------------------------------------------
+
+
+def test_pods_are_those_of_the_plain_manifests() -> None:
+    """But for names, labels and images. Red when one of both is changed and the other forgotten."""
+    manifests = render(USUAL)
+    theirs = plain.GATEWAY | {"image": None}
+    assert container(manifests) | {"image": None} == theirs
+    ours, other = pod(manifests), plain.PODS["gateway"]
+    differing = {"containers", "volumes", "topologySpreadConstraints"}
+    assert {k: v for k, v in ours.items() if k not in differing} == {
+        k: v for k, v in other.items() if k not in differing
+    }
+    assert [next(k for k in v if k != "name") for v in ours["volumes"]] == [
+        next(k for k in v if k != "name") for v in other["volumes"]
+    ]
+    [job], image = pod(manifests, "migration", "Job")["containers"], container(manifests)["image"]
+    assert job == plain.UPGRADE | {"image": image}
+    for name in plain.CANDIDATES:
+        [theirs] = plain.PODS[name]["containers"]
+        ours = container(manifests, name)
+        assert sorted(ours["args"]) == sorted(theirs["args"])
+        assert ours["args"][0] == theirs["args"][0]
+        without = ("args", "env")
+        assert {k: v for k, v in ours.items() if k not in without} == {
+            k: v for k, v in theirs.items() if k not in without
+        }
+
+
+@pytest.mark.parametrize("kind", ["PodDisruptionBudget", "HorizontalPodAutoscaler", "Service"])
+def test_objects_of_the_gateway_are_those_of_the_plain_manifests(kind: str) -> None:
+    """But for names and labels."""
+    ours, theirs = found(render(USUAL), kind)["spec"], plain.named(kind)["spec"]
+    differing = {"selector", "scaleTargetRef"}
+    assert {k: v for k, v in ours.items() if k not in differing} == {
+        k: v for k, v in theirs.items() if k not in differing
+    }
+
+
+@pytest.mark.parametrize("name", ["gateway", "candidates", "migration"])
+def test_policies_let_through_what_the_plain_ones_do(name: str) -> None:
+    """Ports of all rules, and names, which the plain ones allow to every pod."""
+
+    def ports(rules: list[Manifest]) -> list[tuple[str, int]]:
+        return sorted(plain.policy_ports(rules))
+
+    ours = found(render(USUAL), "NetworkPolicy", name)["spec"]
+    theirs = plain.named("NetworkPolicy", name)["spec"]
+    names = plain.named("NetworkPolicy", "names")["spec"]["egress"]
+    assert ours["policyTypes"] == ["Ingress", "Egress"]
+    assert ports(ours.get("ingress", [])) == ports(theirs.get("ingress", []))
+    assert ports(ours["egress"]) == ports([*theirs["egress"], *names])
+    assert all(rule in ours["egress"] for rule in names)
+    if name == "gateway":
+        for rule in (*theirs["ingress"], *theirs["egress"][1:]):  # the first is to candidates
+            assert rule in (*ours["ingress"], *ours["egress"])
+
+
+# Selectors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_selectors_find_their_own_pods(variant: str) -> None:
+    """Red when a Service, a policy or a monitor is about other pods, or about none."""
+    manifests = render(VARIANTS[variant])
+    run = {each["name"] for each in VALUES["candidates"]}
+    run = set() if variant == "candidates elsewhere" else run
+    for manifest in manifests:
+        name = manifest["metadata"]["name"].removeprefix("demo-")
+        spec = manifest.get("spec", {})
+        labels = spec.get("podSelector") or spec.get("selector") or {}
+        labels = labels.get("matchLabels", labels)
+        match manifest["kind"]:
+            case "Deployment" | "Service" | "PodDisruptionBudget" | "PodMonitor":
+                assert selected(manifests, labels) == {name}
+            case "NetworkPolicy":
+                assert selected(manifests, labels) == (run if name == "candidates" else {name})
+            case "HorizontalPodAutoscaler":
+                assert spec["scaleTargetRef"]["name"] == manifest["metadata"]["name"]
+            case _:
+                assert not labels, manifest["kind"]
+    [spread] = pod(manifests)["topologySpreadConstraints"]
+    assert selected(manifests, spread["labelSelector"]["matchLabels"]) == {"gateway"}
+
+
+# The migration ----------------------------------------------------------------------------------
+
+
+def test_tables_are_brought_up_to_date_before_a_release() -> None:
+    """A hook that the release waits for, whose policy is there first. Its Secret is not ours."""
+    manifests = render(USUAL)
+    job, policy = (found(manifests, kind, "migration") for kind in ("Job", "NetworkPolicy"))
+    hooks = [each["metadata"]["annotations"] for each in (policy, job)]
+    assert {each["helm.sh/hook"] for each in hooks} == {"pre-install,pre-upgrade"}
+    assert int(hooks[0]["helm.sh/hook-weight"]) < int(hooks[1]["helm.sh/hook-weight"])
+    assert {each["helm.sh/hook-delete-policy"] for each in hooks} == {
+        "before-hook-creation,hook-succeeded"
+    }
+    assert "Secret" not in {each["kind"] for each in manifests}
+    others = [m for m in manifests if "annotations" in m["metadata"] and m not in (job, policy)]
+    assert others == [], "a hook is no part of the release"
+
+
+# Variants ---------------------------------------------------------------------------------------
+
+
+def test_an_encoder_on_a_gpu() -> None:
+    """The image's CUDA build, a GPU, and leave to use such a node."""
+    manifests = render(VARIANTS["gpu"])
+    ours, cpu = container(manifests), container(render(USUAL))
+    assert ours["image"] == f"{cpu['image']}-cuda"
+    assert ours["resources"]["limits"] == cpu["resources"]["limits"] | {"nvidia.com/gpu": 1}
+    assert pod(manifests)["tolerations"] == pod(manifests, "candidate-a")["tolerations"]
+    assert pod(manifests)["nodeSelector"] == {"gpu": "small"}
+    assert "tolerations" not in pod(render(USUAL))
+
+
+@pytest.mark.parametrize(
+    ("image", "wanted"),
+    [
+        ({}, f"registry.example/racer-gateway:{__version__}"),
+        ({"tag": "mine"}, "registry.example/racer-gateway:mine"),
+        ({"tag": "mine", "digest": "sha256:1"}, "registry.example/racer-gateway@sha256:1"),
+    ],
+)
+def test_the_image_is_named_by_tag_or_digest(image: dict[str, str], wanted: str) -> None:
+    """Of gateways and migration alike."""
+    manifests = render(merged(USUAL, {"gateway": {"image": image}}))
+    [job] = pod(manifests, "migration", "Job")["containers"]
+    assert container(manifests)["image"] == job["image"] == wanted
+
+
+def test_an_artifact_comes_from_an_image_a_volume_or_elsewhere() -> None:
+    """Read-only, where racer.yaml looks for it."""
+    mounts = {}
+    for variant in ("usual", "volume", "candidates elsewhere"):
+        manifests = render(VARIANTS[variant])
+        volumes = {each["name"]: each for each in pod(manifests)["volumes"]}
+        mounts[variant] = [
+            (each["mountPath"], each["readOnly"], volumes[each["name"]])
+            for each in container(manifests)["volumeMounts"]
+            if each["name"] == "artifact"
+        ]
+    path = VALUES["config"]["artifact"]
+    image = {"name": "artifact", "image": {"reference": USUAL["artifact"]["image"]}}
+    claim = {"claimName": "artifacts", "readOnly": True}
+    assert mounts == {
+        "usual": [(path, True, image)],
+        "volume": [(path, True, {"name": "artifact", "persistentVolumeClaim": claim})],
+        "candidates elsewhere": [],
+    }
+
+
+def test_candidates_are_optional() -> None:
+    """None is run, and what reaches them elsewhere is the operator's rule and variable."""
+    manifests = render(VARIANTS["candidates elsewhere"])
+    assert {m["metadata"]["name"] for m in manifests if m["kind"] == "Deployment"} == {
+        "demo-gateway"
+    }
+    assert ELSEWHERE in found(manifests, "NetworkPolicy")["spec"]["egress"]
+    assert container(manifests)["env"][-1]["name"] == "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+# Monitoring -------------------------------------------------------------------------------------
+
+
+def test_the_rules_are_those_of_the_plain_file() -> None:
+    """Every letter: Helm must not read Prometheus' own templates."""
+    rule = found(render(VARIANTS["prometheus"]), "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
+
+
+def test_a_packed_chart_has_the_rules(tmp_path: Path) -> None:
+    """Red when a link is packed, which leads nowhere on another machine."""
+    program = "import sys, helm_python; helm_python.package(sys.argv[1], destination=sys.argv[2])"
+    subprocess.run([sys.executable, "-c", program, str(CHART), str(tmp_path)], check=True)
+    [path] = tmp_path.glob("*.tgz")
+    with tarfile.open(path) as archive:
+        packed = archive.extractfile("racer/files/alerts.yml")
+        assert packed is not None
+        assert packed.read() == ALERTS.read_bytes()
+
+
+def test_prometheus_scrapes_every_pod_with_the_data_key() -> None:
+    """Under the job's name that the alerts use. Red when only one port or path is renamed."""
+    manifests = render(VARIANTS["prometheus"])
+    monitor = found(manifests, "PodMonitor")["spec"]
+    labels = found(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    jobs = set(re.findall(r'up\{job="(\w+)"\}', ALERTS.read_text(encoding="utf-8")))
+    assert jobs == {labels[monitor["jobLabel"]]}
+    [endpoint] = monitor["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in container(manifests)["ports"]}
+    assert endpoint["path"] in {route.path for route in plain.ROUTES}
+    assert endpoint["authorization"] == {"credentials": {"name": "gateway", "key": plain.DATA}}
+
+
+def test_gateways_scale_by_metrics_that_they_have() -> None:
+    """Gauges of a pod; their targets are shares of the limits that the comments name."""
+    autoscaler = found(render(VARIANTS["prometheus"]), "HorizontalPodAutoscaler")["spec"]
+    cpu, *others = autoscaler["metrics"]
+    assert cpu["resource"]["name"] == "cpu"
+    targets = {
+        each["pods"]["metric"]["name"]: int(each["pods"]["target"]["averageValue"])
+        for each in others
+    }
+    limits = Limits()
+    assert targets == {
+        "racer_requests_in_flight": limits.in_flight // 2,
+        "racer_router_queue": limits.batch,
+    }
+    metrics = Metrics()
+    MonitoringMetrics(metrics.registry)
+    gauges = {each.name for each in metrics.registry.collect() if each.type == "gauge"}
+    assert targets.keys() <= gauges
+    [rule] = values_of(FOLDER / "adapter.yaml")["rules"]["custom"]
+    [pattern] = re.findall(r'__name__=~"([^"]+)"', rule["seriesQuery"])
+    assert {name for name in gauges if re.fullmatch(pattern, name)} == targets.keys()
+
+
+# The documents ----------------------------------------------------------------------------------
+
+
+def test_versions_are_those_of_the_program() -> None:
+    """Red when a release leaves the chart behind."""
+    chart = values_of(CHART / "Chart.yaml")
+    assert chart["version"] == chart["appVersion"] == __version__
+
+
+def test_the_readme_names_values_and_labels_that_exist() -> None:
+    """Red when a value is renamed, or the README labels something else than a policy selects."""
+    named = set(re.findall(r"--set ([\w.]+)=", README))
+    named |= set(re.findall(r"`((?:gateway|artifact|networkPolicy|autoscaling)\.\w+)", README))
+    assert named
+    for name in named:
+        inner: Any = VALUES
+        for part in name.split("."):
+            assert part in inner, name
+            inner = inner[part]
+    policy = found(render(USUAL), "NetworkPolicy")["spec"]
+    peers = [policy["ingress"][0]["from"][0], policy["egress"][-1]["to"][0]]
+    labels = {f"{k}={v}" for p in peers for k, v in p["namespaceSelector"]["matchLabels"].items()}
+    assert labels == set(re.findall(r"`(racer-\w+=true)`", README))
+
+
+def test_the_notes_name_commands_that_exist() -> None:
+    """What Helm prints after an installation."""
+    notes = (CHART / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    [line] = re.findall(r"^ *racer (\w+) (\S+) (--\w+)", notes, re.MULTILINE)
+    known = {option for each in main.cli.commands[line[0]].params for option in each.opts}
+    assert line[2] in known
