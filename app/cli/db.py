@@ -10,6 +10,7 @@ import click
 from app import settings
 from app.cli import tables
 from app.cli.console import FILE, JSON, out, print_json
+from app.errors import SettingsError
 
 
 @click.group()

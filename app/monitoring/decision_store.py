@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import numpy as np
 from sqlalchemy import (
     ARRAY,
+    ColumnElement,
     CursorResult,
     String,
     delete,
@@ -34,7 +35,6 @@ from app.store.tables import QUERY_KEY, DecisionRow, VerdictRow
 
 _CHUNK: Final = 1_000  # rows deleted in one transaction
 UNCALIBRATED: Final = ""  # in the column of calibrations, which is never null
-_STORED_KEY: Final = literal_column(QUERY_KEY, String)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class DecisionStore:
             key = _query_key(decision)
             lock(session, key)
             has_loss = exists().where(
-                key == _STORED_KEY,
+                _is_on(key),
                 DecisionRow.loss.is_not(None),
                 DecisionRow.id != decision.decision_id,
             )
@@ -226,10 +226,16 @@ class DecisionStore:
             return set()
         queries = func.unnest(literal([*new], ARRAY(String))).column_valued("queries")
         is_stored = exists().where(
-            queries == _STORED_KEY,
+            _is_on(queries),
             DecisionRow.id.not_in({each.decision_id for each in decisions}),
         )
         return {new[key] for key in session.scalars(select(queries).where(is_stored))}
+
+
+def _is_on(key: str | ColumnElement[Any]) -> ColumnElement[bool]:
+    """The condition that a stored decision is on the query with this key."""
+    stored = literal_column(QUERY_KEY, String)
+    return stored == key
 
 
 def _query_key(decision: DecisionRecord) -> str:
