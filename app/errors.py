@@ -16,7 +16,8 @@ RacerError (racer_core.errors)
 ├── NotFound                         404, no such model, calibration or job
 ├── Conflict                         409, another change came first
 │   ├── JobCancelled                 the calibration job was cancelled
-│   └── ConfirmNeeded                a calibration may be activated only with `confirm`
+│   ├── ConfirmNeeded                a calibration may be activated only with `confirm`
+│   └── ReloadRefused                the configuration is not valid, or needs a restart
 ├── Unauthorized                     401, no API key, or a wrong one
 ├── Forbidden                        403, admin is off, or the role of the key is not enough
 │   └── CrossSite                    a browser sent the request from another site's page
@@ -103,6 +104,12 @@ class ConfirmNeeded(Conflict):
 
     code = "confirm_needed"
     param = "confirm"
+
+
+class ReloadRefused(Conflict):
+    """The changed configuration is not valid, or needs a restart; nothing was changed."""
+
+    code = "reload_refused"
 
 
 class Unauthorized(RacerError):

@@ -29,10 +29,11 @@ from app.monitoring.monitor import Monitor
 from app.monitoring.rechecks import Rechecks
 from app.monitoring.sample_store import SampleStore
 from app.monitoring.sampler import SamplerOptions, population_digests
+from app.reload import Load, Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.answer_calibrations import AnswerCalibrations, answer_setup
 from app.routing.applications import Applications
-from app.routing.artifact import open_racer, open_trained
+from app.routing.artifact import LoadedRouter, open_racer, open_trained
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.encoder_client import EncoderClient
@@ -93,7 +94,10 @@ def configured_router(settings: Settings, metrics: Metrics) -> OpenedRouter:
 
 @asynccontextmanager
 async def open_services(
-    settings: Settings, secrets: Secrets, open_router: OpenRouter = configured_router
+    settings: Settings,
+    secrets: Secrets,
+    open_router: OpenRouter = configured_router,
+    load: Load | None = None,
 ) -> AsyncGenerator[Services]:
     """Open all services before a socket accepts, so that a fault stops the start with a message.
 
@@ -104,6 +108,7 @@ async def open_services(
         settings: The configuration.
         secrets: Keys and URLs from the environment.
         open_router: Loads the configured artifact; it runs on a thread.
+        load: Reads the configuration again; None: it cannot be reloaded.
 
     Raises:
         ArtifactError: The artifact does not fit the configuration or this machine.
@@ -112,7 +117,7 @@ async def open_services(
         UpstreamError: An evaluator of `aggregation` cannot be reached.
     """
     async with AsyncExitStack() as stack:
-        metrics = Metrics()
+        metrics, reload = Metrics(), Reload(settings, load)
         tracer = await stack.enter_async_context(
             open_tracer(settings.telemetry, metrics.spans_dropped)
         )
@@ -135,7 +140,7 @@ async def open_services(
                 _open_store(settings, secrets, grouping, conditions, metrics)
             )
             answers = stored.answer_calibrator.calibrations
-            await stack.enter_async_context(QuotaLeases(stored.store, quotas.buckets()))
+            await stack.enter_async_context(QuotaLeases(stored.store, quotas.buckets))
         mathematics = MathPool(DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
@@ -153,12 +158,13 @@ async def open_services(
             evidence=evidence,
             on_answers=checkers and checkers.submit,
         )
-        chat_services = ChatServices(
+        chats = ChatServices(
             settings=settings,
             fleet=fleet,
             grouping=grouping,
             conditions=conditions,
             mathematics=mathematics,
+            active=stored and stored.active,
             monitor=stored and stored.monitor,
             shadow_calls=shadow_calls,
             evidence=evidence,
@@ -166,24 +172,37 @@ async def open_services(
             metrics=metrics,
             tracer=tracer,
         )
-        fallback_chat = chat_services.by_fallback()
-        await fallback_chat.check()
+        await chats.of(None).check()
+
+        def follow(new: Settings, new_secrets: Secrets) -> None:
+            fleet.follow(new, new_secrets)
+            quotas.follow(
+                new.access.keys,
+                in_flight=new.limits.in_flight,
+                body_bytes=new.limits.body_buffer_bytes,
+            )
+            if stored is not None:
+                stored.monitor.follow(new.watching, new.shadow_rates)
+                stored.answer_calibrator.follow(new)
+
+        reload.subscribe(follow)
 
         def router_services() -> AbstractAsyncContextManager[RouterServices]:
             assert stored is not None
-            return _open_router_services(settings, open_router, stored, conditions, chat_services)
+            return _open_router_services(reload, open_router, stored, conditions, metrics)
 
         services = Services(
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
+            applications=Applications(settings),
+            named_candidates=NamedCandidateService(settings, fleet),
+            chats=chats,
+            reload=reload,
             quotas=quotas,
             drain=Drain(),
             metrics=metrics,
             tracer=tracer,
             conditions=conditions,
-            applications=Applications(settings),
-            named_candidates=NamedCandidateService(settings, fleet),
-            fallback_chat=fallback_chat,
             stored=stored,
             artifact=await stack.enter_async_context(
                 ArtifactWatch(settings.artifact, router_services)
@@ -316,14 +335,15 @@ async def _open_store(
 
 @asynccontextmanager
 async def _open_router_services(
-    settings: Settings,
+    reload: Reload,
     open_router: OpenRouter,
     stored: StoreServices,
     conditions: ConditionReader,
-    chat_services: ChatServices,
+    metrics: Metrics,
 ) -> AsyncGenerator[RouterServices]:
     """Load the artifact and its encoder off the event loop, and its active calibration."""
-    opened = await asyncio.to_thread(open_router, settings, chat_services.metrics)
+    settings = reload.settings  # what the artifact must fit is in no reload
+    opened = await asyncio.to_thread(open_router, settings, metrics)
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
@@ -331,8 +351,8 @@ async def _open_router_services(
         stored.monitor.sampler.follow(setup, answers_by)
         await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)
         await stored.calibration_sync.follow(setup)
-        async with CalibrationService(
-            settings=settings,
+        calibrations = CalibrationService(
+            settings=reload.settings,
             trained=trained,
             scorer=scoring,
             store=stored.store,
@@ -340,16 +360,14 @@ async def _open_router_services(
             calibration_sync=stored.calibration_sync,
             setup=setup,
             grouping=stored.grouping,
-            metrics=chat_services.metrics,
+            metrics=metrics,
             conditions=conditions,
             projections=DecisionStatistics(stored.store).projections,
             sampled_scores=partial(
                 _sampled_scores, stored.store, members_digest(settings.applications)
             ),
             sampling_rates=partial(_sampling_rates, stored.store),
-        ) as calibrations:
-            yield RouterServices(
-                digest=trained.artifact.digest,
-                chat=chat_services.by_router(trained, scoring, stored.active),
-                calibrations=calibrations,
-            )
+        )
+        reload.subscribe(lambda new, _: calibrations.follow(new))
+        async with calibrations:
+            yield RouterServices(loaded=LoadedRouter(trained, scoring), calibrations=calibrations)

@@ -1,4 +1,4 @@
-"""The application: middleware around the handlers of the route table. No logic."""
+"""The application: middleware around the handlers of the route table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.respond import CLIENT_CLOSED_REQUEST
 from app.api.routes import ROUTES
@@ -16,12 +16,34 @@ from app.http.handler_dispatch import ErrorHandler, HandlerDispatch
 from app.http.request_log import RequestLog
 from app.http.tracing import RequestTracing
 from app.services import Services
+from app.settings import Secrets, Settings
 from app.wire import error_envelope
 from racer_core.errors import RacerError
 
 
 def create_gateway(services: Services) -> ASGIApp:
-    """The ASGI application for opened services: log, access control, tracing, dispatch."""
+    """The ASGI application for opened services; it follows their configuration."""
+    return _Gateway(services)
+
+
+class _Gateway:
+    """Passes each request to the application of the configuration in force when it begins."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._app = _application(services)
+        services.reload.subscribe(self._follow)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def _follow(self, settings: Settings, secrets: Secrets) -> None:
+        self._services = self._services.under(settings, secrets)
+        self._app = _application(self._services)
+
+
+def _application(services: Services) -> ASGIApp:
+    """The application of one configuration: log, access control, tracing, dispatch."""
     log_prompts = services.settings.telemetry.log_prompts
     app: ASGIApp = HandlerDispatch(services, _error_handlers(services))
     if services.tracer is not None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
+import os
 import signal
 import socket
 import sys
@@ -13,15 +15,19 @@ from collections.abc import Callable, Generator
 
 import uvicorn
 
+from app.access.api_keys import KeyRing
 from app.api.routes import ROUTES
-from app.errors import SettingsError
+from app.errors import ReloadRefused, SettingsError
 from app.http.connection import Connection, ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
 from app.http.refused_connections import RefusedConnections
 from app.lifespan import open_services
 from app.main import create_gateway
+from app.reload import Load, Reload
 from app.services import Drain, Services
 from app.settings import Secrets, Settings
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 ACCEPTS_PER_ITERATION = 16  # connections accepted in one iteration of the event loop
@@ -42,12 +48,29 @@ def bind(settings: Settings) -> socket.socket:
 
 
 class Server:
-    """One gateway on one socket, or on two if admin routes have their own."""
+    """One gateway on one socket, or on two if admin routes have their own.
 
-    def __init__(self, settings: Settings, secrets: Secrets, listener: socket.socket) -> None:
+    Args:
+        settings: The configuration.
+        secrets: Keys and URLs from the environment.
+        listener: The socket of the gateway.
+        load: Reads the configuration again; None: it cannot be reloaded.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        secrets: Secrets,
+        listener: socket.socket,
+        load: Load | None = None,
+    ) -> None:
         self._settings = settings
         self._secrets = secrets
         self._listener = listener
+        self._load = load
+        self._reload: Reload | None = None
+        self._reloads = set[asyncio.Task[None]]()  # those under way
+        self._terminal: int | None = None
         self._uvicorn: _Uvicorn | None = None
         self._stopping = False
 
@@ -66,8 +89,9 @@ class Server:
             listeners = [self._listener]
             if settings.access.admin is not None:
                 listeners.append(stack.enter_context(self._listen_for_admin()))
-            async with open_services(settings, self._secrets) as services:
-                config = _config(services)
+            async with open_services(settings, self._secrets, load=self._load) as services:
+                config = _config(services, self._secrets)
+                self._reload = services.reload
                 delay_s = settings.limits.drain_delay_s
                 self._uvicorn = _Uvicorn(config, drain=services.drain, delay_s=delay_s, ready=ready)
                 if not self._stopping:  # stopped while the encoder was loading
@@ -75,12 +99,16 @@ class Server:
                     await self._uvicorn.cancel_requests()
 
     async def serve_until_signalled(self) -> None:
-        """Serve until SIGTERM, SIGINT or SIGHUP. Settings of the interpreter are set here."""
+        """Serve until SIGTERM or SIGINT; SIGHUP reloads, or stops where the terminal has gone.
+
+        Settings of the interpreter are set here.
+        """
         gc.disable()  # loading creates no garbage worth a collection
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        self._terminal = next((file for file in range(3) if os.isatty(file)), None)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         await self.serve(ready=_collect_garbage_rarely)
@@ -92,9 +120,31 @@ class Server:
             self._uvicorn.drain()
 
     def _hang_up(self) -> None:
-        """Begin to drain; again has no effect: a closing terminal or session may send it twice."""
-        if not self._stopping:
+        """Reload the configuration; drain where the terminal was closed, whose shell signals too.
+
+        A terminal that was closed is none any more.
+        """
+        if self._stopping:
+            return
+        if self._terminal is not None and not os.isatty(self._terminal):
             self.stop()
+            return
+        task = asyncio.get_running_loop().create_task(self._reload_and_log(), name="reload")
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload_and_log(self) -> None:
+        if self._reload is None:
+            log.error(
+                "the configuration is not reloaded: the gateway is starting; send SIGHUP later"
+            )
+            return
+        try:
+            await self._reload()
+        except ReloadRefused as exc:
+            log.error("the configuration is not reloaded: %s", exc)
+        except Exception:
+            log.exception("the configuration is not reloaded")
 
     def _listen_for_admin(self) -> socket.socket:
         admin = self._settings.access.admin
@@ -163,18 +213,27 @@ class _Uvicorn(uvicorn.Server):
             await asyncio.wait(tasks, timeout=GOODBYE_S)
 
 
-def _config(services: Services) -> ConnectionConfig:
-    limits = services.settings.limits
-    # Without a data key no connection can authenticate, and only this machine is served.
-    slots = limits.connections_per_address if services.keys.has("data") else None
-    refused = RefusedConnections(services.metrics.connection_refusals)
+def _config(services: Services, secrets: Secrets) -> ConnectionConfig:
+    unauthenticated = UnauthenticatedConnections(_slots(services.settings, secrets))
+    services.reload.subscribe(
+        lambda settings, secrets: unauthenticated.limit_to(_slots(settings, secrets))
+    )
     return ConnectionConfig(
         create_gateway(services),
-        limits=limits,
-        unauthenticated=UnauthenticatedConnections(slots),
-        refused=refused,
+        limits=services.settings.limits,
+        unauthenticated=unauthenticated,
+        refused=RefusedConnections(services.metrics.connection_refusals),
         upload_paths=ROUTES.upload_paths,
     )
+
+
+def _slots(settings: Settings, secrets: Secrets) -> int | None:
+    """Connection slots of an address; None for any number.
+
+    Without a data key no connection can authenticate, and only this machine is served.
+    """
+    has_key = KeyRing(settings.access.keys, secrets).has("data")
+    return settings.limits.connections_per_address if has_key else None
 
 
 def _collect_garbage_rarely() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, get_args
 
 from app.access.api_keys import KeyRing
 from app.access.quotas import Quotas
+from app.answering.chat_services import ChatServices
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.calibrations.service import CalibrationService
@@ -15,12 +16,14 @@ from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.answer_progress import rows_needed
 from app.monitoring.monitor import Monitor
+from app.reload import Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
+from app.routing.artifact import LoadedRouter
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
-from app.settings import DEFAULT, Settings
+from app.settings import DEFAULT, Secrets, Settings
 from app.store import Store
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
@@ -64,9 +67,13 @@ class Drain:
 class RouterServices:
     """Services that exist only once an artifact is loaded."""
 
-    digest: str  # of the artifact
-    chat: ChatService
+    loaded: LoadedRouter
     calibrations: CalibrationService
+
+    @property
+    def digest(self) -> str:
+        """Digest of the artifact."""
+        return self.loaded.trained.artifact.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,24 +122,38 @@ class MissingPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """All services of handlers.
+    """All services of handlers, under one configuration.
 
     Properties for parts of ``artifact`` and ``stored`` raise :class:`NoRouter` without them.
     """
 
+    # Of this configuration alone.
     settings: Settings
     keys: KeyRing
+    applications: Applications
+    named_candidates: NamedCandidateService
+    chats: ChatServices
+    # Those outlive it.
+    reload: Reload
     quotas: Quotas
     drain: Drain
     metrics: Metrics
     tracer: Tracer | None
     conditions: ConditionReader
-    applications: Applications
-    named_candidates: NamedCandidateService
-    fallback_chat: ChatService  # until an artifact is loaded
     stored: StoreServices | None
     artifact: RouterSlot
     ui_assets: Assets
+
+    def under(self, settings: Settings, secrets: Secrets) -> Services:
+        """The services of the requests that begin under another configuration."""
+        return replace(
+            self,
+            settings=settings,
+            keys=KeyRing(settings.access.keys, secrets),
+            applications=Applications(settings),
+            named_candidates=NamedCandidateService(settings, self.chats.fleet),
+            chats=replace(self.chats, settings=settings),
+        )
 
     @property
     def store(self) -> Store:
@@ -143,7 +164,7 @@ class Services:
     def chat(self) -> ChatService:
         """Requests for ``auto``; a request that has begun keeps its service."""
         router = self.artifact.router
-        return self.fallback_chat if router is None else router.chat
+        return self.chats.of(router and router.loaded)
 
     @property
     def calibrations(self) -> CalibrationService:

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
@@ -57,7 +58,7 @@ class QuotaLeases:
 
     Args:
         store: Has the shared limits.
-        buckets: Buckets of this gateway, by limit.
+        buckets: Buckets of this gateway, by limit; they may change.
         store_timeout_s: Seconds after which the store counts as unreachable.
         draw_every_s: Seconds between two draws.
         renew_s: Seconds after which an idle gateway renews its leases.
@@ -75,16 +76,16 @@ class QuotaLeases:
         self._store = store
         self._buckets = buckets
         self._gateway = secrets.token_hex(16)
-        self._sharers = dict.fromkeys(buckets, 1)
+        self._sharers = defaultdict[Limit, int](lambda: 1)
         self._store_timeout_s = store_timeout_s
         self._draw_every_s = draw_every_s
         self._renew_s = renew_s
-        self._renewed_at = dict.fromkeys(buckets, float("-inf"))
+        self._renewed_at = defaultdict[Limit, float](lambda: float("-inf"))
         self._is_cut_off = False  # from the store
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        if self._store.is_shared and self._buckets:
+        if self._store.is_shared:
             for bucket in self._buckets.values():
                 bucket.lease()
             await self._draw()

@@ -102,16 +102,29 @@ class Bucket:
         """Add leased units."""
         self._level += units
 
+    def limit_to(self, per_minute: float) -> None:
+        """Follow another limit; what was spent stays spent."""
+        self._level = min(self.level, per_minute)
+        self._self_refilled = min(self._self_refilled, per_minute)
+        self.per_minute = per_minute
+
 
 class Account:
-    """The usage of one key."""
+    """The usage of one key, without limits until it follows a key's."""
 
-    def __init__(self, key: Key | None, clock: Clock) -> None:
-        self._concurrency = math.inf if key is None else key.concurrency
-        self._requests = _bucket(key.requests_per_minute if key else None, clock)
-        self._tokens = _bucket(key.tokens_per_minute if key else None, clock)
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._concurrency = math.inf
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
         self.running = 0
         self.receiving = 0  # of these, requests whose bodies have not arrived
+
+    def follow(self, key: Key) -> None:
+        """Follow the limits of a key."""
+        self._concurrency = key.concurrency
+        self._requests = _bucket(key.requests_per_minute, self._requests, self._clock)
+        self._tokens = _bucket(key.tokens_per_minute, self._tokens, self._clock)
 
     def buckets(self) -> Iterable[tuple[str, float, Bucket]]:
         """Unit, limit per minute and bucket of each limit."""
@@ -188,6 +201,9 @@ class Quotas:
         in_flight: Requests at once, of all keys.
         body_bytes: Bytes of all bodies in memory.
         clock: Monotonic time in seconds.
+
+    Attributes:
+        buckets: The buckets of all limits of keys; one object, whatever the limits are.
     """
 
     def __init__(
@@ -198,25 +214,32 @@ class Quotas:
         body_bytes: int,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._accounts = {key.name: Account(key, clock) for key in keys}
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}
         # Keys of the environment, and callers without a key, have no limit but their share.
-        self._unlimited = defaultdict[str, Account](lambda: Account(None, clock))
-        self._max_in_flight = in_flight
-        self._max_receiving = max(1, in_flight // _RECEIVING_SHARE)
+        self._unlimited = defaultdict[str, Account](lambda: Account(clock))
         self._waits_s = itertools.cycle(range(1, _SPREAD_S + 1))
-        self._unreserved = in_flight - max(1, in_flight // _RESERVED_SHARE)
+        self.buckets: dict[Limit, Bucket] = {}
         self.in_flight = 0
         self.bodies = MemoryBudget(
             body_bytes, Overloaded, "too many large requests are under way; try again soon"
         )
+        self.follow(keys, in_flight=in_flight, body_bytes=body_bytes)
 
-    def buckets(self) -> dict[Limit, Bucket]:
-        """The buckets of all limits of keys."""
-        return {
-            Limit(name, unit, per_minute): bucket
-            for name, account in self._accounts.items()
-            for unit, per_minute, bucket in account.buckets()
-        }
+    def follow(self, keys: Iterable[Key], *, in_flight: int, body_bytes: int) -> None:
+        """Follow other limits; running requests and spent units still count."""
+        before, self._accounts = self._accounts, {}
+        for key in keys:
+            account = self._accounts[key.name] = before.get(key.name) or Account(self._clock)
+            account.follow(key)
+        self.buckets.clear()
+        for name, account in self._accounts.items():
+            for unit, per_minute, bucket in account.buckets():
+                self.buckets[Limit(name, unit, per_minute)] = bucket
+        self._max_in_flight = in_flight
+        self._max_receiving = max(1, in_flight // _RECEIVING_SHARE)
+        self._unreserved = in_flight - max(1, in_flight // _RESERVED_SHARE)
+        self.bodies.limit_to(body_bytes)
 
     def admit(self, name: str, *, is_work: bool, is_receiving: bool = False) -> QuotaTicket:
         """Check the key's quota and admit a request.
@@ -246,8 +269,14 @@ class Quotas:
         return QuotaTicket(self, account, is_work=is_work, is_receiving=is_receiving)
 
 
-def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute, clock)
+def _bucket(per_minute: int | None, before: Bucket | None, clock: Clock) -> Bucket | None:
+    """The bucket of a limit: the one before it, where there was one."""
+    if per_minute is None:
+        return None
+    if before is None:
+        return Bucket(per_minute, clock)
+    before.limit_to(per_minute)
+    return before
 
 
 def _check_available(bucket: Bucket | None, unit: str) -> None:

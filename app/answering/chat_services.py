@@ -1,9 +1,9 @@
-"""Factory of chat services: of the fallback before an artifact is loaded, and of a router."""
+"""Chat services of one configuration: of the fallback before an artifact is loaded, and after."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from app.answering.answer_forms import AnswerReader, Embed
@@ -14,6 +14,7 @@ from app.answering.shadow_calls import ShadowCalls
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.answer_calibrations import AnswerCalibrations
+from app.routing.artifact import LoadedRouter
 from app.routing.candidate_choice import CandidateChooser
 from app.routing.conditions import ConditionReader
 from app.routing.fallback import FallbackRouting
@@ -21,7 +22,6 @@ from app.routing.groups import Grouping
 from app.routing.request import Routing
 from app.routing.row_selection import RowSelector
 from app.routing.same_answer import SameAnswerRouting
-from app.routing.scorer import RouterBackend
 from app.routing.service import RoutingService
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
@@ -30,41 +30,57 @@ from app.upstream.fleet import Fleet
 from racer_core import artifacts
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.records.conversation import fingerprint
-from racer_core.trained_router import TrainedRouter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatServices:
-    """Makes chat services: one for the fallback, one for a router."""
+    """Makes the chat services of one configuration: one for the fallback, one for a router.
+
+    Another configuration has its own (``dataclasses.replace``), so that a request that has begun
+    keeps the service of its own. Decisions and sessions that they remember are theirs alone.
+    """
 
     settings: Settings
     fleet: Fleet
     grouping: Grouping
     conditions: ConditionReader
     mathematics: MathPool
+    active: ActiveCalibration | None
     monitor: Monitor | None
     shadow_calls: ShadowCalls
     evidence: EvidenceChecks
     answer_calibrations: AnswerCalibrations
     metrics: Metrics
     tracer: Tracer | None
+    salt: str = field(default_factory=artifacts.new_salt)  # of this process
+    _made: dict[LoadedRouter | None, ChatService] = field(
+        init=False, default_factory=dict[LoadedRouter | None, ChatService]
+    )
 
-    def by_fallback(self) -> ChatService:
+    def of(self, router: LoadedRouter | None) -> ChatService:
+        """The chat service with a router, or with the fallback alone; each is made once."""
+        made = self._made.get(router)
+        if made is None:
+            made = self._by_fallback() if router is None else self._by_router(router)
+            self._made[router] = made
+        return made
+
+    def _by_fallback(self) -> ChatService:
         """Without an artifact: queries are fingerprinted with a key of this process."""
-        hashed = partial(fingerprint, artifacts.new_salt())
+        hashed = partial(fingerprint, self.salt)
         fallback = self._fallback(hashed)
         return self._chat(fallback, fallback, hashed, embed=None, stacked=None)
 
-    def by_router(
-        self, trained: TrainedRouter, scoring: RouterBackend, active: ActiveCalibration
-    ) -> ChatService:
+    def _by_router(self, router: LoadedRouter) -> ChatService:
         """With a router; the fallback answers while no calibration is active."""
+        assert self.active is not None
+        trained, scoring = router.trained, router.scoring
         fallback = self._fallback(trained.fingerprint)
         routing = RoutingService(
             settings=self.settings,
             trained=trained,
             scoring=scoring,
-            active=active,
+            active=self.active,
             grouping=self.grouping,
             rows=RowSelector(
                 self.settings.routing.text, self.conditions.added, self.settings.own_texts

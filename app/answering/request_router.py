@@ -69,8 +69,9 @@ class RequestRouter:
         """
         started = time.monotonic()
         deadline = self._deadline(request.options.timeout, started)
-        routed = await self._decision(request, deadline)
         decision_id = request.api_format.id_prefix + self._ids.new_id()
+        session = request.session and f"{request.caller.name} {request.session}"
+        routed = await self._decision(request, deadline, drawn_by=session or decision_id)
         sampling_rate, is_sampled, turn = 0.0, False, None
         if self._monitor is not None and (sampler := self._monitor.sampler).is_on:
             # Drawn before anything overrides, refuses or fails it.
@@ -124,9 +125,11 @@ class RequestRouter:
     async def decide(self, request: RoutingRequest) -> Outcome:
         """The decision alone, as an outcome without answers."""
         started = time.monotonic()
-        routed = await self._decision(request, self._deadline(request.options.timeout, started))
+        decision_id = f"chatcmpl-{self._ids.new_id()}"
+        deadline = self._deadline(request.options.timeout, started)
+        routed = await self._decision(request, deadline, drawn_by=decision_id)
         return Outcome(
-            decision_id=f"chatcmpl-{self._ids.new_id()}",
+            decision_id=decision_id,
             routed=routed,
             certificate=routed.certificate,
             overhead_ms=(time.monotonic() - started) * 1e3,
@@ -143,14 +146,16 @@ class RequestRouter:
         remarks = self._remarks(request, routed, records=False)
         return replace(levels, routed=routed.remarked(remarks, repeated=routed.repeated))
 
-    async def _decision(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
+    async def _decision(
+        self, request: RoutingRequest, deadline: float, drawn_by: str
+    ) -> CertifiedDecision:
         """The decision, with what the monitor knows of the calibration and of this query."""
         promised = self._same_answer.section(request)
         if promised is not None:
             routed = await self._same_answer.route(request, promised)
             remarks = self._remarks(request, routed, records=True)
             return routed.remarked(remarks, repeated=routed.repeated)
-        routed = self._with_alarms(await self._routing.route(request, deadline))
+        routed = self._with_alarms(await self._routing.route(request, deadline, drawn_by))
         if self._monitor is None:
             return routed
         repeated = self._monitor.is_repeat(
@@ -158,6 +163,7 @@ class RequestRouter:
             routed.certificate.reasons,
             routed.application,
             routed.population,
+            routed.certificate.calibration_id,
         )
         remarks = self._remarks(request, routed, records=True)
         return routed.remarked(remarks, repeated=repeated)

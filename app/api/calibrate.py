@@ -158,9 +158,16 @@ async def cancel_job(request: Request, services: Services) -> Response:
     responses=errors(*KEYED),
 )
 async def list_calibrations(_: Request, services: Services) -> Response:
-    """The history, with evidence."""
+    """The history, with evidence.
+
+    `canary` is the calibration that decides a share of the requests, if there is one: its share,
+    what it and the active one have realised since it began (mean set, abstentions, and the risk of
+    judged samples with its 95 % interval), and the alarm that `ended` it.
+    """
     summaries = await services.store.run(services.store.summaries)
-    return bodies.json_response({"object": "list", "data": [asdict(each) for each in summaries]})
+    data = [asdict(each) for each in summaries]
+    canary = await services.monitor.canary_report()
+    return bodies.json_response({"object": "list", "data": data, "canary": canary})
 
 
 @routes.add(
@@ -187,15 +194,22 @@ async def get_calibration(request: Request, services: Services) -> Response:
     body=ACTIVATE_BODY,
 )
 async def activate(request: Request, services: Services) -> Response:
-    """Rolls back or forward; `expected_active_id` makes it a compare-and-set."""
+    """Rolls back or forward; `expected_active_id` makes it a compare-and-set.
+
+    With `share` the calibration is a canary; promote it by an activation without `share`, and roll
+    it back by one of the calibration that is active.
+    """
     data = await bodies.read_body(request, ACTIVATE_BODY.limit(services.settings.limits))
     options = bodies.checked(ActivateRequest, strict_json.load_object(data) if data else {})
     record = await services.calibrations.activate(
         request.path_params["calibration_id"],
         options.expected_active_id,
         confirm=options.confirm,
+        share=options.share,
     )
-    return bodies.json_response({"id": record.id, "active": True, "evidence": record.evidence})
+    shared = {} if options.share is None else {"share": options.share}
+    answer = {"id": record.id, "active": not shared, "evidence": record.evidence}
+    return bodies.json_response(answer | shared)
 
 
 async def _events(job: Job, repeat_s: float) -> AsyncGenerator[bytes]:

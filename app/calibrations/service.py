@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Protocol, Self
 
 from app.calibrations import activation_rule
@@ -99,29 +100,29 @@ class CalibrationService:
         sampled_scores: StoredScores,
         sampling_rates: SamplingRates,
     ) -> None:
-        self._settings = settings
         self._projections = projections
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
         self._setup = setup
         self._metrics = metrics
-        self._reader = UploadReader(
-            settings=settings,
+        self._new_reader = partial(
+            UploadReader,
             trained=trained,
             store=store,
             setup=setup,
             sampled_scores=sampled_scores,
             sampling_rates=sampling_rates,
         )
-        self._record_builder = RecordBuilder(
-            settings=settings,
+        self._new_builder = partial(
+            RecordBuilder,
             trained=trained,
             scorer=scorer,
             grouping=grouping,
             conditions=conditions,
             setup=setup,
         )
+        self.follow(settings)
         self._seen_rows = SeenRows(store)
         self._write_lock = asyncio.Lock()
         self.jobs = JobQueue()
@@ -136,6 +137,12 @@ class CalibrationService:
 
     async def __aexit__(self, *_: object) -> None:
         await self.jobs.close()
+
+    def follow(self, settings: Settings) -> None:
+        """Calibrate under another configuration; jobs that have begun keep their own."""
+        self._settings = settings
+        self._reader = self._new_reader(settings=settings)
+        self._record_builder = self._new_builder(settings=settings)
 
     def start(self, upload: Upload, given: dict[str, Any], sender: str) -> Job:
         """Queue a calibration. If the job fails, nothing is changed.
@@ -160,14 +167,26 @@ class CalibrationService:
         return self.jobs.submit(work, now(), upload.size)
 
     async def activate(
-        self, calibration_id: str, expected_active_id: str | None, *, confirm: bool = False
+        self,
+        calibration_id: str,
+        expected_active_id: str | None,
+        *,
+        confirm: bool = False,
+        share: float | None = None,
     ) -> CalibrationRecord:
-        """Make a stored record the active one.
+        """Make a stored record the active one, or a canary beside it.
+
+        Args:
+            calibration_id: The record.
+            expected_active_id: The active one, if the caller knows it; empty: none.
+            confirm: Activate it whatever the activation rule says.
+            share: Of the requests, for a canary; None: it decides all, and a canary ends.
 
         Raises:
             ConfirmNeeded: The activation rule refuses it, and ``confirm`` is false.
             NotFound: No such record.
-            Conflict: Another record is active than expected, or it was made for another artifact.
+            Conflict: Another record is active than expected, it was made for another artifact, or
+                it cannot be a canary.
         """
         async with self._write_lock:
             stored = await self._store.run(self._store.record, calibration_id)
@@ -180,6 +199,7 @@ class CalibrationService:
                 calibration_id,
                 expected_active_id,
                 self._setup,
+                share,
             )
             await self._calibration_sync.catch_up(record)
         return record
@@ -187,12 +207,13 @@ class CalibrationService:
     async def _calibrate(
         self, upload: Upload, given: dict[str, Any], sender: str, progress: Progress
     ) -> dict[str, Any]:
-        rows, options, left_out = await self._reader.read(upload, given, progress)
+        reader, builder = self._reader, self._record_builder
+        rows, options, left_out = await reader.read(upload, given, progress)
         active_at_start = self._active_record()
         if options.application is not None:
             options = self._for_application(options, options.application)
             check_rows(rows, options.application or "")
-        rows, sampling = await self._reader.thinned(rows, options)
+        rows, sampling = await reader.thinned(rows, options)
         served = None
         if options.reweight:
             is_traffic = (options.rows_kind or rows.guessed_kind) is RowsKind.TRAFFIC
@@ -200,7 +221,7 @@ class CalibrationService:
         digest = await asyncio.to_thread(rows.digest)
         hashes = rows.query_hashes
         seen = await self._store.run(self._seen_rows.fixed_terms, hashes, rows.groups)
-        stated = self._fixed_terms(options)
+        stated = self._fixed_terms(options, builder)
         source = {
             "sha256": upload.sha256,
             "bytes": upload.size,
@@ -212,7 +233,7 @@ class CalibrationService:
         fixed = stated if seen is None else seen
         try:
             record = await asyncio.to_thread(
-                self._record_builder.record, rows, options, source, progress, served, fixed
+                builder.record, rows, options, source, progress, served, fixed
             )
         except LimitNotKept:
             await self._store.run(self._seen_rows.add, digest, hashes, stated)
@@ -297,17 +318,17 @@ class CalibrationService:
         ids = self._store.ids(self._calibration_sync.setup or "")
         return self._projections(ids, counts_repeats=counts_repeats)
 
-    def _fixed_terms(self, options: CalibrateOptions) -> list[Terms]:
+    def _fixed_terms(self, options: CalibrateOptions, builder: RecordBuilder) -> list[Terms]:
         """The terms that do not depend on rows that were never shown."""
         stated = [] if options.dry_run else [options]
-        fixed = [self._record_builder.guarantee(each) for each in (CalibrateOptions(), *stated)]
+        fixed = [builder.guarantee(each) for each in (CalibrateOptions(), *stated)]
         if (active := self._active_record()) is not None:
             fixed.append(active.calibration.options)
         found = [terms_of(each) for each in fixed]
         for each in fixed:
-            found += [terms for _, _, terms in self._record_builder.application_terms(each)]
+            found += [terms for _, _, terms in builder.application_terms(each)]
         if (limit := options.answer_risk_max) is not None:
-            found.append(limit_terms(self._record_builder.guarantee(options), limit))
+            found.append(limit_terms(builder.guarantee(options), limit))
         return found
 
     def _active_record(self) -> CalibrationRecord | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ def serve(config: Path, host: str | None, port: int | None, calibrate_from_traff
     if calibrate_from_traffic:
         overrides["same_answer"] = {"calibrate": "from_traffic"}
     overrides = {name: value for name, value in overrides.items() if value is not None}
-    configured, secrets = settings.load(config, **overrides)
+    load = partial(settings.load, config, **overrides)
+    configured, secrets = load()
     with server.bind(configured) as listener, logs.logging_to(sys.stderr, configured.telemetry.log):
-        uvloop.run(server.Server(configured, secrets, listener).serve_until_signalled())
+        uvloop.run(server.Server(configured, secrets, listener, load).serve_until_signalled())
         # The closed loop has restored the default action, which would end the process before the
         # last log lines are written: a terminal and its shell both send SIGHUP.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

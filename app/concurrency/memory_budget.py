@@ -20,6 +20,10 @@ class MemoryBudget:
         self._message = message
         self._used = 0
 
+    def limit_to(self, limit: int) -> None:
+        """Follow another limit; what is reserved stays reserved."""
+        self._limit = limit
+
     @property
     def used(self) -> int:
         """Bytes reserved now."""

@@ -39,6 +39,10 @@ class UnauthenticatedConnections:
         """Number of client addresses that hold a slot."""
         return len(self._connections)
 
+    def limit_to(self, limit: int | None) -> None:
+        """Follow another limit; open connections keep their slots."""
+        self._limit = limit
+
     def enter(self, connection: OpenConnection, address: str) -> bool:
         """Take a slot; False if all are taken by connections without authentication."""
         if self._limit is None:

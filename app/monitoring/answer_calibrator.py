@@ -113,6 +113,10 @@ class AnswerCalibrator:
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    def follow(self, settings: Settings) -> None:
+        """Follow other prices; promises, and which requests are rows, stay as they are."""
+        self._settings = settings
+
     async def calibrate(self, application: str | None, *, dry_run: bool = False) -> dict[str, Any]:
         """Calibrate one application from its sample, and activate the result if it is sound.
 

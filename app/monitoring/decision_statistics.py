@@ -70,9 +70,11 @@ class DecisionStatistics:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def counts(self, calibration_ids: Sequence[str], application: str = "") -> DecisionCounts:
-        """How many decisions these calibrations made for an application."""
-        of_it = _of(calibration_ids, application)
+    def counts(
+        self, calibration_ids: Sequence[str], application: str = "", since: str = ""
+    ) -> DecisionCounts:
+        """How many decisions these calibrations made for an application, from a time on."""
+        of_it = _of(calibration_ids, application, since)
         with self._store.transaction() as session:
 
             def count(*conditions: Any) -> int:
@@ -85,10 +87,10 @@ class DecisionStatistics:
             )
 
     def sets(
-        self, calibration_ids: Sequence[str], application: str = ""
+        self, calibration_ids: Sequence[str], application: str = "", since: str = ""
     ) -> tuple[list[SetCount], list[SetVerdicts]]:
-        """The sets of ordinary decisions, without and with verdicts that count."""
-        ordinary = (*_of(calibration_ids, application), DecisionRow.ordinary)
+        """The sets of ordinary decisions from a time on, without and with verdicts that count."""
+        ordinary = (*_of(calibration_ids, application, since), DecisionRow.ordinary)
         chosen = DecisionRow.selected, DecisionRow.null_selected
         by_set = select(*chosen, func.count()).where(*ordinary).group_by(*chosen)
         # The expression keeps the index of decisions out of the plan: going from the few verdicts
@@ -97,7 +99,7 @@ class DecisionStatistics:
         judged = (
             select(DecisionRow.id, *chosen, VerdictRow.candidate, VerdictRow.correct)
             .join(VerdictRow, VerdictRow.decision_id == DecisionRow.id)
-            .where(of_it, DecisionRow.application == application)
+            .where(of_it, DecisionRow.application == application, *_since(since))
             .where(DecisionRow.ordinary, VerdictRow.counts)
         )
         sets: dict[str, tuple[str, bool]] = {}
@@ -165,7 +167,7 @@ class DecisionStatistics:
             ]
 
     def losses(
-        self, calibration_ids: Sequence[str], application: str = "", *, key: bytes
+        self, calibration_ids: Sequence[str], application: str = "", since: str = "", *, key: bytes
     ) -> list[float]:
         """The losses of an application's shadow decisions that count.
 
@@ -175,9 +177,10 @@ class DecisionStatistics:
         Args:
             calibration_ids: The calibrations that made the decisions.
             application: Their application.
+            since: Only decisions from then on: UTC, ISO 8601; empty: all that are stored.
             key: Secret of the draws.
         """
-        of_it = _of(calibration_ids, application)
+        of_it = _of(calibration_ids, application, since)
         judged = (*of_it, DecisionRow.loss.is_not(None))
         made = select(func.min(CalibrationRow.created_at)).where(
             CalibrationRow.id.in_(calibration_ids)
@@ -248,5 +251,12 @@ def _draw(decision_id: str, document: Mapping[str, Any], key: bytes) -> float:
     return sampling_number(key, drawn_by.encode(), document.get("turn") or 0)
 
 
-def _of(calibration_ids: Sequence[str], application: str) -> tuple[ColumnElement[bool], ...]:
-    return DecisionRow.calibration_id.in_(calibration_ids), DecisionRow.application == application
+def _of(
+    calibration_ids: Sequence[str], application: str, since: str
+) -> tuple[ColumnElement[bool], ...]:
+    of_it = DecisionRow.calibration_id.in_(calibration_ids), DecisionRow.application == application
+    return *of_it, *_since(since)
+
+
+def _since(since: str) -> tuple[ColumnElement[bool], ...]:
+    return (DecisionRow.created_at >= since,) if since else ()

@@ -10,8 +10,8 @@ every few seconds, and learns from the store which streams alarmed. The order in
 added is independent of their values. A gateway that is killed loses the queries that it had not
 added; which ones is independent of their values too. Neither affects the false-alarm probability.
 
-Every method but :meth:`DriftMonitor.stale_reasons` and :meth:`DriftMonitor.on_shared_state` blocks,
-and may be called from several threads. An update of a drift state waits for a lock and perhaps
+Every method but :meth:`DriftMonitor.stale_reasons` and :meth:`DriftMonitor.learn` blocks, and may
+be called from several threads. An update of a drift state waits for a lock and perhaps
 for the store. A change of the calibration waits for neither, so that feedback cannot delay an
 activation.
 """
@@ -42,7 +42,7 @@ from app.monitoring.populations import (
     MonitoredPopulation,
 )
 from app.routing.reasons import Reason
-from app.store import Alarms, SharedState, now
+from app.store import Alarms, now
 from racer_core.calibration.martingales import UpwardMartingale
 from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.risk_e_process import RiskEProcess
@@ -155,10 +155,9 @@ class DriftMonitor:
         kept[earlier.id] = earlier.raised
         self._raised = dict(list(kept.items())[-MAX_CALIBRATIONS:])
 
-    def on_shared_state(self, state: SharedState) -> None:
-        """Learn which alarms other gateways raised."""
-        if state.active_id is not None:
-            self._add_alarms(state.active_id, state.alarms)
+    def learn(self, calibration_id: str, alarms: Mapping[str, Alarms]) -> None:
+        """Learn which alarms other gateways raised, by application."""
+        self._add_alarms(calibration_id, alarms)
 
     def reset(self, application: str | None = None) -> None:
         """Begin again for the same calibration, with a new false-alarm probability.

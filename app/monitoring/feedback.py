@@ -59,6 +59,10 @@ class Feedback:
         self._on_verdicts = on_verdicts
         self._metrics = metrics
 
+    def follow(self, counting: Literal["admin", "all"]) -> None:
+        """Count the verdicts of other keys at once."""
+        self._counting = counting
+
     async def decision(self, decision_id: str, caller: Caller) -> StoredDecision:
         """A decision, as the key that made it or an admin may see it.
 

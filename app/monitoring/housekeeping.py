@@ -47,6 +47,11 @@ class Housekeeping:
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    def follow(self, settings: MonitoringSettings) -> None:
+        """Keep to other limits, and fit the sampling rates in the next round."""
+        self._settings = settings
+        self._rounds = BUDGET_ROUNDS - 1
+
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._run(), name="housekeeping of decisions")
         return self

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
+from prometheus_client import CollectorRegistry
 
 from app.errors import NotFound, StoreError
 from app.monitoring import drift_statistics, eligibility, risk_report
 from app.monitoring.answer_watch import AnswerWatch
+from app.monitoring.canary_watch import CanaryWatch
 from app.monitoring.checker import Checkers
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.decision_statistics import DecisionStatistics
@@ -87,15 +90,23 @@ class Monitor:
             decision_writer=self._decision_writer,
             metrics=self._metrics,
         )
-        self._drift = None
+        self._drift = self._new_drift = None
         if settings.false_alarm is not None:
-            self._drift = DriftMonitor(
+            self._new_drift = partial(
+                DriftMonitor,
                 drift_store=DriftStore(store),
                 decision_store=self._decision_store,
-                metrics=self._metrics,
                 false_alarm=settings.false_alarm,
                 rng=np.random.default_rng() if rng is None else rng,
             )
+            self._drift = self._new_drift(metrics=self._metrics)
+        unshown = MonitoringMetrics(CollectorRegistry())  # the gauges are the active one's
+        self._canary = CanaryWatch(
+            self._new_drift and partial(self._new_drift, metrics=unshown),
+            statistics=self._statistics,
+            key=sampling.key,
+            false_alarm=settings.false_alarm,
+        )
         self._housekeeping = Housekeeping(
             settings=settings,
             decision_store=self._decision_store,
@@ -114,7 +125,7 @@ class Monitor:
 
     async def __aenter__(self) -> Self:
         await self._store.run(self.sampler.fit_budget)
-        await self._active.add_follower(self._on_activation)
+        await self._active.add_follower(self._on_activation, of_canaries=self._on_canary)
         await self._stack.enter_async_context(self._decision_writer)
         await self._stack.enter_async_context(self._housekeeping)
         return self
@@ -123,6 +134,17 @@ class Monitor:
         """Write the decisions that wait, and add them to the drift state."""
         await self._stack.aclose()
         await self.flush_drift()
+
+    def follow(self, settings: MonitoringSettings, rates: Mapping[str, float]) -> None:
+        """Follow other rates, limits and rules of feedback; decisions are stored as before.
+
+        Args:
+            settings: What is recorded and watched.
+            rates: Sampling rates of applications with one of their own.
+        """
+        self.sampler.follow_rates(settings, rates)
+        self._housekeeping.follow(settings)
+        self.feedback.follow(settings.feedback)
 
     def show_answers(
         self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool
@@ -152,9 +174,8 @@ class Monitor:
             calibration_id: The calibration.
             application: The application of the request; None: none is configured.
         """
-        if self._drift is None:
-            return ()
-        return self._drift.stale_reasons(calibration_id, application)
+        drift = self._canary.drift_of(calibration_id) or self._drift
+        return () if drift is None else drift.stale_reasons(calibration_id, application)
 
     def is_repeat(
         self,
@@ -162,6 +183,7 @@ class Monitor:
         reasons: Collection[str],
         application: str | None = None,
         population: int = 0,
+        calibration_id: str | None = None,
     ) -> bool:
         """Record a query; returns whether its application saw it before.
 
@@ -172,9 +194,11 @@ class Monitor:
             reasons: The reasons in its certificate.
             application: Its application; None: none is configured.
             population: The place of the rows that set its threshold.
+            calibration_id: The calibration that decides; None: none does.
         """
         name = application or NO_APPLICATION
-        if self._monitored is None or self._monitored.find(name, population) is None:
+        monitored = self._canary.find(calibration_id or "") or self._monitored
+        if monitored is None or monitored.find(name, population) is None:
             return False
         return are_like_rows(reasons) and self._seen_queries.record(_seen_key(name, fingerprint))
 
@@ -254,6 +278,11 @@ class Monitor:
         reports[NO_APPLICATION]["decisions"]["dropped"] = self._dropped
         return found | reports[NO_APPLICATION]
 
+    async def canary_report(self) -> dict[str, Any] | None:
+        """The canary beside the active calibration; None without one. Raises StoreError."""
+        active = self._monitored
+        return None if active is None else await self._store.run(self._canary.report, active)
+
     async def reset_drift(self, application: str | None = None) -> None:
         """Begin the alarms of the active calibration again.
 
@@ -281,17 +310,18 @@ class Monitor:
         await self._store.run(self._flush_drift)
 
     def on_shared_state(self, state: SharedState) -> None:
-        """Learn which alarms other gateways raised."""
-        if self._drift is not None:
-            self._drift.on_shared_state(state)
+        """Learn which alarms other gateways raised, and the canary."""
+        self._canary.on_shared_state(state.canary)
+        if self._drift is not None and state.active_id is not None:
+            self._drift.learn(state.active_id, state.alarms)
 
     # On threads ------------------------------------------------------------------------------
 
     def _write(self, decisions: Sequence[DecisionRecord]) -> None:
         if self._settings.decisions:
-            monitored = self._monitored
             ordinary = [
-                monitored is not None and eligibility.is_ordinary(each, monitored)
+                (monitored := self._monitored_of(each)) is not None
+                and eligibility.is_ordinary(each, monitored)
                 for each in decisions
             ]
             with self._metrics.write_failures.count_exceptions(StoreError):
@@ -305,6 +335,7 @@ class Monitor:
         if self._drift is not None:
             try:
                 self._drift.add_queries(decisions)
+                self._canary.add_queries(decisions)
             except StoreError as exc:  # the decisions are written; their statistics wait
                 log.warning("the drift alarms wait for the store: %s", exc)
 
@@ -317,24 +348,36 @@ class Monitor:
         if not stored.complete or stored.judged:
             return
         decision = stored.decision
-        monitored = self._monitored if self._active.ready else None
+        monitored = self._monitored_of(decision) if self._active.ready else None
         population = monitored and eligibility.population_with_loss(decision, monitored)
         judged, once = None, False
         if population is not None:
             judged = drift_statistics.judged_query(population.calibration, decision, stored.counted)
             once = not population.counts_repeats
-        if self._drift is None:
+        drift = self._canary.drift_of(decision.calibration_id or "") or self._drift
+        if drift is None:
             loss = None if judged is None else judged.loss
             self._decision_store.set_loss(decision, loss, once=once)
         else:
-            self._drift.add_judged(decision, judged, once=once)
+            drift.add_judged(decision, judged, once=once)
+
+    def _monitored_of(self, decision: DecisionRecord) -> MonitoredCalibration | None:
+        """The calibration by whose rows a decision may count: the canary, else the active one."""
+        return self._canary.find(decision.calibration_id or "") or self._monitored
 
     def _verify(self, decision_id: str) -> Verification | SequenceVerification:
         decision = self._decision_store.get(decision_id).decision
         active = self._active.record() if self._active.ready else None
         return recompute(self._store, decision, active)
 
+    def _on_canary(self, record: CalibrationRecord) -> None:
+        monitored = self._canary.begin(record)
+        for name, each in monitored.by_application.items():
+            for fingerprint in each.calibration.fingerprints:
+                self._seen_queries.record(_seen_key(name, fingerprint))
+
     def _on_activation(self, record: CalibrationRecord) -> None:
+        self._canary.end(record)  # its alarms go on as the active one's
         monitored = self._monitored = MonitoredCalibration.of(record)
         self._seen_queries = SeenQueries(
             [
@@ -369,6 +412,7 @@ class Monitor:
         try:
             if self._drift is not None:
                 self._drift.flush()
+            self._canary.flush()
         except StoreError as exc:
             log.warning("the drift alarms wait for the store: %s", exc)
 

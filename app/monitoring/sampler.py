@@ -120,6 +120,18 @@ class Sampler:
         """
         self._setup, self.answer_setup = setup, answer_setup
 
+    def follow_rates(self, settings: MonitoringSettings, rates: Mapping[str, float]) -> None:
+        """Draw at other rates; the next :meth:`fit_budget` fits them to the budget.
+
+        Args:
+            settings: The sampling rate and its budget.
+            rates: The rates of applications with one of their own.
+        """
+        self._budget = settings.shadow_calls_per_day
+        share = 1.0 if self._budget is None else self._sample.share
+        self._sample = ShadowSample(settings.shadow_rate, rates, self._options.key, share)
+        self._metrics.sampling_share.set(share)
+
     # The draw --------------------------------------------------------------------------------
 
     @property

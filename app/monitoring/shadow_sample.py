@@ -43,20 +43,23 @@ class ShadowSample:
         rate: The sampling rate.
         rates: The rates of applications with one of their own.
         key: Secret of the draws, which the store keeps: the same for all gateways and artifacts.
+        share: Of the rates, that keeps the calls within their budget.
     """
 
-    def __init__(self, rate: float, rates: Mapping[str, float], key: bytes) -> None:
+    def __init__(
+        self, rate: float, rates: Mapping[str, float], key: bytes, share: float = 1.0
+    ) -> None:
         self._rate = rate
         self._rates = rates
         self._key = key
-        self._share = 1.0  # of the rates, that keeps the calls within their budget
+        self.share = share
         self.has_rates = bool(rates)
         self.is_on = rate > 0.0 or any(rates.values())
 
     def rate_of(self, application: str | None) -> float:
         """The rate in force for an application's requests."""
         rate = self._rate if application is None else self._rates.get(application, self._rate)
-        return self._share * rate
+        return self.share * rate
 
     def fit_budget(self, requests: Mapping[str, int], *, calls: int, budget: int) -> float:
         """Lower all rates by the power of two that keeps the expected calls within a budget.
@@ -74,8 +77,8 @@ class ShadowSample:
         """
         rates = {name: self._rates.get(name, self._rate) for name in requests}
         expected = calls * sum(rates[name] * count for name, count in requests.items())
-        self._share = min(1.0, 2.0 ** -ceil(log2(expected / budget))) if expected else 1.0
-        return self._share
+        self.share = min(1.0, 2.0 ** -ceil(log2(expected / budget))) if expected else 1.0
+        return self.share
 
     def draw(self, decision_id: str, rate: float, turn: ConversationTurn | None = None) -> bool:
         """Whether a decision is in the sample.

@@ -1,9 +1,9 @@
-"""The active calibration, swapped atomically, with thresholds for smaller pools and for groups."""
+"""The active calibration, swapped atomically, and a canary beside it; thresholds of their parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
 from typing import ClassVar, Final, Generic, TypeVar
@@ -11,6 +11,7 @@ from typing import ClassVar, Final, Generic, TypeVar
 from cachetools import LRUCache
 
 from app.errors import NotReady, Overloaded
+from app.routing.canary import Canary
 from app.routing.groups import GroupedRows, GroupThreshold, RowPlan
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
@@ -32,7 +33,8 @@ class ActiveCalibration:
     Clients choose the smaller pools, so ``max_parts`` and ``max_pending`` limit each kind of part.
 
     Args:
-        metrics: Takes the number of rows and the time of the active calibration.
+        metrics: Takes the number of rows and the time of the active calibration, and the share of
+            the canary.
         max_parts: Maximum number of cached parts.
         max_pending: Maximum number of parts that are computed at once; one more is refused.
     """
@@ -55,6 +57,8 @@ class ActiveCalibration:
         # An own thread, so that no other work delays an activation.
         self._swapping = ThreadPoolExecutor(1, thread_name_prefix="racer-activation")
         self._followers: list[Callable[[CalibrationRecord], None]] = []
+        self._canary: Canary | None = None
+        self._canary_followers: list[Callable[[CalibrationRecord], None]] = []
 
     @property
     def ready(self) -> bool:
@@ -72,28 +76,69 @@ class ActiveCalibration:
             raise NotReady(self._why_not)
         return self._record
 
-    async def add_follower(self, follower: Callable[[CalibrationRecord], None]) -> None:
+    def record_for(self, drawn_by: str) -> CalibrationRecord:
+        """The record that decides a request: the canary's, if that is drawn, or the active one.
+
+        Args:
+            drawn_by: As :meth:`Canary.decides` takes it; empty: the active one decides.
+        """
+        canary = self._canary
+        if canary is not None and drawn_by and canary.decides(drawn_by):
+            return canary.record
+        return self.record()
+
+    @property
+    def canary(self) -> Canary | None:
+        """The canary; None: the active calibration decides all requests."""
+        return self._canary
+
+    async def add_follower(
+        self,
+        follower: Callable[[CalibrationRecord], None],
+        of_canaries: Callable[[CalibrationRecord], None] | None = None,
+    ) -> None:
         """Call ``follower`` on a thread with the active record, and with each later one.
 
         A later record decides only after the call has returned.
+
+        Args:
+            follower: It.
+            of_canaries: Called likewise with the records of canaries.
         """
         self._followers.append(follower)
         if self._record is not None:
             await self._prepare(follower, self._record)
+        if of_canaries is not None:
+            self._canary_followers.append(of_canaries)
+            if self._canary is not None:
+                await self._prepare(of_canaries, self._canary.record)
 
     async def swap(self, record: CalibrationRecord) -> None:
         """Sort the record's scores and index its queries on a thread, then replace it."""
-        for population in record.populations:
-            await self._prepare(Calibration.sort_scores, population.calibration)
-            await self._prepare(_index_queries, population.calibration)
-        for follower in self._followers:
-            await self._prepare(follower, record)
+        await self._make_ready(record, self._followers)
         self._record = record
         for parts in (self._sub_pools, self._grouped, self._groups):
             parts.clear()
         self._metrics.calibration_rows.set(record.calibration.n)
         made = datetime.fromisoformat(record.created_at).timestamp()
         self._metrics.calibration_timestamp.set(made)
+
+    async def set_canary(self, canary: Canary | None) -> None:
+        """Let a canary decide its share, prepared as :meth:`swap` does; None: none decides."""
+        before = self._canary
+        if canary is not None and (before is None or before.record is not canary.record):
+            await self._make_ready(canary.record, self._canary_followers)
+        self._canary = canary
+        self._metrics.canary_share.set(0.0 if canary is None else canary.share)
+
+    async def _make_ready(
+        self, record: CalibrationRecord, followers: Iterable[Callable[[CalibrationRecord], None]]
+    ) -> None:
+        for population in record.populations:
+            await self._prepare(Calibration.sort_scores, population.calibration)
+            await self._prepare(_index_queries, population.calibration)
+        for follower in followers:
+            await self._prepare(follower, record)
 
     async def _prepare(self, work: Callable[[PartT], None], given: PartT) -> None:
         await asyncio.get_running_loop().run_in_executor(self._swapping, work, given)

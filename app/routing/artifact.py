@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from app.errors import NoRouter, SettingsError
+from app.routing.scorer import RouterBackend
 from app.settings import Settings
 from racer_core import artifacts
 from racer_core.aggregation.vote import Method
@@ -13,6 +15,14 @@ from racer_core.racer import Racer
 from racer_core.trained_router import TrainedRouter
 
 Opened = TypeVar("Opened", bound=TrainedRouter)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedRouter:
+    """A trained router, and the open backend that computes its scores."""
+
+    trained: TrainedRouter
+    scoring: RouterBackend
 
 
 def is_there(folder: Path) -> bool:

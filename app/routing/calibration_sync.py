@@ -5,6 +5,8 @@ once where the store can notify, within ``notifications.POLL_S`` otherwise. So a
 the whole old calibration or the whole new one, and in the end the store's, wherever an activation
 is interrupted. While the store cannot be read, the last calibration stays active. A store that is
 read and takes no writes, such as a standby, is followed; activations wait for its promotion.
+
+A canary follows the store likewise. The first gateway that reads one of its drift alarms ends it.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from prometheus_client import Gauge
 
 from app.errors import StoreDamaged, StoreError
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.canary import Canary
 from app.routing.conditions import Conditions
 from app.routing.reasons import Reason
-from app.store import SharedState, Store
+from app.store import KeyPurpose, SharedState, Store, StoredCanary
 from app.store.calibration_record import CalibrationRecord
 from app.store.notifications import NotificationListener
 from app.telemetry.metrics import Metrics
@@ -70,7 +73,7 @@ class CalibrationSync:
         self._configured = configured
         self._one_at_a_time = asyncio.Lock()
         self._has_stored_digests = False
-        self._damaged: str | None = None  # id of a record that is not tried again
+        self._damaged = set[str]()  # ids of records that are not tried again
         self._listeners: list[Callable[[SharedState], None]] = []
         self._listener = NotificationListener(store.url)
         self._task: asyncio.Task[None] | None = None
@@ -149,6 +152,7 @@ class CalibrationSync:
                 )
                 self._has_stored_digests = True
             await self._activate(setup, state, made)
+            await self._follow_canary(setup, state, made)
             for listener in self._listeners:
                 listener(state)
 
@@ -158,23 +162,64 @@ class CalibrationSync:
         wanted = state.active_id
         if wanted is None:
             await self._explain(setup)
-        elif wanted != self._damaged and wanted != self._current():
-            if made is None or made.id != wanted:
-                made = await self._read(wanted)
-            if not made.is_grouped_by(self._grouping):
-                reasons = (*made.void_reasons, Reason.GROUPING_CHANGED)
-                made = replace(made, void_reasons=reasons)
-            if made.lost_copies:
-                made = replace(made, void_reasons=(*made.void_reasons, Reason.COPIES_DROPPED))
-            await self._active.swap(made)
-            self._damaged = None
-            self._warn(made)
+        elif wanted not in self._damaged and wanted != self._current():
+            await self._active.swap(await self._usable(wanted, made))
+            self._damaged.clear()
+            self._warn(self._active.record())
+
+    async def _follow_canary(
+        self, setup: str, state: SharedState, made: CalibrationRecord | None
+    ) -> None:
+        """Let the store's canary decide its share, or end it where it has an alarm."""
+        stored = state.canary
+        if stored is not None and stored.ended is None and stored.alarm is not None:
+            await self._end(setup, stored)
+            stored = None
+        if (
+            stored is None
+            or stored.ended is not None
+            or stored.calibration_id in {state.active_id, *self._damaged}
+        ):
+            if self._active.canary is not None:
+                await self._active.set_canary(None)
+            return
+        before = self._active.canary
+        if before is not None and before.record.id == stored.calibration_id:
+            if before.share != stored.share:
+                await self._active.set_canary(replace(before, share=stored.share))
+            return
+        record = await self._usable(stored.calibration_id, made)
+        key = await self._store.run_short(self._store.key, KeyPurpose.SAMPLES)
+        await self._active.set_canary(Canary(record=record, share=stored.share, key=key))
+        log.warning("calibration %s decides %g of the requests", record.id, stored.share)
+        self._warn(record)
+
+    async def _end(self, setup: str, canary: StoredCanary) -> None:
+        """End a canary by its alarm; only the first gateway logs it."""
+        if await self._store.run_short(self._store.end_canary, setup, canary):
+            log.error(
+                "calibration %s decides no requests any more, for it has a drift alarm (%s): the "
+                "active calibration decides all",
+                canary.calibration_id,
+                canary.alarm,
+            )
+
+    async def _usable(self, wanted: str, made: CalibrationRecord | None) -> CalibrationRecord:
+        """A record, with the reasons for which all of its certificates are void here."""
+        if made is None or made.id != wanted:
+            made = await self._read(wanted)
+        reasons = made.void_reasons
+        if not made.is_grouped_by(self._grouping):
+            reasons = (*reasons, Reason.GROUPING_CHANGED)
+        if made.lost_copies:
+            reasons = (*reasons, Reason.COPIES_DROPPED)
+        return made if reasons == made.void_reasons else replace(made, void_reasons=reasons)
 
     async def _read(self, calibration_id: str) -> CalibrationRecord:
         try:
             return await self._store.run_short(self._store.record, calibration_id)
         except StoreDamaged as exc:
-            self._damaged = calibration_id
+            self._damaged.add(calibration_id)
             log.error("%s; the last calibration stays active", exc)
             raise
 

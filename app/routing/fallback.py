@@ -54,9 +54,11 @@ class FallbackRouting:
             alpha=routing.alpha, score=routing.score, risk_target=routing.risk_target
         )
 
-    async def route(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
-        """The fallback, at once: the deadline does not matter."""
-        del deadline
+    async def route(
+        self, request: RoutingRequest, deadline: float, drawn_by: str = ""
+    ) -> CertifiedDecision:
+        """The fallback, at once: neither the deadline nor a draw matters."""
+        del deadline, drawn_by
         routed = self._decide(request)
         self._metrics.count_decision(len(routed.decision.selected), holds=False)
         return routed

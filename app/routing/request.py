@@ -28,12 +28,16 @@ class RoutingRequest:
 class Routing(Protocol):
     """Decides which candidates a request calls: by a threshold, or by the fallback."""
 
-    async def route(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
+    async def route(
+        self, request: RoutingRequest, deadline: float, drawn_by: str = ""
+    ) -> CertifiedDecision:
         """The decision.
 
         Args:
             request: The query, its options and its caller.
             deadline: A ``time.monotonic()``.
+            drawn_by: What draws it for a canary, as :class:`app.routing.canary.Canary` takes it;
+                empty: nothing does.
 
         Raises:
             InputError: Alpha outside (0, 1), or no candidate can serve this request.

@@ -67,12 +67,15 @@ class RoutingService:
         self._metrics = metrics
         self._cache = DecisionCache[CertifiedDecision](settings.limits.decisions_kept)
 
-    async def route(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
+    async def route(
+        self, request: RoutingRequest, deadline: float, drawn_by: str = ""
+    ) -> CertifiedDecision:
         """Score the query and apply the threshold; before a calibration is active, fall back.
 
         Args:
             request: The query, its options and its caller.
             deadline: A ``time.monotonic()``; routing has its own time limit, too.
+            drawn_by: What draws it for a canary; empty: nothing does.
 
         Raises:
             Overloaded: The router's queue is full, or too slow.
@@ -83,7 +86,8 @@ class RoutingService:
         """
         if not self._active.ready:
             return await self._fallback.route(request, deadline)
-        routed = await self._find_or_decide(self._active.record(), request, deadline)
+        record = self._active.record_for(drawn_by)
+        routed = await self._find_or_decide(record, request, deadline)
         self._metrics.count_decision(len(routed.decision.selected), holds=routed.certificate.holds)
         return routed
 
@@ -140,7 +144,8 @@ class RoutingService:
         if routed is None:
             scored = await self._score(request.query.text, deadline)
             routed = await self._certify(record, choice, options, request, scored)
-            if routed.is_lasting:
+            # Decisions of one record are kept: a canary's would displace them.
+            if routed.is_lasting and record is self._active.record():
                 self._cache.keep(record.id, key, routed)
         return routed
 

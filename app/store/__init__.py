@@ -2,12 +2,13 @@
 
 SQLite is the default; several gateways share one PostgreSQL. ``tables.py`` holds the tables,
 ``schema.py`` their version and migrations, ``engine.py`` connections, transactions and errors,
-``calibrations.py`` reads and writes of calibrations, ``notifications.py`` LISTEN/NOTIFY, and
-``backup`` backups. ``app/monitoring`` reads and writes decisions and alarms,
-``app/access/quota_leases.py`` the leases of keys' limits.
+``calibrations.py`` reads and writes of calibrations, ``canaries.py`` of those that decide a share
+of the requests, ``notifications.py`` LISTEN/NOTIFY, and ``backup`` backups. ``app/monitoring``
+reads and writes decisions and alarms, ``app/access/quota_leases.py`` the leases of keys' limits.
 """
 
-from app.store.calibrations import Alarms, KeyPurpose, SharedState, Store, Summary
+from app.store.calibrations import KeyPurpose, SharedState, Store, Summary
+from app.store.canaries import Alarms, StoredCanary
 from app.store.engine import now
 
-__all__ = ["Alarms", "KeyPurpose", "SharedState", "Store", "Summary", "now"]
+__all__ = ["Alarms", "KeyPurpose", "SharedState", "Store", "StoredCanary", "Summary", "now"]

@@ -23,8 +23,9 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, StoreDamaged
-from app.store import engine, schema
+from app.store import canaries, engine, schema
 from app.store.calibration_record import DIGESTS, CalibrationRecord, is_of_version_01
+from app.store.canaries import Alarms, StoredCanary
 from app.store.engine import ServerConnections, Transaction, insert_into
 from app.store.tables import ActiveRow, CalibrationRow, StoreKeyRow, WatchRow
 from racer_core.errors import RacerError
@@ -45,20 +46,13 @@ class KeyPurpose(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alarms:
-    """The drift alarms of one application, or of a calibration without applications."""
-
-    since: str  # when their tests began
-    raised: tuple[str, ...]  # the streams that alarmed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedState:
-    """The state that all gateways share: the active calibration and its alarms."""
+    """The state that all gateways share: the active calibration, its alarms, and the canary."""
 
     active_id: str | None
     alarms: Mapping[str, Alarms]  # of that calibration, by application
     takes_writes: bool  # False: the database is a standby, or read-only
+    canary: StoredCanary | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,25 +135,39 @@ class Store:
                 _inherit_alarms(session, record)
 
     def activate(
-        self, calibration_id: str, expected_active_id: str | None, artifact: str
+        self,
+        calibration_id: str,
+        expected_active_id: str | None,
+        artifact: str,
+        share: float | None = None,
     ) -> CalibrationRecord:
-        """Activate a stored record, and return it.
+        """Activate a stored record for all requests or, as a canary, for a share; return it.
 
         Raises:
             NotFound: No such record.
-            Conflict: ``expected_active_id`` is given and another one is active, or the record was
-                made with another artifact than the one with this digest.
+            Conflict: ``expected_active_id`` is given and another one is active, the record was
+                made with another artifact than the one with this digest, or it cannot be a canary.
         """
         with self.transaction() as session:
+            engine.begin_writing(session)
             record = _to_record(_find(session, calibration_id))
             if record.artifact != artifact:
                 raise Conflict(
                     f"calibration {calibration_id} was made for another artifact or fleet; "
                     "upload its rows again to POST /calibrate"
                 )
-            _activate(session, calibration_id, artifact, expected_active_id)
-            _inherit_alarms(session, record)
+            if share is not None:
+                _inherit_alarms(session, record)
+                canaries.begin(session, calibration_id, artifact, share, expected_active_id)
+            else:
+                _activate(session, calibration_id, artifact, expected_active_id)
+                _inherit_alarms(session, record)
         return record
+
+    def end_canary(self, artifact: str, canary: StoredCanary) -> bool:
+        """As :func:`app.store.canaries.end_by_alarm`."""
+        with self.transaction() as session:
+            return canaries.end_by_alarm(session, artifact, canary)
 
     def shared_state(self, artifact: str) -> SharedState:
         """Return what is active for the artifact and fleet with this digest, and its alarms.
@@ -174,6 +182,7 @@ class Store:
         )
         with self.transaction() as session:
             found: list[tuple[Any, ...]] = [tuple(row) for row in session.execute(statement)]
+            canary = canaries.find(session, artifact)
             takes_writes = engine.takes_writes(session)
         if not takes_writes:
             self._connections.replace()
@@ -182,8 +191,12 @@ class Store:
             for _, application, since, raised in found
             if application is not None  # an outer join: it has no drift state yet
         }
-        active_id = found[0][0] if found else None
-        return SharedState(active_id=active_id, alarms=alarms, takes_writes=takes_writes)
+        return SharedState(
+            active_id=found[0][0] if found else None,
+            alarms=alarms,
+            takes_writes=takes_writes,
+            canary=canary,
+        )
 
     def record(self, calibration_id: str) -> CalibrationRecord:
         """One record with its rows. Raises :class:`NotFound`."""
@@ -287,7 +300,8 @@ class Store:
 def _activate(session: Session, calibration_id: str, artifact: str, expected: str | None) -> None:
     """Compare and set: the comparison is part of the UPDATE, so that two cannot both win.
 
-    An empty ``expected`` finds no row to update, and then wins only if there is none.
+    It ends a canary. An empty ``expected`` finds no row to update, and then wins only if there is
+    none.
     """
     engine.notify(session)
     statement = update(ActiveRow).where(ActiveRow.artifact == artifact)
@@ -295,6 +309,7 @@ def _activate(session: Session, calibration_id: str, artifact: str, expected: st
         statement = statement.where(ActiveRow.calibration_id == expected)
     changed = cast(Any, session.execute(statement.values(calibration_id=calibration_id))).rowcount
     if changed:
+        canaries.end(session, artifact)
         return
     if expected:
         raise Conflict(f"calibration {expected[:128]} is not the active one; nothing was changed")

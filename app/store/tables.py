@@ -43,6 +43,18 @@ class ActiveRow(Base):
     calibration_id: Mapped[str] = mapped_column(ForeignKey("calibrations.id"))
 
 
+class CanaryRow(Base):
+    """The calibration that decides a share of the requests beside the active one."""
+
+    __tablename__ = "canary_calibrations"
+
+    artifact: Mapped[str] = mapped_column(String(64), primary_key=True)
+    calibration_id: Mapped[str] = mapped_column(ForeignKey("calibrations.id"))
+    share: Mapped[float]
+    since: Mapped[str] = mapped_column(String(32))
+    ended: Mapped[str | None]  # the alarm that ended it; None: it decides
+
+
 class DecisionRow(Base):
     """One routed query. The columns are what is searched and counted; the rest is a document."""
 

@@ -140,6 +140,11 @@ class Metrics:
             "Unix time at which the active calibration was made; 0 while there is none",
             registry=self.registry,
         )
+        self.canary_share = Gauge(
+            "racer_canary_share",
+            "Share of the requests that a canary calibration decides; 0 while there is none",
+            registry=self.registry,
+        )
         self.missing = Gauge(
             "racer_missing",
             "1 while the gateway serves without this part: requests get the fallback",

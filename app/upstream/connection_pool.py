@@ -55,6 +55,7 @@ class ConnectionPool:
         self._heads = dict[tuple[str, str], bytes]()  # paths come from the gateway's own routes
         self._idle = dict[Connection, float]()  # since when, the latest last
         self._cleaning: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def head(self, method: str, path: str) -> bytes:
         """Return the beginning of a request's head, up to the headers that all requests share."""
@@ -89,7 +90,8 @@ class ConnectionPool:
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection if its answer was complete and it can be used again; else close it."""
-        if connection.is_complete and connection.is_reusable and connection.is_open:
+        is_usable = connection.is_complete and connection.is_reusable and connection.is_open
+        if is_usable and not self._is_closed:
             connection.read_nowait()  # what its reader did not need
             self._idle[connection] = time.monotonic()
             if self._cleaning is None:
@@ -98,7 +100,8 @@ class ConnectionPool:
             connection.abort()
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections, and those in use when they are given back."""
+        self._is_closed = True
         if self._cleaning is not None:
             self._cleaning.cancel()
         for connection in self._idle:

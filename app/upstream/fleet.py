@@ -152,6 +152,19 @@ class Fleet:
         await self._health_checks.close()
         await self._client.__aexit__(*error)
 
+    def follow(self, settings: Settings, secrets: Secrets) -> None:
+        """Call what another configuration says; calls in flight go on as they began.
+
+        The pool has the same candidates. Replicas whose settings are the same keep their circuit
+        breakers and calls.
+        """
+        before, self._targets = self._targets, open_targets(settings, secrets, self._targets)
+        for target in before.values():
+            for replica in target.replicas.all:
+                if not self._is_used(target.name, replica):
+                    self._health_checks.forget(replica)
+                    self._client.forget(replica)
+
     async def ask(
         self,
         candidate: str,
@@ -258,6 +271,10 @@ class Fleet:
             ]
             for name in self._candidates
         }
+
+    def _is_used(self, name: str, replica: Replica) -> bool:
+        """Whether the configuration in force still has a replica."""
+        return replica in self._targets[name].replicas.all
 
     def _is_up(self, name: str) -> float:
         return float(not self._targets[name].replicas.are_out)
@@ -435,6 +452,8 @@ class Fleet:
 
     def _eject(self, call: UpstreamCall, replica: Replica, exc: UpstreamError) -> None:
         target = call.target
+        if not self._is_used(target.name, replica):
+            return
         self._metrics.ejections.labels(target.name).inc()
         self._health_checks.watch(target, replica)
         if target.name in self._candidates:  # failures of evaluators are logged by their caller

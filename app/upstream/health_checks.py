@@ -27,6 +27,11 @@ class HealthChecks:
         self._tasks[replica] = task
         task.add_done_callback(lambda _: self._forget(replica, task))
 
+    def forget(self, replica: Replica) -> None:
+        """End the check of a replica that is called no more."""
+        if (task := self._tasks.get(replica)) is not None:
+            task.cancel()
+
     async def close(self) -> None:
         """Cancel all checks."""
         tasks = list(self._tasks.values())

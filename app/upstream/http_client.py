@@ -58,6 +58,11 @@ class UpstreamClient:
         for pool in self._pools.values():
             pool.close()
 
+    def forget(self, replica: Replica) -> None:
+        """Close the connections to a server that is called no more, each after its call."""
+        if (pool := self._pools.pop(replica, None)) is not None:
+            pool.close()
+
     async def post(
         self,
         target: Target,

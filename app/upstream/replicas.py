@@ -45,8 +45,14 @@ class Replicas:
     ) -> None:
         self._name = name
         self.all = tuple(Replica(base_url, rules) for base_url in base_urls)
+        self._concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
         self._next_idle = 0
+
+    def are_like(self, others: Replicas) -> bool:
+        """Whether others are the same servers with the same limit."""
+        mine, theirs = ([each.base_url for each in replicas.all] for replicas in (self, others))
+        return mine == theirs and self._concurrency == others._concurrency
 
     @property
     def are_out(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from pydantic import SecretStr
@@ -16,8 +18,16 @@ EVALUATOR_CALLS: Final = 64  # in flight, at a server of its own
 _HEADERS: Final = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
-def open_targets(settings: Settings, secrets: Secrets) -> dict[str, Target]:
-    """Return candidates, and evaluators with a server of their own, by name."""
+def open_targets(
+    settings: Settings, secrets: Secrets, before: Mapping[str, Target] | None = None
+) -> dict[str, Target]:
+    """Return candidates, and evaluators with a server of their own, by name.
+
+    Args:
+        settings: The configuration.
+        secrets: Their API keys.
+        before: Targets of another configuration, whose replicas are kept where they are the same.
+    """
     keys, rules = secrets.candidate_keys, settings.fleet
     candidates = {
         each.name: _candidate_target(each, keys.get(each.name), rules)
@@ -28,7 +38,17 @@ def open_targets(settings: Settings, secrets: Secrets) -> dict[str, Target]:
         for name, spec in settings.raters.items()
         if spec.base_url is not None
     }
-    return candidates | evaluators
+    opened = candidates | evaluators
+    return {name: _kept(target, (before or {}).get(name)) for name, target in opened.items()}
+
+
+def _kept(target: Target, before: Target | None) -> Target:
+    """The target, with the replicas of the one before where they are called in the same way."""
+    if before is None or not before.replicas.are_like(target.replicas):
+        return target
+    if (before.headers, before.verify_tls) != (target.headers, target.verify_tls):
+        return target
+    return replace(target, replicas=before.replicas)
 
 
 def _candidate_target(candidate: Candidate, key: SecretStr | None, rules: FleetSettings) -> Target:

@@ -287,3 +287,10 @@ class ActivateRequest(BaseModel):
 
     expected_active_id: str | None = Field(default=None, description=EXPECTED)
     confirm: bool = Field(default=False, description=CONFIRM)
+    share: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Share of the requests that it decides beside the active calibration, as a"
+        " canary; null: it decides all, and a canary ends.",
+    )

@@ -31,6 +31,7 @@ from app.errors import STATUS, UpstreamError
 from app.routing import reasons
 from app.routing.reasons import Reason, Remark, breaks
 from app.settings import Settings
+from app.settings.reloading import ANY, is_reloaded
 from app.wire.schemas import RacerOptions
 from docs.reference.page import FOLDER, NOTES, one_line, page
 from docs.reference.python_page import python
@@ -186,7 +187,9 @@ def configuration() -> str:
         section = re.split(r"\.|\[\]", name)[0] if "." in name else None
         heading = f"## `{section}`" if section else "## The gateway"
         default = "required" if field.is_required() else f"`{_default(field)}`"
-        row = f"- `{name}` ({default}): {one_line(field.description or '')}"
+        place = name.replace("[]", f".{ANY}").replace("<name>", ANY).split(".")
+        mark = ", reloads" if is_reloaded(tuple(place)) else ""
+        row = f"- `{name}` ({default}{mark}): {one_line(field.description or '')}"
         sections.setdefault(heading, []).append(row)
     return page(
         "Configuration",

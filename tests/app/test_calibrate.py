@@ -425,7 +425,8 @@ def test_hash_smoothing_moves_the_threshold(unsure: Gateway) -> None:
 def test_history_is_kept_newest_first(serve: Serve) -> None:
     """Every record with options and evidence; one is active; no queries, no labels."""
     gateway = serve(calibrated=False)
-    assert gateway.get("/calibrations", ADMIN_KEY).json() == {"object": "list", "data": []}
+    nothing = {"object": "list", "data": [], "canary": None}
+    assert gateway.get("/calibrations", ADMIN_KEY).json() == nothing
     ids = [gateway.calibrate(60, alpha=alpha)["id"] for alpha in (0.1, 0.2, 0.3)]
     listed = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
     assert [each["id"] for each in listed] == ids[::-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +35,7 @@ from tests.support.gateway import (
     labelled,
     user,
 )
+from tests.support.waiting import wait_while_running
 from tests.upstreams.scripted import FakePool
 
 CHAT = {"model": "auto", "messages": user(ONE)}
@@ -40,9 +43,9 @@ CHAT = {"model": "auto", "messages": user(ONE)}
 
 @contextlib.contextmanager
 def process(
-    folder: Path, artifact: Path, pool: FakePool, **limits: float
+    folder: Path, artifact: Path, pool: FakePool, *, terminal: int | None = None, **limits: float
 ) -> Iterator[tuple[httpx2.Client, subprocess.Popen[bytes]]]:
-    """``racer serve`` as an operator runs it, calibrated."""
+    """``racer serve`` as an operator runs it, calibrated; on a terminal of its own if given one."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     patient = candidates(pool.url, timeout_s=60)
@@ -50,7 +53,14 @@ def process(
     command = [sys.executable, "-m", "app", "serve", "--config", str(config)]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONFAULTHANDLER": "1"}
     with hangup_not_ignored():
-        started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+        started = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL if terminal is None else terminal,
+            stderr=subprocess.PIPE,
+            start_new_session=terminal is not None,
+            preexec_fn=None if terminal is None else take_terminal,
+        )
     with (
         started as running,
         httpx2.Client(
@@ -85,6 +95,11 @@ def hangup_not_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def take_terminal() -> None:
+    """Make the standard input of a child the terminal of its session."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def log_at_exit(running: subprocess.Popen[bytes]) -> bytes:
@@ -194,18 +209,44 @@ def test_requests_past_the_drain_end_with_an_error(
         assert json.loads(plain.text)["error"]["code"] == "shutting_down"
 
 
-def test_hanging_up_drains(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
-    """SIGHUP is a SIGTERM that may come twice: a terminal and its shell both send it."""
-    with process(tmp_path, artifact, pool, comment_every_s=0.2) as (client, running):
+def test_a_closed_terminal_drains(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """SIGHUP is then a SIGTERM that may come twice: a terminal and its shell both send it."""
+    terminal, child_side = os.openpty()
+    with process(tmp_path, artifact, pool, terminal=child_side, comment_every_s=0.2) as (
+        client,
+        running,
+    ):
+        os.close(child_side)
         for name in POOL:
             pool.say(name, "4 2 " * 5, pause_s=0.2)
         stream = RunningRequest(client, pool, stream=True, model="adder")
-        for _ in range(2):
-            running.send_signal(signal.SIGHUP)
-            time.sleep(0.2)
+        os.close(terminal)
+        time.sleep(0.2)
+        running.send_signal(signal.SIGHUP)
         log_at_exit(running)
         assert stream.ended().text.rstrip().endswith("data: [DONE]"), stream.error
         assert '"error"' not in stream.text
+
+
+def test_sighup_reloads(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """The log says what changed, or why nothing did; a stream goes on, and SIGTERM still drains."""
+    with process(tmp_path, artifact, pool) as (client, running):
+        for name in POOL:
+            pool.say(name, "4 2 " * 5, pause_s=0.2)
+        stream = RunningRequest(client, pool, stream=True, model="adder")
+        path = tmp_path / "racer.yaml"
+        before = path.read_text(encoding="utf-8")
+        path.write_text(f"{before}pools: {{small: {{candidates: [adder]}}}}\n", encoding="utf-8")
+        running.send_signal(signal.SIGHUP)
+        wait_while_running(lambda: "auto/small" in client.get("/v1/models").text, running)
+        path.write_text(f"{before}host: 127.0.0.2\n", encoding="utf-8")
+        running.send_signal(signal.SIGHUP)
+        assert stream.ended().text.rstrip().endswith("data: [DONE]"), stream.error
+        assert "auto/small" in client.get("/v1/models").text
+        running.send_signal(signal.SIGTERM)
+        log = log_at_exit(running)
+    assert b"the configuration was reloaded; changed: pools.small" in log
+    assert b"is not reloaded: host: cannot be changed without a restart" in log
 
 
 @pytest.mark.parametrize("ignored", [True, False])

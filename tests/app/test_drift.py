@@ -681,8 +681,8 @@ def test_an_alarm_voids_a_decision_of_before_the_swap(
     assert raised
     decide = RoutingService.route
 
-    async def swapped_meanwhile(self: Any, request: Any, deadline: float) -> CertifiedDecision:
-        routed = await decide(self, request, deadline)
+    async def swapped_meanwhile(self: Any, *request: Any) -> CertifiedDecision:
+        routed = await decide(self, *request)
         fresh = replace(routed.record, id="cal-fresh")
         await self._active.swap(fresh)
         return routed

@@ -227,6 +227,20 @@ def test_without_the_store_each_goes_on_with_its_share(
     assert min(calls[1:]) == pytest.approx(-10, rel=0.01)
 
 
+def test_limits_that_are_added_are_leased(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload adds a limit to the same mapping; its own units, once it has a lease, are a debt."""
+    monkeypatch.setattr(store, "is_shared", True)
+    buckets: dict[Limit, Bucket] = {}
+
+    async def story() -> None:
+        async with QuotaLeases(store, buckets, draw_every_s=0.01):
+            buckets[LIMIT] = bucket = Bucket(PER_MINUTE, lambda: 50.0)
+            assert await asyncio.to_thread(until, lambda: bucket.leased > 0, 20)
+            assert bucket.level == bucket.leased <= lease_size(LIMIT, 1)
+
+    asyncio.run(story())
+
+
 async def seen(calls: list[float]) -> None:
     """Wait for two more draws."""
     had = len(calls)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import uvloop
 import yaml
 
 from app import server, settings
+from app.reload import Load
 from app.settings import Secrets, Settings
 from racer_core.types import LabelledRow, LabelledRows
 from tests.support.lazy import LazyModule
@@ -99,6 +101,7 @@ class Gateway:
 
     url: str
     settings: Settings
+    config: Path | None = None  # its configuration file
     clients: dict[Any, Any] = field(default_factory=dict)  # by key; made once, for they are slow
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -206,11 +209,12 @@ def configure(folder: Path, artifact: Path, upstream: str, **changes: Any) -> Pa
 @contextmanager
 def running(path: Path, environment: dict[str, str]) -> Generator[Gateway]:
     """Serve a configuration in a thread, as ``racer serve`` does in a process."""
-    configured, secrets = settings.load(path, environment)
+    load = partial(settings.load, path, environment)
+    configured, secrets = load()
     started = threading.Event()
-    with ServerThread(configured, secrets, started) as thread:
+    with ServerThread(configured, secrets, started, load) as thread:
         host, port = thread.listener.getsockname()[:2]
-        gateway = Gateway(f"http://{host}:{port}", configured)
+        gateway = Gateway(f"http://{host}:{port}", configured, path)
         try:
             yield gateway
         finally:
@@ -220,9 +224,15 @@ def running(path: Path, environment: dict[str, str]) -> Generator[Gateway]:
 class ServerThread:
     """The server's event loop in a thread, stopped on the way out."""
 
-    def __init__(self, configured: Settings, secrets: Secrets, started: threading.Event) -> None:
+    def __init__(
+        self,
+        configured: Settings,
+        secrets: Secrets,
+        started: threading.Event,
+        load: Load | None = None,
+    ) -> None:
         self.listener = server.bind(configured)
-        self._handle = server.Server(configured, secrets, self.listener)
+        self._handle = server.Server(configured, secrets, self.listener, load)
         self._started = started
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

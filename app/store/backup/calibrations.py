@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import Conflict
 from app.settings.access import Key
-from app.store import Store
+from app.store import Store, canaries
 from app.store.backup import answers
 from app.store.backup.file import Backup, Manifest, StoredAnswers, StoredCalibration, writing
 from app.store.backup.result import RestoreResult
@@ -127,6 +127,7 @@ def _decide(
         return
     elif activate:
         active.calibration_id = row.id
+        canaries.end(session, row.artifact)
     else:
         restored.left.append(row.id)
         return

@@ -1,0 +1,124 @@
+"""Which settings a running gateway takes over, and in which settings two configurations differ.
+
+A setting that is not listed needs a restart: it belongs to a socket, a process, the store, or to
+what a calibration's rows were labelled and grouped under. A new setting needs one until it is
+listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, cast
+
+from pydantic import BaseModel
+
+from app.settings.access import Key
+from app.settings.candidates import Candidate
+from app.settings.model import Settings
+
+Place = tuple[str, ...]  # the names that lead to a setting; a name may contain dots
+
+ANY: Final = "*"  # any name in a place
+# With all settings below them. What candidates are sent, who belongs to which application, and how
+# long sampled requests may take is not here: rows were made under it.
+RELOADED: Final[tuple[Place, ...]] = tuple(
+    tuple(place.split("."))
+    for place in (
+        "access.failures_per_minute",
+        "access.hosts",
+        "access.keys",
+        "applications.*.alpha",
+        "applications.*.on_uncovered",
+        "applications.*.shadow_rate",
+        "candidates.*.api_key_env",
+        "candidates.*.base_url",
+        "candidates.*.base_urls",
+        "candidates.*.capabilities",
+        "candidates.*.concurrency",
+        "candidates.*.headers",
+        "candidates.*.key_header",
+        "candidates.*.price",
+        "candidates.*.timeout_s",
+        "candidates.*.verify_tls",
+        "embeddings",
+        "limits.body_buffer_bytes",
+        "limits.body_bytes",
+        "limits.choices",
+        "limits.comment_every_s",
+        "limits.connections_per_address",
+        "limits.decisions_kept",
+        "limits.fan_out",
+        "limits.in_flight",
+        "limits.max_tokens",
+        "limits.messages",
+        "limits.route_timeout_s",
+        "limits.tools",
+        "limits.upload_bytes",
+        "pools",
+        "routing.alpha",
+        "routing.fallback",
+        "routing.observe",
+        "routing.on_abstain",
+        "routing.on_infeasible",
+        "routing.on_uncovered",
+        "routing.risk_target",
+        "routing.score",
+        "routing.session_ttl_s",
+        "telemetry.log_prompts",
+        "watching.feedback",
+        "watching.keep_days",
+        "watching.keep_rows",
+        "watching.shadow_calls_per_day",
+        "watching.shadow_rate",
+        "watching.store_queries",
+    )
+)
+
+
+def is_reloaded(place: Place) -> bool:
+    """Whether a running gateway takes this setting over."""
+    return any(
+        len(listed) <= len(place)
+        and all(
+            name in (ANY, given) for name, given in zip(listed, place[: len(listed)], strict=True)
+        )
+        for listed in RELOADED
+    )
+
+
+def differences(before: Settings, after: Settings) -> list[Place]:
+    """The settings in which two configurations differ; values, which may be secret, are left out.
+
+    Candidates and API keys are found by their names. Where only their order differs, it is the
+    whole list.
+    """
+    return list(_differences(before, after, ()))
+
+
+def _differences(before: object, after: object, place: Place) -> Iterator[Place]:
+    if before == after:
+        return
+    one, other = _parts(before), _parts(after)
+    if one is None or other is None:
+        yield place
+        return
+    found = [
+        each
+        for name in {**one, **other}
+        for each in _differences(one.get(name), other.get(name), (*place, name))
+    ]
+    yield from found or [place]
+
+
+def _parts(value: object) -> Mapping[str, object] | None:
+    """What a section, or a list or mapping of sections, consists of, by name."""
+    if isinstance(value, BaseModel):
+        return {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, dict):
+        by_name = cast("dict[str, object]", value)
+        return by_name if all(isinstance(each, BaseModel) for each in by_name.values()) else None
+    if isinstance(value, tuple):
+        entries = cast("tuple[object, ...]", value)
+        named = [each for each in entries if isinstance(each, Candidate | Key)]
+        return {each.name: each for each in named} if len(named) == len(entries) else None
+    return None
