@@ -173,7 +173,8 @@ class CalibrationSync:
         """Let the store's canary decide its share, or end it where it has an alarm."""
         stored = state.canary
         if stored is not None and stored.ended is None and stored.alarm is not None:
-            await self._end(setup, stored)
+            if state.takes_writes:  # else it ends here alone, and in the store once that does
+                await self._end(setup, stored)
             stored = None
         if (
             stored is None
