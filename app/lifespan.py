@@ -19,9 +19,11 @@ from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.shadow_calls import ShadowCalls
 from app.artifact_watch import ArtifactWatch
+from app.calibrations.carried import read_carried, take_over
 from app.calibrations.sampled_scores import SampledScores
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.thinning import RateInForce
+from app.errors import StoreUnavailable
 from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.checker import Checkers
 from app.monitoring.decision_statistics import DecisionStatistics
@@ -34,6 +36,8 @@ from app.routing.active_calibration import ActiveCalibration
 from app.routing.answer_calibrations import AnswerCalibrations, answer_setup
 from app.routing.applications import Applications
 from app.routing.artifact import LoadedRouter, open_racer, open_trained
+from app.routing.artifact_archive import fetch
+from app.routing.calibration_copy import CalibrationCopies, CalibrationCopy
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.encoder_client import EncoderClient
@@ -173,6 +177,7 @@ async def open_services(
             tracer=tracer,
         )
         await chats.of(None).check()
+        await asyncio.to_thread(fetch, settings)
 
         def follow(new: Settings, new_secrets: Secrets) -> None:
             fleet.follow(new, new_secrets)
@@ -282,11 +287,21 @@ async def _open_store(
     metrics: Metrics,
 ) -> AsyncGenerator[StoreServices]:
     async with AsyncExitStack() as stack:
-        store = stack.enter_context(await asyncio.to_thread(Store, secrets.store(settings)))
+        url = secrets.store(settings)
+        copies = CalibrationCopies(settings.cache, url)
+        samples_key = await asyncio.to_thread(copies.samples_key)
+        # Without a copy the gateway has nothing to start with but the database.
+        store = stack.enter_context(
+            await asyncio.to_thread(Store, url, may_be_away=samples_key is not None)
+        )
+        if samples_key is None or not store.is_away:
+            samples_key = await store.run(store.key, KeyPurpose.SAMPLES)
         keys = [key.get_secret_value() for key in secrets.samples_keys]
-        samples_key = await store.run(store.key, KeyPurpose.SAMPLES)
         setup = answer_setup(settings, conditions.added)
         active = ActiveCalibration(metrics)
+        copy = None
+        if store.is_shared:  # a file is on this machine itself
+            copy = await stack.enter_async_context(CalibrationCopy(store, copies))
         calibration_sync = CalibrationSync(
             store,
             active,
@@ -294,6 +309,7 @@ async def _open_store(
             grouping=settings.grouping,
             configured=conditions.configured,
             metrics=metrics,
+            copy=copy,
         )
         # Opened before all writers, and so closed after them: closing it aborts calls to a database
         # server that does not answer.
@@ -323,6 +339,8 @@ async def _open_store(
         )
         await stack.enter_async_context(answers)
         calibration_sync.subscribe(monitor.on_shared_state)
+        if copy is not None:
+            calibration_sync.subscribe(copy.on_shared_state)
         yield StoreServices(
             store=store,
             calibration_sync=calibration_sync,
@@ -349,8 +367,15 @@ async def _open_router_services(
         setup = setup_digest(trained.artifact.digest, settings.candidates)
         answers_by = answer_setup(settings, conditions.added, trained.artifact.encoder)
         stored.monitor.sampler.follow(setup, answers_by)
-        await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)
-        await stored.calibration_sync.follow(setup)
+        try:
+            await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)
+        except StoreUnavailable as exc:
+            log.warning("calibrations of same_answer wait for the store: %s", exc)
+        assert settings.artifact is not None  # it was opened
+        carried = await asyncio.to_thread(read_carried, settings.artifact, setup, settings.pool)
+        await stored.calibration_sync.follow(
+            setup, None if carried is None else partial(take_over, stored.store, carried)
+        )
         calibrations = CalibrationService(
             settings=reload.settings,
             trained=trained,

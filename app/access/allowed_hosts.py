@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from app.errors import InvalidHost
-from app.settings.secrets import is_loopback
+from app.settings.base import is_loopback
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})

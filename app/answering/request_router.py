@@ -191,11 +191,11 @@ class RequestRouter:
         return remarks
 
     def _with_alarms(self, routed: CertifiedDecision) -> CertifiedDecision:
-        """The decision, with the drift alarms of the calibration that decided it."""
+        """The decision, with what gateways share of the calibration that decided it."""
         if self._monitor is None or routed.record is None:
             return routed
         return routed.with_reasons(
-            *self._monitor.stale_reasons(routed.record.id, routed.application)
+            *self._monitor.shared_reasons(routed.record.id, routed.application)
         )
 
     def _deadline(self, timeout_s: float | None, started: float) -> float:

@@ -9,7 +9,7 @@ import math
 import mmap
 import os
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import BinaryIO, Final
 
@@ -40,7 +40,7 @@ class ColumnWriter:
         equality: When two answers are the same; None leaves answers out.
         markers: Around reasoning in answers.
         salt: Salt of the fingerprints.
-        store_key: Key of the queries' hashes.
+        store_keys: Keys of the queries' hashes, the store's own first.
         text: What the router reads of a conversation.
         own_texts: What it reads in applications that have a text of their own.
         query_chars: How many characters of a text the router reads.
@@ -55,7 +55,7 @@ class ColumnWriter:
         equality: Equality | None,
         markers: Markers,
         salt: str,
-        store_key: str,
+        store_keys: Sequence[str],
         samples_key: bytes,
         text: RoutedText,
         own_texts: Mapping[str, RoutedText],
@@ -66,7 +66,7 @@ class ColumnWriter:
         self._query_chars = query_chars
         self._training_chars = training_chars
         self._salt = salt
-        self._store_key = store_key.encode()
+        self._store_keys = [each.encode() for each in store_keys]
         self._samples_key = samples_key
         self._text: RoutedText = text
         self._own_texts = own_texts
@@ -126,8 +126,9 @@ class ColumnWriter:
         self._identities += blake2b(identity.encode(), digest_size=PRINT_BYTES).digest()
         asked = row_identity(row.query, row.earlier, None, plain=True)
         asked = asked or f"{row.scores} {sorted(row.correct)}"
-        hashed = blake2b(asked.encode(), key=self._store_key, digest_size=_HASH_BYTES)
-        self._query_hashes += hashed.digest()
+        for key in self._store_keys:
+            hashed = blake2b(asked.encode(), key=key, digest_size=_HASH_BYTES)
+            self._query_hashes += hashed.digest()
         self._labels += bytes(name in row.correct for name in self._pool)
         self._scores.extend(self._unknown if row.scores is None else row.scores)
         self._quality.extend(self._unknown if row.quality is None else row.quality)
@@ -197,7 +198,9 @@ class ColumnWriter:
                 : 0 if self._overlap_prints == self._prints else None
             ],
             identities=np.frombuffer(self._identities, np.uint8),
-            query_hashes=np.frombuffer(self._query_hashes, "<u8"),
+            query_hashes=np.frombuffer(self._query_hashes, "<u8").reshape(
+                -1, len(self._store_keys)
+            ),
             ends=np.frombuffer(self._ends, np.int64),
             labels=self._table(np.frombuffer(self._labels, np.bool_)),
             scores=self._table(np.frombuffer(self._scores, np.float64)),
@@ -251,7 +254,7 @@ def load(
     with np.load(arrays, allow_pickle=False) as saved:
         group_names = Texts(saved["group_texts"].tobytes(), saved["group_ends"])
         classes, quality, weights = saved["classes"], saved["quality"], saved["weights"]
-        judged = saved["judged"]
+        judged, hashes = saved["judged"], saved["query_hashes"]
         fingerprints = _digests(saved["fingerprints"])
         return RowColumns(
             pool=pool,
@@ -259,7 +262,8 @@ def load(
             fingerprints=fingerprints,
             overlap_prints=_digests(saved["overlap_prints"]) or fingerprints,
             identities=_digests(saved["identities"]),
-            query_hashes=saved["query_hashes"],
+            query_hashes=np.ascontiguousarray(hashes[:, 0]),
+            other_hashes=hashes[:, 1:] if hashes.shape[1] > 1 else None,
             labels=saved["labels"],
             scores=saved["scores"],
             quality=quality if quality.size else None,

@@ -80,6 +80,7 @@ class RowColumns:
         query_hashes: Hashes under the store's key, shape (n,), equal for queries that are equal
             but for case, space and Unicode form, whatever else their requests hold; of a row
             without a query, of its scores and labels.
+        other_hashes: The same under the keys of other stores, shape (n, k); None: there are none.
         labels: Whether each candidate is right, shape (n, K).
         scores: The rows' own router scores, shape (n, K), NaN for a row without.
         groups: The group of each row; None if no row has one.
@@ -147,6 +148,7 @@ class RowColumns:
     weights: FloatArray | None = None
     judged: NDArray[np.int8] | None = None
     judge: str | None = None
+    other_hashes: NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
         """Refuse columns that do not belong together."""
@@ -246,6 +248,7 @@ class RowColumns:
             overlap_prints=tuple(self.overlap_prints[i] for i in chosen),
             identities=tuple(self.identities[i] for i in chosen),
             query_hashes=self.query_hashes[rows],
+            other_hashes=None if self.other_hashes is None else self.other_hashes[rows],
             labels=self.labels[rows],
             scores=self.scores[rows],
             quality=None if self.quality is None else self.quality[rows],

@@ -54,7 +54,7 @@ class ReadInstructions:
         query_chars: How many characters of a text the router reads.
         equality: When two recorded answers are the same; None leaves answers out.
         salt: Salt of the queries' fingerprints.
-        store_key: Key of the hashes by which shown rows are recognised.
+        store_keys: Keys of the hashes by which shown rows are recognised, the store's own first.
         samples_key: Key of the draws of sampled rows, hexadecimal.
         text: What the router reads of a conversation.
         own_texts: What it reads in applications that have a text of their own.
@@ -78,7 +78,7 @@ class ReadInstructions:
     text: RoutedText
     candidates: tuple[BodySettings, ...]
     extra_fields: tuple[str, ...]
-    store_key: str = ""
+    store_keys: tuple[str, ...] = ("",)
     own_texts: Mapping[str, RoutedText] = field(default_factory=dict[str, RoutedText])
     drawn: tuple[str, ...] = ()
     capabilities: Mapping[str, Mapping[str, Any]] = field(
@@ -156,7 +156,7 @@ def parse(
             equality=instructions.equality,
             markers=instructions.markers,
             salt=instructions.salt,
-            store_key=instructions.store_key,
+            store_keys=instructions.store_keys,
             samples_key=bytes.fromhex(instructions.samples_key),
             text=instructions.text,
             own_texts=instructions.own_texts,

@@ -73,6 +73,7 @@ def _instructions(message: Message) -> ReadInstructions:
         candidates=tuple(BodySettings(**each) for each in message.pop("candidates")),
         extra_fields=tuple(message.pop("extra_fields")),
         drawn=tuple(message.pop("drawn")),
+        store_keys=tuple(message.pop("store_keys")),
         equality=None if equality is None else Equality(equality),
         **message,
     )

@@ -5,8 +5,10 @@ terms that did not depend on it: those in force when the rows were first sent, o
 upload that was no dry run. Terms that are picked later are certified by the band over all alphas.
 
 An upload is recognised by its queries: a 64-bit hash of each is stored, keyed by the store, so that
-neither another artifact nor another application forgets it. Rows were shown if ``MIN_SHARE`` of the
-distinct queries of the upload, or of one of its groups, were in earlier uploads, all together.
+neither another artifact nor another application forgets it. Rows that an artifact brought as shown
+elsewhere are hashed by the key of that store, and an upload by both. Rows were shown if
+``MIN_SHARE`` of the distinct queries of the upload, or of one of its groups, were in earlier
+uploads, all together.
 
 Power: every query is stored, so such a share is found with probability 1, whatever the sizes.
 False alarms: of n other queries some equals one of m stored hashes with probability below
@@ -61,16 +63,24 @@ class SeenRows:
         self._store = store
 
     def fixed_terms(
-        self, hashes: Hashes, groups: Sequence[str | None] | None = None
+        self,
+        hashes: Hashes,
+        groups: Sequence[str | None] | None = None,
+        *,
+        others: Hashes | None = None,
     ) -> list[Terms] | None:
         """The terms that were fixed whenever such rows were first shown; None: they never were.
 
         Args:
-            hashes: Of the rows' queries, in any order.
+            hashes: Of the rows' queries, in any order, shape (n,).
             groups: The group of each row; None: no row has one.
+            others: Of the same queries under other stores' keys, shape (n, k).
         """
-        queries, parts = _parts(hashes, groups)
-        is_shown = np.zeros(len(queries), bool)
+        rows, parts = _parts(hashes, groups)
+        families = [hashes[rows]]
+        if others is not None:
+            families += list(others[rows].T)
+        is_shown = np.zeros(len(rows), bool)
         found: list[list[Terms]] = []
         statement = select(SeenRowsRow.sketch, SeenRowsRow.terms).execution_options(
             yield_per=_AT_ONCE
@@ -78,15 +88,17 @@ class SeenRows:
         with self._store.transaction() as session:
             for stored, terms in session.execute(statement):
                 earlier = np.frombuffer(stored, "<u8")
-                ends = np.searchsorted(earlier, queries, "right")
-                is_in = ends > np.searchsorted(earlier, queries)
+                is_in = np.zeros(len(rows), bool)
+                for queries in families:
+                    ends = np.searchsorted(earlier, queries, "right")
+                    is_in |= ends > np.searchsorted(earlier, queries)
                 if is_in.any():
                     is_shown |= is_in
                     found.append(json.loads(terms))
         if not np.any(np.bincount(parts, is_shown) >= MIN_SHARE * np.bincount(parts) - 1e-9):
             return None
-        first, *others = found
-        return [each for each in first if all(each in terms for terms in others)]
+        first, *later = found
+        return [each for each in first if all(each in terms for terms in later)]
 
     def add(self, digest: str, hashes: Hashes, fixed: list[Terms]) -> None:
         """Store that the rows are shown now; the first sight of rows stays.
@@ -110,9 +122,11 @@ class SeenRows:
             session.execute(delete(SeenRowsRow).where(SeenRowsRow.seen_at < oldest))
 
 
-def _parts(hashes: Hashes, groups: Sequence[str | None] | None) -> tuple[Hashes, NDArray[np.int64]]:
-    """The distinct queries of all rows, and of each group, with the place of the part."""
-    everything = np.unique(hashes)
+def _parts(
+    hashes: Hashes, groups: Sequence[str | None] | None
+) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+    """A row of each distinct query of all rows, and of each group, with the place of the part."""
+    _, everything = np.unique(hashes, return_index=True)
     if groups is None:
         return everything, np.zeros(len(everything), np.int64)
     places: dict[str | None, int] = {}
@@ -122,6 +136,6 @@ def _parts(hashes: Hashes, groups: Sequence[str | None] | None) -> tuple[Hashes,
     is_new = np.ones(len(hashes), bool)
     is_new[1:] = (np.diff(ids) != 0) | (hashes[1:] != hashes[:-1])
     return (
-        np.concatenate([everything, hashes[is_new]]),
+        np.concatenate([everything, order[is_new]]),
         np.concatenate([np.zeros(len(everything), np.int64), ids[is_new]]),
     )

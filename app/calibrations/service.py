@@ -33,7 +33,7 @@ from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
 from app.calibrations.thinning import SamplingRates
 from app.calibrations.upload import Upload
 from app.calibrations.upload_reader import UploadReader
-from app.errors import ConfirmNeeded, Conflict, LimitNotKept
+from app.errors import ConfirmNeeded, Conflict, LimitNotKept, StoreUnavailable
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
@@ -50,7 +50,7 @@ from racer_core.types import FloatArray, RowsKind
 
 log = logging.getLogger(__name__)
 
-_HOW_TO_CONFIRM: Final = (
+HOW_TO_CONFIRM: Final = (
     "If it is meant, activate it by its id with confirm, or calibrate with confirm (--force) and "
     "without max_shift"
 )
@@ -129,7 +129,11 @@ class CalibrationService:
 
     async def __aenter__(self) -> Self:
         """Show the newest calibration that was refused before the start."""
-        for each in await self._store.run(self._store.summaries):  # newest first
+        try:
+            summaries = await self._store.run(self._store.summaries)  # newest first
+        except StoreUnavailable:  # the gateway starts without its database
+            return self
+        for each in summaries:
             if each.artifact == self._setup and "refused" in each.evidence:
                 self._show_refused(each.created_at)
                 break
@@ -191,9 +195,9 @@ class CalibrationService:
         async with self._write_lock:
             stored = await self._store.run(self._store.record, calibration_id)
             if stored.artifact == self._setup:  # else the store refuses it
-                refusal = _refusal(stored, self._active_record(), confirm=confirm)
+                refusal = refusal_of(stored, self._active_record(), confirm=confirm)
                 if refusal is not None:
-                    raise ConfirmNeeded(f"{refusal}. {_HOW_TO_CONFIRM}")
+                    raise ConfirmNeeded(f"{refusal}. {HOW_TO_CONFIRM}")
             record = await self._store.run(
                 self._store.activate,
                 calibration_id,
@@ -220,7 +224,9 @@ class CalibrationService:
             served = await self._store.run(self._served, counts_repeats=is_traffic)
         digest = await asyncio.to_thread(rows.digest)
         hashes = rows.query_hashes
-        seen = await self._store.run(self._seen_rows.fixed_terms, hashes, rows.groups)
+        seen = await self._store.run(
+            self._seen_rows.fixed_terms, hashes, rows.groups, others=rows.other_hashes
+        )
         stated = self._fixed_terms(options, builder)
         source = {
             "sha256": upload.sha256,
@@ -277,7 +283,7 @@ class CalibrationService:
                 record = _with_shift(record, before)
             refusal = None
             if options.activate:
-                refusal = _refusal(
+                refusal = refusal_of(
                     record, before, confirm=options.confirm, max_shift=options.max_shift
                 )
             if activate and refusal is not None:
@@ -346,7 +352,7 @@ class CalibrationService:
         self._show_refused(record.created_at)
         log.warning("calibration %s is stored and was not activated: %s", record.id, refusal)
         refusal.args = (
-            f"{refusal}. The active calibration stays; {record.id} is stored. {_HOW_TO_CONFIRM}",
+            f"{refusal}. The active calibration stays; {record.id} is stored. {HOW_TO_CONFIRM}",
         )
 
     def _show_refused(self, created_at: str) -> None:
@@ -364,10 +370,16 @@ def _with_shift(record: CalibrationRecord, active: CalibrationRecord) -> Calibra
     return replace(record, evidence=record.evidence | {"shift": changes})
 
 
-def _refusal(
+def refusal_of(
     record: CalibrationRecord, active: CalibrationRecord | None, **terms: Any
 ) -> ConfirmNeeded | None:
-    """Why the record may not become active; None if it may."""
+    """Why the record may not become active; None if it may.
+
+    Args:
+        record: The record.
+        active: The active one; None: a first activation.
+        terms: As :func:`activation_rule.refusal` takes them.
+    """
     if active is None:
         return activation_rule.refusal(record.evidence, None, **terms)
     found, compared = compared_evidence(record, active)

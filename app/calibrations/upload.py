@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import IO, Any, BinaryIO, Final, cast
 
 from fastapi import Request
 from sqlalchemy.engine import make_url
@@ -123,6 +123,13 @@ async def receive(request: Request, limit: int, folder: Path | None) -> Upload:
     )
 
 
+def from_file(file: BinaryIO, name: str) -> Upload:
+    """An upload that is a file of this machine. Raises UnsupportedBody."""
+    size, digest = _size_and_digest(file)
+    _refuse_compressed(file, name)
+    return Upload(file=file, size=size, sha256=digest, name=name[-_NAME_CHARS:], folder=None)
+
+
 class _Form(MultiPartParser):
     """Writes the one file of a form to ``target``."""
 
@@ -165,7 +172,7 @@ async def _write(stream: AsyncIterator[bytes], file: tempfile.SpooledTemporaryFi
     await asyncio.to_thread(file.write, bytes(block))
 
 
-def _size_and_digest(file: tempfile.SpooledTemporaryFile[bytes]) -> tuple[int, str]:
+def _size_and_digest(file: IO[bytes]) -> tuple[int, str]:
     file.flush()
     file.seek(0)
     digest, size = hashlib.sha256(), 0
@@ -176,7 +183,7 @@ def _size_and_digest(file: tempfile.SpooledTemporaryFile[bytes]) -> tuple[int, s
     return size, digest.hexdigest()
 
 
-def _refuse_compressed(file: tempfile.SpooledTemporaryFile[bytes], name: str) -> None:
+def _refuse_compressed(file: IO[bytes], name: str) -> None:
     """Reject compressed files: a few kilobytes could expand to gigabytes."""
     begins = file.read(8)
     file.seek(0)

@@ -77,7 +77,7 @@ class UploadReader:
             InputError: The rows or the options are not valid.
             JobCancelled: The job was cancelled.
         """
-        keys = {each: await self._store.run(self._store.key, each) for each in KeyPurpose}
+        keys = {each: await self._store.run(self._store.keys, each) for each in KeyPurpose}
         rows, options = await asyncio.to_thread(self._parsed, upload, given, progress, keys)
         rows = await self._store.run(
             compared,
@@ -126,7 +126,7 @@ class UploadReader:
         upload: Upload,
         given: dict[str, Any],
         progress: Progress,
-        keys: Mapping[KeyPurpose, bytes],
+        keys: Mapping[KeyPurpose, tuple[bytes, ...]],
     ) -> tuple[RowColumns, CalibrateOptions]:
         options = bodies.checked(CalibrateOptions, given)
 
@@ -145,8 +145,8 @@ class UploadReader:
             equality=textual(self._settings.aggregation.equality),
             markers=self._settings.aggregation.reasoning_markers,
             salt=self._salt,
-            store_key=keys[KeyPurpose.SEEN_ROWS].hex(),
-            samples_key=keys[KeyPurpose.SAMPLES].hex(),
+            store_keys=tuple(each.hex() for each in keys[KeyPurpose.SEEN_ROWS]),
+            samples_key=keys[KeyPurpose.SAMPLES][0].hex(),
             training_chars=self._training_chars,
             text=self._settings.routing.text,
             own_texts=self._settings.own_texts,

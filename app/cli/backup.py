@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,13 +11,24 @@ from app import settings
 from app.cli import tables
 from app.cli.console import FILE, JSON, out, print_json
 from app.errors import SettingsError, StoreDamaged
+from racer_core.errors import InputError
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+    from app.store import Store
 
 
 @click.command()
 @click.argument("file", type=FILE)
 @click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@click.option(
+    "--active",
+    is_flag=True,
+    help="Only the calibration that is active for the configured artifact, as an artifact carries "
+    "it: FILE is its `calibration.zip`.",
+)
 @JSON
-def backup(file: Path, config: Path, as_json: bool) -> None:
+def backup(file: Path, config: Path, active: bool, as_json: bool) -> None:
     """Back up calibrations, drift alarms and key hashes to FILE; gateways may keep running.
 
     The backup holds no secrets and no decisions. An existing FILE is replaced at the end.
@@ -33,6 +44,9 @@ def backup(file: Path, config: Path, as_json: bool) -> None:
             f"${configured.store_env}"
         )
     with Store(url) as store:
+        if active:
+            _show({"file": str(file)} | _save_active(configured, store, file), as_json)
+            return
         saved = calibrations.save(store, configured.access.keys, file)
     _show({"file": str(file), **saved.manifest.counts.model_dump()}, as_json)
     if saved.damaged:
@@ -40,6 +54,23 @@ def backup(file: Path, config: Path, as_json: bool) -> None:
             f"{', '.join(saved.damaged)}: damaged in the store (the digests do not match) and left "
             "out of the backup, which holds all the others"
         )
+
+
+def _save_active(configured: Settings, store: Store, file: Path) -> dict[str, Any]:
+    """Save what the configured artifact would carry. Raises InputError if none is active."""
+    from app.calibrations.service import setup_digest
+    from app.routing.artifact import open_trained
+    from app.store.backup.calibrations import save_carried
+
+    artifact = open_trained(configured).artifact
+    setup = setup_digest(artifact.digest, configured.candidates)
+    active_id = store.shared_state(setup).active_id
+    if active_id is None:
+        raise InputError(
+            f"no calibration is active for the artifact {configured.artifact} and these candidates"
+        )
+    save_carried(store, setup, file)
+    return {"calibration": active_id}
 
 
 @click.command()

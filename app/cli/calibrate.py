@@ -16,6 +16,7 @@ from rich.text import Text
 
 from app.cli import tables as report
 from app.cli.calibrate_answers import calibrate_answers
+from app.cli.calibrate_offline import calibrate_offline
 from app.cli.console import (
     ADMIN_KEY,
     FILE,
@@ -38,6 +39,18 @@ from racer_core.types import RiskTarget, RowsKind, Score
 @click.argument("rows", type=FILE, required=False)
 @URL
 @ADMIN_KEY
+@click.option(
+    "--artifact",
+    type=FILE,
+    help="Calibrate without a gateway: the folder of this artifact carries the calibration then.",
+)
+@click.option(
+    "--config",
+    type=FILE,
+    default=Path("racer.yaml"),
+    show_default=True,
+    help="With `--artifact`: the configuration of the gateways.",
+)
 @click.option(
     "--from-shadow",
     is_flag=True,
@@ -135,6 +148,8 @@ def calibrate(
     rows: Path | None,
     url: str,
     key: str | None,
+    artifact: Path | None,
+    config: Path,
     from_shadow: bool,
     same_answer: bool,
     application: str | None,
@@ -160,7 +175,12 @@ def calibrate(
     force: bool,
     as_json: bool,
 ) -> dict[str, Any] | None:
-    """Calibrate a running gateway with labelled ROWS; Ctrl-C cancels without a change."""
+    """Calibrate a running gateway, or an artifact, with labelled ROWS.
+
+    Ctrl-C cancels without a change.
+    """
+    if artifact is not None and (rows is None or from_shadow or same_answer):
+        raise click.UsageError("--artifact takes ROWS: a gateway's sample is calibrated there")
     if same_answer:
         if rows is not None or from_shadow:
             raise click.UsageError("--same-answer takes neither ROWS nor --from-shadow")
@@ -190,8 +210,15 @@ def calibrate(
         "dry_run": dry_run,
         "max_shift": max_shift,
         "confirm": force or None,
+        "application": application,
     }
     quiet = as_json or not err.is_terminal  # progress bars are for terminals
+    if rows is not None and artifact is not None:
+        with progress_bars(quiet) as show:
+            done = calibrate_offline(config, artifact, rows, options, partial(_show_phase, show))
+        _print(done, application, as_json=as_json)
+        _say_trained(done, application)
+        return done
     with ExitStack() as stack:
         show = stack.enter_context(progress_bars(quiet))
         client = stack.enter_context(GatewayClient(url, key))

@@ -17,11 +17,11 @@ from app.cli.console import FILE, JSON, busy, out, print_json
 @JSON
 def validate(config: Path, as_json: bool) -> None:
     """Check configuration, keys, artifact and encoder without serving."""
-    from app.routing.artifact import is_there, open_racer
+    from app.routing.artifact import has_artifact, open_racer
 
     configured, _ = settings.load(config)
     result: dict[str, Any] = {"config": str(config), "pool": list(configured.pool), "router": None}
-    if configured.artifact is not None and is_there(configured.artifact):
+    if has_artifact(configured):
         with busy("loading artifact and encoder", as_json):
             racer = open_racer(configured)
         result |= {

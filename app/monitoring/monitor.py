@@ -39,6 +39,7 @@ from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.sequence_verification import SequenceVerification
 from app.monitoring.verification import Verification, recompute
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.reasons import Reason
 from app.settings import Secrets, Settings
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
@@ -166,6 +167,18 @@ class Monitor:
         )
 
     # The request path -----------------------------------------------------------------------
+
+    def shared_reasons(
+        self, calibration_id: str, application: str | None = None
+    ) -> tuple[str, ...]:
+        """What the state that gateways share says of a calibration; raised alarms void it.
+
+        Args:
+            calibration_id: The calibration.
+            application: The application of the request; None: none is configured.
+        """
+        alarms = self.stale_reasons(calibration_id, application)
+        return alarms if self._active.is_current else (*alarms, Reason.STORE_UNREACHABLE)
 
     def stale_reasons(self, calibration_id: str, application: str | None = None) -> tuple[str, ...]:
         """Why certificates of a calibration that decides, or did, are void by drift alarms.

@@ -20,7 +20,7 @@ from app import lifespan, settings
 from app.errors import SettingsError
 from app.main import create_gateway
 from app.ray_serve.scorer import RayRouterBackend
-from app.routing.artifact import is_there, open_trained
+from app.routing.artifact import has_artifact, open_trained
 from app.routing.scorer import ScoredQuery
 from app.settings import Secrets, Settings
 from app.telemetry import logs
@@ -53,7 +53,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     configured, _ = _load(config)
     limits = configured.limits
     router = None
-    if configured.artifact is not None and is_there(configured.artifact):
+    if has_artifact(configured):
         router = _deployment(Router, max_ongoing_requests=_TOGETHER * _BATCHES)
         router = router.bind(config)
     gateway = _deployment(

@@ -37,6 +37,10 @@ class ActiveCalibration:
             the canary.
         max_parts: Maximum number of cached parts.
         max_pending: Maximum number of parts that are computed at once; one more is refused.
+
+    Attributes:
+        is_current: False while a store that gateways share cannot be read: another one may have
+            become active, and alarms may have been raised.
     """
 
     NONE_YET: ClassVar = "no calibration is active yet: upload labelled rows to POST /calibrate"
@@ -47,6 +51,7 @@ class ActiveCalibration:
         self._metrics = metrics
         self._record: CalibrationRecord | None = None
         self._why_not = self.NONE_YET
+        self.is_current = True
         # Own threads, so that thresholds hold up no other work; they end with this object.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-threshold")
         limits = threads, max_parts, max_pending

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.errors import NoRouter, SettingsError
+from app.routing.artifact_archive import fetch
 from app.routing.scorer import RouterBackend
 from app.settings import Settings
 from racer_core import artifacts
@@ -30,6 +31,12 @@ def is_there(folder: Path) -> bool:
     return any((folder / name).is_file() for name in artifacts.FILES)
 
 
+def has_artifact(settings: Settings) -> bool:
+    """Whether an artifact can be opened now: one that is fetched, or one in a folder."""
+    folder = settings.artifact
+    return settings.remote_artifact is not None or (folder is not None and is_there(folder))
+
+
 def open_racer(settings: Settings) -> Racer:
     """Load artifact and encoder, and check them against the configuration.
 
@@ -48,6 +55,7 @@ def open_trained(settings: Settings) -> TrainedRouter:
 def _opened(kind: type[Opened], settings: Settings) -> Opened:
     if settings.artifact is None:
         raise SettingsError(NoRouter.sentence)
+    fetch(settings)
     opened = kind.load(settings.artifact, settings.pool)
     spec, wanted = opened.artifact.encoder, settings.encoder
     for field in ("backend", "dtype"):

@@ -3,8 +3,9 @@
 An activation writes the store first. The memory of every gateway that shares the store follows: at
 once where the store can notify, within ``notifications.POLL_S`` otherwise. So a gateway always has
 the whole old calibration or the whole new one, and in the end the store's, wherever an activation
-is interrupted. While the store cannot be read, the last calibration stays active. A store that is
-read and takes no writes, such as a standby, is followed; activations wait for its promotion.
+is interrupted. While the store cannot be read, the last calibration stays active; a gateway that
+starts meanwhile reads it from the copy on its machine. A store that is read and takes no writes,
+such as a standby, is followed; activations wait for its promotion.
 
 A canary follows the store likewise. The first gateway that reads one of its drift alarms ends it.
 """
@@ -22,8 +23,9 @@ from typing import Final, Self
 
 from prometheus_client import Gauge
 
-from app.errors import StoreDamaged, StoreError
+from app.errors import StoreDamaged, StoreError, StoreUnavailable
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.calibration_copy import CalibrationCopy
 from app.routing.canary import Canary
 from app.routing.conditions import Conditions
 from app.routing.reasons import Reason
@@ -50,6 +52,7 @@ class CalibrationSync:
         configured: The conditions of a request of nothing but plain text: at the first start, those
             of the rows of version 0.1.
         metrics: Registers the gauge ``racer_store_up``.
+        copy: The copy on this machine; None: there is none.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class CalibrationSync:
         grouping: str,
         configured: Conditions,
         metrics: Metrics,
+        copy: CalibrationCopy | None = None,
     ) -> None:
         # Digest of the artifact and of how candidates are served: records with another digest are
         # ignored. None: no artifact is loaded, and nothing is active.
@@ -71,6 +75,9 @@ class CalibrationSync:
         self._text = text
         self._grouping = grouping
         self._configured = configured
+        self._copy = copy
+        self._first: Callable[[], None] | None = None
+        self._is_first_late = False  # it failed, and will be tried again
         self._one_at_a_time = asyncio.Lock()
         self._has_stored_digests = False
         self._damaged = set[str]()  # ids of records that are not tried again
@@ -105,17 +112,23 @@ class CalibrationSync:
             self._store.cut()
         await self._listener.__aexit__(None, None, None)
 
-    async def follow(self, setup: str) -> None:
+    async def follow(self, setup: str, first: Callable[[], None] | None = None) -> None:
         """Load the active calibration of an artifact that was loaded; later ones follow.
 
-        Where that fails, no calibration is active.
+        While the store cannot be reached, that of the copy is loaded. Where nothing can be loaded,
+        no calibration is active.
 
         Args:
             setup: Digest of the artifact and of how candidates are served.
+            first: Called on a thread before the store is read, again after a StoreError.
         """
-        self.setup = setup
+        self.setup, self._first = setup, first
         try:
             await self.catch_up()
+        except StoreUnavailable as exc:
+            self._lost(True)
+            if not await self._load_copy(setup):
+                self._active.refuse(f"{exc}: no copy of a calibration is on this machine")
         except StoreError as exc:
             self._active.refuse(f"{exc}: upload labelled rows to POST /calibrate")
 
@@ -134,6 +147,7 @@ class CalibrationSync:
         """
         async with self._one_at_a_time:
             setup = self.setup
+            await self._call_first()
             state = await self._store.run_short(self._store.shared_state, setup or "")
             if self.takes_writes and not state.takes_writes:
                 log.warning(
@@ -155,6 +169,33 @@ class CalibrationSync:
             await self._follow_canary(setup, state, made)
             for listener in self._listeners:
                 listener(state)
+
+    async def _call_first(self) -> None:
+        if self._first is None:
+            return
+        try:
+            await self._store.run_short(self._first)
+        except StoreError as exc:
+            if not self._is_first_late:
+                log.warning("what the artifact carries is taken over later: %s", exc)
+            self._is_first_late = True
+        else:
+            self._first = None
+
+    async def _load_copy(self, setup: str) -> bool:
+        """Make the copy's calibration the one that decides; returns False where there is none."""
+        found = None if self._copy is None else await self._copy.read(setup)
+        if found is None:
+            return False
+        record, state = found
+        await self._activate(setup, state, record)
+        for listener in self._listeners:
+            listener(state)
+        log.warning(
+            "the store cannot be reached: calibration %s is active from the copy on this machine",
+            record.id,
+        )
+        return True
 
     async def _activate(
         self, setup: str, state: SharedState, made: CalibrationRecord | None
@@ -288,4 +329,5 @@ class CalibrationSync:
         if not lost:
             self._answered_at = time.monotonic()
         self.lost = lost
+        self._active.is_current = not (lost and self._store.is_shared)  # a file has no others
         self._up.set(self.takes_writes and not lost)

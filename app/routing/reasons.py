@@ -186,6 +186,13 @@ class Reason(StrEnum):
     Nothing, if the choice did not depend on the query; after a change of the section calibrate.
     """
 
+    STORE_UNREACHABLE = "store_unreachable"
+    """The store cannot be read. The last calibration that was read decides; alarms and activations
+    of other gateways since then are not known.
+
+    Repair the database: the gateway follows it again by itself.
+    """
+
     ALPHA_INFEASIBLE = CoreReason.ALPHA_INFEASIBLE.value
     """Alpha is below 1/(n + 1). The whole pool was called.
 
@@ -321,6 +328,7 @@ HOLDING: Final[frozenset[str]] = CORE_HOLDING | {
     Reason.TERMS_ASSUMED,
     Reason.LABELLED_CONDITIONS,
     Reason.LATER_TURN,
+    Reason.STORE_UNREACHABLE,
     Reason.ROUTER_FAILED,
     Reason.SUB_POOL_PENDING,
     Reason.OUTVOTED_FAILED,

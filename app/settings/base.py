@@ -1,7 +1,8 @@
-"""Base class of all sections, and the check of URLs."""
+"""Base class of all sections, and checks of URLs and addresses."""
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
@@ -24,3 +25,13 @@ def http_url(url: str) -> str:
     if not is_valid or parts.query or parts.fragment or any(char.isspace() for char in url):
         raise ValueError(expected)
     return url.rstrip("/")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable only from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -108,7 +108,8 @@ def _absolute_paths(settings: Settings, folder: Path) -> Settings:
     encoder = settings.encoder
     if encoder.socket is not None:
         encoder = encoder.model_copy(update={"socket": folder / encoder.socket})
-    return settings.model_copy(update={"artifact": artifact, "encoder": encoder, "store": store})
+    changes = {"artifact": artifact, "cache": folder / settings.cache}
+    return settings.model_copy(update=changes | {"encoder": encoder, "store": store})
 
 
 def _parse_yaml(text: str) -> Any:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
 from app.settings.access import ENVIRONMENT_KEYS, Access
 from app.settings.aggregation import Aggregation, EvaluatorModel
@@ -16,6 +22,7 @@ from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.evidence import judge_name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
+from app.settings.remote_artifact import RemoteArtifact
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, with_sampling
 from app.settings.telemetry import TelemetrySettings
@@ -43,8 +50,12 @@ class Settings(Frozen):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Port of the gateway; 0: any free one."""
     artifact: Path | None = None
-    """Folder of the router that `racer train` writes, loaded once it is there; null: no router, no
-    store, and `routing.fallback` answers `auto`."""
+    """Folder of the router that `racer train` writes, loaded once it is there; or the URL of a tar
+    file of one, `https://HOST/PATH.tar.gz#sha256=DIGEST` or `s3://BUCKET/KEY#sha256=DIGEST`, which
+    is fetched at the start. Null: no router, no store, and `routing.fallback` answers `auto`."""
+    cache: Path = Path("cache")
+    """Folder for what a gateway keeps on its machine: fetched artifacts, and of a PostgreSQL
+    `store` the calibration that was active last, to start with while the database is away."""
     store: Annotated[str, AfterValidator(_without_password)] = "sqlite:///racer.db"
     """Database URL: a SQLite file, relative to this file, or PostgreSQL for several gateways; no
     password here."""
@@ -75,6 +86,24 @@ class Settings(Frozen):
     limits: Limits = Limits()
     watching: MonitoringSettings = MonitoringSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    _remote_artifact: RemoteArtifact | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _artifact_is_a_folder(
+        cls, values: object, validate: ModelWrapValidatorHandler[Self]
+    ) -> Self:
+        """Let `artifact` be the folder into which a URL is unpacked."""
+        if not isinstance(values, dict):
+            return validate(values)
+        given = cast("dict[str, Any]", values)
+        text, cache = given.get("artifact"), given.get("cache", cls.model_fields["cache"].default)
+        remote = RemoteArtifact.parse(text) if isinstance(text, str) else None
+        if remote is None or not isinstance(cache, str | Path):
+            return validate(given)
+        settings = validate({**given, "artifact": remote.folder(Path(cache))})
+        settings._remote_artifact = remote
+        return settings
 
     @model_validator(mode="before")
     @classmethod
@@ -210,6 +239,11 @@ class Settings(Frozen):
             for name, each in self.applications.items()
             if each.shadow_rate is not None
         }
+
+    @property
+    def remote_artifact(self) -> RemoteArtifact | None:
+        """Where the artifact is fetched from; None: it is a folder."""
+        return self._remote_artifact
 
     @property
     def has_store(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +12,7 @@ from pydantic import SecretBytes, SecretStr
 
 from app.errors import SettingsError
 from app.settings import key_format
+from app.settings.base import is_loopback
 from app.settings.model import Settings
 
 SAMPLES_KEY: Final = "RACER_SAMPLES_KEY"  # variable with the key of stored requests
@@ -167,13 +167,3 @@ def _configured_name(key: SecretStr, settings: Settings) -> str | None:
         if key_format.matches(presented, *key_format.parse_hash(each.hash)):
             return each.name
     return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reachable only from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -7,8 +7,9 @@ of the requests, ``notifications.py`` LISTEN/NOTIFY, and ``backup`` backups. ``a
 reads and writes decisions and alarms, ``app/access/quota_leases.py`` the leases of keys' limits.
 """
 
-from app.store.calibrations import KeyPurpose, SharedState, Store, Summary
+from app.store.calibrations import SharedState, Store, Summary
 from app.store.canaries import Alarms, StoredCanary
 from app.store.engine import now
+from app.store.store_keys import KeyPurpose
 
 __all__ = ["Alarms", "KeyPurpose", "SharedState", "Store", "StoredCanary", "Summary", "now"]

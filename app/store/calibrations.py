@@ -10,11 +10,10 @@ import contextvars
 import hashlib
 import json
 import logging
-import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
@@ -22,27 +21,21 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.errors import Conflict, NotFound, StoreDamaged
+from app.errors import Conflict, NotFound, SettingsError, StoreDamaged, StoreError, StoreUnavailable
 from app.store import canaries, engine, schema
 from app.store.calibration_record import DIGESTS, CalibrationRecord, is_of_version_01
 from app.store.canaries import Alarms, StoredCanary
-from app.store.engine import ServerConnections, Transaction, insert_into
-from app.store.tables import ActiveRow, CalibrationRow, StoreKeyRow, WatchRow
+from app.store.engine import ServerConnections, Transaction
+from app.store.store_keys import KeyPurpose, all_keys, own_key
+from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import RacerError
 
 log = logging.getLogger(__name__)
 
-_KEY_BYTES: Final = 32
+AWAY_S: Final = 1.0  # before a database that was away when the store was opened is tried again
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class KeyPurpose(StrEnum):
-    """What a key of the store is for."""
-
-    SEEN_ROWS = "seen_rows"  # hashes of the queries of shown rows
-    SAMPLES = "samples"  # draws of the shadow sample, and ids of conversations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +44,7 @@ class SharedState:
 
     active_id: str | None
     alarms: Mapping[str, Alarms]  # of that calibration, by application
-    takes_writes: bool  # False: the database is a standby, or read-only
+    takes_writes: bool = True  # False: the database is a standby, or read-only
     canary: StoredCanary | None = None
 
 
@@ -70,16 +63,24 @@ class Summary:
 class Store:
     """Opened once; every method is one transaction and may block: call it with :meth:`run`.
 
+    Args:
+        url: Of the database.
+        may_be_away: Open it also while the database cannot be reached; its tables are then made, or
+            their version checked, before they are first used.
+
     Raises:
         SettingsError: The URL cannot be opened or written.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, may_be_away: bool = False) -> None:
         self._engine: Engine = engine.open_engine(url)
+        self._is_prepared = False
+        self._retry_at = 0.0  # monotonic
         try:
-            schema.prepare(self._engine)
+            self._prepare()
         except SQLAlchemyError as exc:
-            raise engine.unusable(url, exc) from exc
+            if not (may_be_away and isinstance(engine.fault(exc, "used"), StoreUnavailable)):
+                raise engine.unusable(url, exc) from exc
         finally:
             self._engine.dispose()  # the store begins without a connection
         self._connections = ServerConnections(self._engine)
@@ -90,6 +91,11 @@ class Store:
         )
         self.url = url
         self.is_shared = self._engine.dialect.name != "sqlite"  # other gateways may use it, too
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its database could not be reached since the store was opened."""
+        return not self._is_prepared
 
     def close(self) -> None:
         """End the threads, and return the connections."""
@@ -150,7 +156,7 @@ class Store:
         """
         with self.transaction() as session:
             engine.begin_writing(session)
-            record = _to_record(_find(session, calibration_id))
+            record = to_record(_find(session, calibration_id))
             if record.artifact != artifact:
                 raise Conflict(
                     f"calibration {calibration_id} was made for another artifact or fleet; "
@@ -201,7 +207,7 @@ class Store:
     def record(self, calibration_id: str) -> CalibrationRecord:
         """One record with its rows. Raises :class:`NotFound`."""
         with self.transaction() as session:
-            return _to_record(_find(session, calibration_id))
+            return to_record(_find(session, calibration_id))
 
     def store_missing_digests(
         self, artifact: str, digests: Mapping[str, str], on_record: Callable[[], object]
@@ -279,22 +285,41 @@ class Store:
             return summarised(row, active=active is not None and active.calibration_id == row.id)
 
     def key(self, purpose: KeyPurpose) -> bytes:
-        """A secret key of 32 bytes for one purpose, the same for all gateways, which stays.
-
-        Of gateways that make it at the same time the first sets it for all.
-        """
+        """As :func:`own_key`."""
         with self.transaction() as session:
-            stored = session.get(StoreKeyRow, purpose)
-            if stored is None:
-                made = {"name": purpose, "value": secrets.token_bytes(_KEY_BYTES)}
-                insert = insert_into(session, StoreKeyRow).values(made)
-                session.execute(insert.on_conflict_do_nothing())
-                stored = session.get_one(StoreKeyRow, purpose)
-            return stored.value
+            return own_key(session, purpose)
+
+    def keys(self, purpose: KeyPurpose) -> tuple[bytes, ...]:
+        """As :func:`all_keys`."""
+        with self.transaction() as session:
+            return all_keys(session, purpose)
 
     def transaction(self) -> Transaction:
-        """A session that is committed on success; for tables that others read and write."""
+        """A session that is committed on success; for tables that others read and write.
+
+        Raises:
+            StoreError: The database was away when the store was opened, and still is, or its tables
+                are of another version.
+        """
+        if not self._is_prepared:
+            self._prepare_late()
         return Transaction(self._engine)
+
+    def _prepare_late(self) -> None:
+        if time.monotonic() < self._retry_at:
+            raise StoreUnavailable("the store's database could not be reached a moment ago")
+        try:
+            self._prepare()
+        except SQLAlchemyError as exc:
+            # All that a start reads would wait for a connection, one after the other.
+            self._retry_at = time.monotonic() + AWAY_S
+            raise engine.fault(exc, "used") from exc
+        except SettingsError as exc:
+            raise StoreError(str(exc)) from exc
+
+    def _prepare(self) -> None:
+        schema.prepare(self._engine)
+        self._is_prepared = True
 
 
 def _activate(session: Session, calibration_id: str, artifact: str, expected: str | None) -> None:
@@ -448,7 +473,8 @@ def _digest_of(row: CalibrationRow) -> str:
     return record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
 
 
-def _to_record(row: CalibrationRow) -> CalibrationRecord:
+def to_record(row: CalibrationRow) -> CalibrationRecord:
+    """Decode a row. Raises :class:`StoreDamaged`."""
     if not is_whole(row):
         raise StoreDamaged(f"calibration {row.id} is damaged: its digest does not match")
     try:

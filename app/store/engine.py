@@ -237,14 +237,14 @@ class Transaction:
             if kind is None:
                 self._session.commit()
         except SQLAlchemyError as failure:
-            raise _fault(failure, "written") from failure
+            raise fault(failure, "written") from failure
         finally:
             self._session.close()
         if isinstance(exc, SQLAlchemyError | UnicodeEncodeError):
-            raise _fault(exc, "used") from exc
+            raise fault(exc, "used") from exc
 
 
-def _fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
+def fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
     """Translate an error into the kind that decides what the operator does about it."""
     if isinstance(exc, DataError | UnicodeEncodeError):
         return InputError("a name has characters that the store cannot hold")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HEAD: Final = "0011"  # the newest version, as `tables.py` has it
 _FIRST: Final = "0001"  # of databases that store no version yet
-_LOCK: Final = 0x7261636572  # advisory lock of creation and upgrade; "racer"
+_LOCK: Final = 0x7261636572  # advisory lock of creation, upgrade and restore; "racer"
 _VERSION: Final = "alembic_version"
 
 
@@ -33,7 +33,7 @@ def prepare(engine: Engine) -> None:
         SQLAlchemyError: The database cannot be used.
     """
     with engine.begin() as connection:
-        _lock(connection)
+        lock(connection)
         found = version(connection)
         if found is None:
             Base.metadata.create_all(connection)
@@ -61,7 +61,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     from alembic import command
 
     with engine.begin() as connection:
-        _lock(connection)
+        lock(connection)
         if connection.dialect.name == "postgresql":
             connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index may take longer
         found = version(connection)
@@ -104,8 +104,8 @@ def migration_config() -> Config:
     return config
 
 
-def _lock(connection: Connection) -> None:
-    """Let only one of several processes create or upgrade the tables at a time."""
+def lock(connection: Connection) -> None:
+    """Let only one of several processes create or upgrade tables, or restore, at a time."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     else:

@@ -131,7 +131,7 @@ class GatewayClient:
         """
         query = {name: str(value) for name, value in options.items() if value is not None}
         try:
-            with _unpacked(path) as (name, file):
+            with unpacked(path) as (name, file):
                 answer = self._request(
                     "POST", "/calibrate", params=query, files={"file": (name, file)}
                 )
@@ -305,8 +305,8 @@ class GatewayClient:
 
 
 @contextmanager
-def _unpacked(path: Path) -> Generator[tuple[str, BinaryIO]]:
-    """The name and the uncompressed content of a file."""
+def unpacked(path: Path) -> Generator[tuple[str, BinaryIO]]:
+    """The name and the uncompressed content of a file. Raises OSError, EOFError, zlib.error."""
     with path.open("rb") as file, tempfile.TemporaryFile() as unpacked:
         if path.suffix != ".gz":
             yield path.name, file

@@ -336,7 +336,7 @@ def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> 
     with stopped(postgres):
         assert until(lambda: degraded(gateway) == ["store"], AGREED_S)
         assert "racer_store_up 0.0" in gateway.get("/metrics", ADMIN_KEY).text
-        assert gateway.decided(TWO) == before
+        assert gateway.decided_without_store(TWO) == before
         made = gateway.route(ONE)["decision_id"]
         assert gateway.chat(TWO)["racer"]["certificate"]["holds"]
         goes_on_with_its_share(gateway, secret)
@@ -364,7 +364,7 @@ def test_a_database_that_hangs_holds_up_no_request(start: Start, postgres: Postg
         asking = [threads.submit(say, gateway, made, {"adder": True}) for _ in range(8)]
         assert {each.result().status_code for each in asking} == {503}
         assert until(lambda: degraded(gateway) == ["store"], 10 * STORE_TIMEOUT_S)
-        assert gateway.decided(TWO) == before
+        assert gateway.decided_without_store(TWO) == before
         goes_on_with_its_share(gateway, secret)
         made = gateway.route(ONE)["decision_id"]
     assert until(lambda: degraded(gateway) == [], AGREED_S)

@@ -160,6 +160,12 @@ class Gateway:
         """What POST /route decided, without what differs from one call to the next."""
         return decided(self.route(text, **options))
 
+    def decided_without_store(self, text: str) -> dict[str, Any]:
+        """As `decided`, without the reason which says that the store cannot be read."""
+        decision = self.decided(text)
+        decision["certificate"]["reasons"].remove("store_unreachable")
+        return decision
+
     def calibrate(
         self, count: int = 400, *, rows: LabelledRows | None = None, **options: Any
     ) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Backup and restore of calibrations, with their alarms and which of them are active.
 
+Beside the backup of a whole store there are two of its active calibration alone: the one that an
+artifact carries, and a gateway's own copy, from which it starts while its database is away.
 Decisions and feedback are not in a backup. A record never changes once it is stored, except that
 one of version 0.1 gets the digests of its conditions: at the first start of this version, or from a
 backup. A backup does not say what its rows were sent, so a record of version 0.1 that is restored
@@ -17,15 +19,35 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.errors import Conflict
+from app.errors import Conflict, StoreDamaged
 from app.settings.access import Key
-from app.store import Store, canaries
+from app.store import KeyPurpose, Store, canaries
 from app.store.backup import answers
-from app.store.backup.file import Backup, Manifest, StoredAnswers, StoredCalibration, writing
+from app.store.backup.file import (
+    Backup,
+    Manifest,
+    StoredAnswers,
+    StoredCalibration,
+    Writer,
+    writing,
+)
 from app.store.backup.result import RestoreResult
-from app.store.calibrations import forgo_digests, is_same, is_whole, unify_digests
-from app.store.engine import begin_writing, notify
-from app.store.tables import ActiveRow, AnswerCalibrationRow, CalibrationRow, WatchRow
+from app.store.calibrations import (
+    forgo_digests,
+    is_same,
+    is_whole,
+    unify_digests,
+)
+from app.store.engine import insert_into, notify
+from app.store.schema import lock
+from app.store.store_keys import take_over_keys
+from app.store.tables import (
+    ActiveRow,
+    AnswerCalibrationRow,
+    CalibrationRow,
+    SeenRowsRow,
+    WatchRow,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +73,9 @@ def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
     damaged: list[str] = []
     with writing(path) as backup:
         for calibration_id in ids:
-            with store.transaction() as session:
-                row = session.get_one(CalibrationRow, calibration_id)
-                of_it = select(WatchRow).where(WatchRow.calibration_id == calibration_id)
-                watches = tuple(session.scalars(of_it.order_by(WatchRow.application)))
-            if is_whole(row):
-                is_active = calibration_id in active
-                backup.add(StoredCalibration(row=row, active=is_active, watches=watches))
+            stored = _stored(store, calibration_id, is_active=calibration_id in active)
+            if is_whole(stored.row):
+                backup.add(stored)
             else:
                 damaged.append(calibration_id)
         for calibration_id, is_active in answer_ids.items():
@@ -69,6 +87,57 @@ def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
                 damaged.append(calibration_id)
         manifest = backup.finish(keys)
     return BackupResult(manifest=manifest, damaged=tuple(damaged))
+
+
+def save_carried(store: Store, setup: str, path: Path) -> Manifest:
+    """Write what an artifact carries: its active calibration, and which rows the store has shown.
+
+    Every user may read the file, as all files of an artifact.
+
+    Args:
+        store: The store.
+        setup: Digest of the artifact and of how candidates are served.
+        path: The file; it holds no calibration if none is active.
+
+    Raises:
+        StoreError: The store cannot be read, or the calibration is damaged.
+        SettingsError: The file cannot be written.
+    """
+    with writing(path, mode=0o644) as backup:
+        active_id = store.shared_state(setup).active_id
+        if active_id is not None:
+            _add_whole(backup, store, active_id)
+        with store.transaction() as session:
+            digests = list(
+                session.scalars(select(SeenRowsRow.digest).order_by(SeenRowsRow.seen_at))
+            )
+        for digest in digests:
+            with store.transaction() as session:
+                if (row := session.get(SeenRowsRow, digest)) is not None:  # else forgotten since
+                    backup.add_seen_rows(row)
+        return backup.finish((), seen_rows_keys=store.keys(KeyPurpose.SEEN_ROWS))
+
+
+def save_copy(store: Store, calibration_id: str, path: Path) -> None:
+    """Write what a gateway starts with while its database is away; raises as `save_carried`."""
+    with writing(path) as backup:
+        _add_whole(backup, store, calibration_id)
+        backup.finish((), samples_key=store.key(KeyPurpose.SAMPLES))
+
+
+def _add_whole(backup: Writer, store: Store, calibration_id: str) -> None:
+    stored = _stored(store, calibration_id, is_active=True)
+    if not is_whole(stored.row):
+        raise StoreDamaged(f"calibration {calibration_id} is damaged: its digest does not match")
+    backup.add(stored)
+
+
+def _stored(store: Store, calibration_id: str, *, is_active: bool) -> StoredCalibration:
+    with store.transaction() as session:
+        row = session.get_one(CalibrationRow, calibration_id)
+        of_it = select(WatchRow).where(WatchRow.calibration_id == calibration_id)
+        watches = tuple(session.scalars(of_it.order_by(WatchRow.application)))
+    return StoredCalibration(row=row, active=is_active, watches=watches)
 
 
 def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
@@ -84,11 +153,11 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
         Conflict: A calibration is there with other content.
         StoreError: The store cannot be used.
     """
-    for _ in chain(backup.calibrations(), backup.answers()):
+    for _ in chain(backup.calibrations(), backup.answers(), backup.seen_rows()):
         pass  # verified, all of them, before anything is written
     restored = RestoreResult()
     with store.transaction() as session:
-        begin_writing(session)
+        lock(session.connection())  # two gateways that start take one artifact's over
         for stored in backup.calibrations():
             found = _find(session, stored.row)
             if found is not None:
@@ -105,6 +174,7 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
             if stored.active:
                 _decide(session, stored.row, restored, activate=activate)
         answers.restore(session, backup.answers(), restored, activate=activate)
+        _restore_seen_rows(session, backup)
         notify(session)
     return restored
 
@@ -114,6 +184,20 @@ def _find(session: Session, row: CalibrationRow) -> CalibrationRow | None:
     if found is not None and not (is_whole(found) and is_same(found, row)):
         raise Conflict(f"calibration {row.id} is there with other content; nothing was changed")
     return found
+
+
+def _restore_seen_rows(session: Session, backup: Backup) -> None:
+    """Remember which rows were shown elsewhere; the first sight of rows stays."""
+    keys = [bytes.fromhex(each) for each in backup.manifest.seen_rows_keys]
+    take_over_keys(session, KeyPurpose.SEEN_ROWS, keys)
+    for row in backup.seen_rows():
+        seen = {
+            "digest": row.digest,
+            "seen_at": row.seen_at,
+            "terms": row.terms,
+            "sketch": row.sketch,
+        }
+        session.execute(insert_into(session, SeenRowsRow).values(seen).on_conflict_do_nothing())
 
 
 def _decide(

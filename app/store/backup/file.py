@@ -11,15 +11,15 @@ import hashlib
 import os
 import tempfile
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self, TypeVar
+from typing import Annotated, Final, Literal, Self, TypeVar
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from app.errors import SettingsError
 from app.settings.access import Key
@@ -27,7 +27,7 @@ from app.settings.base import Frozen
 from app.settings.validation import problems
 from app.store import now
 from app.store.calibrations import is_whole
-from app.store.tables import AnswerCalibrationRow, CalibrationRow, WatchRow
+from app.store.tables import AnswerCalibrationRow, CalibrationRow, SeenRowsRow, WatchRow
 from racer_core import __version__, strict_json
 from racer_core.errors import InputError
 
@@ -35,6 +35,8 @@ FORMAT: Final = 1
 _MANIFEST: Final = "manifest.json"
 _CALIBRATIONS: Final = "calibrations"
 _ANSWERS: Final = "answer_calibrations"
+_SEEN_ROWS: Final = "seen_rows"
+MEMBER_BYTES: Final = 2**31  # of one member: a record of two million rows is a tenth of it
 _UNREADABLE: Final = (BadZipFile, EOFError, KeyError, NotImplementedError, RuntimeError, zlib.error)
 
 
@@ -72,12 +74,24 @@ class AnswerHeader(Frozen):
     active: bool
 
 
+class SeenRowsHeader(Frozen):
+    """Rows whose curve over alpha was shown, without the hashes of their queries."""
+
+    id: str  # digest of the rows
+    seen_at: str
+    terms: str
+
+
 _ANSWER_FIELDS: Final = tuple(name for name in AnswerHeader.model_fields if name != "active")
-HeaderT = TypeVar("HeaderT", RecordHeader, AnswerHeader)
+HeaderT = TypeVar("HeaderT", RecordHeader, AnswerHeader, SeenRowsHeader)
+Header = RecordHeader | AnswerHeader | SeenRowsHeader
+
+
+StoreKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Member(Frozen):
-    """A calibration in the file, and what its bytes must be."""
+    """A member of the file, and what its bytes must be."""
 
     id: str
     sha256: str
@@ -103,6 +117,10 @@ class Manifest(Frozen):
     calibrations: tuple[Member, ...]
     keys: tuple[Key, ...]
     answer_calibrations: tuple[Member, ...] = ()  # earlier versions know none
+    # Only where an artifact carries it: which rows were shown, and the keys of their hashes.
+    seen_rows: tuple[Member, ...] = ()
+    seen_rows_keys: tuple[StoreKey, ...] = ()
+    samples_key: StoreKey | None = None  # only in a gateway's own copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +151,7 @@ class Writer:
         self._file = file
         self._members: list[Member] = []
         self._answers: list[Member] = []
+        self._seen_rows: list[Member] = []
         self._active = self._watches = 0
 
     def add(self, stored: StoredCalibration) -> None:
@@ -168,7 +187,18 @@ class Writer:
         self._answers.append(self._write(_ANSWERS, header, stored.row.arrays))
         self._active += stored.active
 
-    def finish(self, keys: tuple[Key, ...]) -> Manifest:
+    def add_seen_rows(self, row: SeenRowsRow) -> None:
+        """Write that some rows were shown."""
+        header = SeenRowsHeader(id=row.digest, seen_at=row.seen_at, terms=row.terms)
+        self._seen_rows.append(self._write(_SEEN_ROWS, header, row.sketch))
+
+    def finish(
+        self,
+        keys: tuple[Key, ...],
+        *,
+        seen_rows_keys: Sequence[bytes] = (),
+        samples_key: bytes | None = None,
+    ) -> Manifest:
         """Write the manifest, and return it."""
         manifest = Manifest(
             format=FORMAT,
@@ -184,12 +214,15 @@ class Writer:
             calibrations=tuple(self._members),
             keys=keys,
             answer_calibrations=tuple(self._answers),
+            seen_rows=tuple(self._seen_rows),
+            seen_rows_keys=tuple(each.hex() for each in seen_rows_keys),
+            samples_key=None if samples_key is None else samples_key.hex(),
         )
         # Without calibrations that earlier versions do not know they can read it.
         self._file.writestr(_MANIFEST, manifest.model_dump_json(indent=1, exclude_defaults=True))
         return manifest
 
-    def _write(self, folder: str, header: RecordHeader | AnswerHeader, arrays: bytes) -> Member:
+    def _write(self, folder: str, header: Header, arrays: bytes) -> Member:
         line = header.model_dump_json(exclude_defaults=True).encode() + b"\n"
         with self._file.open(f"{folder}/{header.id}", "w", force_zip64=True) as written:
             written.write(line)
@@ -198,8 +231,12 @@ class Writer:
 
 
 @contextmanager
-def writing(path: Path) -> Generator[Writer]:
-    """A backup that takes its name, mode 0600, once it is whole; else no trace of it is left.
+def writing(path: Path, *, mode: int = 0o600) -> Generator[Writer]:
+    """A backup that takes its name once it is whole; else no trace of it is left.
+
+    Args:
+        path: The file.
+        mode: Its permissions.
 
     Raises:
         SettingsError: It cannot be written there.
@@ -211,6 +248,7 @@ def writing(path: Path) -> Generator[Writer]:
                 with ZipFile(file, "w", ZIP_DEFLATED, compresslevel=1) as packed:
                     yield Writer(packed)
                 file.flush()
+                os.fchmod(file.fileno(), mode)
                 os.fsync(file.fileno())
             Path(unfinished).replace(path)
         except BaseException:
@@ -272,14 +310,22 @@ class Backup:
             row = AnswerCalibrationRow(**fields, arrays=arrays)
             yield StoredAnswers(row=row, active=header.active)
 
+    def seen_rows(self) -> Iterator[SeenRowsRow]:
+        """The rows that were shown, as :meth:`calibrations`."""
+        for member in self.manifest.seen_rows:
+            header, sketch = self._member(_SEEN_ROWS, member, SeenRowsHeader)
+            yield SeenRowsRow(
+                digest=header.id, seen_at=header.seen_at, terms=header.terms, sketch=sketch
+            )
+
     def _member(self, folder: str, member: Member, kind: type[HeaderT]) -> tuple[HeaderT, bytes]:
         line, arrays = self._read(f"{folder}/{member.id}")
         if _sha256(line, arrays) != member.sha256:
-            raise self._damaged(f"calibration {member.id} is not what the manifest says")
+            raise self._damaged(f"{folder}/{member.id} is not what the manifest says")
         try:
             return kind.model_validate_json(line), arrays
         except ValidationError as exc:
-            raise self._damaged(f"calibration {member.id} cannot be read") from exc
+            raise self._damaged(f"{folder}/{member.id} cannot be read") from exc
 
     def _read_manifest(self) -> Manifest:
         text = b"".join(self._read(_MANIFEST))
@@ -301,6 +347,8 @@ class Backup:
     def _read(self, name: str) -> tuple[bytes, bytes]:
         """The first line, and the rest."""
         try:
+            if self._file.getinfo(name).file_size > MEMBER_BYTES:
+                raise self._damaged(f"{name} has more than {MEMBER_BYTES} bytes")
             with self._file.open(name) as member:
                 return member.readline(), member.read()
         except _UNREADABLE as exc:

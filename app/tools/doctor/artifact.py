@@ -19,6 +19,9 @@ def check(settings: Settings) -> tuple[Finding, TrainedRouter | None]:
         found = f"no artifact is configured: {settings.fallback} answers `auto`"
         return warning(CHECK, found, cure), None
     if not is_there(settings.artifact):
+        if settings.remote_artifact is not None:
+            found = f"{settings.remote_artifact.shown} is fetched at the first start"
+            return warning(CHECK, found, "try it: `racer validate` fetches it into `cache`"), None
         cure = "run `racer bootstrap` with questions; a running gateway loads the router it trains"
         found = f"none is at {settings.artifact} yet: {settings.fallback} answers `auto`"
         return warning(CHECK, found, cure), None

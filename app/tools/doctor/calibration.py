@@ -6,21 +6,37 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from app.calibrations.evidence import min_n
+from app.store.calibration_record import CalibrationRecord
 from app.store.inspection import StoreInspection
 from app.tools.doctor.finding import Finding, failed, ok, warning
+from racer_core.errors import ArtifactError
 
 CHECK = "calibration"
 UPLOAD: Final = "run `racer calibrate ROWS` once the gateway serves"
 
 
-def check(found: StoreInspection, alpha: float, now: datetime) -> Finding:
+def refused(exc: ArtifactError) -> Finding:
+    """A calibration that the artifact carries and no gateway takes, which stops the start."""
+    message, _, cure = str(exc).rpartition(": ")
+    return failed(CHECK, message, cure)
+
+
+def check(
+    found: StoreInspection,
+    alpha: float,
+    now: datetime,
+    carried: CalibrationRecord | None = None,
+) -> Finding:
     """Compare the calibration with alpha and the clock.
 
     Args:
         found: What the store holds for this artifact and these candidates.
         alpha: Default risk level of requests.
         now: The current time.
+        carried: The calibration that the artifact carries.
     """
+    if found.active is None and carried is not None:
+        return ok(CHECK, f"{carried.id}, which the artifact carries: active from the first start")
     if found.active is None:
         if found.other is None:
             return warning(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from app.calibrations.carried import read_carried
 from app.calibrations.service import setup_digest
 from app.settings import Secrets, Settings
 from app.tools.doctor import (
@@ -21,6 +22,7 @@ from app.tools.doctor import (
     store,
 )
 from app.tools.doctor.finding import Finding
+from racer_core.errors import ArtifactError
 from racer_core.trained_router import TrainedRouter
 
 
@@ -66,4 +68,12 @@ def _store_findings(
     if inspection is not None:
         yield sampling.check(settings, inspection, has_artifact=trained is not None)
     if inspection is not None and setup is not None:
-        yield calibration.check(inspection, settings.routing.alpha, datetime.now(UTC))
+        assert settings.artifact is not None  # it was opened
+        try:
+            carried = read_carried(settings.artifact, setup, settings.pool)
+        except ArtifactError as exc:
+            yield calibration.refused(exc)
+        else:
+            yield calibration.check(
+                inspection, settings.routing.alpha, datetime.now(UTC), carried and carried.record
+            )
