@@ -27,7 +27,7 @@ COPY requirements.lock ./
 # With every extra that a configuration or an upload can need: formulas, traces, parquet, a shared
 # store.
 RUN pip install --no-deps --require-hashes --requirement requirements.lock
-COPY LICENSE README.md pyproject.toml ./
+COPY LICENSE README.md pyproject.toml racer_gateway.py ./
 COPY app app
 COPY racer_core racer_core
 # Without build isolation: uses the setuptools of the lock, which torch needs anyway. pip is removed

@@ -272,9 +272,7 @@ def _show_missing(services: Services) -> None:
         log.warning(
             "no certificate holds yet, and `auto` is answered by %s. %s",
             services.settings.fallback,
-            ". ".join(
-                f"Missing: {each.part} ({each.reason}). Next: {each.next}" for each in missing
-            ),
+            ". ".join(map(str, missing)),
         )
 
 

@@ -119,6 +119,9 @@ class MissingPart:
     reason: str
     next: str  # the commands that come next
 
+    def __str__(self) -> str:
+        return f"Missing: {self.part} ({self.reason}). Next: {self.next}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:

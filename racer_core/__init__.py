@@ -7,8 +7,8 @@
     sets = calibration.predict(router.predict(X_new))
 
 The names of ``__all__`` are public. Each is loaded when it is first used: importing the package
-loads nothing heavy, and arrays need no torch. Synchronous; reads files only to load them; never
-touches the network and never pickles.
+loads nothing heavy, and arrays need no torch. Synchronous; reads files only to load them; uses the
+network only to download an encoder that is named and not cached; never pickles.
 """
 
 from __future__ import annotations

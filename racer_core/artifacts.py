@@ -6,7 +6,6 @@ the start with a message that names the difference.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -23,7 +22,7 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 from racer_core import strict_json
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.patterns import PatternModel
-from racer_core.encoder.base import Encoder, EncoderSpec, Forward
+from racer_core.encoder.base import Encoder, EncoderSpec, Forward, Pin, file_digest
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
@@ -104,7 +103,7 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
     manifest: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "candidates": [asdict(candidate) for candidate in artifact.candidates],
-        "encoder": asdict(_relative(artifact.encoder, folder)),
+        **_encoder(_relative(artifact.encoder, folder)),
         "router": {"kind": artifact.router.kind, **artifact.router.settings()},
         "patterns": {name: getattr(artifact.patterns, name) for name in _PATTERN_SETTINGS},
         "null_threshold": artifact.null_threshold,
@@ -141,7 +140,7 @@ def _write(folder: Path, manifest: dict[str, Any], tensors: Mapping[str, NDArray
     try:
         save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, weights)
         weights.chmod(0o644)  # the gateway may run as another user than the training
-        manifest["weights_sha256"] = _sha256(weights)
+        manifest["weights_sha256"] = file_digest(weights)
         text.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         for file in new.values():
             with file.open("rb") as written:
@@ -175,7 +174,7 @@ def load(folder: str | Path, pool: Sequence[str] | None = None) -> Artifact:
     try:
         manifest = strict_json.load_object((folder / "manifest.json").read_bytes())
         tensors = load_file(_weights(folder))
-        weights = _sha256(_weights(folder))
+        weights = file_digest(_weights(folder))
     except (OSError, InputError, SafetensorError) as exc:
         raise ArtifactError(f"artifact {folder} cannot be read: {exc}") from exc
     version = manifest.get("schema_version")
@@ -221,13 +220,14 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
             backend=spec.backend,
             dtype=spec.dtype,
             forward=cast(Forward, spec.forward),
+            pin=spec.pin,
         )
     else:
         raise ArtifactError(f"unknown encoder kind {spec.kind!r}")
     if spec.lexical and spec.kind != "char-ngrams":
         encoder = HybridEncoder(encoder)
-    wanted, found = asdict(spec), asdict(encoder.spec)
-    if differences := [key for key in wanted if key != "name" and wanted[key] != found[key]]:
+    wanted, found = spec.identity(), encoder.spec.identity()
+    if differences := [key for key in wanted if wanted[key] != found[key]]:
         changes = ", ".join(f"{key} {wanted[key]!r} became {found[key]!r}" for key in differences)
         raise ArtifactError(
             f"the encoder is not the one that the router was trained with: {changes}"
@@ -262,7 +262,7 @@ def _build(
         raise InputError(f"longest_text is {longest!r}")
     return Artifact(
         candidates=candidates,
-        encoder=_absolute(EncoderSpec(**manifest["encoder"]), folder),
+        encoder=_absolute(_encoder_spec(manifest), folder),
         router=router,
         patterns=patterns,
         stacked=StackedVote(pool, tensors["stacked_skill"], tensors["stacked_trust"])
@@ -290,6 +290,21 @@ def _components(tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.float32] | No
     return components.astype(np.float32)
 
 
+def _encoder(spec: EncoderSpec) -> dict[str, Any]:
+    """The manifest's fields of an encoder; the pin is one of its own, which older programs skip."""
+    pin = {} if spec.pin is None else {"encoder_pin": asdict(spec.pin)}
+    return {"encoder": {"name": spec.name, **spec.identity()}, **pin}
+
+
+def _encoder_spec(manifest: Mapping[str, Any]) -> EncoderSpec:
+    pin = manifest.get("encoder_pin")
+    if pin is not None and not (
+        isinstance(pin["revision"], str) and isinstance(pin["files"], dict)
+    ):
+        raise InputError("the encoder_pin must have a revision and files")
+    return EncoderSpec(**manifest["encoder"], pin=None if pin is None else Pin(**pin))
+
+
 def _relative(spec: EncoderSpec, folder: Path) -> EncoderSpec:
     path = Path(spec.name)
     if spec.kind == "char-ngrams" or not path.is_dir():
@@ -309,9 +324,4 @@ def _weights(folder: Path) -> Path:
 
 def digest(folder: Path) -> str:
     """The manifest's digest; the manifest holds the digest of the weights."""
-    return _sha256(folder / "manifest.json")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_digest(folder / "manifest.json")

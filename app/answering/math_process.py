@@ -7,8 +7,8 @@ import logging
 from collections import deque
 from typing import Any, Final, Self
 
-from app.concurrency.sandbox import SandboxedProcess
 from racer_core.aggregation.grading import Grade, check_reference
+from racer_core.sandbox import SandboxedProcess
 
 log = logging.getLogger(__name__)
 

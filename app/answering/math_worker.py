@@ -16,10 +16,10 @@ import os
 import sys
 from typing import Any, Final
 
-from app.concurrency.sandbox import deadline, enter_sandbox, received_messages, send_message
 from racer_core.aggregation.grading import Grade, check_reference, grade
 from racer_core.aggregation.math_forms import math_form
 from racer_core.errors import InputError
+from racer_core.sandbox import deadline, enter_sandbox, received_messages, send_message
 
 MEMORY_BYTES: Final = 4 * 2**30
 # Loads the library and its parser of LaTeX, which takes as long as a deadline on a busy machine.

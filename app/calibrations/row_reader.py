@@ -17,10 +17,10 @@ from app.calibrations.columns import RowColumns
 from app.calibrations.parsing import MAX_LINE_BYTES, Fields, ParseSummary, ReadInstructions, parse
 from app.calibrations.progress import Progress
 from app.calibrations.upload import Upload
-from app.concurrency.sandbox import Message, SandboxedProcess
 from app.concurrency.threads import SMALL_BYTES
 from app.errors import StoreFull
 from racer_core.errors import InputError, RowsError
+from racer_core.sandbox import Message, SandboxedProcess
 from racer_core.types import RowsKind
 
 _MESSAGE_BYTES: Final = 4 * MAX_LINE_BYTES  # JSON escapes make text up to three times as long

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Final
 
 from app.calibrations.parsing import NO_ROOM, ReadInstructions, parse
-from app.concurrency.sandbox import (
+from app.wire.candidate_payload import BodySettings
+from racer_core.aggregation.answers import Equality
+from racer_core.errors import MAX_LISTED, InputError, RowsError
+from racer_core.sandbox import (
     Message,
     address_space,
     enter_sandbox,
     received_messages,
     send_message,
 )
-from app.wire.candidate_payload import BodySettings
-from racer_core.aggregation.answers import Equality
-from racer_core.errors import MAX_LISTED, InputError, RowsError
 
 MEMORY_BYTES: Final = 2 * 2**30  # above what the interpreter has taken when reading begins
 CPU_S: Final = 120

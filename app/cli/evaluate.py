@@ -55,8 +55,8 @@ def _assertions(
 )
 @click.option(
     "--encoder",
-    help="Folder (a transformer, or word vectors), hub name, or `char-ngrams`; default: "
-    "mDeBERTa-v3-base.",
+    help="Folder (a transformer, or word vectors), hub name (NAME@REVISION: another commit), or "
+    "`char-ngrams`; default: mDeBERTa-v3-base.",
 )
 @click.option("--lexical", is_flag=True, help="Add hashed character n-grams to the embedding.")
 @MAX_TOKENS

@@ -55,8 +55,15 @@ from racer_core.types import RowsKind
     "--encoder",
     "encoders",
     multiple=True,
-    help="Folder (a transformer, or word vectors), hub name, or `char-ngrams`; default: "
-    "mDeBERTa-v3-base. Of several, or of `auto`, the cheapest that is as good is chosen.",
+    help="Folder (a transformer, or word vectors), hub name (NAME@REVISION: another commit), or "
+    "`char-ngrams`; default: mDeBERTa-v3-base. Of several, or of `auto`, the cheapest that is as "
+    "good is chosen.",
+)
+@click.option(
+    "--copy-encoder",
+    "copies",
+    is_flag=True,
+    help="Copy the encoder into the artifact, with its weights as safetensors.",
 )
 @click.option(
     "--pooling",
@@ -104,6 +111,7 @@ def train(
     steps: int | None,
     resume: bool,
     encoders: tuple[str, ...],
+    copies: bool,
     pooling: Any,
     max_tokens: int,
     backend: str | None,
@@ -141,7 +149,9 @@ def train(
         dtype=dtype,
         forward=forward,
         lexical=lexical,
-        export_to=_export_folder(folder, encoders, router) if dtype == "int8" else None,
+        export_to=_export_folder(folder, encoders, router, exports=dtype == "int8")
+        if copies or dtype == "int8"
+        else None,
     )
     opened = {
         name: RememberingEncoder(replace(choice, name=name).open())
@@ -187,14 +197,19 @@ def train(
     return shown
 
 
-def _export_folder(folder: Path, encoders: tuple[str, ...], router: str) -> Path:
-    """Where an int8 encoder goes. Raises InputError if it would not be the artifact's."""
+def _export_folder(folder: Path, encoders: tuple[str, ...], router: str, *, exports: bool) -> Path:
+    """Where a copied or an int8 encoder goes. Raises InputError if it is not the artifact's."""
+    option = "--dtype int8" if exports else "--copy-encoder"
     if len(encoders) > 1 or "auto" in encoders:
-        raise InputError("--dtype int8 exports into the artifact: name one --encoder")
-    if router == "routerdc":
+        raise InputError(f"{option} puts the encoder into the artifact: name one --encoder")
+    if router == "routerdc" and exports:
         raise InputError(
             "--dtype int8 has no weights that RouterDC could train: train in another format, then "
             "`--router knn` on the artifact's folder `encoder`"
+        )
+    if router == "routerdc":
+        raise InputError(
+            "RouterDC puts the encoder that it trains into the artifact: leave out --copy-encoder"
         )
     return folder / "encoder"
 

@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import Any, Final, Protocol, Self, cast
 from urllib.parse import urlsplit
 
-from app.concurrency.sandbox import ROOT, Message, SandboxedProcess
 from app.errors import CheckerUnavailable, SettingsError, UpstreamError, UpstreamTimeout
 from app.settings import Checker, Secrets, Settings
 from app.upstream.http_client import UpstreamClient
 from app.upstream.replicas import Replicas, Target
 from racer_core import strict_json
 from racer_core.errors import InputError
+from racer_core.sandbox import ROOT, Message, SandboxedProcess
 
 START_S: Final = 60.0  # for the import of a function's module
 MESSAGE_BYTES: Final = 2**20  # of a function's result

@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from app.concurrency.sandbox import Message, received_messages, send_message
+from racer_core.sandbox import Message, received_messages, send_message
 
 
 def main() -> None:

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import Metric
 from pydantic import BaseModel
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from app import lifespan, settings
 from app.errors import SettingsError
-from app.main import create_gateway
+from app.ray_serve.application import Application
+from app.ray_serve.metrics import MetricsExport
+from app.ray_serve.proxy import CALLBACK, middlewares
 from app.ray_serve.scorer import RayRouterBackend
 from app.routing.artifact import has_artifact, open_trained
 from app.routing.scorer import ScoredQuery
 from app.settings import Secrets, Settings
-from app.telemetry import logs
 from app.telemetry.metrics import Metrics
 from racer_core.errors import ArtifactError
 from racer_core.trained_router import RouterScores
+
+log = logging.getLogger(__name__)
 
 # Serve forms a batch from the requests of one pass of the event loop. The encoder worker behind it
 # forms the batches that are scored, when its thread is free, and rejects requests beyond its queue.
@@ -41,16 +47,21 @@ class Arguments(BaseModel, extra="forbid"):
     Attributes:
         config: The YAML configuration, at the same place on every node; a relative path begins
             where Ray was started.
+        calibrated: Requests go only to gateways for which ``GET /readyz?calibrated=true`` is 200:
+            others wait for a calibration at their start, and are unhealthy later. Where it is
+            false, a first calibration can be uploaded to the application itself.
     """
 
     config: Path
+    calibrated: bool = False
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
     """The application that ``import_path`` names. Limits come from the configuration."""
+    parsed = Arguments.model_validate(arguments)
     # A replica may run where Ray was started elsewhere, and an error should name the whole path.
-    config = Arguments.model_validate(arguments).config.absolute()
-    configured, _ = _load(config)
+    config = parsed.config.absolute()
+    configured, _ = load(config, {})
     limits = configured.limits
     router = None
     if has_artifact(configured):
@@ -61,8 +72,9 @@ def build(arguments: dict[str, Any]) -> serve.Application:
         # The gateway's own limit rejects requests with a clear error; they count here, too.
         max_ongoing_requests=2 * limits.in_flight,
         graceful_shutdown_timeout_s=limits.drain_delay_s + limits.drain_s,
+        user_config={},  # serve.yaml may have another; with null, Serve would not call reconfigure
     )
-    return gateway.bind(config, router)
+    return gateway.bind(config, router, parsed.calibrated)
 
 
 def _deployment(kind: Any, **options: Any) -> serve.Deployment:
@@ -73,10 +85,13 @@ class Router:
     """Artifact and encoder on one thread, and on a GPU or a part of it if it is given one."""
 
     async def __init__(self, config: Path) -> None:
-        configured, _ = _load(config)
-        opened = await asyncio.to_thread(lifespan.router_here, configured, Metrics())
+        configured, _ = load(config, {})
+        metrics = Metrics()
+        opened = await asyncio.to_thread(lifespan.router_here, configured, metrics)
         self._artifact = opened.trained.artifact.digest
-        self._scoring = await opened.scoring.__aenter__()  # it ends with the replica's process
+        # Both end with the replica's process.
+        self._scoring = await opened.scoring.__aenter__()
+        self._export = _exported(metrics.registry.collect, "racer_router_")
 
     async def score(self, query: str, artifact: str) -> ScoredQuery | BaseException:
         """Score one query. An error of it is a value, for what is raised comes with its stack."""
@@ -107,39 +122,34 @@ class Router:
 class Gateway:
     """The gateway of ``racer serve`` behind Serve's proxies, without an encoder of its own."""
 
-    def __init__(self, config: Path, router: DeploymentHandle[Any] | None) -> None:
-        self._config = config
+    def __init__(
+        self, config: Path, router: DeploymentHandle[Any] | None, is_calibrated_only: bool
+    ) -> None:
+        if CALLBACK not in os.environ:
+            log.warning(
+                "requests of a replica that dies fail with a bare 500: set %s=%s:%s in the "
+                "environment of `ray start` on every node",
+                CALLBACK,
+                middlewares.__module__,
+                middlewares.__name__,
+            )
         self._router = router
+        self._application = Application(
+            partial(load, config), self._open_router, is_calibrated_only=is_calibrated_only
+        )
+        self._export = _exported(self._application.metrics, "racer_")
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What Serve runs, its lifespan included."""
-        return _Opening(self._config, self._router)
+        return self._application
 
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Open the application, or open it anew: Serve calls this at the start and at changes."""
+        await self._application.configure(user_config)
 
-class _Opening:
-    """The application, opened when its server starts and closed when it stops."""
-
-    def __init__(self, config: Path, router: DeploymentHandle[Any] | None) -> None:
-        self._config = config
-        self._router = router
-        self._app: ASGIApp | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._live(receive, send)
-        else:
-            assert self._app is not None
-            await self._app(scope, receive, _without_id(send))
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        configured, secrets = _load(self._config)
-        with logs.logging_to(sys.stderr, configured.telemetry.log):
-            async with lifespan.open_services(configured, secrets, self._open_router) as services:
-                await receive()
-                self._app = create_gateway(services)
-                await send({"type": "lifespan.startup.complete"})
-                await receive()
-        await send({"type": "lifespan.shutdown.complete"})
+    def check_health(self) -> None:
+        """Raise if requests should go to another replica: Serve calls this every 10 s."""
+        self._application.check()
 
     def _open_router(self, configured: Settings, _: Metrics) -> lifespan.OpenedRouter:
         if self._router is None:  # the artifact was not there when the application was deployed
@@ -152,20 +162,23 @@ class _Opening:
         return lifespan.OpenedRouter(trained, nullcontext(scoring))
 
 
-def _without_id(send: Send) -> Send:
-    """Remove the request id header: Serve adds the same header to every answer."""
-
-    async def sent(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [each for each in message["headers"] if each[0] != b"x-request-id"]
-        await send(message)
-
-    return sent
+def _exported(collect: Callable[[], Iterable[Metric]], prefix: str) -> asyncio.Task[None]:
+    """Export metrics as long as the process lives; the task must be kept."""
+    export = MetricsExport(serve.get_replica_context().replica_tag, collect, prefix)
+    return asyncio.create_task(export.run(), name="metrics export")
 
 
-def _load(config: Path) -> tuple[Settings, Secrets]:
-    """Load and check the configuration of a gateway behind Serve's public proxies."""
-    configured, secrets = settings.load(config, host="0.0.0.0", port=0)  # hence keys are required
+def load(config: Path, changes: dict[str, Any]) -> tuple[Settings, Secrets]:
+    """Load and check the configuration of a gateway behind Serve's public proxies.
+
+    Args:
+        config: The YAML file.
+        changes: Settings in place of the file's; of a section only the given ones.
+    """
+    if unknown := changes.keys() - Settings.model_fields.keys():
+        raise SettingsError(f"user_config: there is no setting {', '.join(sorted(unknown))}")
+    served: dict[str, Any] = {**changes, "host": "0.0.0.0", "port": 0}  # hence keys are required
+    configured, secrets = settings.load(config, **served)
     if configured.access.admin is not None:
         raise SettingsError(f"{config}: access.admin: Serve has one listener; leave it out")
     if configured.artifact is not None and secrets.store(configured).startswith("sqlite"):

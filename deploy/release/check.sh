@@ -19,7 +19,8 @@ bin=$empty/venv/bin
 "$bin/pip" install --quiet --no-deps --require-hashes --requirement requirements.lock
 "$bin/pip" install --quiet --no-deps "$wheel"
 "$bin/pip" check
-"$bin/racer" --version
+mkdir "$empty/app" && touch "$empty/app/__init__.py"  # another package of this name, found first
+PYTHONPATH=$empty "$bin/racer" --version
 echo "installed in an empty environment, every package but torch by its hash"
 
 "$tools/cyclonedx-py" environment --pyproject pyproject.toml --output-reproducible --validate \

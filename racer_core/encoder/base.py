@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,14 @@ from racer_core.types import BoolArray
 Kind = Literal["huggingface", "onnx", "word-vectors", "char-ngrams"]
 Pooling = Literal["mean", "cls"]
 Forward = Literal["transformers", "lean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """A commit of a model on the hub, and the sha256 digests of the files that are read of it."""
+
+    revision: str
+    files: Mapping[str, str]  # digest by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,11 @@ class EncoderSpec:
     # `lean` is our own, for the models that it knows; of an exported model ONNX Runtime's version.
     forward: str = "transformers"
     lexical: bool = False  # hashed character n-grams stand beside the embedding
+    pin: Pin | None = field(default=None, compare=False)  # of a model that came from the hub
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal, as JSON values: not where the files come from."""
+        return {name: value for name, value in asdict(self).items() if name not in ("name", "pin")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +88,17 @@ def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
 
 
+def file_digest(path: Path) -> str:
+    """sha256 of a file. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def digest_of(*files: Path) -> str:
     """sha256 over the files' own, in this order. Raises OSError."""
     digest = hashlib.sha256()
     for each in files:
-        with each.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest.update(bytes.fromhex(file_digest(each)))
     return digest.hexdigest()
 
 

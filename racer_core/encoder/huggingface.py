@@ -1,6 +1,7 @@
 """Hugging Face encoder: device, dtype, pooling, truncation. The only encoder that needs torch.
 
-Loads safetensors only and never runs code from a model's folder.
+Loads safetensors only and never runs code from a model's folder; :mod:`~racer_core.encoder.hub`
+finds, downloads and converts.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from racer_core.encoder.base import EncoderOutput, EncoderSpec, Forward, Pooling, unit_rows
+from racer_core.encoder.base import EncoderOutput, EncoderSpec, Forward, Pin, Pooling, unit_rows
 from racer_core.encoder.batches import Shape, cheapest, shapes, similar
+from racer_core.encoder.hub import DEFAULT_ENCODER, LocalModel, find_model
 from racer_core.encoder.pooling import pool
 from racer_core.errors import ArtifactError
 
 if TYPE_CHECKING:
     from racer_core.encoder.graphs import Recorder
 
-DEFAULT_ENCODER = "microsoft/mdeberta-v3-base"
 # On a CPU: texts in a batch, and the length of its shortest as a share of its longest.
 _BATCH, _SHORTEST = 32, 0.75
 _TEXTS = 256  # in a batch on a GPU
@@ -51,7 +52,8 @@ class HuggingFaceEncoder:
     """A transformer encoder with mean or CLS pooling.
 
     Args:
-        name: A local folder, or a name on the Hugging Face hub.
+        name: A local folder, or a model of the Hugging Face hub: ``owner/model``, or
+            ``owner/model@revision``.
         pooling: ``mean`` over the tokens that are not padding, or the first token (``cls``).
         max_tokens: Longer texts are cut, and reported as truncated.
         backend: ``cuda`` or ``cpu``; None takes a GPU if there is one.
@@ -61,9 +63,12 @@ class HuggingFaceEncoder:
             library's. None takes ``lean`` on a CPU if it supports the model.
         recorder: Records the graphs of the ``lean`` forward on any device; None records CUDA graphs
             on a GPU and none on a CPU.
+        pin: Commit and digests of a model of the hub, as an artifact recorded them; None takes the
+            default encoder's, and the latest commit of others.
 
     Raises:
-        ArtifactError: The model cannot be loaded, the device is missing, or its memory too small.
+        ArtifactError: The model cannot be found or loaded, the device is missing, or its memory is
+            too small.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class HuggingFaceEncoder:
         dtype: str | None = None,
         forward: Forward | None = None,
         recorder: Recorder | None = None,
+        pin: Pin | None = None,
     ) -> None:
         import torch
 
@@ -86,7 +92,8 @@ class HuggingFaceEncoder:
         if backend == "cuda" and not torch.cuda.is_available():
             raise ArtifactError("the encoder is set to cuda, but torch finds no CUDA device here")
         dtype = dtype or _native_dtype(backend)
-        model, self._tokenizer = load_model(name, dtype)
+        local = find_model(name, pin)
+        model, self._tokenizer = load_model(local, dtype)
         self._tokenizing = threading.Lock()  # a call sets the tokenizer's limit of tokens
         digest = _digest(model, self._tokenizer)
         if forward is None:
@@ -104,6 +111,7 @@ class HuggingFaceEncoder:
             backend=backend,
             dtype=dtype,
             forward=forward,
+            pin=local.pin,
         )
         # Of batches on a GPU; None makes batches of similar length.
         self._shapes: list[Shape] | None = None
@@ -169,27 +177,59 @@ class HuggingFaceEncoder:
             return pool(hidden.float(), inputs["attention_mask"], self.spec.pooling).cpu().numpy()
 
 
-def load_model(name: str, dtype: str) -> tuple[Any, Any]:
-    """A model and its fast tokenizer, of a folder or a name on the hub. Raises ArtifactError."""
+def load_model(local: LocalModel, dtype: str) -> tuple[Any, Any]:
+    """A model and its fast tokenizer. Raises ArtifactError."""
     import torch
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoConfig, AutoModel
+
+    with _loading(local):
+        tokenizer = load_tokenizer(local)
+        model, report = cast(Any, AutoModel).from_pretrained(
+            str(local.weights),
+            config=cast(Any, AutoConfig).from_pretrained(
+                str(local.folder), trust_remote_code=False
+            ),
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    # A pooler is never used. Other parameters would be random numbers.
+    if missing := sorted(each for each in report["missing_keys"] if not each.startswith("pooler.")):
+        raise ArtifactError(
+            f"encoder {str(local.folder)!r}: its weights lack {missing[0]!r} ({len(missing)} in "
+            "all): they are those of another kind of model"
+        )
+    return model, tokenizer
+
+
+def load_tokenizer(local: LocalModel) -> Any:
+    """A fast tokenizer, converted from a sentencepiece model if need be. Raises ArtifactError."""
+    from transformers import AutoTokenizer
+
+    with _loading(local):
+        tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(str(local.folder))
+    if not tokenizer.is_fast:
+        raise ArtifactError(f"encoder {str(local.folder)!r} has no fast tokenizer (tokenizer.json)")
+    return tokenizer
+
+
+@contextmanager
+def _loading(local: LocalModel) -> Generator[None]:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # callers show their own
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # a pretrained model's heads are left out as a rule
     try:
-        tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(name)
-        model: Any = cast(Any, AutoModel).from_pretrained(
-            name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
-        )
+        yield
     except (OSError, ValueError, SafetensorError) as exc:
         raise ArtifactError(
-            f"encoder {name!r} is neither a folder with safetensors weights nor a model that "
-            f"the hub gives here: {str(exc).splitlines()[0]} If its weights are in "
-            "`pytorch_model.bin` alone, convert them once: docs/routers.md, Encoder"
+            f"encoder {str(local.folder)!r} is no folder of a transformer that can be loaded: "
+            f"{str(exc).splitlines()[0]}"
         ) from exc
-    if not tokenizer.is_fast:
-        raise ArtifactError(f"encoder {name!r} has no fast tokenizer (tokenizer.json)")
-    return model, tokenizer
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 def token_limit(model: Any, tokenizer: Any, max_tokens: int) -> int:

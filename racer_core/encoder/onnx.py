@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from racer_core.encoder.base import EncoderOutput, EncoderSpec, Pooling, digest_of, unit_rows
+from racer_core.encoder.hub import find_model
 from racer_core.encoder.huggingface import TokenizedText, load_model, token_limit
 from racer_core.errors import ArtifactError
 
@@ -111,7 +112,7 @@ def export(name: str, folder: Path, *, max_tokens: int = 512) -> None:
         _imported(package)
     if Path(name).resolve() == folder.resolve():
         raise ArtifactError(f"{folder} is where the exported encoder goes: begin with another one")
-    model, tokenizer = load_model(name, "float32")
+    model, tokenizer = load_model(find_model(name), "float32")
     limit = token_limit(model, tokenizer, max_tokens)
     own: Any = tokenizer.backend_tokenizer
     own.no_padding()

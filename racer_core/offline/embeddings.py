@@ -12,7 +12,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +55,7 @@ class CachedEncoder:
 
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed the uncached texts, in pieces that are stored as soon as they are done."""
-        identity = {k: v for k, v in asdict(self.spec).items() if k != "name"}
-        prefix = json.dumps(identity, sort_keys=True).encode()
+        prefix = json.dumps(self.spec.identity(), sort_keys=True).encode()
         keys = [hashlib.sha256(prefix + b"\0" + text.encode()).digest() for text in texts]
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)

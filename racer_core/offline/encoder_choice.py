@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from racer_core.calibration.augmentation import checked_scores
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import Encoder
-from racer_core.encoder.huggingface import DEFAULT_ENCODER
+from racer_core.encoder.hub import DEFAULT_ENCODER, cached_folder
 from racer_core.errors import InputError, RowsError
 from racer_core.offline.fit import RouterChoice, fit_embedded
 from racer_core.offline.paired import significantly_below
@@ -53,13 +53,7 @@ def offered(names: Sequence[str]) -> tuple[str, ...]:
 
 def is_cached(name: str) -> bool:
     """Whether the hub's cache has the weights of a model."""
-    from transformers.utils.hub import cached_file  # pyright: ignore[reportUnknownVariableType]
-
-    try:
-        cached_file(name, "model.safetensors", local_files_only=True)
-    except OSError:
-        return False
-    return True
+    return cached_folder(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

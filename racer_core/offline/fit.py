@@ -253,7 +253,7 @@ def identity(
     choice: RouterChoice, rows: Rows, pool: Sequence[str], spec: EncoderSpec
 ) -> dict[str, Any]:
     """JSON values that determine the result of a training: settings, seed, data and encoder."""
-    encoder = {f"encoder_{name}": value for name, value in asdict(spec).items() if name != "name"}
+    encoder = {f"encoder_{name}": value for name, value in spec.identity().items()}
     return {
         "router": choice.kind,
         "seed": choice.seed,

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from racer_core.encoder.base import Encoder, EncoderSpec, Forward
-from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.encoder.hub import find_model
+from racer_core.encoder.huggingface import HuggingFaceEncoder, load_model, load_tokenizer
 from racer_core.encoder.pooling import pool
 from racer_core.errors import InputError
 from racer_core.offline.clusters import cluster
@@ -75,13 +76,11 @@ class _DualModel(nn.Module):
 
     def __init__(self, spec: EncoderSpec, candidates: int, seed: int) -> None:
         super().__init__()
-        from transformers import AutoModel
-
         self._spec = spec
-        self._tokenizer = _tokenizer(spec)
-        self.encoder: Any = cast(Any, AutoModel).from_pretrained(
-            spec.name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-        )
+        self._local = find_model(spec.name, spec.pin)
+        model, tokenizer = load_model(self._local, "float32")
+        self.encoder: Any = model
+        self._tokenizer: Any = tokenizer
         keys = _stream(seed, _KEYS).standard_normal((candidates, self.encoder.config.hidden_size))
         self.keys = nn.Parameter(torch.from_numpy(keys).float() * _KEY_SCALE)
         self.to(spec.backend).train()  # a loaded model has dropout off
@@ -101,15 +100,9 @@ class _DualModel(nn.Module):
         """An ordinary Hugging Face folder."""
         self.encoder.save_pretrained(folder)
         # A fresh tokenizer: one in use stores the padding and truncation of its last batch.
-        _tokenizer(self._spec).save_pretrained(folder)
+        load_tokenizer(self._local).save_pretrained(folder)
         for weights in folder.glob("*.safetensors"):
             weights.chmod(0o644)  # the gateway may run as another user than the training
-
-
-def _tokenizer(spec: EncoderSpec) -> Any:
-    from transformers import AutoTokenizer
-
-    return cast(Any, AutoTokenizer).from_pretrained(spec.name)
 
 
 def fine_tune(

@@ -19,6 +19,7 @@ from racer_core.encoder.base import Encoder, Forward, Pooling
 from racer_core.encoder.char_ngrams import SPEC as CHAR_NGRAMS
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.components import principal_components
+from racer_core.encoder.hub import copy_model
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.encoder.onnx import DTYPE as INT8
@@ -49,7 +50,7 @@ from racer_core.types import BoolArray, LabelledRows
 class EncoderChoice:
     """The encoder to open; None values depend on the machine (GPU, native bfloat16).
 
-    A transformer in int8 is exported into the folder ``export_to``, and opened from there.
+    With ``export_to`` its files are copied into that folder, in int8 exported, and opened there.
     """
 
     name: str
@@ -65,13 +66,17 @@ class EncoderChoice:
         """Open the encoder: n-grams by their name, a folder's word vectors, or a transformer."""
         if self.name == CHAR_NGRAMS.name:
             return CharNgramEncoder()
-        if has_word_vectors(self.name):
-            encoder: Encoder = WordVectorEncoder(self.name, max_tokens=self.max_tokens)
+        name = self.name
+        if self.export_to is not None and self.dtype != INT8:
+            copy_model(name, self.export_to)
+            name = str(self.export_to)
+        if has_word_vectors(name):
+            encoder: Encoder = WordVectorEncoder(name, max_tokens=self.max_tokens)
         elif self.dtype == INT8:
             encoder = self._exported()
         else:
             encoder = HuggingFaceEncoder(
-                self.name,
+                name,
                 pooling=self.pooling,
                 max_tokens=self.max_tokens,
                 backend=self.backend,

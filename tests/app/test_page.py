@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import http.client
 import re
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -136,21 +134,3 @@ def test_every_function_has_its_sentence() -> None:
 
 def _pairs(lines: list[str]) -> list[tuple[str, str]]:
     return list(zip(["", *lines], lines, strict=False))
-
-
-def test_the_wheel_holds_the_page(tmp_path: Path) -> None:
-    """Red when a kind of file is left out of the package's data."""
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    for name in ("app", "racer_core"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
-    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(source)], check=True, timeout=120)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as opened:
-        held = {Path(name).name for name in opened.namelist() if name.startswith("app/ui/")}
-        page = opened.read("app/ui/index.html")
-    assert {path.name for path in OURS} <= held
-    assert page == (FOLDER / "index.html").read_bytes()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -190,6 +191,7 @@ def test_a_replica_of_the_router_refuses_a_gateway_of_another_artifact(
 
     open_router = lifespan.router_here
     monkeypatch.setattr(lifespan, "router_here", router_here)
+    monkeypatch.setattr("app.ray_serve.deployments._exported", lambda *_: None)
 
     async def ask() -> None:
         router = deployments.Router.__new__(deployments.Router)
@@ -240,8 +242,8 @@ def test_a_relative_configuration_is_the_same_file_on_every_node(
     monkeypatch.chdir(configuration.parent)
     # Ray has no public name for the arguments that a deployment is bound to.
     gateway = deployments.build({"config": configuration.name})._bound_deployment
-    config, router = gateway.init_args
-    assert config == configuration
+    config, router, is_calibrated_only = gateway.init_args
+    assert (config, is_calibrated_only) == (configuration, False)
     assert router._bound_deployment.init_args == (configuration,)
     with pytest.raises(SettingsError, match=f"^{configuration.parent}/nowhere.yaml: cannot be "):
         deployments.build({"config": "nowhere.yaml"})
@@ -274,3 +276,35 @@ def test_a_cluster_that_is_not_there_is_one_sentence(address: str) -> None:
     """At once. Red when Ray is left to try, or when it is a stack."""
     with pytest.raises(SettingsError, match="no Ray cluster"), connection.joined(address):
         pass
+
+
+class Gauge:
+    """One of Ray's gauges, without a cluster."""
+
+    values: ClassVar[dict[str, dict[tuple[tuple[str, str], ...], float]]] = {}
+
+    def __init__(self, name: str, _: str, tags: tuple[str, ...]) -> None:
+        self._name, self._tags = name, tags
+        self.values.setdefault(name, {})
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        """Keep the value."""
+        assert set(tags) == set(self._tags)
+        self.values[self._name][tuple(sorted(tags.items()))] = value
+
+
+def test_every_sample_is_exported_with_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when two replicas would write one series, so that rate() means nothing."""
+    exporting = importlib.import_module("app.ray_serve.metrics")
+    monkeypatch.setattr(exporting, "Gauge", Gauge)
+    metrics = Metrics()
+    metrics.requests_of("/route", 200).inc(3)
+    metrics.overhead_seconds.observe(0.2)
+    for replica in ("a", "b"):
+        collect = metrics.registry.collect
+        exporting.MetricsExport(replica, collect).copy(collect())
+    key = (("replica", "a"), ("route", "/route"), ("status", "200"))
+    assert Gauge.values["racer_requests_total"][key] == 3
+    assert Gauge.values["racer_overhead_seconds_bucket"][("le", "0.25"), ("replica", "b")] == 1
+    samples = {s.name for f in metrics.registry.collect() for s in f.samples}
+    assert {name for name in samples if not name.endswith("_created")} == Gauge.values.keys()

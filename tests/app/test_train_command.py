@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,19 @@ from racer_core import artifacts
 from tests.support.gateway import Command, labelled
 
 from .test_cli import failed, parsed, write
+
+
+@pytest.fixture
+def word_vectors(tmp_path: Path) -> Path:
+    """Word vectors that know three words."""
+    folder = tmp_path / "words"
+    folder.mkdir()
+    vocabulary = {"[UNK]": 0, "What": 1, "is": 2}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    save_file({"embeddings": np.eye(3, dtype=np.float32)}, folder / "model.safetensors")
+    return folder
 
 
 @pytest.fixture
@@ -41,22 +55,14 @@ def test_options_and_steps_reach_the_training(
 
 
 def test_the_encoder_is_chosen_among_several(
-    racer: Command, arguments: list[object], tmp_path: Path
+    racer: Command, arguments: list[object], word_vectors: Path, tmp_path: Path
 ) -> None:
     """The artifact has the chosen one; output, table and report have the figures of all."""
-    words = tmp_path / "words"
-    words.mkdir()
-    vocabulary = {"[UNK]": 0, "What": 1, "is": 2}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(words / "tokenizer.json"))
-    vectors = np.eye(3, dtype=np.float32)
-    save_file({"embeddings": vectors}, words / "model.safetensors")
     write(tmp_path / "train.jsonl", labelled(0, 200))
     write(tmp_path / "validation.jsonl", labelled(5_000, 100))
-    several = [*arguments, "--encoder", words]
+    several = [*arguments, "--encoder", word_vectors]
     found = parsed(racer(*several))
-    assert {each["name"] for each in found["encoders"]} == {"char-ngrams", str(words)}
+    assert {each["name"] for each in found["encoders"]} == {"char-ngrams", str(word_vectors)}
     [chosen] = [each for each in found["encoders"] if each["chosen"]]
     assert chosen["name"] == "char-ngrams"  # the other one sees a single kind of question
     assert artifacts.load(tmp_path / "a").encoder.kind == "char-ngrams"
@@ -67,8 +73,25 @@ def test_the_encoder_is_chosen_among_several(
     shown = racer(*[each for each in several if each != "--json"])[1]
     assert "minus the smallest" in shown
     assert "chosen" in shown
-    alone = [words if each == "char-ngrams" else each for each in arguments]
+    alone = [word_vectors if each == "char-ngrams" else each for each in arguments]
     assert parsed(racer(*alone))["encoder"] == "word-vectors"
+
+
+def test_a_copied_encoder_goes_with_the_artifact(
+    racer: Command, arguments: list[object], word_vectors: Path, tmp_path: Path
+) -> None:
+    """The artifact opens on a machine that has nothing else."""
+    alone = [word_vectors if each == "char-ngrams" else each for each in arguments]
+    parsed(racer(*alone, "--copy-encoder"))
+    shutil.rmtree(word_vectors)
+    moved = (tmp_path / "a").rename(tmp_path / "b")
+    assert {each.name for each in (moved / "encoder").iterdir()} == {
+        "model.safetensors", "tokenizer.json",
+    }  # fmt: skip
+    artifacts.open_encoder(artifacts.load(moved).encoder)
+    again = [moved / "encoder" if each == word_vectors else each for each in alone]
+    again = [moved if each == tmp_path / "a" else each for each in again]
+    failed(racer(*again, "--copy-encoder"), 2, "begin with another one")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +103,8 @@ def test_the_encoder_is_chosen_among_several(
         (["--router", "routerdc"], 1, ["no weights", "--encoder"]),
         (["--router", "routerdc", "--dtype", "int8"], 1, ["no weights", "another format"]),
         (["--encoder", "auto", "--dtype", "int8"], 1, ["name one --encoder"]),
+        (["--encoder", "auto", "--copy-encoder"], 1, ["name one --encoder"]),
+        (["--router", "routerdc", "--copy-encoder"], 1, ["leave out --copy-encoder"]),
         (["--router", "mlp", "--seed", -1], 1, ["seed is -1"]),
     ],
 )

@@ -126,6 +126,8 @@ DAMAGE = {
     "salt is a number": put("salt", 5),
     "the longest text is a text": put("longest_text", "8192"),
     "salt is too long for a key": put("salt", "x" * 65),
+    "a pin without files": put("encoder_pin", {"revision": "main"}),
+    "a pin whose files are a list": put("encoder_pin", {"revision": "main", "files": []}),
 }
 
 

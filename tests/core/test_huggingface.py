@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
-from tests.docs.blocks import ROOT, blocks
 from tests.support.lazy import LazyModule
 
 torch = LazyModule("torch")
@@ -167,19 +167,10 @@ def cut_the_weights(folder):
     weights.write_bytes(weights.read_bytes()[:5_000])
 
 
-def pickle_the_weights(folder):
-    """A folder with nothing but the old format, which runs code when loaded."""
-    torch.save(
-        transformers.AutoModel.from_pretrained(folder).state_dict(), folder / "pytorch_model.bin"
-    )
-    (folder / "model.safetensors").unlink()
-
-
 @pytest.mark.parametrize(
     "damage",
     [
         cut_the_weights,
-        pickle_the_weights,
         shutil.rmtree,
         lambda folder: (folder / "model.safetensors").unlink(),
         lambda folder: (folder / "config.json").unlink(),
@@ -187,7 +178,7 @@ def pickle_the_weights(folder):
         lambda folder: (folder / "config.json").write_text('{"model_type": "no such model"}'),
         lambda folder: (folder / "tokenizer.json").write_text("{"),
     ],
-    ids=["cut", "pickle", "gone", "no weights", "no config", "config", "model type", "tokenizer"],
+    ids=["cut", "gone", "no weights", "no config", "config", "model type", "tokenizer"],
 )
 def test_folder_that_cannot_be_loaded_is_one_line(copy, damage):
     """Fail at start, with the name of the folder and without a traceback of transformers."""
@@ -197,17 +188,13 @@ def test_folder_that_cannot_be_loaded_is_one_line(copy, damage):
     assert "\n" not in str(caught.value)
 
 
-def test_weights_in_the_old_format_are_converted_as_the_document_says(copy, encoder, tmp_path):
-    """The error names the page; its commands give the same encoder in a folder that opens."""
-    pickle_the_weights(copy)
-    with pytest.raises(ArtifactError, match=r"convert them once: docs/routers\.md"):
+def test_weights_of_another_model_are_refused(copy):
+    """What a model finds no weights for would be random numbers."""
+    names = load_file(copy / "model.safetensors")
+    renamed = {f"other.{name}": value for name, value in names.items()}
+    save_file(renamed, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ArtifactError, match="its weights lack 'embeddings"):
         opened(copy)
-    (block,) = (each for each in blocks((ROOT / "docs/routers.md",)) if each.kind == "python")
-    program = block.text.replace("microsoft/mdeberta-v3-base", str(copy))
-    new = tmp_path / "new"
-    assert program.count('"mdeberta-v3-base"') == 1
-    exec(program.replace("mdeberta-v3-base", str(new)), {})
-    assert opened(new).spec.digest == encoder.spec.digest
 
 
 def test_cuda_without_a_device_is_an_artifact_error(tiny_encoder):

@@ -61,6 +61,7 @@ def test_the_image_copies_all_files_of_the_package():
     assert copied == {
         "app",
         "racer_core",
+        "racer_gateway.py",
         "pyproject.toml",
         "requirements.lock",
         "README.md",

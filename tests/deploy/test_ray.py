@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from app import settings
+from app.settings import reloading
 from tests.support.gateway import ENVIRONMENT
 from tests.support.lazy import LazyModule
 
@@ -24,6 +25,7 @@ ray_utils = LazyModule("ray._common.utils")
 serve = LazyModule("ray.serve")
 schema = LazyModule("ray.serve.schema")
 deployments = LazyModule("app.ray_serve.deployments")
+proxy = LazyModule("app.ray_serve.proxy")
 
 FOLDER = ROOT / "deploy/ray"
 STORE = {"RACER_STORE_URL": "postgresql://racer@db.example/racer"}
@@ -38,7 +40,7 @@ SERVICE = read("rayservice.yaml")["spec"]
 CONFIGS = {
     "serve.yaml": read("serve.yaml"),
     "rayservice.yaml": yaml.safe_load(SERVICE["serveConfigV2"]),
-    "candidates.yaml": read("candidates.yaml"),
+    "one_cluster.yaml": read("one_cluster.yaml"),
 }
 
 
@@ -57,7 +59,7 @@ def pods() -> list[dict[str, Any]]:
 def test_serve_takes_the_configuration(name: str) -> None:
     """Red when a field is misspelt: Ray's schema forbids what it does not know."""
     parsed = schema.ServeDeploySchema.model_validate(CONFIGS[name])
-    assert [each.route_prefix for each in parsed.applications] == ["/"]
+    assert parsed.applications[-1].route_prefix == "/"
 
 
 def test_both_deploy_the_same() -> None:
@@ -83,7 +85,7 @@ def test_the_configuration_is_one_and_names_the_deployments(
     built = getattr(deployments, function)({"config": str(config)})
     assert isinstance(built, serve.Application)
     gateway = built._bound_deployment
-    _, router = gateway.init_args
+    _, router, _ = gateway.init_args
     names = {gateway.name, router._bound_deployment.name}
     assert names == {each["name"] for each in application["deployments"]}
 
@@ -98,10 +100,38 @@ def test_the_import_path_of_version_0_1_builds_the_same_application(
     assert build is deployments.build
 
 
+def test_one_cluster_serves_what_serve_yaml_does_with_candidates_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Red when they drift apart, or the gateway asks candidates elsewhere, or without their key."""
+    one, other = CONFIGS["one_cluster.yaml"], CONFIGS["serve.yaml"]
+    candidates, racer = one["applications"]
+    assert candidates["route_prefix"] == proxy.CANDIDATES
+    gateway, router = racer["deployments"]
+    for key, value in (ENVIRONMENT | STORE | {proxy.CANDIDATES_KEY: "of-the-candidates"}).items():
+        monkeypatch.setenv(key, value)
+    configured, secrets = deployments.load(FOLDER / "racer.yaml", gateway["user_config"])
+    port = one["http_options"]["port"]
+    for each in configured.candidates:
+        assert each.base_url == f"http://127.0.0.1:{port}{proxy.CANDIDATES}/v1"
+        assert secrets.candidate_keys[each.name].get_secret_value() == "of-the-candidates"
+    plain, _ = deployments.load(FOLDER / "racer.yaml", {})
+    own = {place[2] for place in reloading.differences(plain, configured)}
+    assert own == {"base_url", "api_key_env"}
+    assert all(reloading.is_reloaded(place) for place in reloading.differences(plain, configured))
+    assert router["ray_actor_options"].pop("num_gpus") == 0.1
+    gateway["user_config"] = {}
+    racer["args"]["calibrated"] = False
+    same = dict(other["applications"][0])
+    same["deployments"][1]["ray_actor_options"].pop("num_gpus")
+    assert racer == same
+    assert one | {"applications": []} == other | {"applications": []}
+
+
 @pytest.mark.slow
 def test_candidates_are_ones_that_ray_serves_and_called_what_the_gateway_calls_them() -> None:
-    """Red when one is renamed in one file, or a field is misspelt."""
-    models = CONFIGS["candidates.yaml"]["applications"][0]["args"]["llm_configs"]
+    """Red when one is renamed in one file, or a field is misspelt, or the router has no room."""
+    models = CONFIGS["one_cluster.yaml"]["applications"][0]["args"]["llm_configs"]
     # In a process of its own: this part of Ray changes the root logger when it is imported.
     program = (
         "import json, sys; "
@@ -111,6 +141,8 @@ def test_candidates_are_ones_that_ray_serves_and_called_what_the_gateway_calls_t
     subprocess.run([sys.executable, "-c", program], input=json.dumps(models), text=True, check=True)
     for each in models:
         schema.DeploymentSchema.model_validate({"name": "candidate"} | each["deployment_config"])
+        (bundle,) = each["placement_group_config"]["bundles"]
+        assert bundle["GPU"] + 0.1 <= 1.0
     names = [each["name"] for each in read("racer.yaml")["candidates"]]
     assert [each["model_loading_config"]["model_id"] for each in models] == names
 
@@ -174,8 +206,12 @@ def test_a_pod_is_one_that_kubernetes_takes_and_has_no_rights(pod: dict[str, Any
     autoscaler = SERVICE["rayClusterConfig"]["autoscalerOptions"]  # KubeRay adds its container
     for rights in (container["securityContext"], autoscaler["securityContext"]):
         assert rights == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    names = {each["name"] for each in container["env"]}
-    assert names == {usage_constants.USAGE_STATS_ENABLED_ENV_VAR, "HF_HUB_OFFLINE"}
+    values = {each["name"]: each["value"] for each in container["env"]}
+    assert values == {
+        usage_constants.USAGE_STATS_ENABLED_ENV_VAR: "0",
+        "HF_HUB_OFFLINE": "1",
+        proxy.CALLBACK: "app.ray_serve.proxy:middlewares",
+    }
     limits = settings.load(FOLDER / "racer.yaml", ENVIRONMENT | STORE)[0].limits
     assert pod["terminationGracePeriodSeconds"] > limits.drain_delay_s + limits.drain_s
 

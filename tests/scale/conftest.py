@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 import psutil
@@ -45,7 +45,12 @@ class Cluster:
         assert self._process.stdout is not None
         message = json.loads(self._process.stdout.readline())
         self.address: str = message["address"]
+        self.metrics: list[str] = message["metrics"]
         self._second = psutil.Process(message["second"])
+
+    def replicas(self, deployment: str) -> list[psutil.Process]:
+        """Replicas of a deployment on both nodes."""
+        return titled(psutil.Process(self._process.pid), f":{deployment}")
 
     def on_second(self, deployment: str) -> list[psutil.Process]:
         """Replicas of a deployment that run on the second node."""
@@ -131,8 +136,12 @@ def two_nodes(**environment: str) -> Generator[Cluster]:
 @pytest.fixture(scope="session")
 def cluster(postgres: databases.Postgres) -> Iterator[Cluster]:
     """Two nodes, with what a gateway takes from the environment."""
-    # The head's proxy stands for those of all nodes, so it must not keep to its own.
-    proxy = {"RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0"}
+    proxy = {
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.ray_serve.proxy:middlewares",
+        # The head's proxy stands for those of all nodes, so it must not keep to its own.
+        "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
+        "RAY_metrics_report_interval_ms": "3000",  # instead of ten seconds
+    }
     with two_nodes(**ENVIRONMENT, **proxy, RACER_STORE_URL=postgres.create()) as opened:
         yield opened
 
@@ -148,12 +157,17 @@ def served(
     port = databases.free_port()
     path = tmp_path_factory.mktemp("serve") / "serve.yaml"
 
-    def deploy(**replicas: int) -> None:
+    def deploy(
+        user_config: dict[str, Any] | None = None, *, calibrated: bool = False, **replicas: int
+    ) -> None:
         values = yaml.safe_load((ROOT / "deploy/ray/serve.yaml").read_text(encoding="utf-8"))
         values |= {"proxy_location": "HeadOnly"}  # both nodes are this machine
         values["http_options"] = {"host": "127.0.0.1", "port": port}
-        values["applications"][0]["args"] = {"config": str(configuration)}
+        arguments = {"config": str(configuration), "calibrated": calibrated}
+        values["applications"][0]["args"] = arguments
         for each in values["applications"][0]["deployments"]:
+            if each["name"] == "Gateway":
+                each["user_config"] = user_config or {}
             del each["autoscaling_config"]
             each["num_replicas"] = replicas[each["name"]]
             each["max_replicas_per_node"] = 2 if each["name"] == "Gateway" else 1

@@ -193,9 +193,9 @@ def test_no_certificate_is_wrong_while_replicas_come_calibrations_change_and_a_n
     """Whatever is answered is what one process answers under the calibration that it names.
 
     Asked without a break while 1 gateway becomes 3 and 1 router 2, while two calibrations take
-    turns and a third is uploaded, and while the node with one of the routers is lost. Only requests
-    that were under way when it went may fail; until Ray has noticed, a query may still be sent to
-    the router there, and then the whole pool is called for it.
+    turns and a third is uploaded, and while the node with one of the routers is lost. No request
+    fails: those that were under way when it went are answered by another replica. Until Ray has
+    noticed, a query may still be sent to the router there, and then the whole pool is called.
     """
     gateway, deploy = served
     right = {
@@ -237,15 +237,13 @@ def test_no_certificate_is_wrong_while_replicas_come_calibrations_change_and_a_n
     whole = [each for each in storm.seen if "router_failed_whole_pool" in _reasons(each)]
     log.info("requests/s: one replica %.0f, three %.0f, a node less %.0f", alone, together, after)
     log.info("%d requests, %d failed, %d for all", len(storm.seen), len(failed), len(whole))
-    for each in failed:
-        assert each["begun"] <= gone, each
+    assert not failed
     for each in whole:
         assert each["begun"] <= gone + NOTICED_S, each
-    for each in (*failed, *whole):
         assert lost <= each["ended"], each
     counts = Counter[str]()
     for each in storm.seen:
-        if each["status"] != 200 or each in whole:
+        if each in whole:
             continue
         certificate = each["decision"]["certificate"]
         wanted = right[certificate["calibration_id"]][each["query"]]

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -24,6 +19,7 @@ from racer_core.offline.train import train
 from racer_core.types import LabelledRows
 from tests.support import databases
 from tests.support.gateway import ENVIRONMENT, TWO, Gateway, noisy
+from tests.support.ray_head import Serve, change, ray_head
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -32,7 +28,6 @@ from .conftest import ROOT, RUNNING_S, is_serving, titled
 pytestmark = pytest.mark.scale
 
 CANDIDATES: Final = {"adder": "candidate-a", "speller": "candidate-b"}
-Serve = Callable[[], None]
 
 
 def of_two(rows: LabelledRows) -> LabelledRows:
@@ -61,66 +56,16 @@ def project(tmp_path: Path, pool: FakePool) -> Path:
     return tmp_path
 
 
-def change(file: Path, pattern: str, text: str) -> None:
-    """Edit a file, in which the pattern stands."""
-    edited, count = re.subn(pattern, text, file.read_text(encoding="utf-8"))
-    assert count
-    file.write_text(edited, encoding="utf-8")
-
-
-@contextmanager
-def head(project: Path, environment: dict[str, str]) -> Generator[tuple[psutil.Process, Serve]]:
-    """``ray start --head`` in the folder; and ``serve run`` there."""
-    programs = Path(sys.executable).parent
-    port = databases.free_port()
-    ray = [programs / "ray", "start", "--head", "--block", f"--port={port}", "--num-cpus=6"]
-    ray += [f"--ray-client-server-port={databases.free_port()}", "--include-dashboard=false"]
-    serve = [programs / "serve", "run", "--non-blocking", f"--address=127.0.0.1:{port}"]
-
-    def run() -> None:
-        done = subprocess.run(
-            [*serve, "deploy/ray/serve.yaml"], cwd=project, env=environment, capture_output=True,
-            check=False, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr.decode()[-4000:]
-
-    folder = Path(tempfile.mkdtemp(prefix="racer-ray-"))  # short: sockets are below it
-    with (folder / "log").open("w+", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            [*ray, f"--temp-dir={folder}", "--object-store-memory=100000000"],
-            cwd=project, env=environment, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        node = psutil.Process(process.pid)
-        try:
-            assert until(lambda: "Ray runtime started" in log_text(folder / "log"), RUNNING_S)
-            yield node, run
-        finally:
-            ended = [*node.children(recursive=True), node]
-            for each in ended:
-                with suppress(psutil.NoSuchProcess):  # it went with its parent
-                    each.kill()
-            psutil.wait_procs(ended[:-1], timeout=10)
-            process.wait(10)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def log_text(log: Path) -> str:
-    """What was written so far."""
-    return log.read_text(encoding="utf-8")
-
-
 @pytest.fixture
 def shell(
     project: Path, postgres: databases.Postgres
 ) -> Iterator[tuple[Gateway, psutil.Process, Serve]]:
     """The gateway that a shell started, whose head it runs on, and how to say it again."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    given = ENVIRONMENT | token | {"RAY_USAGE_STATS_ENABLED": "0"}
-    given |= {"RACER_STORE_URL": postgres.create()}
-    config = project / "deploy/ray/racer.yaml"
-    (port,) = re.findall(r"port: (\d+)", log_text(project / "deploy/ray/serve.yaml"))
-    with head(project, os.environ | given) as (ray, serve):
-        serve()
+    given = ENVIRONMENT | {"RACER_STORE_URL": postgres.create()}
+    config, file = project / "deploy/ray/racer.yaml", "deploy/ray/serve.yaml"
+    (port,) = re.findall(r"port: (\d+)", (project / file).read_text(encoding="utf-8"))
+    with ray_head(project, os.environ | given) as (ray, serve):
+        serve(file)
         gateway = Gateway(f"http://127.0.0.1:{port}", settings.load(config, given)[0])
         try:
             assert until(lambda: is_serving(gateway), RUNNING_S)
@@ -164,7 +109,7 @@ def test_a_shell_starts_what_the_files_say_and_changes_it(
         return "observe_only" in gateway.chat(TWO)["racer"]["certificate"]["reasons"]
 
     assert not observed()
-    serve()
+    serve("deploy/ray/serve.yaml")
 
     def replaced() -> bool:
         observed()  # fails when no replica answers

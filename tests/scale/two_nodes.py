@@ -20,7 +20,11 @@ def main(folder: str) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(**node)
     (raylet,) = second.all_processes["raylet"]
-    message = {"address": cluster.address, "second": raylet.process.pid}
+    metrics = [
+        f"http://{each.node_ip_address}:{each.metrics_export_port}/metrics"
+        for each in (cluster.head_node, second)
+    ]
+    message = {"address": cluster.address, "second": raylet.process.pid, "metrics": metrics}
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
     sys.stdin.read()

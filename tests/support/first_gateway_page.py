@@ -28,6 +28,15 @@ SERVERS: Final = '"http://10.0.0.1:8000 http://10.0.0.2:8000 http://10.0.0.3:800
 PORT: Final = "PORT=8080"
 _BLOCK: Final = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _START_S: Final = 120.0
+_COMMIT: Final = "0123456789abcdef0123456789abcdef01234567"
+# The default encoder is pinned by the digests of its files, and the reader's has others.
+_RACER: Final = """#!{python}
+from app.cli.main import main
+from racer_core.encoder.hub import PINS
+
+PINS.clear()
+main()
+"""
 
 
 def blocks() -> list[tuple[str, str]]:
@@ -135,16 +144,23 @@ def _environment(folder: Path) -> dict[str, str]:
     model = folder / "hub" / "models--microsoft--mdeberta-v3-base"
     if not model.exists():
         (model / "refs").mkdir(parents=True)
-        (model / "refs" / "main").write_text("here")
+        (model / "refs" / "main").write_text(_COMMIT)
         (model / "snapshots").mkdir()
-        (model / "snapshots" / "here").symlink_to(DEMO / "encoder")
+        (model / "snapshots" / _COMMIT).symlink_to(DEMO / "encoder")
+    racer = folder / "bin" / "racer"
+    if not racer.exists():
+        racer.parent.mkdir()
+        racer.write_text(_RACER.format(python=sys.executable))
+        racer.chmod(0o755)
     variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("RACER_", "OPENAI_", "HF_"))
     }
     return variables | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(
+            [str(racer.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+        ),
         "HF_HUB_CACHE": str(model.parent),
         "HF_HUB_OFFLINE": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),

@@ -25,7 +25,7 @@ _OPTIONS: Final = (
     "--hf-overrides", json.dumps({"max_position_embeddings": CONTEXT_TOKENS}),
     "--max-logprobs", "20", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 )  # fmt: skip
-_ENVIRONMENT: Final = {
+ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -65,7 +65,7 @@ class VllmServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # Files that it never removes go where the log is.
-                env=os.environ | _ENVIRONMENT | {"TMPDIR": str(self._log.parent)},
+                env=os.environ | ENVIRONMENT | {"TMPDIR": str(self._log.parent)},
                 start_new_session=True,
             )
 

@@ -107,7 +107,7 @@ def start_demo(port: int, console: Console) -> Generator[RunningDemo]:
             sys.executable,
             "-P",
             "-m",
-            "app",
+            "racer_gateway",
             "serve",
             "--config",
             str(_config(home, pool_port)),

@@ -8,6 +8,7 @@ from pathlib import Path
 from app.tools.doctor.finding import Finding, failed, ok, warning
 from racer_core import artifacts
 from racer_core.encoder.base import EncoderSpec
+from racer_core.encoder.hub import cached_folder, download_command
 from racer_core.errors import ArtifactError
 
 CHECK = "encoder"
@@ -20,7 +21,7 @@ def check(spec: EncoderSpec) -> Finding:
         return warning(
             CHECK,
             f"{spec.name} is not on this machine: the first start downloads it from the hub",
-            f"run `hf download {spec.name}` first, or `racer validate`",
+            f"run `{download_command(spec.name, spec.pin)}` first, or `racer validate`",
         )
     try:
         opened = artifacts.open_encoder(local).spec
@@ -34,10 +35,9 @@ def _local_spec(spec: EncoderSpec) -> EncoderSpec | None:
     """The encoder as a local folder; None if it is a hub name that was never downloaded."""
     if spec.kind != "huggingface" or Path(spec.name).is_absolute():
         return spec
-    from transformers.utils.hub import cached_file  # pyright: ignore[reportUnknownVariableType]
-
-    try:
-        found = cached_file(spec.name, "config.json", local_files_only=True)
-    except OSError:
+    found = cached_folder(spec.name, spec.pin)
+    if found is None:
         return None
-    return replace(spec, name=str(Path(str(found)).parent))
+    if spec.pin is None:  # its name alone might download a newer commit
+        return replace(spec, name=str(found))
+    return spec

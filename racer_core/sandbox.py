@@ -21,7 +21,7 @@ from typing import Any, Final, Self, TextIO
 
 Message = dict[str, Any]
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[1]
 _INHERITED: Final = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 _THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
