@@ -71,7 +71,7 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m "slow and not scale and not browser"
 
-# Several gateways, also on Ray, with PostgreSQL; as root, a missing PostgreSQL is installed.
+# Several gateways, also on Ray, with PostgreSQL and PgBouncer; as root, missing ones are installed.
 test-scale: setup
 	tests/install-postgres.sh
 	$(PYTEST) --numprocesses logical -m scale

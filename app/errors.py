@@ -30,7 +30,8 @@ RacerError (racer_core.errors)
 │   ├── StoreDamaged                 its content is not what was written
 │   ├── StoredRequestsUnreadable     409, the key does not decrypt the stored requests
 │   ├── StoreUnavailable             503, the database cannot be reached
-│   │   └── RecoveryNeeded           a program died while it wrote (crash recovery of SQLite)
+│   │   ├── RecoveryNeeded           a program died while it wrote (crash recovery of SQLite)
+│   │   └── StoreReadOnly            it takes no writes: a standby, or a read-only database
 │   ├── StoreFull                    507, there is no room on its disk
 │   └── StoreBusy                    503, another program holds its lock
 ├── SettingsError                    the configuration stops the start
@@ -174,6 +175,12 @@ class StoreUnavailable(StoreError):
 
 class RecoveryNeeded(StoreUnavailable):
     """A program died while it wrote; the next program with write access undoes its changes."""
+
+
+class StoreReadOnly(StoreUnavailable):
+    """The database is read, and takes no writes: a standby, or a read-only database or file."""
+
+    code = "store_read_only"
 
 
 class StoreFull(StoreError):

@@ -9,7 +9,7 @@ from fastapi import Request, Response
 
 from app.api.openapi import errors
 from app.route_table import Routes
-from app.services import Services
+from app.services import Services, StoreServices
 from app.wire import bodies
 
 routes = Routes("health")
@@ -45,7 +45,8 @@ async def readyz(request: Request, services: Services) -> Response:
 
     `artifact` is the digest of the loaded one. `missing` lists what certificates lack and which
     command comes next; with `?calibrated=true` that is 503, too. `degraded` lists `store` while the
-    store cannot be read. `restart` says that the artifact has changed on disk.
+    store cannot be read, and `store_writes` while it is read and takes no writes. `restart` says
+    that the artifact has changed on disk.
     """
     if services.drain.begun:
         return bodies.json_response({"status": "draining"}, status=503)
@@ -58,9 +59,17 @@ async def readyz(request: Request, services: Services) -> Response:
             "missing": [asdict(each) for each in missing],
         }
     # Routing needs only memory, so the gateway stays ready without its store.
-    if services.stored is not None and services.stored.calibration_sync.lost:
-        ready["degraded"] = ["store"]
+    if services.stored is not None and (degraded := _degraded(services.stored)):
+        ready["degraded"] = [degraded]
     if services.artifact.has_changed:
         ready["restart"] = "the artifact has changed on disk; a restart loads it"
     is_waiting = bool(missing) and request.query_params.get("calibrated") == "true"
     return bodies.json_response(ready, status=503 if is_waiting else 200)
+
+
+def _degraded(stored: StoreServices) -> str | None:
+    """What the store lacks: all of it, or only that it takes writes."""
+    if stored.calibration_sync.lost:
+        return "store"
+    takes_writes = stored.calibration_sync.takes_writes and not stored.monitor.writes_fail
+    return None if takes_writes else "store_writes"

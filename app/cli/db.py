@@ -30,14 +30,14 @@ def upgrade(config: Path | None, store: str | None, as_json: bool) -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     from app.store import schema
-    from app.store.engine import open_engine, redacted_url
+    from app.store.engine import open_engine, redacted_url, unusable
 
     url = store or _configured_url(config)
     engine = open_engine(url)
     try:
         before, after = schema.upgrade(engine)
     except SQLAlchemyError as exc:
-        raise SettingsError(f"store {redacted_url(url)}: {str(exc).splitlines()[0]}") from exc
+        raise unusable(url, exc) from exc
     finally:
         engine.dispose()
     result = {"store": redacted_url(url), "before": before or "no tables", "after": after}

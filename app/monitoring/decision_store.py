@@ -11,14 +11,27 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
 import numpy as np
-from sqlalchemy import CursorResult, delete, false, select, update
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    CursorResult,
+    String,
+    delete,
+    exists,
+    false,
+    func,
+    literal,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from app.errors import NotFound
 from app.monitoring.decision_record import DecisionRecord
 from app.store import Store, now
-from app.store.engine import begin_writing, insert_new
-from app.store.tables import DecisionRow, VerdictRow
+from app.store.engine import begin_writing, insert_new, lock
+from app.store.tables import QUERY_KEY, DecisionRow, VerdictRow
 
 _CHUNK: Final = 1_000  # rows deleted in one transaction
 UNCALIBRATED: Final = ""  # in the column of calibrations, which is never null
@@ -69,9 +82,10 @@ class DecisionStore:
     def add(
         self, decisions: Sequence[DecisionRecord], ordinary: Sequence[bool]
     ) -> set[tuple[str, str]]:
-        """Insert decisions; returns the queries that another gateway has already stored.
+        """Insert decisions; returns those of their queries that another gateway has stored already.
 
-        A query is an application and a fingerprint.
+        A query is an application and a fingerprint. Decisions that are known to be repeated are not
+        looked up.
 
         A decision that is stored already stays as it is: a gateway that could not learn whether its
         transaction was committed writes the same decisions again.
@@ -155,22 +169,18 @@ class DecisionStore:
     ) -> bool:
         """:meth:`set_loss` within a transaction; returns whether a loss was counted now.
 
-        With ``once`` a query has one loss, however many gateways sampled it: its decisions are
-        locked, and the loss is dropped if another of them has one.
+        With ``once`` a query has one loss, however many gateways sampled it: it is locked, and the
+        loss is dropped if another of its decisions has one.
         """
         if loss is not None and once and self._store.is_shared:
-            same_query = (
-                select(DecisionRow.id, DecisionRow.loss)
-                .where(DecisionRow.calibration_id == decision.calibration_id)
-                .where(DecisionRow.application == decision.application)
-                .where(DecisionRow.fingerprint == decision.fingerprint)
-                .order_by(DecisionRow.id)
-                .with_for_update()
+            key = _query_key(decision)
+            lock(session, key)
+            has_loss = exists().where(
+                _is_on(key),
+                DecisionRow.loss.is_not(None),
+                DecisionRow.id != decision.decision_id,
             )
-            if any(
-                counted is not None and each != decision.decision_id
-                for each, counted in session.execute(same_query)
-            ):
+            if session.scalar(select(has_loss)):
                 loss = None
         unjudged = (DecisionRow.id == decision.decision_id) & ~DecisionRow.judged
         statement = update(DecisionRow).where(unjudged).values(judged=True, loss=loss)
@@ -203,19 +213,35 @@ class DecisionStore:
     def _repeated(
         self, session: Session, decisions: Sequence[DecisionRecord]
     ) -> set[tuple[str, str]]:
-        """Queries of which another decision by the same calibration is stored."""
-        found = select(DecisionRow.application, DecisionRow.fingerprint).where(
-            DecisionRow.fingerprint.in_({each.fingerprint for each in decisions}),
-            DecisionRow.calibration_id.in_(
-                {each.calibration_id or UNCALIBRATED for each in decisions}
-            ),
+        """New queries of which another decision by the same calibration is stored.
+
+        Of each it reads the first such decision, however many there are.
+        """
+        new = {
+            _query_key(each): (each.application, each.fingerprint)
+            for each in decisions
+            if not each.repeated
+        }
+        if not new:
+            return set()
+        queries = func.unnest(literal([*new], ARRAY(String))).column_valued("queries")
+        is_stored = exists().where(
+            _is_on(queries),
             DecisionRow.id.not_in({each.decision_id for each in decisions}),
         )
-        return {
-            (application, fingerprint)
-            for application, fingerprint in session.execute(found)
-            if fingerprint is not None
-        }
+        return {new[key] for key in session.scalars(select(queries).where(is_stored))}
+
+
+def _is_on(key: str | ColumnElement[Any]) -> ColumnElement[bool]:
+    """The condition that a stored decision is on the query with this key."""
+    stored = literal_column(QUERY_KEY, String)
+    return stored == key
+
+
+def _query_key(decision: DecisionRecord) -> str:
+    """As `QUERY_KEY` is in the table."""
+    calibration_id = decision.calibration_id or UNCALIBRATED
+    return f"{decision.fingerprint} {calibration_id} {decision.application}"
 
 
 def unknown_decision(decision_id: str) -> NotFound:

@@ -68,6 +68,16 @@ class DecisionWriter:
         if self._task is not None:
             await self._task
 
+    @property
+    def waiting(self) -> int:
+        """Decisions that are not written yet; from ``limit`` on new ones are dropped."""
+        return len(self._unwritten)
+
+    @property
+    def fails(self) -> bool:
+        """Whether the store could not be written at the last attempt."""
+        return self._fault is not None
+
     def add(self, decision: DecisionRecord) -> None:
         """Queue a decision, or drop it if the queue is full. Never waits."""
         if len(self._unwritten) >= self._limit:

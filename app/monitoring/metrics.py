@@ -19,6 +19,11 @@ class MonitoringMetrics:
             "Decisions that were not remembered: too many waited for the store",
             registry=registry,
         )
+        self.waiting = Gauge(
+            "racer_store_queue_rows",
+            "Decisions that wait to be written to the store; more than 10,000 are dropped",
+            registry=registry,
+        )
         self.write_failures = Counter(
             "racer_store_write_failures",
             "Writes of decisions that the store refused; they are tried again",

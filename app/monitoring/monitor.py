@@ -82,7 +82,8 @@ class Monitor:
         self._seen_queries = SeenQueries()
         self._sent_queries = SeenQueries()  # of each key, whichever calibration decides
         self._dropped = 0
-        self._decision_writer = DecisionWriter(self._write, self._count_dropped)
+        self._decision_writer = writer = DecisionWriter(self._write, self._count_dropped)
+        self._metrics.waiting.set_function(lambda: writer.waiting)
         self.sampler = Sampler(
             sampling,
             settings=settings,
@@ -226,6 +227,11 @@ class Monitor:
         # Fingerprints have one length, so no two senders have the same bytes.
         sent = fingerprint + (b"+" if later else b"-") + key.encode()
         return self._sent_queries.record(sent) if records else sent in self._sent_queries
+
+    @property
+    def writes_fail(self) -> bool:
+        """Whether decisions wait because the store cannot be written."""
+        return self._decision_writer.fails
 
     def record(self, decision: DecisionRecord) -> None:
         """Record a decision, in the background."""

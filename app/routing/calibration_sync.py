@@ -4,7 +4,8 @@ An activation writes the store first. The memory of every gateway that shares th
 once where the store can notify, within ``notifications.POLL_S`` otherwise. So a gateway always has
 the whole old calibration or the whole new one, and in the end the store's, wherever an activation
 is interrupted. While the store cannot be read, the last calibration stays active; a gateway that
-starts meanwhile reads it from the copy on its machine.
+starts meanwhile reads it from the copy on its machine. A store that is read and takes no writes,
+such as a standby, is followed; activations wait for its promotion.
 
 A canary follows the store likewise. The first gateway that reads one of its drift alarms ends it.
 """
@@ -85,10 +86,11 @@ class CalibrationSync:
         self._task: asyncio.Task[None] | None = None
         self._answered_at = time.monotonic()
         self.lost = False  # whether the store cannot be read now
+        self.takes_writes = True  # whether it did when it was read last
         # Registered here: a gateway without a router has no store, and so no such metric.
         self._up = Gauge(
             "racer_store_up",
-            "0 while the store cannot be read: what was read last goes on deciding",
+            "0 while the store cannot be read, or takes no writes: what was read last decides",
             registry=metrics.registry,
         )
         self._up.set(1)
@@ -147,6 +149,11 @@ class CalibrationSync:
             setup = self.setup
             await self._call_first()
             state = await self._store.run_short(self._store.shared_state, setup or "")
+            if self.takes_writes and not state.takes_writes:
+                log.warning(
+                    "the store takes no writes: decisions wait until its database is the primary"
+                )
+            self.takes_writes = state.takes_writes
             self._lost(False)
             if setup is None:
                 return
@@ -207,7 +214,8 @@ class CalibrationSync:
         """Let the store's canary decide its share, or end it where it has an alarm."""
         stored = state.canary
         if stored is not None and stored.ended is None and stored.alarm is not None:
-            await self._end(setup, stored)
+            if state.takes_writes:  # else it ends here alone, and in the store once that does
+                await self._end(setup, stored)
             stored = None
         if (
             stored is None
@@ -322,4 +330,4 @@ class CalibrationSync:
             self._answered_at = time.monotonic()
         self.lost = lost
         self._active.is_current = not (lost and self._store.is_shared)  # a file has no others
-        self._up.set(not lost)
+        self._up.set(self.takes_writes and not lost)

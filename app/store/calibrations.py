@@ -21,14 +21,7 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.errors import (
-    Conflict,
-    NotFound,
-    SettingsError,
-    StoreDamaged,
-    StoreError,
-    StoreUnavailable,
-)
+from app.errors import Conflict, NotFound, SettingsError, StoreDamaged, StoreError, StoreUnavailable
 from app.store import canaries, engine, schema
 from app.store.calibration_record import DIGESTS, CalibrationRecord, is_of_version_01
 from app.store.canaries import Alarms, StoredCanary
@@ -51,6 +44,7 @@ class SharedState:
 
     active_id: str | None
     alarms: Mapping[str, Alarms]  # of that calibration, by application
+    takes_writes: bool = True  # False: the database is a standby, or read-only
     canary: StoredCanary | None = None
 
 
@@ -86,8 +80,7 @@ class Store:
             self._prepare()
         except SQLAlchemyError as exc:
             if not (may_be_away and isinstance(engine.fault(exc, "used"), StoreUnavailable)):
-                reason = str(exc).splitlines()[0]
-                raise SettingsError(f"store {engine.redacted_url(url)}: {reason}") from exc
+                raise engine.unusable(url, exc) from exc
         finally:
             self._engine.dispose()  # the store begins without a connection
         self._connections = ServerConnections(self._engine)
@@ -183,7 +176,11 @@ class Store:
             return canaries.end_by_alarm(session, artifact, canary)
 
     def shared_state(self, artifact: str) -> SharedState:
-        """Return what is active for the artifact and fleet with this digest, and its alarms."""
+        """Return what is active for the artifact and fleet with this digest, and its alarms.
+
+        Where the database takes no writes, the next transactions look for one that does, on new
+        connections.
+        """
         statement = (
             select(ActiveRow.calibration_id, WatchRow.application, WatchRow.since, WatchRow.raised)
             .join(WatchRow, WatchRow.calibration_id == ActiveRow.calibration_id, isouter=True)
@@ -192,12 +189,20 @@ class Store:
         with self.transaction() as session:
             found: list[tuple[Any, ...]] = [tuple(row) for row in session.execute(statement)]
             canary = canaries.find(session, artifact)
+            takes_writes = engine.takes_writes(session)
+        if not takes_writes:
+            self._connections.replace()
         alarms = {
             application: Alarms(since=since, raised=tuple(json.loads(raised)))
             for _, application, since, raised in found
             if application is not None  # an outer join: it has no drift state yet
         }
-        return SharedState(active_id=found[0][0] if found else None, alarms=alarms, canary=canary)
+        return SharedState(
+            active_id=found[0][0] if found else None,
+            alarms=alarms,
+            takes_writes=takes_writes,
+            canary=canary,
+        )
 
     def record(self, calibration_id: str) -> CalibrationRecord:
         """One record with its rows. Raises :class:`NotFound`."""
@@ -218,22 +223,14 @@ class Store:
             digests: What each candidate is sent now, by name.
             on_record: Called after each record, for the transaction may take long.
         """
-        columns = select(CalibrationRow.id, CalibrationRow.artifact, CalibrationRow.document)
+        with self.transaction() as session:
+            # Without a lock first, which a standby does not give: mostly there is nothing to do.
+            if not _documents_without_digests(session, artifact, locks=False):
+                return
         with self.transaction() as session:
             engine.begin_writing(session)
             # Another gateway that starts now waits here, and then finds the digests.
-            locked = columns.order_by(CalibrationRow.id).with_for_update(key_share=True)
-            documents: dict[str, dict[str, Any]] = {}
-            for row in session.execute(locked):
-                try:
-                    fields = _fields(row)
-                except StoreDamaged as exc:
-                    log.warning("%s", exc)
-                    continue
-                if not is_of_version_01(fields):
-                    return
-                if row.artifact == artifact:
-                    documents[row.id] = fields
+            documents = _documents_without_digests(session, artifact, locks=True)
             for name, fields in documents.items():
                 stored = session.get_one(CalibrationRow, name)
                 if is_whole(stored):
@@ -389,6 +386,28 @@ def summarised(row: Any, *, active: bool) -> Summary:
         options=fields["options"],
         evidence=fields["evidence"],
     )
+
+
+def _documents_without_digests(
+    session: Session, artifact: str, *, locks: bool
+) -> dict[str, dict[str, Any]]:
+    """Records of version 0.1 of an artifact, by id; none where the store has any other record."""
+    columns = select(CalibrationRow.id, CalibrationRow.artifact, CalibrationRow.document)
+    statement = columns.order_by(CalibrationRow.id)
+    documents: dict[str, dict[str, Any]] = {}
+    if locks:
+        statement = statement.with_for_update(key_share=True)
+    for row in session.execute(statement):
+        try:
+            fields = _fields(row)
+        except StoreDamaged as exc:
+            log.warning("%s", exc)
+            continue
+        if not is_of_version_01(fields):
+            return {}
+        if row.artifact == artifact:
+            documents[row.id] = fields
+    return documents
 
 
 def _fields(row: Any) -> dict[str, Any]:

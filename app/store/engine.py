@@ -3,7 +3,8 @@
 SQLite runs with ``journal_mode=DELETE, synchronous=FULL``: its WAL mode has a corruption race in
 the versions that Python links today, and calibrations are rare. PostgreSQL ends statements
 that take too long by itself, and a pooled connection is tested before it is used: the server may
-have been restarted since.
+have been restarted since. No transaction relies on the session of an earlier one, for a pooler such
+as PgBouncer may give it another: no startup options, no prepared statements, limits by transaction.
 """
 
 from __future__ import annotations
@@ -14,15 +15,29 @@ import socket
 import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from threading import Lock
 from typing import Any, Final
 
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DataError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DisconnectionError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.orm import Session
 
-from app.errors import SettingsError, StoreBusy, StoreError, StoreFull, StoreUnavailable
+from app.errors import (
+    SettingsError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from app.store.tables import Base
 from racer_core.errors import InputError, RacerError
 
@@ -33,9 +48,24 @@ _STATEMENT_ROWS: Final = 100
 _POSTGRESQL: Final[dict[str, Any]] = {
     "application_name": "racer",
     "connect_timeout": CONNECT_S,
-    "tcp_user_timeout": 10_000,  # milliseconds, like the next two
-    "options": "-c statement_timeout=60000 -c lock_timeout=5000",
+    "tcp_user_timeout": 10_000,  # milliseconds
+    "prepare_threshold": None,  # no statement is prepared
 }
+_LIMITS: Final = (  # of this transaction, in milliseconds
+    "SELECT set_config('statement_timeout', '60000', true), "
+    "set_config('lock_timeout', '5000', true)"
+)
+_CURE: Final = (
+    "run `racer db upgrade` with the URL of the tables' owner, and grant this role SELECT, INSERT, "
+    "UPDATE and DELETE on them (docs/operating.md)"
+)
+
+
+class _SqlState(StrEnum):
+    """Errors of PostgreSQL that an operator cures."""
+
+    READ_ONLY = "25006"  # a write to a standby, or to a read-only database
+    NO_RIGHT = "42501"  # the role may not do this
 
 
 def open_engine(url: str) -> Engine:
@@ -55,13 +85,15 @@ def open_engine(url: str) -> Engine:
                 return engine
             case "postgresql":
                 parsed = parsed.set(drivername="postgresql+psycopg")
-                return create_engine(
+                engine = create_engine(
                     parsed,
                     connect_args=_POSTGRESQL,
                     pool_pre_ping=True,
                     pool_size=THREADS + SHARED_STATE_THREADS + 1,
                     hide_parameters=True,  # a prompt may be one: errors must not repeat it
                 )
+                event.listen(engine, "begin", _limit_transaction)
+                return engine
             case other:
                 raise SettingsError(f"store {other}: it is neither sqlite nor postgresql")
     except ModuleNotFoundError as exc:
@@ -75,20 +107,24 @@ def open_engine(url: str) -> Engine:
 
 
 class ServerConnections:
-    """The open connections to a database server, so that they can be cut.
+    """The open connections to a database server, so that they can be cut or replaced.
 
     A server that accepts a query and never answers blocks the calling thread for ever: no time
-    limit of the server or of the network applies.
+    limit of the server or of the network applies. A server that became a read-only standby answers
+    as before, and only new connections find the server that takes writes.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._lock = Lock()
         self._open: set[Any] = set()
+        self._outdated: set[Any] = set()
         self._error: Any = engine.dialect.loaded_dbapi.Error
         if engine.dialect.name != "sqlite":
             # Idle connections, too: each is tested before it is used.
             event.listen(engine, "connect", self._opened)
             event.listen(engine, "close", self._closed)
+            event.listen(engine, "checkout", self._checked_out)
+            event.listen(engine, "handle_error", self._failed)
 
     def cut(self) -> None:
         """Shut all of them down; threads that wait for an answer get an error."""
@@ -100,6 +136,21 @@ class ServerConnections:
                 ):
                     duplicate.shutdown(socket.SHUT_RDWR)
 
+    def replace(self) -> None:
+        """Open a new connection for each of them before the next transaction that would use it."""
+        with self._lock:
+            self._outdated |= self._open
+
+    def _checked_out(self, connection: Any, *_: Any) -> None:
+        with self._lock:
+            is_outdated = connection in self._outdated
+        if is_outdated:
+            raise DisconnectionError  # the pool closes it and opens another
+
+    def _failed(self, context: ExceptionContext) -> None:
+        if _sqlstate(context.original_exception) == _SqlState.READ_ONLY:
+            self.replace()
+
     def _opened(self, connection: Any, _: Any) -> None:
         with self._lock:
             self._open.add(connection)
@@ -107,6 +158,7 @@ class ServerConnections:
     def _closed(self, connection: Any, _: Any) -> None:
         with self._lock:
             self._open.discard(connection)
+            self._outdated.discard(connection)
 
 
 def begin_writing(session: Session) -> None:
@@ -117,6 +169,20 @@ def begin_writing(session: Session) -> None:
     connection = session.connection()
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def lock(session: Session, name: str) -> None:
+    """Wait for, and hold until the end of the transaction, PostgreSQL's lock of this name."""
+    session.execute(
+        text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))"), {"name": name}
+    )
+
+
+def takes_writes(session: Session) -> bool:
+    """Whether the database takes writes; False for a standby, or a read-only database."""
+    if session.connection().dialect.name == "sqlite":
+        return True
+    return session.scalar(text("SHOW transaction_read_only")) == "off"
 
 
 def insert_into(session: Session, table: type[Base]) -> Any:
@@ -183,8 +249,15 @@ def fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
     if isinstance(exc, DataError | UnicodeEncodeError):
         return InputError("a name has characters that the store cannot hold")
     driver = getattr(exc, "orig", None)
-    code = getattr(driver, "sqlite_errorcode", 0) & 0xFF or getattr(driver, "sqlstate", None)
+    code = getattr(driver, "sqlite_errorcode", 0) & 0xFF or _sqlstate(driver)
     match code:
+        case sqlite3.SQLITE_READONLY | _SqlState.READ_ONLY:
+            return StoreReadOnly(
+                "the store takes no writes: its database is a standby or read-only; promote it, or "
+                "set the store's URL to the primary; the active calibration goes on deciding"
+            )
+        case _SqlState.NO_RIGHT:
+            return StoreError(f"the role of the store's URL lacks a right: {_CURE}")
         case sqlite3.SQLITE_FULL | "53100":
             return StoreFull("the disk of the store is full; make room and try again")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | "55P03" | "57014" | "40001" | "40P01":
@@ -193,6 +266,22 @@ def fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
             return StoreUnavailable("the store's database cannot be reached; try again soon")
         case _:
             return StoreError(f"the store cannot be {what}: {type(exc).__name__}")
+
+
+def unusable(url: str, exc: SQLAlchemyError) -> SettingsError:
+    """The error of a start or a command whose database cannot be used."""
+    reason = str(exc).splitlines()[0]
+    lacks_right = _sqlstate(getattr(exc, "orig", None)) == _SqlState.NO_RIGHT
+    cure = f": {_CURE}" if lacks_right else ""
+    return SettingsError(f"store {redacted_url(url)}: {reason}{cure}")
+
+
+def _sqlstate(error: object) -> str | None:
+    return getattr(error, "sqlstate", None)  # SQLite's errors have none
+
+
+def _limit_transaction(connection: Connection) -> None:
+    connection.exec_driver_sql(_LIMITS)
 
 
 def _sqlite_pragmas(connection: Any, _: Any) -> None:

@@ -1,4 +1,8 @@
-"""LISTEN/NOTIFY of PostgreSQL: wakes a gateway when another gateway changed the shared state."""
+"""LISTEN/NOTIFY of PostgreSQL: wakes a gateway when another gateway changed the shared state.
+
+Behind a pooler such as PgBouncer the store is polled alone: in transaction mode a notification
+reaches whoever has the server's session at that moment.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ import asyncio
 import contextlib
 import logging
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from sqlalchemy import make_url
 
 from app.store.engine import CHANNEL, CONNECT_S
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +25,9 @@ POLL_S: Final = 0.5  # a wait ends after this time even without a notification
 
 
 class NotificationListener:
-    """Waits for PostgreSQL's notifications, or for the poll interval; with SQLite only for that.
+    """Waits for PostgreSQL's notifications, or for the poll interval.
+
+    With SQLite, or behind a pooler, it waits for the poll interval alone.
 
     Args:
         url: The store's.
@@ -64,6 +73,9 @@ class NotificationListener:
                     connect_timeout=CONNECT_S,
                     application_name="racer listener",
                 ) as connection:
+                    if await _is_pooled(connection):
+                        log.info("the store is behind a pooler: it is polled every %s s", POLL_S)
+                        return
                     await connection.execute(f"LISTEN {CHANNEL}")
                     self._notified.set()  # for changes before the LISTEN
                     async for _ in connection.notifies():
@@ -71,3 +83,9 @@ class NotificationListener:
             except psycopg.Error as exc:
                 log.info("the store sends no notifications, it is polled: %s", type(exc).__name__)
             await asyncio.sleep(POLL_S)
+
+
+async def _is_pooled(connection: AsyncConnection[Any]) -> bool:
+    """Whether the process at the other end is not the server's, as it is told at the login."""
+    cursor = await connection.execute("SELECT pg_backend_pid()")
+    return await cursor.fetchone() != (connection.info.backend_pid,)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 CALIBRATION_ID: Final = String(64)
+# The query of a decision, as one value: of several columns PostgreSQL's planner may look up any in
+# an index, and then read all rows that have it.
+QUERY_KEY: Final = "(fingerprint || ' ' || calibration_id || ' ' || application)"
 
 
 class Base(DeclarativeBase):
@@ -68,7 +71,7 @@ class DecisionRow(Base):
         Index("decisions_by_time", "created_at", "application"),
         Index("decisions_by_rate", "application", "sampling_rate", "created_at"),
         # Queries that another gateway has seen; a single gateway keeps them in memory.
-        Index("decisions_by_query", "fingerprint").ddl_if(dialect="postgresql"),
+        Index("decisions_by_query", text(QUERY_KEY), "loss").ddl_if(dialect="postgresql"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)

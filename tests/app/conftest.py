@@ -51,12 +51,27 @@ def postgres() -> Iterator[databases.Postgres]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def pgbouncer(postgres: databases.Postgres) -> Iterator[databases.PgBouncer]:
+    """PgBouncer in transaction mode before it."""
+    if databases.pgbouncer() is None:
+        pytest.skip(databases.NO_POOLER)
+    with databases.pooled(postgres) as pooler:
+        yield pooler
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.scale)])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store, of every kind that there is."""
+    """The URL of an empty store, of every kind that there is.
+
+    PostgreSQL is behind PgBouncer where that is installed, for it forbids most.
+    """
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'racer.db'}"
-    return request.getfixturevalue("postgres").create()
+    url = request.getfixturevalue("postgres").create()
+    if databases.pgbouncer() is None:
+        return url
+    return request.getfixturevalue("pgbouncer").url(url)
 
 
 @pytest.fixture

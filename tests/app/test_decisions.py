@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from app.errors import NotFound, StoreError
+from app.errors import NotFound, StoreError, StoreFull
 from app.monitoring import decision_statistics
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_statistics import DecisionStatistics
@@ -50,6 +50,7 @@ from tests.support.monitored import (
     draw_scores,
 )
 from tests.support.statements import before_statements
+from tests.support.waiting import eventually, wait_until
 from tests.upstreams.scripted import FakePool
 
 RECORD = calibration_record()
@@ -169,6 +170,25 @@ def test_decisions_outlive_a_restart(tmp_path: Path, artifact: Path, pool: FakeP
         decisions = [gateway.route(ONE)["decision_id"] for _ in range(20)]
     with running(path, ENVIRONMENT) as gateway:
         assert [seen(gateway, each)["decision_id"] for each in decisions] == decisions
+
+
+def test_readyz_says_that_decisions_wait_for_the_store(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A metric counts them, long before any is dropped; they are written once that works again."""
+    gateway = serve()
+
+    def refuse(*_: object) -> Any:
+        raise StoreFull("the disk of the store is full; make room and try again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DecisionStore, "add", refuse)
+        made = gateway.route(ONE)["decision_id"]
+        wait_until(lambda: gateway.ready().get("degraded") == ["store_writes"])
+        assert "racer_store_queue_rows 1.0" in gateway.get("/metrics").text
+    wait_until(lambda: "degraded" not in gateway.ready())
+    assert seen(gateway, made)["decision_id"] == made
+    assert "racer_store_queue_rows 0.0" in gateway.get("/metrics").text
 
 
 def test_nothing_is_kept_when_the_operator_says_so(serve: Serve) -> None:
@@ -576,9 +596,13 @@ def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
         sink.fault = StoreError("locked")
         for each in made:
             decision_writer.add(each)
+        assert (decision_writer.waiting, decision_writer.fails) == (3, False)
         with pytest.raises(StoreError):
             await decision_writer.written(made[0].decision_id)
+        assert (decision_writer.waiting, decision_writer.fails) == (3, True)
         sink.fault = None
+        await eventually(lambda: not decision_writer.waiting)
+        assert not decision_writer.fails
 
     sink = with_decision_writer(story)
     assert (sink.written, sink.dropped) == (made, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from app.store.tables import Base
 from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.risk_e_process import RiskEProcess
 from tests.support.gateway import Command, Serve
+from tests.support.statements import before_statements
 
 from .test_store import record
 
@@ -97,6 +99,16 @@ def test_an_empty_database_gets_its_tables_with_a_message(database: str) -> None
     for _ in range(2):
         with Store(database) as store, store.transaction() as session:
             assert schema.version(session.connection()) == schema.HEAD
+
+
+def test_a_start_with_tables_of_this_version_changes_none(database: str) -> None:
+    """A role that may create nothing can start a gateway: red when it tries to."""
+    Store(database).close()
+    statements: list[str] = []
+    with before_statements(database, statements.append):
+        Store(database).close()
+    assert statements
+    assert not [each for each in statements if re.search(r"\b(CREATE|ALTER|DROP)\b", each)]
 
 
 def test_of_several_first_starts_one_makes_the_tables(database: str) -> None:

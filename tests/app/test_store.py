@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import Conflict, NotFound, SettingsError, StoreError
+from app.errors import Conflict, NotFound, SettingsError, StoreError, StoreReadOnly
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord, Population
 from app.store.tables import WatchRow
@@ -343,6 +343,14 @@ def test_sqlite_has_its_durability_settings(sqlite_store: Store) -> None:
             for name in ("journal_mode", "synchronous", "foreign_keys")
         ]
     assert read == ["delete", 2, 1]
+
+
+def test_a_file_that_takes_no_writes_is_said_to_be_read_only(sqlite_store: Store) -> None:
+    """As a standby of PostgreSQL is: an operator can tell it from an unreachable one."""
+    with sqlite_store.transaction() as session:
+        session.connection().exec_driver_sql("PRAGMA query_only = ON")
+    with pytest.raises(StoreReadOnly, match="read-only"):
+        sqlite_store.add(record("cal-1"), activate=True)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ PYTHON = re.compile(r"^(?:\S*/)?python$")
 def test_every_block_has_a_kind_and_a_known_tag() -> None:
     """Red for a bare fence, an unknown need, or a test file that does not exist."""
     for block in FOUND:
-        assert block.kind in {"sh", "python", "json", "yaml", "toml", "text"}, block.place
+        assert block.kind in {"sh", "python", "json", "yaml", "toml", "sql", "text"}, block.place
         assert block.needs is None or block.needs in NEEDS, block.place
         assert block.run_by is None or (ROOT / block.run_by).is_file(), block.place
 

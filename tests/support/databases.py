@@ -1,4 +1,4 @@
-"""Databases of tests: a file, and a PostgreSQL server of one's own where one is installed."""
+"""Databases of tests: a PostgreSQL server of one's own where one is installed, and PgBouncer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from pathlib import Path
 from typing import Final
 
 import psycopg
+from sqlalchemy import make_url
+
+from tests.support.waiting import wait_while_running
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 WHY_NOT: Final = "PostgreSQL's server is not installed: apt-get install postgresql"
+NO_POOLER: Final = "PgBouncer is not installed: apt-get install pgbouncer"
 
 
 def binaries() -> Path | None:
@@ -70,6 +74,18 @@ class Postgres:
         self._run("pg_ctl", "stop", f"--pgdata={data}", f"--mode={mode}", "--wait")
 
     @contextmanager
+    def standby(self) -> Generator[None]:
+        """It is a standby, as after a failover to another server, and is promoted at the end."""
+        data = self._folder / "data"
+        self.stop("fast")
+        (data / "standby.signal").touch()
+        self.start()
+        try:
+            yield
+        finally:
+            self._run("pg_ctl", "promote", f"--pgdata={data}", "--wait")
+
+    @contextmanager
     def frozen(self) -> Generator[None]:
         """Connected as ever, and silent."""
         pids = self._pids()
@@ -93,28 +109,91 @@ class Postgres:
     def create(self) -> str:
         """An empty database's URL."""
         name = f"racer_{secrets.token_hex(6)}"
-        with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
+        self.execute(f"CREATE DATABASE {name}")
         return self.url(name)
+
+    def execute(self, *statements: str) -> None:
+        """Run statements as its superuser, in a database of its own."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            for each in statements:
+                connection.execute(each.encode())
 
     def remove(self) -> None:
         """Delete its folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = [str(self._binaries / program), *arguments]
-        if os.geteuid() == 0:
-            command = [
-                "setpriv",
-                "--reuid=postgres",
-                "--regid=postgres",
-                "--clear-groups",
-                *command,
-            ]
-        done = subprocess.run(
-            command, cwd=self._folder, capture_output=True, check=False, timeout=120
+        _run(self._folder, str(self._binaries / program), *arguments)
+
+
+class PgBouncer:
+    """PgBouncer in transaction mode before a server: sessions belong to a transaction each.
+
+    It refuses to run as root, too.
+    """
+
+    def __init__(self, server: Postgres) -> None:
+        program = pgbouncer()
+        assert program is not None, NO_POOLER
+        self._folder = Path(tempfile.mkdtemp(prefix="racer-pgbouncer-"))
+        self.port = free_port()
+        url = make_url(server.url())
+        (self._folder / "users").write_text(f'"{url.username}" "{url.password}"\n')
+        (self._folder / "settings").write_text(
+            f"[databases]\n* = host=127.0.0.1 port={server.port}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\n"
+            "pool_mode = transaction\nauth_type = scram-sha-256\n"
+            f"auth_file = {self._folder / 'users'}\nunix_socket_dir =\n"
+            f"logfile = {self._folder / 'log'}\n"
+            # Few sessions, which change hands, and none for long: each database has its own.
+            "default_pool_size = 8\nserver_idle_timeout = 1\nserver_login_retry = 1\n"
         )
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        if os.geteuid() == 0:
+            for path in (self._folder, *self._folder.iterdir()):
+                shutil.chown(path, "postgres")
+        self._command = _unprivileged(str(program), "--quiet", "settings")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return once it answers."""
+        self._process = subprocess.Popen(self._command, cwd=self._folder)
+        wait_while_running(self._is_answering, self._process)
+
+    def stop(self) -> None:
+        """At once, with every connection."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(30)
+
+    def url(self, url: str) -> str:
+        """The URL of the same database through it."""
+        return make_url(url).set(port=self.port).render_as_string(hide_password=False)
+
+    def remove(self) -> None:
+        """Delete its folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _is_answering(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+def pgbouncer() -> Path | None:
+    """The program; None where it is not installed."""
+    found = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+    return None if found is None else Path(found)
+
+
+@contextmanager
+def pooled(server: Postgres) -> Generator[PgBouncer]:
+    """A running PgBouncer before a server."""
+    pooler = PgBouncer(server)
+    try:
+        pooler.start()
+        yield pooler
+        pooler.stop()
+    finally:
+        pooler.remove()
 
 
 @contextmanager
@@ -134,3 +213,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def _run(folder: Path, *command: str) -> None:
+    whole = _unprivileged(*command)
+    done = subprocess.run(whole, cwd=folder, capture_output=True, check=False, timeout=120)
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+
+
+def _unprivileged(*command: str) -> tuple[str, ...]:
+    """A command that root runs as Debian's user ``postgres``."""
+    as_postgres = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
+    return (*as_postgres, *command) if os.geteuid() == 0 else command

@@ -13,14 +13,15 @@ from sqlalchemy import Connection, Engine, event, make_url
 def before_statements(database: str, callback: Callable[[str], None]) -> Generator[None]:
     """Call ``callback`` with each statement that is about to run on a database.
 
-    Statements of the callback itself are left out.
+    Statements of the callback itself are left out, and those that set limits of a transaction.
     """
     name = make_url(database).database
     is_running = False
 
     def listener(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
         nonlocal is_running
-        if is_running or connection.engine.url.database != name:
+        is_limit = statement.startswith("SELECT set_config")
+        if is_running or is_limit or connection.engine.url.database != name:
             return
         is_running = True
         try:
