@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
@@ -34,8 +34,8 @@ class _Gateway:
         self._app = _application(services)
         services.reload.subscribe(self._follow)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, send)
 
     def _follow(self, settings: Settings, secrets: Secrets) -> None:
         self._services = self._services.under(settings, secrets)

@@ -22,7 +22,7 @@ from app.telemetry import logs
 
 log = logging.getLogger(__name__)
 
-_LOOK_S: Final = 1.0  # between two looks for a calibration
+LOOK_S: Final = 1.0  # between two looks for a calibration
 
 Load = Callable[[dict[str, Any]], tuple[Settings, Secrets]]
 
@@ -106,7 +106,7 @@ class Application:
             if self._is_calibrated_only and services.missing:
                 log.warning("no requests before there is a calibration. %s", _missing(services))
                 while services.missing:  # noqa: ASYNC110 - it is computed, not signalled
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(LOOK_S)
             self._stack = stack.pop_all()
         self._services, self._app = services, app
 

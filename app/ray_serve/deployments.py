@@ -91,7 +91,7 @@ class Router:
         self._artifact = opened.trained.artifact.digest
         # Both end with the replica's process.
         self._scoring = await opened.scoring.__aenter__()
-        self._export = _exported(metrics.registry.collect, "racer_router_")
+        self._export = exported_samples(metrics.registry.collect, "racer_router_")
 
     async def score(self, query: str, artifact: str) -> ScoredQuery | BaseException:
         """Score one query. An error of it is a value, for what is raised comes with its stack."""
@@ -137,7 +137,7 @@ class Gateway:
         self._application = Application(
             partial(load, config), self._open_router, is_calibrated_only=is_calibrated_only
         )
-        self._export = _exported(self._application.metrics, "racer_")
+        self._export = exported_samples(self._application.metrics, "racer_")
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What Serve runs, its lifespan included."""
@@ -162,7 +162,7 @@ class Gateway:
         return lifespan.OpenedRouter(trained, nullcontext(scoring))
 
 
-def _exported(collect: Callable[[], Iterable[Metric]], prefix: str) -> asyncio.Task[None]:
+def exported_samples(collect: Callable[[], Iterable[Metric]], prefix: str) -> asyncio.Task[None]:
     """Export metrics as long as the process lives; the task must be kept."""
     export = MetricsExport(serve.get_replica_context().replica_tag, collect, prefix)
     return asyncio.create_task(export.run(), name="metrics export")

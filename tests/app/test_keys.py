@@ -34,6 +34,7 @@ openai = LazyModule("openai")
 DESCRIPTION = {"/docs", "/docs/oauth2-redirect", "/openapi.json"}
 PUBLIC = {"/healthz", "/readyz", *DESCRIPTION, "/ui", "/ui/{name}"}
 ADMIN = {
+    ("POST", "/admin/reload"),
     ("POST", "/calibrate"),
     ("POST", "/v1/calibrate"),
     ("GET", "/calibrations"),

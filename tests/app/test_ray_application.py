@@ -140,7 +140,7 @@ def test_a_replica_takes_requests_only_once_it_is_calibrated(
     """Red when Serve would send requests to a gateway whose /readyz?calibrated=true is 503."""
     missing: list[MissingPart] = [MissingPart(part="calibration", reason="none", next="calibrate")]
     monkeypatch.setattr(Services, "missing", property(lambda _: tuple(missing)))
-    monkeypatch.setattr("app.ray_serve.application._LOOK_S", 0.01)
+    monkeypatch.setattr("app.ray_serve.application.LOOK_S", 0.01)
     gateway = made(config, is_calibrated_only=True)
 
     async def work(client: httpx2.AsyncClient) -> None:

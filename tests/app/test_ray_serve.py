@@ -191,7 +191,7 @@ def test_a_replica_of_the_router_refuses_a_gateway_of_another_artifact(
 
     open_router = lifespan.router_here
     monkeypatch.setattr(lifespan, "router_here", router_here)
-    monkeypatch.setattr("app.ray_serve.deployments._exported", lambda *_: None)
+    monkeypatch.setattr("app.ray_serve.deployments.exported_samples", lambda *_: None)
 
     async def ask() -> None:
         router = deployments.Router.__new__(deployments.Router)

@@ -306,8 +306,8 @@ def test_a_judge_that_keeps_failing_is_given_up(
     ("options", "words"),
     [
         ({"grade": "exact", "judge": None, "judge-model": None}, "which live requests lack"),
-        ({"out": "rows.jsonl"}, "leave out QUESTIONS, --out"),
-        ({"evaluator": "adder"}, "leave out QUESTIONS, --out"),
+        ({"out": "rows.jsonl"}, "leave out QUESTIONS, --reference, --out"),
+        ({"evaluator": "adder"}, "leave out QUESTIONS, --reference, --out"),
     ],
 )
 def test_wrong_usage_says_what_to_leave_out(

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+import racer_gateway
 from app.api import health
 from app.cli import main
 from app.settings import Limits, Settings
@@ -116,7 +117,7 @@ def test_cpu_is_the_default_and_a_build_argument_makes_it_cuda():
 def test_the_command_is_one_that_the_code_has():
     """Red when the console script, the subcommand or an option of CMD does not exist."""
     scripts = importlib.metadata.entry_points(group="console_scripts", name="racer")
-    assert {script.load() for script in scripts} == {main.main}
+    assert {script.load() for script in scripts} == {racer_gateway.main}
     given = serve_arguments()
     assert (given["host"], given["port"]) == ("0.0.0.0", PORT)
     assert given["config"] == Path("/etc/racer/racer.yaml")
