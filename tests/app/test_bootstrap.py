@@ -427,6 +427,11 @@ def test_without_references_and_judge_it_says_what_can_be_had(
     [
         ({"artifact": None}, 2, "set `artifact` to the folder where the router will be"),
         ({"routing": {"risk_target": "quality"}}, 2, "needs graded rows"),
+        (
+            {"artifact": f"https://files.test/a.tar.gz#sha256={'0' * 64}"},
+            2,
+            "set `artifact` to a folder",
+        ),
     ],
 )
 def test_configurations_without_a_way_to_the_end(

@@ -98,7 +98,7 @@ def _check(options: BootstrapOptions, configured: Settings) -> None:
 
     Raises:
         InputError: The questions cannot be read, or nothing says which answers are right.
-        SettingsError: The configuration names no artifact, or a risk of graded rows.
+        SettingsError: The configuration names no folder for the artifact, or a risk of graded rows.
     """
     questions = read_questions(options.queries, configured.text_of)
     if options.references is not None:
@@ -109,6 +109,11 @@ def _check(options: BootstrapOptions, configured: Settings) -> None:
         raise SettingsError(
             f"{options.config}: set `artifact` to the folder where the router will be, such as "
             "`artifact: artifact`, and restart the gateway"
+        )
+    if (remote := configured.remote_artifact) is not None:
+        raise SettingsError(
+            f"{options.config}: a router is trained into a folder, not {remote.shown}: set "
+            "`artifact` to a folder here, and to the URL when the trained artifact is there"
         )
     if configured.routing.risk_target is RiskTarget.QUALITY:
         raise SettingsError(
