@@ -411,6 +411,20 @@ def test_the_first_data_key_is_asked_for(serve: Serve, rewrite: Rewrite) -> None
     assert gateway.get("/v1/models", key).status_code == 200
 
 
+def test_the_last_data_key_stays(serve: Serve, rewrite: Rewrite) -> None:
+    """Without one, a gateway on loopback would accept every request, also those of a proxy."""
+    key, entry = configured_key("team")
+    gateway = serve(environment={"RACER_ADMIN_KEY": ADMIN_KEY}, access={"keys": [entry]})
+    message = error_message(rewrite(gateway, access={"keys": []}), 409)
+    assert message.startswith("access.keys: ")
+    assert "data key" in message
+    assert gateway.get("/v1/models", None).status_code == 401
+    assert gateway.get("/v1/models", key).status_code == 200
+    other, entry = configured_key("other")
+    assert rewrite(gateway, access={"keys": [entry]}).status_code == 200
+    assert gateway.get("/v1/models", other).status_code == 200
+
+
 def test_a_reload_reads_the_overrides_of_the_command_line(tmp_path: Path) -> None:
     """They are no difference to the file."""
     path = configure(tmp_path, tmp_path / "none", URL, port=8080)
