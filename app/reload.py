@@ -44,8 +44,8 @@ class Reload:
         """Take over what the configuration says now; return the settings that changed.
 
         Raises:
-            ReloadRefused: It is not valid, a changed setting needs a restart, or no data key is left.
-                Nothing changed.
+            ReloadRefused: It is not valid, a changed setting needs a restart, or it has no data key
+                any more. Nothing changed.
         """
         if self._load is None:
             raise ReloadRefused("this gateway cannot read its configuration again: restart it")

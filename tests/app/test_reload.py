@@ -101,6 +101,21 @@ def test_differences_are_named_by_their_place() -> None:
     assert places(one, admin) == ["access.admin"]
 
 
+def test_a_fetched_artifact_is_its_digest() -> None:
+    """Another URL of the same file, such as one that was signed again, is no difference."""
+
+    def fetched(signature: str, digest: str, **changes: Any) -> Settings:
+        url = f"https://host.example/router.tar?signature={signature}#sha256={digest * 64}"
+        return base(access={}, artifact=url, **changes)
+
+    before, signed_again = fetched("a", "0"), fetched("b", "0")
+    assert before.remote_artifact != signed_again.remote_artifact
+    assert places(before, signed_again) == []
+    assert places(before, fetched("b", "0", limits={"fan_out": 3})) == ["limits.fan_out"]
+    assert places(before, fetched("a", "1")) == ["artifact"]
+    assert places(before, base(access={}, artifact=str(before.artifact))) == []
+
+
 def test_the_order_and_the_names_of_candidates_need_a_restart() -> None:
     """They are the artifact's; a key, a pool and a candidate's server may change."""
     assert not is_reloaded(("candidates",))
