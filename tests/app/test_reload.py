@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from app import settings
+from app import main, settings
 from app.access.quotas import Quotas
 from app.errors import RateLimited, ReloadRefused
+from app.http.admission_queue import AdmissionQueue
 from app.reload import Reload
 from app.settings import Secrets, Settings
 from app.settings.access import Key
@@ -247,6 +248,31 @@ def test_no_request_is_lost_while_the_configuration_changes(serve: Serve, rewrit
         stop.set()
         assert reloading.result() >= 20
     assert statuses == [200] * 120
+
+
+def test_failed_logins_and_waiting_requests_outlive_a_reload(
+    serve: Serve, rewrite: Rewrite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload forgives no wrong key, and its limit is the new one; the queue stays one queue."""
+    queues: list[AdmissionQueue] = []
+
+    def queue() -> AdmissionQueue:
+        queues.append(AdmissionQueue())
+        return queues[-1]
+
+    monkeypatch.setattr(main, "AdmissionQueue", queue)
+    gateway = serve(access={"failures_per_minute": 3}, calibrated=False)
+
+    def statuses(count: int) -> list[int]:
+        return [gateway.get("/v1/models", "wrong").status_code for _ in range(count)]
+
+    assert statuses(3) == [401] * 3
+    changed = rewrite(gateway, access={"failures_per_minute": 3}, limits={"fan_out": 3})
+    assert changed.json() == {"changed": ["limits.fan_out"]}
+    assert statuses(1) == [429]
+    rewrite(gateway, access={"failures_per_minute": 6}, limits={"fan_out": 3})
+    assert statuses(3) == [401, 401, 429]
+    assert len(queues) == 1
 
 
 def test_spent_quotas_stay_spent(serve: Serve, rewrite: Rewrite) -> None:
