@@ -67,9 +67,9 @@ class Reload:
                     "data key, or restart the gateway"
                 )
             if changed:
-                self.settings = settings
                 for follower in self._followers:  # without a pause: no request sees half of it
                     follower(settings, secrets)
+                self.settings = settings  # last: where a follower fails, the next reload repeats it
         log.warning("the configuration was reloaded; changed: %s", _listed(changed) or "nothing")
         return [".".join(place) for place in changed]
 

@@ -191,6 +191,25 @@ def test_a_file_that_is_not_valid_changes_nothing(serve: Serve, rewrite: Rewrite
     assert gateway.chat(ONE)["choices"][0]["message"]["content"] == "42"
 
 
+def test_a_reload_that_fails_half_way_is_repeated_by_the_next() -> None:
+    """Red when the next one finds no difference, and a part keeps the old configuration."""
+    old, new = base(access={}), base(access={}, limits={"fan_out": 3})
+    reload, followed = Reload(old, lambda: (new, Secrets())), list[int]()
+
+    def fails_once(_: Settings, __: Secrets) -> None:
+        followed.append(0)
+        if len(followed) == 1:
+            raise RuntimeError("half way")
+
+    reload.subscribe(fails_once)
+    reload.subscribe(lambda settings, _: followed.append(settings.limits.fan_out))
+    with pytest.raises(RuntimeError, match="half way"):
+        asyncio.run(reload())
+    assert asyncio.run(reload()) == ["limits.fan_out"]
+    assert followed == [0, 0, 3]
+    assert asyncio.run(reload()) == []
+
+
 def test_a_gateway_without_a_file_says_so() -> None:
     """On Ray a deployment reads it."""
     with pytest.raises(ReloadRefused, match="restart it"):
