@@ -18,6 +18,7 @@ from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.shadow_calls import ShadowCalls
+from app.answering.token_count import TokenCounter
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.carried import read_carried, take_over
 from app.calibrations.sampled_scores import SampledScores
@@ -201,6 +202,7 @@ async def open_services(
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
             named_candidates=NamedCandidateService(settings, fleet),
+            token_counter=TokenCounter(settings, fleet),
             chats=chats,
             reload=reload,
             quotas=quotas,
