@@ -64,7 +64,7 @@ def _turn(rng: Random) -> AgentTurn:
 def _words(rng: Random) -> str:
     number = rng.randrange(1_000, 9_000)
     words = rng.choice([*SKILLS]).format(number, number + 1)
-    if rng.random() < 0.02:  # words about the harness itself
+    if rng.random() < 0.05:  # words about the harness itself
         words += " (What does <system-reminder> mean?)"
     return words
 
