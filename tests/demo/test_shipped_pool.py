@@ -130,7 +130,7 @@ def test_alpha_trades_calls_for_risk_and_a_fixed_order_calls_more(
     test_scores: RouterScores,
     calibration: Calibration,
 ) -> None:
-    """What the demo shows, on test rows, with the score and the risk target of a gateway's defaults."""
+    """What the demo shows, on test rows, with the default score and risk target of a gateway."""
     rows = splits["test"]
     options = CalibrationOptions(null_threshold=racer.artifact.null_threshold)
     calibration = replace(calibration, options=options)
