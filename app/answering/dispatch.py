@@ -88,7 +88,12 @@ class Dispatcher:
         api_format = state.request.api_format
         payload = api_format.streamed(self._payload(state, name))
         return self._fleet.stream(
-            name, api_format, payload, deadline=state.deadline, caller=state.request.caller.name
+            name,
+            api_format,
+            payload,
+            deadline=state.deadline,
+            caller=state.request.caller.name,
+            session=state.request.session,
         )
 
     async def _fan_out(
@@ -103,6 +108,7 @@ class Dispatcher:
                 self._payload(state, name),
                 deadline=state.deadline,
                 caller=state.request.caller.name,
+                session=state.request.session,
             )
             self._latencies.record(state.routed.application, name, reply.seconds)
             reply.check_not_empty()

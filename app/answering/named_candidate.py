@@ -27,6 +27,7 @@ class NamedCandidateRequest:
     fields: Mapping[str, Any]
     timeout_s: float | None = None
     caller: str = GATEWAY  # the name of the API key
+    session: Callable[[], str | None] = lambda: None  # the id of its session
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
 
 
@@ -37,6 +38,7 @@ class NamedCandidateService:
         self._fleet = fleet
         self._longest_s = settings.limits.deadline_s
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
+        self._with_replicas = {each.name for each in settings.candidates if each.base_urls}
 
     async def answer(self, request: NamedCandidateRequest) -> dict[str, Any]:
         """One candidate's whole answer. Raises UpstreamError."""
@@ -49,6 +51,7 @@ class NamedCandidateService:
                 payload,
                 deadline=self._deadline(request.timeout_s),
                 caller=request.caller,
+                session=self._session_of(request),
             )
         request.spend(answer_tokens(request.fields, reply))
         return api_format.named(reply.body, name)
@@ -86,7 +89,12 @@ class NamedCandidateService:
         meter, writer = TokenMeter(api_format, request.fields), api_format.renamed(name)
         with meter.charging(request.spend):
             async with self._fleet.stream(
-                name, api_format, payload, deadline=deadline, caller=request.caller
+                name,
+                api_format,
+                payload,
+                deadline=deadline,
+                caller=request.caller,
+                session=self._session_of(request),
             ) as stream:
                 while pieces := await stream.read():
                     events = list[bytes]()
@@ -96,6 +104,10 @@ class NamedCandidateService:
                     if events:
                         yield b"".join(events)
         yield writer.end()
+
+    def _session_of(self, request: NamedCandidateRequest) -> str | None:
+        """The session, by which one of several replicas is chosen."""
+        return request.session() if request.name in self._with_replicas else None
 
     def _deadline(self, timeout_s: float | None) -> float:
         longest_s = self._longest_s

@@ -145,6 +145,7 @@ class ShadowCalls:
                 # To circuit breakers it is a call of the client, whose prompt may be why it fails:
                 # under another name one prompt would fail for two callers, and so for all.
                 caller=request.caller.name,
+                session=request.session,
             )
             reply.check_not_empty()
         except UpstreamError as exc:

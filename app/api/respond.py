@@ -68,6 +68,7 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
         fields=parsed.fields,
         timeout_s=parsed.options.timeout,
         caller=caller_of(http).name,
+        session=lambda: _session_of(http),
         spend=http.state.quota_ticket.spend,
     )
     served_by = {"x-racer-served-by": parsed.model}

@@ -23,6 +23,7 @@ from app.json_output import dump_json
 from app.settings import Secrets, Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import CallSpan, Tracer
+from app.upstream.affinity import conversation_key
 from app.upstream.circuit_breaker import ALL_CALLERS, STATES
 from app.upstream.completions import Completion, Endpoint, completion
 from app.upstream.failures import is_replica_fault, is_unreachable
@@ -67,6 +68,7 @@ class UpstreamCall:
     timeout_s: float  # of an attempt, or of all of them
     is_timed_in_all: bool
     deadline: float
+    conversation: bytes | None  # its key; None: a single turn, or one replica
     tried: list[Replica]
     buffers: MemoryBudget  # of large payloads and answers
     span: CallSpan | None = None  # of the latest attempt
@@ -173,6 +175,7 @@ class Fleet:
         *,
         deadline: float,
         caller: str = GATEWAY,
+        session: str | None = None,
     ) -> Reply:
         """Call one candidate for a whole answer.
 
@@ -182,12 +185,15 @@ class Fleet:
             payload: The request.
             deadline: A ``time.monotonic()``; one attempt has the candidate's own limit, too.
             caller: The name of the API key that causes the call.
+            session: Id of its request's session, whose calls go to one replica.
 
         Raises:
             UpstreamError: No usable answer; its ``kind`` says why.
         """
         started = time.monotonic()
-        with self._open_call(candidate, api_format.path, payload, deadline, caller) as call:
+        with self._open_call(
+            candidate, api_format.path, payload, deadline, caller, session=session
+        ) as call:
             body, choices = await self._read_answer(
                 call,
                 partial(self._body_and_choices, candidate, api_format),
@@ -211,13 +217,16 @@ class Fleet:
         *,
         deadline: float,
         caller: str = GATEWAY,
+        session: str | None = None,
     ) -> AsyncGenerator[CandidateStream]:
         """Call one candidate for a stream. The context opens with the first piece.
 
         Until then failed attempts are repeated as in :meth:`ask`. Reading raises UpstreamError
         when the stream ends before the answer does. Arguments and errors as in :meth:`ask`.
         """
-        with self._open_call(candidate, api_format.path, payload, deadline, caller) as call:
+        with self._open_call(
+            candidate, api_format.path, payload, deadline, caller, session=session
+        ) as call:
             attempt, stream = await self._begin_stream(call, api_format)
             with attempt:
                 yield stream
@@ -298,9 +307,13 @@ class Fleet:
         deadline: float,
         caller: str,
         endpoint: Endpoint | None = None,
+        session: str | None = None,
     ) -> UpstreamCall:
         """Encode a payload; as a context, the call counts its bytes as buffered."""
         target = self._targets[name]
+        conversation = None
+        if target.replicas.keep_conversations:
+            conversation = conversation_key(payload, path, caller=caller, session=session)
         return UpstreamCall(
             name=endpoint.name if endpoint else target.name,
             caller=caller,
@@ -311,6 +324,7 @@ class Fleet:
             timeout_s=endpoint.timeout_s if endpoint else target.timeout_s,
             is_timed_in_all=endpoint is not None,
             deadline=deadline,
+            conversation=conversation,
             tried=[],
             buffers=self._client.buffers,
         )
@@ -383,6 +397,7 @@ class Fleet:
             caller=call.caller,
             deadline=call.deadline,
             even_if_out=lambda: not self._is_skipped(call),
+            conversation=call.conversation,
         )
         attempt.replica = replica  # from here on it is released
         attempt.started = started = time.monotonic()
