@@ -11,6 +11,7 @@ from app.access.quotas import Quotas
 from app.answering.chat_services import ChatServices
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
+from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
@@ -83,6 +84,7 @@ class StoreServices:
     store: Store
     calibration_sync: CalibrationSync
     active: ActiveCalibration
+    mean_levels: MeanLevels
     grouping: Grouping
     monitor: Monitor
     answer_calibrator: AnswerCalibrator
@@ -175,6 +177,11 @@ class Services:
         if self.artifact.router is None:
             raise NoRouter
         return self.artifact.router.calibrations
+
+    @property
+    def mean_levels(self) -> MeanLevels:
+        """Mean sets of the active calibration at every risk level."""
+        return self._stored.mean_levels
 
     @property
     def monitor(self) -> Monitor:
