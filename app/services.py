@@ -22,6 +22,7 @@ from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
 from app.routing.artifact import LoadedRouter
 from app.routing.calibration_sync import CalibrationSync
+from app.routing.canary import Canary
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.settings import DEFAULT, Secrets, Settings
@@ -182,6 +183,11 @@ class Services:
     def mean_levels(self) -> MeanLevels:
         """Mean sets of the active calibration at every risk level."""
         return self._stored.mean_levels
+
+    @property
+    def canary(self) -> Canary | None:
+        """The calibration that decides a share of the requests beside the active one."""
+        return self._stored.active.canary
 
     @property
     def monitor(self) -> Monitor:

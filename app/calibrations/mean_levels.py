@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any, Final
 
 from cachetools import LRUCache
@@ -20,7 +19,7 @@ from racer_core.types import Score
 
 _MAX_KEPT: Final = 64
 _SHOWN: Final = ("alpha", "feasible", "mean_size", "abstain", "risk_band")
-_Level = Mapping[str, Any]
+_Level = dict[str, Any]
 _Key = tuple[str, tuple[str, ...], str | None, float]  # record, pool, group and alpha in force
 
 
