@@ -21,6 +21,7 @@ from app.answering.shadow_calls import ShadowCalls
 from app.answering.token_count import TokenCounter
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.carried import read_carried, take_over
+from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.sampled_scores import SampledScores
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.thinning import RateInForce
@@ -350,6 +351,7 @@ async def _open_store(
             store=store,
             calibration_sync=calibration_sync,
             active=active,
+            mean_levels=MeanLevels(active, grouping),
             grouping=grouping,
             monitor=monitor,
             answer_calibrator=answers,
