@@ -13,6 +13,7 @@ from typing import TypeVar
 from app.access.api_keys import KeyRing
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
+from app.answering.answer_cache import AnswerCaches
 from app.answering.chat_services import ChatServices
 from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import DEADLINE_S, MathPool
@@ -176,6 +177,7 @@ async def open_services(
             shadow_calls=shadow_calls,
             evidence=evidence,
             answer_calibrations=answers,
+            answer_caches=AnswerCaches.open(settings, metrics),
             metrics=metrics,
             tracer=tracer,
         )

@@ -136,6 +136,11 @@ async def _routed(
         fields=parsed.fields,
         leader=parsed.options.stream == "leader",
         session=_session_of(http),
+        cache_control=(
+            None
+            if services.chats.answer_caches is None
+            else ",".join(http.headers.getlist("cache-control"))
+        ),
         spend=http.state.quota_ticket.spend,
     )
     note_prompt(http, services, lambda: request.query)
