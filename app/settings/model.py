@@ -26,6 +26,7 @@ from app.settings.remote_artifact import RemoteArtifact
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, with_sampling
 from app.settings.telemetry import TelemetrySettings
+from racer_core.prices import Price, as_number
 from racer_core.records.conversation import RoutedText
 from racer_core.types import Score
 
@@ -63,6 +64,8 @@ class Settings(Frozen):
     """Environment variable with a database URL, including its password, that replaces `store`."""
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     """The models of the pool."""
+    currency: Annotated[str, Field(max_length=16, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")] = "USD"
+    """Name of the currency of all prices and costs."""
     pools: dict[Name, Pool] = Field(
         default_factory=dict[str, Pool],
         # Otherwise an editor would accept a wrong name.
@@ -330,10 +333,16 @@ class Settings(Frozen):
         return tuple(name for name, each in self.applications.items() if each.turns == "together")
 
     @property
+    def exact_prices(self) -> dict[str, Price]:
+        """The price of every candidate; empty if they have none."""
+        return {each.name: each.price.exact for each in self.candidates if each.price is not None}
+
+    @property
     def prices(self) -> tuple[float, ...] | None:
-        """Prices in the order of the candidates; None if they have none."""
-        prices = tuple(each.price for each in self.candidates if each.price is not None)
-        return prices or None
+        """Price of a call in the order of the candidates; None if it is not one number."""
+        prices = self.exact_prices.values()
+        are_per_call = all(price.is_per_call for price in prices)
+        return tuple(as_number(price.call) for price in prices) if prices and are_per_call else None
 
     @property
     def pool(self) -> tuple[str, ...]:
