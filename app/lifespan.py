@@ -14,10 +14,12 @@ from app.access.api_keys import KeyRing
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
 from app.answering.chat_services import ChatServices
+from app.answering.costs import Costs
 from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.shadow_calls import ShadowCalls
+from app.answering.typical_usage import TypicalUsage
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.carried import read_carried, take_over
 from app.calibrations.sampled_scores import SampledScores
@@ -162,6 +164,8 @@ async def open_services(
             evidence=evidence,
             on_answers=checkers and checkers.submit,
         )
+        typical_usage = TypicalUsage()
+        costs = Costs.of(settings, typical_usage, metrics)
         chats = ChatServices(
             settings=settings,
             fleet=fleet,
@@ -175,6 +179,7 @@ async def open_services(
             answer_calibrations=answers,
             metrics=metrics,
             tracer=tracer,
+            costs=costs,
         )
         await chats.of(None).check()
         await asyncio.to_thread(fetch, settings)
@@ -200,10 +205,11 @@ async def open_services(
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
-            named_candidates=NamedCandidateService(settings, fleet),
+            named_candidates=NamedCandidateService(settings, fleet, costs),
             chats=chats,
             reload=reload,
             quotas=quotas,
+            typical_usage=typical_usage,
             drain=Drain(),
             metrics=metrics,
             tracer=tracer,

@@ -9,8 +9,10 @@ from typing import Final, Literal, Protocol, get_args
 from app.access.api_keys import KeyRing
 from app.access.quotas import Quotas
 from app.answering.chat_services import ChatServices
+from app.answering.costs import Costs
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
+from app.answering.typical_usage import TypicalUsage
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
@@ -139,6 +141,7 @@ class Services:
     # Those outlive it.
     reload: Reload
     quotas: Quotas
+    typical_usage: TypicalUsage
     drain: Drain
     metrics: Metrics
     tracer: Tracer | None
@@ -149,13 +152,14 @@ class Services:
 
     def under(self, settings: Settings, secrets: Secrets) -> Services:
         """The services of the requests that begin under another configuration."""
+        costs = Costs.of(settings, self.typical_usage, self.metrics)
         return replace(
             self,
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
-            named_candidates=NamedCandidateService(settings, self.chats.fleet),
-            chats=replace(self.chats, settings=settings),
+            named_candidates=NamedCandidateService(settings, self.chats.fleet, costs),
+            chats=replace(self.chats, settings=settings, costs=costs),
         )
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from app.answering.answer_forms import AnswerReader, Embed
+from app.answering.costs import Costs
 from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import MathPool
 from app.answering.service import ChatService
@@ -52,6 +53,7 @@ class ChatServices:
     answer_calibrations: AnswerCalibrations
     metrics: Metrics
     tracer: Tracer | None
+    costs: Costs | None  # None: candidates have no prices
     salt: str = field(default_factory=artifacts.new_salt)  # of this process
     _made: dict[LoadedRouter | None, ChatService] = field(
         init=False, default_factory=dict[LoadedRouter | None, ChatService]
@@ -143,5 +145,6 @@ class ChatServices:
                 metrics=self.metrics,
             ),
             metrics=self.metrics,
+            costs=self.costs,
             tracer=self.tracer,
         )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from app.answering.answer_forms import AnswerReader
+from app.answering.costs import Costs
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.evaluator import Evaluator
@@ -52,6 +53,7 @@ class ChatService:
         metrics: Metrics,
         evidence: EvidenceChecks,
         shadow_calls: ShadowCalls,
+        costs: Costs | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._evaluator = Evaluator(settings, fleet)
@@ -62,6 +64,7 @@ class ChatService:
             store_queries=settings.watching.store_queries,
             group_by=settings.group_by,
             shadow_calls=shadow_calls,
+            costs=costs,
         )
         latencies = UsualLatencies()
         self._router = RequestRouter(
@@ -73,6 +76,7 @@ class ChatService:
             decision_log=self._decision_log,
             same_answer=same_answer,
             latencies=latencies,
+            costs=costs,
         )
         self._dispatcher = Dispatcher(
             settings, routing, fleet, evidence=evidence, latencies=latencies
