@@ -19,7 +19,6 @@ from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.shadow_calls import ShadowCalls
-from app.answering.typical_usage import TypicalUsage
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.carried import read_carried, take_over
 from app.calibrations.sampled_scores import SampledScores
@@ -33,6 +32,7 @@ from app.monitoring.monitor import Monitor
 from app.monitoring.rechecks import Rechecks
 from app.monitoring.sample_store import SampleStore
 from app.monitoring.sampler import SamplerOptions, population_digests
+from app.monitoring.typical_usage import TypicalUsage
 from app.reload import Load, Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.answer_calibrations import AnswerCalibrations, answer_setup
@@ -139,11 +139,11 @@ async def open_services(
         metrics.in_flight.set_function(lambda: quotas.in_flight)
         conditions = ConditionReader(settings.candidates, settings.limits.extra_fields)
         grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
-        stored = None
+        stored, typical_usage = None, TypicalUsage()
         answers = AnswerCalibrations(None, setup="")
         if settings.has_store:
             stored = await stack.enter_async_context(
-                _open_store(settings, secrets, grouping, conditions, metrics)
+                _open_store(settings, secrets, grouping, conditions, metrics, typical_usage)
             )
             answers = stored.answer_calibrator.calibrations
             await stack.enter_async_context(QuotaLeases(stored.store, quotas.buckets))
@@ -164,7 +164,6 @@ async def open_services(
             evidence=evidence,
             on_answers=checkers and checkers.submit,
         )
-        typical_usage = TypicalUsage()
         costs = Costs.of(settings, typical_usage, metrics)
         chats = ChatServices(
             settings=settings,
@@ -289,6 +288,7 @@ async def _open_store(
     grouping: Grouping,
     conditions: ConditionReader,
     metrics: Metrics,
+    typical_usage: TypicalUsage,
 ) -> AsyncGenerator[StoreServices]:
     async with AsyncExitStack() as stack:
         url = secrets.store(settings)
@@ -339,7 +339,12 @@ async def _open_store(
             )
         )
         answers = AnswerCalibrator(
-            settings, store, key=samples_key, setup=setup, show=monitor.show_answers
+            settings,
+            store,
+            key=samples_key,
+            setup=setup,
+            show=monitor.show_answers,
+            typical_usage=typical_usage,
         )
         await stack.enter_async_context(answers)
         calibration_sync.subscribe(monitor.on_shared_state)

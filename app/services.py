@@ -12,12 +12,12 @@ from app.answering.chat_services import ChatServices
 from app.answering.costs import Costs
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
-from app.answering.typical_usage import TypicalUsage
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.answer_progress import rows_needed
 from app.monitoring.monitor import Monitor
+from app.monitoring.typical_usage import TypicalUsage
 from app.reload import Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications

@@ -9,6 +9,7 @@ nothing here depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Self
@@ -37,6 +38,15 @@ class Usage:
     microseconds: int = 0
     calls: int = 1
     is_estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanUsage:
+    """What a call uses on average; None: not known."""
+
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +124,35 @@ class Price:
             + (time + _MICROSECONDS // 2) // _MICROSECONDS
         )
 
+    def expected(self, usage: MeanUsage) -> float | None:
+        """The mean cost of a call in units of the currency; None if it depends on what is unknown.
+
+        Costs are linear, so it is the cost of the mean usage. Nothing is expected of a cache.
+        """
+        parts = [(self.call, 1.0), (self.input, usage.input_tokens)]
+        parts += [(self.output, usage.output_tokens), (self.second, usage.seconds)]
+        used = [(rate, number) for rate, number in parts if rate]
+        if any(number is None for _, number in used):
+            return None
+        return max(1.0, sum(rate * (number or 0.0) for rate, number in used)) / PICO
+
     @property
     def is_per_call(self) -> bool:
         """Whether every call costs the same."""
         return not (self.input or self.cached_input or self.output or self.second)
+
+
+def expected_prices(
+    prices: Mapping[str, Price], usage: Mapping[str, MeanUsage]
+) -> dict[str, float | None]:
+    """The expected price of a call of each candidate; None where that is not known.
+
+    Args:
+        prices: The price of each candidate.
+        usage: What calls of the candidates use on average.
+    """
+    unknown = MeanUsage()
+    return {name: price.expected(usage.get(name, unknown)) for name, price in prices.items()}
 
 
 def microseconds(seconds: float) -> int:

@@ -6,8 +6,9 @@ characters; the output tokens by a token for four characters, or for each event 
 that was cancelled or timed out costs its input and what had arrived of its answer; an attempt that
 failed otherwise costs its time alone.
 
-A candidate that was not called would have read the same input, and written as much as it does on
-average (``typical_usage``), or as much as the others did here while that is not known.
+A candidate that was not called would have read the same input, and written as much as on average:
+over its answers in this process, else over the labelled rows that decide. While neither is known,
+as much as the candidates that were called.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from typing import Any
 from app.answering.evaluator import UNRATED, Ratings
 from app.answering.request_cost import CallCost, CallsCost, RequestCost
 from app.answering.token_usage import TokenMeter, prompt_tokens, written_tokens
-from app.answering.typical_usage import TypicalUsage
 from app.errors import UpstreamError
+from app.monitoring.typical_usage import TypicalUsage
 from app.routing.decision import CertifiedDecision
 from app.upstream.failures import may_be_charged
 from app.upstream.reply import Reply
 from app.wire import parsing
-from racer_core.prices import Price, Usage, microseconds
+from racer_core.prices import MeanUsage, Price, Usage, microseconds
 
 
 @dataclass(slots=True)
@@ -151,14 +152,17 @@ class CostMeter:
             rounds = routed.rounds
             if rounds is not None and (named := rounds.calibration.policy.reference) is not None:
                 wanted["reference"] = (named,)
-        found = {name: self._alternative(names) for name, names in wanted.items()}
+        of_rows = _usage_of_rows(routed)
+        found = {name: self._alternative(names, of_rows) for name, names in wanted.items()}
         return RequestCost(
             currency=self._currency,
             calls=self.calls(ratings),
             alternatives={name: each for name, each in found.items() if each is not None},
         )
 
-    def _alternative(self, names: Collection[str]) -> CallsCost | None:
+    def _alternative(
+        self, names: Collection[str], of_rows: Mapping[str, MeanUsage]
+    ) -> CallsCost | None:
         """What it would have cost to call these alone; None where that is not known."""
         input_tokens = self._input_tokens()
         calls: list[CallCost] = []
@@ -166,27 +170,25 @@ class CostMeter:
             own = [each for each in self._attempts if each.candidate == name]
             usages = [each.usage(input_tokens) for each in own]
             if not any(each.is_whole for each in own):
-                expected = self._expected(name, input_tokens)
-                if expected is None:
+                usual = self._typical.of(self._application, name) or of_rows.get(name)
+                usual = usual or self._usual_here()
+                if usual is None:
                     return None
-                usages = [expected]
+                usages = [_expected(input_tokens, usual)]
             calls += [
                 CallCost(candidate=name, usage=usage, amount=self._prices[name].cost(usage))
                 for usage in usages
             ]
         return CallsCost.of(calls, next(iter(names)) if len(names) == 1 else None)
 
-    def _expected(self, name: str, input_tokens: int) -> Usage | None:
-        """What a call that was not made would have used."""
-        usage = self._typical.of_call(self._application, name, input_tokens)
+    def _usual_here(self) -> MeanUsage | None:
+        """The means of the answers to this request; None without any."""
         whole = [each for each in self._attempts if each.is_whole]
-        if usage is not None or not whole:
-            return usage
-        return Usage(
-            input_tokens=input_tokens,
-            output_tokens=round(mean([each.output_tokens for each in whole])),
-            microseconds=round(mean([each.microseconds for each in whole])),
-            is_estimated=True,
+        if not whole:
+            return None
+        return MeanUsage(
+            output_tokens=mean([each.output_tokens for each in whole]),
+            seconds=mean([each.microseconds for each in whole]) / 1e6,
         )
 
     def _input_tokens(self) -> int:
@@ -210,7 +212,25 @@ class CostMeter:
         attempt.is_known, attempt.is_whole = is_known, is_whole
         attempt.is_charged = True
         if is_whole:
-            self._typical.record(self._application, candidate, attempt.usage(0))
+            self._typical.record(self._application, candidate, attempt.usage(self._input_tokens()))
+
+
+def _expected(input_tokens: int, usual: MeanUsage) -> Usage:
+    """What a call that was not made would have used."""
+    return Usage(
+        input_tokens=input_tokens,
+        output_tokens=round(usual.output_tokens or 0.0),
+        microseconds=microseconds(usual.seconds or 0.0),
+        is_estimated=True,
+    )
+
+
+def _usage_of_rows(routed: CertifiedDecision | None) -> Mapping[str, MeanUsage]:
+    """What calls used on the rows that decide; empty where that is not recorded."""
+    if routed is None or routed.record is None:
+        return {}
+    recorded = routed.record.evidence.get("prices", {}).get("usage", {})
+    return {name: MeanUsage(**each) for name, each in recorded.items()}
 
 
 def _rating_usage(ratings: Ratings) -> Usage:

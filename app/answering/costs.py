@@ -10,7 +10,7 @@ from cachetools import LRUCache
 
 from app.answering.cost_meter import CostMeter
 from app.answering.request_cost import RequestCost
-from app.answering.typical_usage import TypicalUsage
+from app.monitoring.typical_usage import TypicalUsage
 from app.routing.decision import CertifiedDecision
 from app.settings import Settings
 from app.store.calibration_record import CalibrationRecord

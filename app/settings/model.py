@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import parse_qs, urlsplit
@@ -26,7 +27,7 @@ from app.settings.remote_artifact import RemoteArtifact
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, with_sampling
 from app.settings.telemetry import TelemetrySettings
-from racer_core.prices import Price, as_number
+from racer_core.prices import MeanUsage, Price, expected_prices
 from racer_core.records.conversation import RoutedText
 from racer_core.types import Score
 
@@ -337,12 +338,17 @@ class Settings(Frozen):
         """The price of every candidate; empty if they have none."""
         return {each.name: each.price.exact for each in self.candidates if each.price is not None}
 
-    @property
-    def prices(self) -> tuple[float, ...] | None:
-        """Price of a call in the order of the candidates; None if it is not one number."""
-        prices = self.exact_prices.values()
-        are_per_call = all(price.is_per_call for price in prices)
-        return tuple(as_number(price.call) for price in prices) if prices and are_per_call else None
+    def call_prices(self, usage: Mapping[str, MeanUsage]) -> dict[str, float] | None:
+        """Expected price of a call of every candidate.
+
+        None if they have no prices, or if one depends on what calls use and that is not known.
+
+        Args:
+            usage: What calls use on average, by candidate.
+        """
+        found = expected_prices(self.exact_prices, usage)
+        known = {name: price for name, price in found.items() if price is not None}
+        return known if known and len(known) == len(found) else None
 
     @property
     def pool(self) -> tuple[str, ...]:
