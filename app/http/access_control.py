@@ -41,6 +41,8 @@ class AccessControl:
         settings: Settings,
         keys: KeyRing,
         quotas: Quotas,
+        failed_logins: FailedLogins,
+        admission_queue: AdmissionQueue,
     ) -> None:
         access = settings.access
         bound = [settings.host] if access.admin is None else [settings.host, access.admin.host]
@@ -49,8 +51,8 @@ class AccessControl:
         self._hosts = HostCheck(bound, access.hosts)
         self._keys = keys
         self._quotas = quotas
-        self._failed_logins = FailedLogins(access.failures_per_minute)
-        self._admission_queue = AdmissionQueue()
+        self._failed_logins = failed_logins
+        self._admission_queue = admission_queue
         self._admin_port = None if access.admin is None else access.admin.port
         self._admin_key_env = access.admin_key_env
 

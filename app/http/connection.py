@@ -250,9 +250,8 @@ class Connection(asyncio.Protocol):
         if version not in ("1.0", "1.1"):
             self._break(refusal(400, "unsupported HTTP version: send HTTP/1.1", "invalid_http"))
         scope = self._scope(parser.get_method().decode("ascii"), version)
-        self._receive_deadline.stop()
+        self._receive_deadline.expect_body()
         self._part = _Part.BODY
-        self._receive_deadline.body_bytes = 0
         is_upload = scope["path"] in self._config.upload_paths
         self._body_deadline_s = self._limits.upload_s if is_upload else self._limits.body_s
         exchange = self._received = Exchange(
@@ -269,7 +268,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
-        self._receive_deadline.body_bytes += len(body)
+        self._receive_deadline.count_body(len(body))
         assert self._received is not None
         self._received.add_body(body)
 

@@ -17,6 +17,8 @@ from ray.util.metrics import Counter
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.concurrency.memory_budget import MemoryBudget
+from app.errors import Overloaded
 from app.ids import IdGenerator
 from app.wire import error_envelope, sse
 from app.wire.responses import Responses
@@ -33,6 +35,7 @@ REPEATED: Final = frozenset(
 )  # fmt: skip
 ATTEMPTS: Final = 3  # a lost node may take two replicas along
 KEPT_BYTES: Final = 2**20  # of a request's body; a longer one is not sent again
+ALL_KEPT_BYTES: Final = 2**26  # of all requests of a proxy; one beyond is not sent again
 
 _REQUEST_ID: Final = b"x-request-id"
 
@@ -65,11 +68,13 @@ class ReplicaFailover:
         app: The proxy's application. It returns without an answer, or without the end of one, if
             the replica died.
         count: Takes what became of a request whose replica died.
+        kept_bytes: Limit on the bodies that are kept at once.
     """
 
-    def __init__(self, app: ASGIApp, count: Count) -> None:
+    def __init__(self, app: ASGIApp, count: Count, *, kept_bytes: int = ALL_KEPT_BYTES) -> None:
         self._app = app
         self._count = count
+        self._budget = MemoryBudget(kept_bytes, Overloaded, "no more bodies are kept")
         self._ids = IdGenerator()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,27 +82,35 @@ class ReplicaFailover:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = _Request(scope, receive, self._ids)
-        response = _Response(request, send)
+        request = _Request(scope, receive, self._ids, self._budget)
+        try:
+            await self._answer(request, _Response(request, send))
+        finally:
+            request.forget()
+
+    async def _answer(self, request: _Request, response: _Response) -> None:
+        path = request.original["path"]
         for left in reversed(range(ATTEMPTS)):
             await self._app(request.scope(), request.receive_from_start(), response.send)
             if response.has_ended or request.is_abandoned:
                 return
             if response.has_begun or not left or not request.is_repeatable:
                 break
-            log.warning("a replica is lost; %s is sent to another one", scope["path"])
+            log.warning("a replica is lost; %s is sent to another one", path)
             self._count("repeated")
             response.forget_start()
         outcome = "cut" if response.has_begun else "refused"
-        log.warning("a replica is lost, and the answer to %s is %s", scope["path"], outcome)
+        log.warning("a replica is lost, and the answer to %s is %s", path, outcome)
         self._count(outcome)
         await response.fail()
 
 
 class _Request:
-    """A request whose body is kept until an answer begins."""
+    """A request whose body is kept until an answer begins, as far as the budget allows."""
 
-    def __init__(self, scope: Scope, receive: Receive, ids: IdGenerator) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, ids: IdGenerator, budget: MemoryBudget
+    ) -> None:
         given = [value for name, value in scope["headers"] if name == _REQUEST_ID]
         self.id: bytes = given[0] if given else ids.new_id().encode()
         self.original = scope
@@ -105,6 +118,7 @@ class _Request:
         if not given:  # Serve would give each attempt another one
             self._scope["headers"] = [*scope["headers"], (_REQUEST_ID, self.id)]
         self._receive = receive
+        self._budget = budget
         self._kept: list[Message] | None = []
         self._kept_bytes = 0
         self.is_abandoned = False  # by its client
@@ -136,14 +150,23 @@ class _Request:
         return receive
 
     def forget(self) -> None:
-        """Keep no body: the answer has begun."""
+        """Keep no body: the answer has begun, or the body is too long."""
         self._kept = None
+        self._budget.release(self._kept_bytes)
+        self._kept_bytes = 0
 
     def _keep(self, message: Message) -> None:
-        self._kept_bytes += len(message.get("body", b""))
-        if self._kept_bytes > KEPT_BYTES:
+        if self._kept is None:
+            return
+        size = len(message.get("body", b""))
+        try:
+            if self._kept_bytes + size > KEPT_BYTES:
+                raise Overloaded("the body is too long")
+            self._budget.reserve(size)
+        except Overloaded:
             self.forget()
-        if self._kept is not None:
+        else:
+            self._kept_bytes += size
             self._kept.append(message)
 
 

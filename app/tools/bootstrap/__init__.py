@@ -1,1 +1,1 @@
-"""`racer bootstrap`: the commands from questions to a calibration; knows their words, not how."""
+"""`racer bootstrap`: the commands from questions to a calibration, run by their words."""
