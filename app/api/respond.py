@@ -81,8 +81,10 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
             headers=served_by,
             metrics=services.metrics,
         )
-    answer = await unless_disconnected(http, services.named_candidates.answer(named))
+    answer, cost = await unless_disconnected(http, services.named_candidates.answer(named))
     note_answer(http, services, parsed.api_format, answer)
+    if cost is not None:
+        served_by["x-racer-cost"] = cost.header
     return bodies.json_response(answer, headers=served_by)
 
 
