@@ -247,8 +247,8 @@ def test_a_restart_keeps_the_canary(serve: Serve, tmp_path: Path) -> None:
         for session in range(20):
             assert calibration(gateway, session) == calibration(second, session)
         second.activate(other)
+        wait_until(lambda: gateway.ready()["calibration"] == other)
         wait_until(lambda: listed(gateway) is None)
-        assert gateway.ready()["calibration"] == other
 
 
 # What both realise -------------------------------------------------------------------------------
