@@ -14,6 +14,7 @@ from app.cli import calibration_report
 from app.cli.calibration_report import sentence, warnings
 from app.tools.gateway_client import GatewayClient
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, Command, Gateway, Serve, labelled
+from tests.support.waiting import wait_until
 
 from .test_cli import failed, parsed, write
 
@@ -114,7 +115,12 @@ def test_a_canary_decides_a_share_and_is_promoted(
     assert any(first in line and "active" in line for line in lines)
     for each, decided in sizes.items():
         expected = [each, "-", str(len(decided)), f"{sum(decided) / len(decided):.2f}"]
-        assert any(line.split()[:4] == expected for line in lines), (expected, lines)
+        wait_until(  # decisions are stored after their answers
+            lambda wanted=expected: any(
+                line.split()[:4] == wanted
+                for line in racer("calibrations", "list", *at)[1].splitlines()
+            )
+        )
     assert f"{second}, canary of 0.25" in racer("calibrations", "show", second, *at)[1]
     assert racer("calibrations", "activate", second, *at)[0] == 0
     assert gateway.ready()["calibration"] == second
