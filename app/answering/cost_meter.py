@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from statistics import mean
 from typing import Any
 
 from app.answering.evaluator import UNRATED, Ratings
@@ -41,7 +40,7 @@ class _Attempt:
     cached_tokens: int = 0
     output_tokens: int = 0
     is_known: bool = False  # the output tokens are reported, of a whole answer
-    is_whole: bool = False  # it gave a whole answer
+    is_whole: bool = False  # it gave a whole answer with a text
 
     def usage(self, input_tokens: int) -> Usage:
         """What it used, with the estimate of its input where that is not reported."""
@@ -119,9 +118,9 @@ class CostMeter:
         )
 
     def embedded(self, candidate: str, usage: Mapping[str, int]) -> None:
-        """Take what an answer of embeddings reports."""
+        """Take what an answer of embeddings reports, which tells nothing of answers with texts."""
         count = usage.get("prompt_tokens", usage.get("total_tokens"))
-        self._report(candidate, count, 0, 0, is_known=True)
+        self._report(candidate, count, 0, 0, is_known=True, is_whole=False)
 
     def calls(self, ratings: Ratings = UNRATED) -> list[CallCost]:
         """The cost of every call so far, and of the evaluator's, if it is a candidate."""
@@ -187,14 +186,14 @@ class CostMeter:
         if not whole:
             return None
         return MeanUsage(
-            output_tokens=mean([each.output_tokens for each in whole]),
-            seconds=mean([each.microseconds for each in whole]) / 1e6,
+            output_tokens=sum([each.output_tokens for each in whole]) / len(whole),
+            seconds=sum([each.microseconds for each in whole]) / len(whole) / 1e6,
         )
 
     def _input_tokens(self) -> int:
         """The estimate of the input tokens of a call that does not report them."""
         reported = [each.input_tokens for each in self._attempts if each.input_tokens is not None]
-        return round(mean(reported)) if reported else prompt_tokens(self._fields)
+        return round(sum(reported) / len(reported)) if reported else prompt_tokens(self._fields)
 
     def _report(
         self,

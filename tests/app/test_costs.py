@@ -212,6 +212,8 @@ def test_what_was_not_called_is_estimated(priced: Gateway, pool: FakePool) -> No
     for name, written in (("adder", 100), ("speller", 20), ("speller", 41), ("poet", 7)):
         pool.say(name, "42", fields={"usage": UsageReport(50, 0, written).usage(path)})
         assert priced.post(path, json={"model": name, "messages": user("?")}).status_code == 200
+    # Embeddings write nothing, and are no answers to learn from.
+    priced.post("/v1/embeddings", json={"model": "speller", "input": ["a"]})
     pool.say("adder", "42", fields={"usage": UsageReport(1_000, 400, 300).usage(path)})
     racer, _ = asked(priced, ONE)
     assert [each["candidate"] for each in racer["calls"]] == ["adder"]
