@@ -68,7 +68,7 @@ class _Gateway:
 
 
 def _error_handlers(services: Services) -> Mapping[type[Exception], ErrorHandler]:
-    def client_disconnected(_: Exception) -> Response:
+    def client_disconnected(_: Exception, __: Scope) -> Response:
         services.metrics.client_disconnects.inc()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
@@ -79,12 +79,14 @@ def _error_handlers(services: Services) -> Mapping[type[Exception], ErrorHandler
     }
 
 
-def _racer_error(exc: Exception) -> Response:
+def _racer_error(exc: Exception, scope: Scope) -> Response:
     assert isinstance(exc, RacerError)
     status, body = error_envelope.envelope(exc)
     return error_envelope.error_response(
         status,
         body,
+        path=scope["path"],
+        request_id=scope["state"]["request_id"],
         lasting=getattr(exc, "lasting", False),
         retry_after_s=getattr(exc, "retry_after_s", None),
     )

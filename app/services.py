@@ -12,6 +12,7 @@ from app.answering.chat_services import ChatServices
 from app.answering.costs import Costs
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
+from app.answering.token_count import TokenCounter
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
@@ -137,6 +138,7 @@ class Services:
     keys: KeyRing
     applications: Applications
     named_candidates: NamedCandidateService
+    token_counter: TokenCounter
     chats: ChatServices
     # Those outlive it.
     reload: Reload
@@ -159,6 +161,7 @@ class Services:
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
             named_candidates=NamedCandidateService(settings, self.chats.fleet, costs),
+            token_counter=TokenCounter(settings, self.chats.fleet),
             chats=replace(self.chats, settings=settings, costs=costs),
         )
 

@@ -132,7 +132,7 @@ class NamedCandidateService:
         finally:
             if costs is not None:
                 self._booked(costs)
-        yield api_format.end
+        yield writer.end()
 
     def _booked(self, meter: CostMeter) -> RequestCost:
         """Count what a request has cost."""

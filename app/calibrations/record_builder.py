@@ -174,6 +174,8 @@ class RecordBuilder:
         if self._settings.applications:
             everything = [Population(calibration=built.calibration), *populations]
             found["applications"] = application_evidence(everything, alphas)
+        if left_out := self._settings.leave_outs:
+            found["leave_out"] = {name: list(map(asdict, each)) for name, each in left_out.items()}
         void_reasons = [Reason.TRAINING_OVERLAP] if overlap_voids else []
         if any(each.own_scores for each in (built, *built_others)):
             # The serving router might give other scores.

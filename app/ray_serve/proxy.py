@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from ray.util.metrics import Counter
@@ -20,7 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded
 from app.ids import IdGenerator
-from app.wire import error_envelope, sse
+from app.wire import error_envelope
+from app.wire.chat import Chat
+from app.wire.format import ApiFormat
+from app.wire.messages.format import Messages
 from app.wire.responses import Responses
 
 CALLBACK: Final = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -30,12 +33,18 @@ CANDIDATES_KEY: Final = "RACER_CANDIDATES_KEY"
 REPEATED: Final = frozenset(
     {
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings",
-        "/route", "/v1/route", "/route/levels",
+        "/v1/messages", "/v1/messages/count_tokens", "/route", "/v1/route", "/route/levels",
     }
 )  # fmt: skip
 ATTEMPTS: Final = 3  # a lost node may take two replicas along
 KEPT_BYTES: Final = 2**20  # of a request's body; a longer one is not sent again
 ALL_KEPT_BYTES: Final = 2**26  # of all requests of a proxy; one beyond is not sent again
+
+# Formats of streams whose last event is not that of chat.
+_FORMATS: Final[Mapping[str, Callable[[], ApiFormat]]] = {
+    "/v1/responses": Responses,
+    "/v1/messages": Messages,
+}
 
 _REQUEST_ID: Final = b"x-request-id"
 
@@ -211,14 +220,17 @@ class _Response:
         if not self.has_begun or self._is_serves:
             await self._refuse(503, _LOST)
         elif self._start is not None and _has_type(self._start, b"text/event-stream"):
-            is_responses = self._request.original["path"] == "/v1/responses"
-            event = Responses().error_event if is_responses else sse.event
-            await self._send({"type": "http.response.body", "body": event(_LOST)})
+            api_format = _FORMATS.get(self._request.original["path"], Chat)()
+            event = api_format.error_event(503, _LOST)
+            await self._send({"type": "http.response.body", "body": event})
         # A body of another kind stays incomplete: the server closes the connection.
 
     async def _refuse(self, status: int, body: dict[str, Any]) -> None:
-        response = error_envelope.error_response(status, body)
-        response.headers["x-request-id"] = self._request.id.decode("latin-1")
+        request_id = self._request.id.decode("latin-1")
+        response = error_envelope.error_response(
+            status, body, path=self._request.original["path"], request_id=request_id
+        )
+        response.headers["x-request-id"] = request_id
         await response(self._request.original, self._request.receive_from_start(), self._send)
 
 
@@ -274,7 +286,8 @@ class CandidatesKey:
         body = error_envelope.error_body(
             "candidates answer the gateway alone", "authentication_error", code="invalid_api_key"
         )
-        await error_envelope.error_response(401, body)(scope, receive, send)
+        response = error_envelope.error_response(401, body, path=scope["path"], request_id=None)
+        await response(scope, receive, send)
 
     def _concerns(self, scope: Scope) -> bool:
         return f"{scope['path']}/".startswith(f"{CANDIDATES}/")

@@ -122,6 +122,7 @@ FORMATS: Mapping[str, str] = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
     "/v1/responses": "input",
+    "/v1/messages": "messages",
 }
 
 
@@ -134,6 +135,7 @@ def asked(
         return response.json(), response.headers
     name = FORMATS[path]
     body = {"model": "auto", name: user(text) if name == "messages" else text}
+    body |= {"max_tokens": 9} if path == "/v1/messages" else {}
     response = gateway.post(path, json=body | {"racer": {"explain": True}} | fields)
     assert response.status_code == 200, response.text
     if not fields.get("stream"):
@@ -142,14 +144,14 @@ def asked(
     racers = [
         found["racer"]
         for event in map(json.loads, lines)
-        for found in (event, event.get("response") or {})
-        if "racer" in found
+        for found in (event, *event.values())
+        if isinstance(found, dict) and "racer" in found
     ]
     return racers[-1], response.headers
 
 
 def test_what_is_booked_is_what_is_reported(priced: Gateway, pool: FakePool) -> None:
-    """140 requests: sets of one and two, every API format, whole and streamed, other numbers each.
+    """180 requests: sets of one and two, every API format, whole and streamed, other numbers each.
 
     To the last digit: what the candidates reported, times the price list, is what the answers say,
     what the decision records add up to, and (as floats) what `/metrics` counts.
@@ -158,7 +160,7 @@ def test_what_is_booked_is_what_is_reported(priced: Gateway, pool: FakePool) -> 
     reported, answered, recorded = Fraction(0), Fraction(0), Fraction(0)
     of_calls: Counter[str] = Counter()
     kinds = [("/route", False), *((path, live) for path in FORMATS for live in (False, True))]
-    for number in range(140):
+    for number in range(180):
         path, is_stream = kinds[number % len(kinds)]
         text = f"{(ONE, TWO)[int(rng.integers(2))]} {number}"
         told = {name: UsageReport.drawn(rng) for name in POOL}

@@ -198,15 +198,16 @@ def test_the_paths_that_are_repeated_are_those_that_answer_queries() -> None:
     assert posted - {"/feedback"} == proxy.REPEATED
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
 def test_a_cut_stream_ends_with_an_error_event(path: str) -> None:
     """In the form of its API. Another answer cannot follow what was sent."""
     serve = Serve([says(start(headers=EVENTS), part(b"data: 1\n\n", more=True)), ANSWERS])
     serve.ask(path)
     *_, last = serve.body.decode().strip().split("\n\n")
     event = json.loads(last[last.index("{") :])
-    assert event["error"]["code"] == "replica_lost"
-    assert (event.get("type") == "error") == (path == "/v1/responses")
+    error = event["error"]
+    assert error.get("code", error.get("details", {}).get("error_code")) == "replica_lost"
+    assert (event.get("type") == "error") == (path != CHAT)
     assert not serve.sent[-1].get("more_body")
     assert serve.counted == ["cut"]
 

@@ -130,7 +130,7 @@ def test_alpha_trades_calls_for_risk_and_a_fixed_order_calls_more(
     test_scores: RouterScores,
     calibration: Calibration,
 ) -> None:
-    """What the demo shows, on test rows, with the default score and risk target."""
+    """What the demo shows, on test rows, with the default score and risk target of a gateway."""
     rows = splits["test"]
     options = CalibrationOptions(null_threshold=racer.artifact.null_threshold)
     calibration = replace(calibration, options=options)
@@ -145,9 +145,9 @@ def test_alpha_trades_calls_for_risk_and_a_fixed_order_calls_more(
         )
         return float(sets.selected.sum(axis=1).mean())
 
-    assert size(0.02, Score.GAP) > size(0.05, Score.GAP) + 0.5
+    assert size(0.02, Score.COVER) > size(0.05, Score.COVER) + 0.5
     for alpha in (0.02, 0.05):
-        assert size(alpha, Score.STATIC) > size(alpha, Score.GAP) + 0.2
+        assert size(alpha, Score.STATIC) > size(alpha, Score.COVER) + 0.2
 
 
 def test_scripts_import_names_that_exist() -> None:

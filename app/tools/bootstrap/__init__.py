@@ -1,1 +1,1 @@
-"""`racer bootstrap`: the commands from questions to a calibration, run by their words."""
+"""Steps of `racer bootstrap`; knows the words of each command, and not how a command works."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from app.errors import UpstreamError
 from app.settings import Settings
+from app.settings.applications import leave_out_digest
 from app.tools.bootstrap.gateway import wait_for_artifact
 from app.tools.bootstrap.results import calibrated, evaluated, labelled, trained, tuned
 from app.tools.bootstrap.state import BootstrapState, Step
@@ -275,6 +276,7 @@ def _router_depends_on(settings: Settings) -> list[Any]:
         settings.aggregation.equality,
         settings.routing.text,
         settings.own_texts,
+        leave_out_digest(settings.applications),
         settings.limits.query_chars,
     ]
 
