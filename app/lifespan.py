@@ -13,6 +13,7 @@ from typing import TypeVar
 from app.access.api_keys import KeyRing
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
+from app.answering.answer_cache import AnswerCaches
 from app.answering.chat_services import ChatServices
 from app.answering.costs import Costs
 from app.answering.evidence import EvidenceChecks
@@ -22,6 +23,7 @@ from app.answering.shadow_calls import ShadowCalls
 from app.answering.token_count import TokenCounter
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.carried import read_carried, take_over
+from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.sampled_scores import SampledScores
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.thinning import RateInForce
@@ -178,6 +180,7 @@ async def open_services(
             shadow_calls=shadow_calls,
             evidence=evidence,
             answer_calibrations=answers,
+            answer_caches=AnswerCaches.open(settings, metrics),
             metrics=metrics,
             tracer=tracer,
             costs=costs,
@@ -361,6 +364,7 @@ async def _open_store(
             store=store,
             calibration_sync=calibration_sync,
             active=active,
+            mean_levels=MeanLevels(active, grouping),
             grouping=grouping,
             monitor=monitor,
             answer_calibrator=answers,

@@ -13,6 +13,7 @@ from app.answering.costs import Costs
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.answering.token_count import TokenCounter
+from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
@@ -24,6 +25,7 @@ from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
 from app.routing.artifact import LoadedRouter
 from app.routing.calibration_sync import CalibrationSync
+from app.routing.canary import Canary
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.settings import DEFAULT, Secrets, Settings
@@ -86,6 +88,7 @@ class StoreServices:
     store: Store
     calibration_sync: CalibrationSync
     active: ActiveCalibration
+    mean_levels: MeanLevels
     grouping: Grouping
     monitor: Monitor
     answer_calibrator: AnswerCalibrator
@@ -182,6 +185,16 @@ class Services:
         if self.artifact.router is None:
             raise NoRouter
         return self.artifact.router.calibrations
+
+    @property
+    def mean_levels(self) -> MeanLevels:
+        """Mean sets of the active calibration at every risk level."""
+        return self._stored.mean_levels
+
+    @property
+    def canary(self) -> Canary | None:
+        """The calibration that decides a share of the requests beside the active one."""
+        return self._stored.active.canary
 
     @property
     def monitor(self) -> Monitor:

@@ -93,6 +93,7 @@ class Dispatcher:
             payload,
             deadline=state.deadline,
             caller=state.request.caller.name,
+            session=state.request.session,
             meter=state.meter,
         )
 
@@ -108,6 +109,7 @@ class Dispatcher:
                 self._payload(state, name),
                 deadline=state.deadline,
                 caller=state.request.caller.name,
+                session=state.request.session,
                 meter=meter,
             )
             if meter is not None:

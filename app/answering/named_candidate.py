@@ -31,6 +31,7 @@ class NamedCandidateRequest:
     fields: Mapping[str, Any]
     timeout_s: float | None = None
     caller: str = GATEWAY  # the name of the API key
+    session: Callable[[], str | None] = lambda: None  # the id of its session
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
 
 
@@ -42,6 +43,7 @@ class NamedCandidateService:
         self._costs = costs
         self._longest_s = settings.limits.deadline_s
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
+        self._with_replicas = {each.name for each in settings.candidates if each.base_urls}
 
     async def answer(
         self, request: NamedCandidateRequest
@@ -58,6 +60,7 @@ class NamedCandidateService:
                     payload,
                     deadline=self._deadline(request.timeout_s),
                     caller=request.caller,
+                    session=self._session_of(request),
                     meter=meter,
                 )
             if meter is not None:
@@ -120,6 +123,7 @@ class NamedCandidateService:
                     payload,
                     deadline=deadline,
                     caller=request.caller,
+                    session=self._session_of(request),
                     meter=costs,
                 ) as stream:
                     while pieces := await stream.read():
@@ -133,6 +137,10 @@ class NamedCandidateService:
             if costs is not None:
                 self._booked(costs)
         yield writer.end()
+
+    def _session_of(self, request: NamedCandidateRequest) -> str | None:
+        """The session, by which one of several replicas is chosen."""
+        return request.session() if request.name in self._with_replicas else None
 
     def _booked(self, meter: CostMeter) -> RequestCost:
         """Count what a request has cost."""

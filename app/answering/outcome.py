@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from app.answering.evaluator import UNRATED, Ratings
 from app.answering.fan_out import FanOutResult
@@ -18,6 +18,20 @@ from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
 from app.upstream.reply import Reply
 from racer_core.types import Aggregate
+
+CACHE_HEADER: Final = "x-racer-cache"
+
+
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
+class EarlierAnswer:
+    """A cached answer that is returned once more, and the request that it answered first."""
+
+    decision_id: str
+    age_s: float  # since that answer
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        return {"decision_id": self.decision_id, "age_s": round(self.age_s, 3)}
 
 
 @dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
@@ -41,6 +55,8 @@ class Outcome:
     cost: RequestCost | None = None  # None: candidates have no prices, or none could be called
     explain: bool = False
     ended: RequestEnd = RequestEnd.ANSWERED
+    is_cacheable: bool = False  # its answer is no cached one, but may be cached
+    repeats: EarlierAnswer | None = None
 
     @classmethod
     def of(
@@ -100,6 +116,7 @@ class Outcome:
             cost=None if state.meter is None else state.meter.cost(routed, ratings),
             explain=options.explain,
             ended=ended,
+            is_cacheable=state.slot is not None,
         )
 
     @property
@@ -111,6 +128,10 @@ class Outcome:
         if self.cost is not None:
             headers["x-racer-cost"] = self.cost.header
         headers["x-racer-overhead-ms"] = f"{self.overhead_ms:.2f}"
+        if self.repeats is not None:
+            headers[CACHE_HEADER] = "hit"
+        elif self.is_cacheable:
+            headers[CACHE_HEADER] = "miss"
         return headers
 
     def as_json(self) -> dict[str, Any]:
@@ -137,6 +158,8 @@ class Outcome:
             racer["cost"] = self.cost.as_json()
         if self.shadow_rate is not None:
             racer["shadow_rate"] = self.shadow_rate
+        if self.repeats is not None:
+            racer["repeats"] = self.repeats.as_json()
         return racer
 
     @property
@@ -188,7 +211,8 @@ def stream_headers(state: RequestState) -> dict[str, str]:
     """
     certificate = state.routed.certificate
     guarantee = "pending" if certificate.holds else certificate.header
-    return routing_headers(state.decision_id, state.routed, guarantee)
+    headers = routing_headers(state.decision_id, state.routed, guarantee)
+    return headers if state.slot is None else headers | {CACHE_HEADER: "miss"}
 
 
 def answer_reasons(state: RequestState, results: FanOutResult) -> tuple[str, ...]:

@@ -19,10 +19,11 @@ from app.answering.evidence import EvidenceChecks
 from app.answering.fan_out import FanOutResult
 from app.answering.merge import Merger
 from app.answering.outcome import Outcome
+from app.answering.repeats import Repeats, keep, repeated, repeated_events
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.request_router import RequestRouter
 from app.answering.shadow_calls import ShadowCalls
-from app.answering.streaming import OpenStream, Streaming, whole_stream
+from app.answering.streaming import OpenStream, Streaming, repeated_stream, whole_stream
 from app.answering.usual_latency import UsualLatencies
 from app.errors import UpstreamError
 from app.monitoring.decision_record import RequestEnd
@@ -53,6 +54,7 @@ class ChatService:
         metrics: Metrics,
         evidence: EvidenceChecks,
         shadow_calls: ShadowCalls,
+        repeats: Repeats | None = None,
         costs: Costs | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -83,6 +85,7 @@ class ChatService:
         )
         self._merger = Merger(self._evaluator, tracer)
         self._streaming = Streaming(self._dispatcher, self._decision_log, settings)
+        self._repeats = repeats  # None: no answers are cached
 
     async def check(self) -> None:
         """Ask the evaluators before serving. Raises as :meth:`Evaluator.check`."""
@@ -96,6 +99,10 @@ class ChatService:
             UpstreamError: No selected candidate answered.
         """
         state = await self._router.route(request)
+        if self._repeats is not None:
+            state, cached = self._repeats.find(state, is_stream=False)
+            if cached is not None:
+                return self._decision_log.record_decision(repeated(state, cached), request)
         return await self._answer(state, FanOutResult())
 
     async def _answer(self, state: RequestState, results: FanOutResult) -> Outcome:
@@ -109,7 +116,10 @@ class ChatService:
         except asyncio.CancelledError:
             self._decision_log.record_cancelled(state, results)
             raise
-        return self._decision_log.record(state, results, outcome)
+        outcome = self._decision_log.record(state, results, outcome)
+        if state.slot is not None:
+            keep(state, outcome)
+        return outcome
 
     async def stream(self, request: InferenceRequest) -> OpenStream:
         """Answer as a stream. One selected candidate streams live; several are merged first.
@@ -122,6 +132,11 @@ class ChatService:
         state = await self._router.route(request)
         if request.leader:
             state = state.led_by_the_best()
+        if self._repeats is not None:
+            state, cached = self._repeats.find(state, is_stream=True)
+            if cached is not None:
+                outcome = self._decision_log.record_decision(repeated(state, cached), request)
+                return repeated_stream(outcome, repeated_events(state, cached, outcome))
         if not state.called:
             return whole_stream(state, await self._answer(state, FanOutResult()))
         results = FanOutResult()

@@ -157,6 +157,7 @@ class ShadowCalls:
                 # To circuit breakers it is a call of the client, whose prompt may be why it fails:
                 # under another name one prompt would fail for two callers, and so for all.
                 caller=request.caller.name,
+                session=request.session,
                 meter=meter,
             )
             if meter is not None:

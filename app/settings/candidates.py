@@ -136,3 +136,7 @@ class FleetSettings(Frozen):
     """Connect timeout in seconds."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Read timeout in seconds between two chunks of an answer."""
+    max_load: Annotated[float, Field(ge=1, le=1000)] | None = 1.25
+    """Turns of a conversation go to one replica of a candidate, for its prompt cache, while its
+    calls in flight stay within this multiple of the mean; null: each turn goes to the replica with
+    the fewest."""

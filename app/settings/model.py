@@ -17,6 +17,7 @@ from pydantic import (
 
 from app.settings.access import ENVIRONMENT_KEYS, Access
 from app.settings.aggregation import Aggregation, EvaluatorModel
+from app.settings.answer_cache import AnswerCacheSettings
 from app.settings.applications import (
     DEFAULT,
     Application,
@@ -91,6 +92,8 @@ class Settings(Frozen):
     routing: Routing = Routing()
     same_answer: SameAnswer | None = None
     """The promise `same_answer`, for requests to `auto`; null: none of them unless it asks."""
+    answer_cache: AnswerCacheSettings | None = None
+    """The cache of answers to requests of no application; null: none are cached."""
     aggregation: Aggregation = Aggregation()
     fleet: FleetSettings = FleetSettings()
     access: Access = Access()
@@ -329,6 +332,14 @@ class Settings(Frozen):
             for name, each in self.applications.items()
         }
         return {place: each for place, each in sections.items() if each is not None}
+
+    @property
+    def answer_caches(self) -> dict[str, AnswerCacheSettings]:
+        """The answer caches that are on, by application."""
+        sections = {DEFAULT: self.answer_cache} | {
+            name: each.answer_cache for name, each in self.applications.items()
+        }
+        return {name: each for name, each in sections.items() if each is not None}
 
     @property
     def own_texts(self) -> dict[str, RoutedText]:

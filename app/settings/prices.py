@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Self
 
 from pydantic import Field, GetJsonSchemaHandler, model_validator
-from pydantic_core import CoreSchema
 
 from app.settings.base import Frozen
 from racer_core.prices import Price
@@ -49,7 +48,7 @@ class CandidatePrice(Frozen):
 
     @classmethod
     def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+        cls, core_schema: Any, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Also a number."""
         return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, handler(core_schema)]}

@@ -192,6 +192,24 @@ class Metrics:
             ("kind",),
             registry=self.registry,
         )
+        self.answer_cache_requests = Counter(
+            "racer_answer_cache_requests",
+            "Requests of applications with an answer cache: answered from it, or not",
+            ("application", "outcome"),
+            registry=self.registry,
+        )
+        self.answer_cache_bytes = Gauge(
+            "racer_answer_cache_bytes",
+            "Bytes that the cached answers count for",
+            ("application",),
+            registry=self.registry,
+        )
+        self.answer_cache_evictions = Counter(
+            "racer_answer_cache_evictions",
+            "Cached answers that were removed before their time to make room",
+            ("application",),
+            registry=self.registry,
+        )
 
     def count_decision(self, set_size: int, *, holds: bool) -> None:
         """Count a decision: the size of its set, and whether its guarantee holds."""

@@ -23,6 +23,7 @@ from app.json_output import dump_json
 from app.settings import Secrets, Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import CallSpan, Tracer
+from app.upstream.affinity import conversation_key
 from app.upstream.circuit_breaker import ALL_CALLERS, STATES
 from app.upstream.completions import Completion, Endpoint, completion
 from app.upstream.failures import is_replica_fault, is_unreachable
@@ -81,6 +82,7 @@ class UpstreamCall:
     timeout_s: float  # of an attempt, or of all of them
     is_timed_in_all: bool
     deadline: float
+    conversation: bytes | None  # its key; None: a single turn, or one replica
     tried: list[Replica]
     buffers: MemoryBudget  # of large payloads and answers
     meter: CallMeter | None = None
@@ -188,6 +190,7 @@ class Fleet:
         *,
         deadline: float,
         caller: str = GATEWAY,
+        session: str | None = None,
         meter: CallMeter | None = None,
     ) -> Reply:
         """Call one candidate for a whole answer.
@@ -198,6 +201,7 @@ class Fleet:
             payload: The request.
             deadline: A ``time.monotonic()``; one attempt has the candidate's own limit, too.
             caller: The name of the API key that causes the call.
+            session: Id of its request's session, whose calls go to one replica.
             meter: Takes its attempts; None: they are not measured.
 
         Raises:
@@ -205,7 +209,7 @@ class Fleet:
         """
         started = time.monotonic()
         with self._open_call(
-            candidate, api_format.path, payload, deadline, caller, meter=meter
+            candidate, api_format.path, payload, deadline, caller, session=session, meter=meter
         ) as call:
             body, choices = await self._read_answer(
                 call,
@@ -230,6 +234,7 @@ class Fleet:
         *,
         deadline: float,
         caller: str = GATEWAY,
+        session: str | None = None,
         meter: CallMeter | None = None,
     ) -> AsyncGenerator[CandidateStream]:
         """Call one candidate for a stream. The context opens with the first piece.
@@ -238,7 +243,7 @@ class Fleet:
         when the stream ends before the answer does. Arguments and errors as in :meth:`ask`.
         """
         with self._open_call(
-            candidate, api_format.path, payload, deadline, caller, meter=meter
+            candidate, api_format.path, payload, deadline, caller, session=session, meter=meter
         ) as call:
             attempt, stream = await self._begin_stream(call, api_format)
             with attempt:
@@ -321,10 +326,14 @@ class Fleet:
         deadline: float,
         caller: str,
         endpoint: Endpoint | None = None,
+        session: str | None = None,
         meter: CallMeter | None = None,
     ) -> UpstreamCall:
         """Encode a payload; as a context, the call counts its bytes as buffered."""
         target = self._targets[name]
+        conversation = None
+        if target.replicas.keep_conversations:
+            conversation = conversation_key(payload, path, caller=caller, session=session)
         return UpstreamCall(
             name=endpoint.name if endpoint else target.name,
             caller=caller,
@@ -335,6 +344,7 @@ class Fleet:
             timeout_s=endpoint.timeout_s if endpoint else target.timeout_s,
             is_timed_in_all=endpoint is not None,
             deadline=deadline,
+            conversation=conversation,
             tried=[],
             buffers=self._client.buffers,
             meter=meter,
@@ -408,6 +418,7 @@ class Fleet:
             caller=call.caller,
             deadline=call.deadline,
             even_if_out=lambda: not self._is_skipped(call),
+            conversation=call.conversation,
         )
         attempt.replica = replica  # from here on it is released
         attempt.started = started = time.monotonic()

@@ -149,6 +149,11 @@ def with_usage(usage: object, counted: Mapping[str, int] | None) -> dict[str, An
     return given if counted is None else {**given, **counted}
 
 
+def without_usage(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A body or a piece without its usage object."""
+    return {name: value for name, value in body.items() if name != "usage"}
+
+
 def invalid(name: str) -> UpstreamError:
     """The error for a malformed answer."""
     return UpstreamError(
