@@ -164,15 +164,11 @@ class NamedCandidateService:
                 self._booked(costs, request.reservation)
         yield writer.end()
 
-<<<<<<< HEAD
-    def _booked(self, meter: CostMeter, reservation: Reservation | None) -> RequestCost:
-=======
     def _session_of(self, request: NamedCandidateRequest) -> str | None:
         """The session, by which one of several replicas is chosen."""
         return request.session() if request.name in self._with_replicas else None
 
-    def _booked(self, meter: CostMeter) -> RequestCost:
->>>>>>> money
+    def _booked(self, meter: CostMeter, reservation: Reservation | None) -> RequestCost:
         """Count what a request has cost."""
         assert self._costs is not None
         cost = meter.cost()

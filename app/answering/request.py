@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-<<<<<<< HEAD
 from app.access.reservation import Reservation
-=======
 from app.answering.answer_cache import CacheSlot
->>>>>>> money
 from app.answering.cost_meter import CostMeter
 from app.answering.rounds import Rounds, RoundsVote
 from app.answering.vote import Vote

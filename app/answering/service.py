@@ -23,12 +23,8 @@ from app.answering.repeats import Repeats, keep, repeated, repeated_events
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.request_router import RequestRouter
 from app.answering.shadow_calls import ShadowCalls
-<<<<<<< HEAD
 from app.answering.spending import Spending
-from app.answering.streaming import OpenStream, Streaming, whole_stream
-=======
 from app.answering.streaming import OpenStream, Streaming, repeated_stream, whole_stream
->>>>>>> money
 from app.answering.usual_latency import UsualLatencies
 from app.errors import UpstreamError
 from app.monitoring.decision_record import RequestEnd
@@ -109,15 +105,14 @@ class ChatService:
         if self._spending is not None:
             request = self._spending.eased(request)
         state = await self._router.route(request)
-<<<<<<< HEAD
         if self._spending is not None:
-            state = await self._spending.reserve(state)
-=======
+            state = self._spending.limited(state)
         if self._repeats is not None:
             state, cached = self._repeats.find(state, is_stream=False)
             if cached is not None:
                 return self._decision_log.record_decision(repeated(state, cached), request)
->>>>>>> money
+        if self._spending is not None:
+            await self._spending.reserve(state)
         return await self._answer(state, FanOutResult())
 
     async def _answer(self, state: RequestState, results: FanOutResult) -> Outcome:
@@ -149,16 +144,15 @@ class ChatService:
         state = await self._router.route(request)
         if request.leader:
             state = state.led_by_the_best()
-<<<<<<< HEAD
         if self._spending is not None:
-            state = await self._spending.reserve(state)
-=======
+            state = self._spending.limited(state)
         if self._repeats is not None:
             state, cached = self._repeats.find(state, is_stream=True)
             if cached is not None:
                 outcome = self._decision_log.record_decision(repeated(state, cached), request)
                 return repeated_stream(outcome, repeated_events(state, cached, outcome))
->>>>>>> money
+        if self._spending is not None:
+            await self._spending.reserve(state)
         if not state.called:
             return whole_stream(state, await self._answer(state, FanOutResult()))
         results = FanOutResult()

@@ -71,8 +71,21 @@ class Spending:
             alpha = min(alpha, request.caller.max_alpha)
         return replace(request, options=options.model_copy(update={"alpha": alpha}))
 
-    async def reserve(self, state: RequestState) -> RequestState:
-        """The request with what its calls may cost reserved.
+    def limited(self, state: RequestState) -> RequestState:
+        """The request by the cheapest candidate, if a budget above its soft limit wants that."""
+        reservation, is_observing = state.request.reservation, self._settings.routing.observe
+        if (
+            reservation is None
+            or not reservation.calls_cheapest
+            or is_observing
+            or not state.called
+        ):
+            return state
+        amounts = self._of_calls(state, state.routed.certificate.pool)
+        return state.by(min(amounts, key=amounts.__getitem__), Reason.ABOVE_BUDGET)
+
+    async def reserve(self, state: RequestState) -> None:
+        """Reserve what the calls of a request may cost.
 
         Raises:
             BudgetExceeded: They may cost more than is left of a budget.
@@ -80,16 +93,13 @@ class Spending:
         """
         reservation = state.request.reservation
         if reservation is None:
-            return state
-        if reservation.calls_cheapest and self._settings.routing.observe is None:
-            state = self._by_the_cheapest(state)
+            return
         names = state.selected
         amount = sum(self._of_calls(state, names).values())
         if state.vote.is_rated:
             amount += self._worst_case.of_ratings(len(names))
         assert state.meter is not None
         await reservation.make(amount, state.meter.amount)
-        return state
 
     async def reserve_call(
         self,
@@ -127,13 +137,6 @@ class Spending:
         pool = None if request.pool is None else settings.pools[request.pool].alpha
         member = None if application is None else application.terms.alpha
         return pool or member or settings.routing.alpha
-
-    def _by_the_cheapest(self, state: RequestState) -> RequestState:
-        if not state.called:
-            return state
-        amounts = self._of_calls(state, state.routed.certificate.pool)
-        cheapest = min(amounts, key=amounts.__getitem__)
-        return state.by(cheapest, Reason.ABOVE_BUDGET)
 
     def _of_calls(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
         request = state.request

@@ -69,13 +69,9 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
         fields=parsed.fields,
         timeout_s=parsed.options.timeout,
         caller=caller_of(http).name,
-<<<<<<< HEAD
+        session=lambda: _session_of(http),
         spend=ticket.spend,
         reservation=None if spending is None else spending.open(ticket, caller_of(http).name),
-=======
-        session=lambda: _session_of(http),
-        spend=http.state.quota_ticket.spend,
->>>>>>> money
     )
     served_by = {"x-racer-served-by": parsed.model}
     note_prompt(http, services, lambda: parsed.query(None))
@@ -145,19 +141,15 @@ async def _routed(
         fields=parsed.fields,
         leader=parsed.options.stream == "leader",
         session=_session_of(http),
-<<<<<<< HEAD
-        spend=ticket.spend,
-        reservation=None
-        if spending is None
-        else spending.open(ticket, caller.name, application, pool),
-=======
         cache_control=(
             None
             if services.chats.answer_caches is None
             else ",".join(http.headers.getlist("cache-control"))
         ),
-        spend=http.state.quota_ticket.spend,
->>>>>>> money
+        spend=ticket.spend,
+        reservation=None
+        if spending is None
+        else spending.open(ticket, caller.name, application, pool),
     )
     note_prompt(http, services, lambda: request.query)
     if parsed.stream:

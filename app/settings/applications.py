@@ -9,13 +9,9 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-<<<<<<< HEAD
+from app.settings.answer_cache import AnswerCacheSettings
 from app.settings.base import Alpha, Frozen
 from app.settings.budgets import Budget
-=======
-from app.settings.answer_cache import AnswerCacheSettings
-from app.settings.base import Frozen
->>>>>>> money
 from app.settings.candidates import Name, Url
 from app.settings.same_answer import SameAnswer
 from racer_core.records.conversation import RoutedText
@@ -83,13 +79,10 @@ class Application(Frozen):
     """Labels the answers to its sampled requests."""
     same_answer: SameAnswer | None = None
     """As the section `same_answer`, for its requests; null: that."""
-<<<<<<< HEAD
-    budget: Budget | None = None
-    """As the section `budget`, for its requests to `auto`."""
-=======
     answer_cache: AnswerCacheSettings | None = None
     """As the section `answer_cache`, for its requests; null: none of its answers are cached."""
->>>>>>> money
+    budget: Budget | None = None
+    """As the section `budget`, for its requests to `auto`."""
 
     @model_validator(mode="after")
     def _turns_are_drawn(self) -> Self:
