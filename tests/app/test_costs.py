@@ -399,3 +399,17 @@ def test_samples_are_counted_apart(serve: Serve, pool: FakePool) -> None:
     others = {("", "speller"): 0.5, ("", "poet"): 0.5}
     assert until(lambda: counted(gateway, "racer_shadow_cost") == others, 30.0)
     assert counted(gateway, "racer_cost") == {("", "adder", ""): 0.5}
+
+
+def test_a_cached_answer_costs_nothing(serve: Serve, pool: FakePool) -> None:
+    """It makes no call; what everyone would have cost for it is still an estimate."""
+    gateway = serve(candidates=candidates(pool.url, price=0.5), answer_cache={"temperature": "any"})
+    body = {"model": "auto", "messages": user(ONE)}
+    first, again = [gateway.post("/v1/chat/completions", json=body) for _ in range(2)]
+    assert [each.headers["x-racer-cost"] for each in (first, again)] == ["0.5 USD", "0 USD"]
+    cost = again.json()["racer"]["cost"]
+    assert (cost["cost"], cost["calls"]) == (0.0, [])
+    assert cost["alternatives"]["best_single"] == {
+        "candidate": "adder", "cost": 0.5, "estimated": True,
+    }  # fmt: skip
+    assert counted(gateway, "racer_cost") == {("", "adder", ""): 0.5}
