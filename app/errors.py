@@ -13,6 +13,7 @@ RacerError (racer_core.errors)
 ├── AssertionRefuted (racer_core.errors)
 ├── Overloaded                       429, a queue or the memory for bodies is full
 │   └── RateLimited                  a limit of this key, this address or the process is reached
+│       └── BudgetExceeded           the request may cost more than is left of a budget
 ├── NotFound                         404, no such model, calibration or job
 ├── Conflict                         409, another change came first
 │   ├── JobCancelled                 the calibration job was cancelled
@@ -211,14 +212,28 @@ class RateLimited(Overloaded):
     """A limit of this key, of this address or of the process is reached.
 
     Attributes:
-        retry_after_s: Whole seconds until a retry can succeed.
+        retry_after_s: Whole seconds until a retry can succeed; None: none can.
     """
 
     code = "rate_limited"
 
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, *, retry_after_s: int | None = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class BudgetExceeded(RateLimited):
+    """The request may cost more than is left of a budget.
+
+    Attributes:
+        lasting: Only the next period can cure it, or a larger budget.
+    """
+
+    code = "budget_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: int | None, lasting: bool = False) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.lasting = lasting
 
 
 _LASTING = frozenset(

@@ -11,6 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from app.access.api_keys import KeyRing
+from app.access.budget_metrics import BudgetMetrics
+from app.access.budgets import Budgets
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
 from app.answering.answer_cache import AnswerCaches
@@ -20,6 +22,7 @@ from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.shadow_calls import ShadowCalls
+from app.answering.spending import Spending
 from app.answering.token_count import TokenCounter
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.carried import read_carried, take_over
@@ -143,7 +146,7 @@ async def open_services(
         metrics.in_flight.set_function(lambda: quotas.in_flight)
         conditions = ConditionReader(settings.candidates, settings.limits.extra_fields)
         grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
-        stored, typical_usage = None, TypicalUsage()
+        stored, budgets, typical_usage = None, None, TypicalUsage()
         answers = AnswerCalibrations(None, setup="")
         if settings.has_store:
             stored = await stack.enter_async_context(
@@ -151,6 +154,9 @@ async def open_services(
             )
             answers = stored.answer_calibrator.calibrations
             await stack.enter_async_context(QuotaLeases(stored.store, quotas.buckets))
+            budgets = await stack.enter_async_context(
+                Budgets(stored.store, settings, BudgetMetrics(metrics.registry))
+            )
         mathematics = MathPool(DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
@@ -169,6 +175,7 @@ async def open_services(
             on_answers=checkers and checkers.submit,
         )
         costs = Costs.of(settings, typical_usage, metrics)
+        spending = Spending.of(settings, budgets)
         chats = ChatServices(
             settings=settings,
             fleet=fleet,
@@ -184,6 +191,7 @@ async def open_services(
             metrics=metrics,
             tracer=tracer,
             costs=costs,
+            spending=spending,
         )
         await chats.of(None).check()
         await asyncio.to_thread(fetch, settings)
@@ -198,6 +206,8 @@ async def open_services(
             if stored is not None:
                 stored.monitor.follow(new.watching, new.shadow_rates)
                 stored.answer_calibrator.follow(new)
+            if budgets is not None:
+                budgets.follow(new)
 
         reload.subscribe(follow)
 
@@ -209,11 +219,13 @@ async def open_services(
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
-            named_candidates=NamedCandidateService(settings, fleet, costs),
+            named_candidates=NamedCandidateService(settings, fleet, costs, spending),
             token_counter=TokenCounter(settings, fleet),
             chats=chats,
+            spending=spending,
             reload=reload,
             quotas=quotas,
+            budgets=budgets,
             typical_usage=typical_usage,
             drain=Drain(),
             metrics=metrics,

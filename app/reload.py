@@ -66,6 +66,11 @@ class Reload:
                     "reaches it, so a reload keeps the last one. Nothing was changed: add another "
                     "data key, or restart the gateway"
                 )
+            if settings.has_store and not self.settings.has_store:
+                raise ReloadRefused(
+                    "a budget needs the store, which is opened at a start. Nothing was changed: "
+                    "restart the gateway"
+                )
             if changed:
                 for follower in self._followers:  # without a pause: no request sees half of it
                     follower(settings, secrets)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, get_args
 
 from app.access.api_keys import KeyRing
+from app.access.budgets import Budgets
 from app.access.quotas import Quotas
 from app.answering.chat_services import ChatServices
 from app.answering.costs import Costs
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
+from app.answering.spending import Spending
 from app.answering.token_count import TokenCounter
 from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService
@@ -143,9 +145,11 @@ class Services:
     named_candidates: NamedCandidateService
     token_counter: TokenCounter
     chats: ChatServices
+    spending: Spending | None  # None: there is no budget
     # Those outlive it.
     reload: Reload
     quotas: Quotas
+    budgets: Budgets | None  # None: no store is open
     typical_usage: TypicalUsage
     drain: Drain
     metrics: Metrics
@@ -158,14 +162,16 @@ class Services:
     def under(self, settings: Settings, secrets: Secrets) -> Services:
         """The services of the requests that begin under another configuration."""
         costs = Costs.of(settings, self.typical_usage, self.metrics)
+        spending = Spending.of(settings, self.budgets)
         return replace(
             self,
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
-            named_candidates=NamedCandidateService(settings, self.chats.fleet, costs),
+            named_candidates=NamedCandidateService(settings, self.chats.fleet, costs, spending),
             token_counter=TokenCounter(settings, self.chats.fleet),
-            chats=replace(self.chats, settings=settings, costs=costs),
+            chats=replace(self.chats, settings=settings, costs=costs, spending=spending),
+            spending=spending,
         )
 
     @property

@@ -12,35 +12,28 @@ gateways are cut off, the shares add up to the limit.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self
 
-from sqlalchemy import case, func, select, text, tuple_
+from sqlalchemy import case, func, select, tuple_
 from sqlalchemy.orm import Session
 
+from app.access.leases import LEASE_S, LEASES_PER_SHARE, Leases, store_clock
 from app.access.quotas import Bucket, Limit
-from app.errors import StoreError
 from app.store import Store
 from app.store.engine import begin_writing, insert_into
-from app.store.tables import BudgetRow, LeaseRow
+from app.store.tables import LeaseRow, QuotaRow
 
 log = logging.getLogger(__name__)
 
-DRAW_EVERY_S: Final = 0.25
-STORE_TIMEOUT_S: Final = 1.0
-RENEW_S: Final = 10.0  # an idle gateway renews its leases this often
-LEASE_S: Final = 30.0  # without renewal a lease expires, and its gateway counts as gone
-LEASES_PER_SHARE: Final = 4  # a lease is this part of a gateway's share, and at least 1 unit
 _MINUTE_S: Final = 60.0
 
-_BudgetKey = tuple[str, str]  # a key and a unit
+_QuotaKey = tuple[str, str]  # a key and a unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,85 +44,38 @@ class Drawn:
     sharers: int
 
 
-class QuotaLeases:
-    """Background task that refills a gateway's buckets from the store; a context manager.
+class QuotaLeases(Leases):
+    """Background task that refills a gateway's buckets from the store.
 
     It does nothing where the store belongs to this gateway alone.
 
     Args:
         store: Has the shared limits.
         buckets: Buckets of this gateway, by limit; they may change.
-        store_timeout_s: Seconds after which the store counts as unreachable.
-        draw_every_s: Seconds between two draws.
-        renew_s: Seconds after which an idle gateway renews its leases.
+        **intervals: As :class:`Leases` takes them.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        buckets: Mapping[Limit, Bucket],
-        *,
-        store_timeout_s: float = STORE_TIMEOUT_S,
-        draw_every_s: float = DRAW_EVERY_S,
-        renew_s: float = RENEW_S,
-    ) -> None:
-        self._store = store
+    def __init__(self, store: Store, buckets: Mapping[Limit, Bucket], **intervals: float) -> None:
+        super().__init__(store, name="quota leases", **intervals)
         self._buckets = buckets
-        self._gateway = secrets.token_hex(16)
         self._sharers = defaultdict[Limit, int](lambda: 1)
-        self._store_timeout_s = store_timeout_s
-        self._draw_every_s = draw_every_s
-        self._renew_s = renew_s
         self._renewed_at = defaultdict[Limit, float](lambda: float("-inf"))
-        self._is_cut_off = False  # from the store
-        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         if self._store.is_shared:
             for bucket in self._buckets.values():
                 bucket.lease()
-            await self._draw()
-            self._task = asyncio.create_task(self._run(), name="quota leases")
+            await super().__aenter__()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Give the leases back."""
-        if self._task is None:
-            return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        try:
-            await self._store.run(give_back, self._store, self._gateway, self._held())
-        except StoreError as exc:
-            log.info("quota leases could not be given back; they expire: %s", exc)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._draw_every_s)
-            await self._draw()
 
     async def _draw(self) -> None:
         due = [limit for limit in self._buckets if self._is_due(limit)]
         if not due:
             return
         held = {limit: self._buckets[limit].leased for limit in due}
-        drawing = asyncio.ensure_future(
-            self._store.run_short(draw, self._store, self._gateway, held)
-        )
-        await asyncio.wait([drawing], timeout=self._store_timeout_s)
-        if not drawing.done():
-            self._continue_without_store("no response in time")
-        try:
-            drawn = await drawing
-        except StoreError as exc:
-            self._continue_without_store(str(exc))
+        drawn = await self._from_store(partial(draw, self._store, self._gateway, held))
+        if drawn is None:
             return
-        except Exception:
-            log.exception("quota leases cannot be drawn")
-            self._continue_without_store("see above")
-            return
-        self._is_cut_off = False
         for limit, bucket in self._buckets.items():
             bucket.lease()
             if limit in drawn:
@@ -137,27 +83,19 @@ class QuotaLeases:
                 self._sharers[limit] = drawn[limit].sharers
                 self._renewed_at[limit] = time.monotonic()
 
+    def _give_back(self) -> None:
+        held = {limit: bucket.leased for limit, bucket in self._buckets.items()}
+        give_back(self._store, self._gateway, held)
+
     def _continue_without_store(self, why: str) -> None:
         if not self._is_cut_off:
             log.warning("rate limits of keys continue in shares without the store: %s", why)
-        self._is_cut_off = True
         for limit, bucket in self._buckets.items():
             bucket.refill(1.0 / self._sharers[limit])
 
     def _is_due(self, limit: Limit) -> bool:
         is_low = self._buckets[limit].level < lease_size(limit, self._sharers[limit]) / 2.0
-        return is_low or time.monotonic() - self._renewed_at[limit] > self._renew_s
-
-    def _held(self) -> dict[Limit, float]:
-        return {limit: bucket.leased for limit, bucket in self._buckets.items()}
-
-
-def store_clock(session: Session) -> float:
-    """Seconds by the clock of the database server, which all gateways share."""
-    if session.connection().dialect.name == "sqlite":
-        return time.time()
-    seconds = session.scalar(text("SELECT EXTRACT(EPOCH FROM clock_timestamp())"))
-    return float(seconds or 0.0)
+        return is_low or not self._is_renewed(self._renewed_at[limit])
 
 
 def lease_size(limit: Limit, sharers: int) -> float:
@@ -185,18 +123,18 @@ def draw(
     """
     with store.transaction() as session:
         begin_writing(session)
-        budgets = _budgets(session, held)
+        quotas = _quotas(session, held)
         now = clock(session)
         others = _leases_of_others(session, gateway, held, now)
         drawn: dict[Limit, Drawn] = {}
         for limit, left in held.items():
-            budget_key = (limit.key, limit.unit)
-            gateways, leased = others.get(budget_key, (0, 0.0))
-            budget = budgets[budget_key]
-            filled = budget.level + max(0.0, now - budget.at) * limit.per_minute / _MINUTE_S
+            quota_key = (limit.key, limit.unit)
+            gateways, leased = others.get(quota_key, (0, 0.0))
+            quota = quotas[quota_key]
+            filled = quota.level + max(0.0, now - quota.at) * limit.per_minute / _MINUTE_S
             level = min(filled, limit.per_minute - leased - max(left, 0.0))
             units = max(0.0, min(lease_size(limit, gateways + 1) - left, level))
-            budget.level, budget.at = level - units, now
+            quota.level, quota.at = level - units, now
             drawn[limit] = Drawn(units, gateways + 1)
         _record_leases(
             session, gateway, {limit: held[limit] + drawn[limit].units for limit in held}, now
@@ -209,28 +147,28 @@ def give_back(store: Store, gateway: str, held: Mapping[Limit, float]) -> None:
     with store.transaction() as session:
         begin_writing(session)
         for limit in sorted(held):
-            budget = session.get(BudgetRow, (limit.key, limit.unit), with_for_update=True)
+            quota = session.get(QuotaRow, (limit.key, limit.unit), with_for_update=True)
             lease = session.get(LeaseRow, (limit.key, limit.unit, gateway))
-            if budget is not None and lease is not None:
-                budget.level += held[limit]
+            if quota is not None and lease is not None:
+                quota.level += held[limit]
                 session.delete(lease)
 
 
-def _budgets(session: Session, limits: Iterable[Limit]) -> dict[_BudgetKey, BudgetRow]:
+def _quotas(session: Session, limits: Iterable[Limit]) -> dict[_QuotaKey, QuotaRow]:
     """The buckets of limits, locked in one order, so that gateways cannot deadlock."""
     full = [
         {"key": each.key, "unit": each.unit, "level": each.per_minute, "at": 0.0}
         for each in sorted(limits)
     ]
-    session.execute(insert_into(session, BudgetRow).on_conflict_do_nothing(), full)
-    of_them = tuple_(BudgetRow.key, BudgetRow.unit).in_([(each.key, each.unit) for each in limits])
-    found = select(BudgetRow).where(of_them).order_by(BudgetRow.key, BudgetRow.unit)
+    session.execute(insert_into(session, QuotaRow).on_conflict_do_nothing(), full)
+    of_them = tuple_(QuotaRow.key, QuotaRow.unit).in_([(each.key, each.unit) for each in limits])
+    found = select(QuotaRow).where(of_them).order_by(QuotaRow.key, QuotaRow.unit)
     return {(row.key, row.unit): row for row in session.scalars(found.with_for_update())}
 
 
 def _leases_of_others(
     session: Session, gateway: str, limits: Iterable[Limit], now: float
-) -> dict[_BudgetKey, tuple[int, float]]:
+) -> dict[_QuotaKey, tuple[int, float]]:
     """For each limit, the number of other gateways with leases, and the units that they hold."""
     of_them = tuple_(LeaseRow.key, LeaseRow.unit).in_([(each.key, each.unit) for each in limits])
     is_valid = (LeaseRow.gateway != gateway) & (LeaseRow.until > now)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
+from app.access.reservation import Reservation
 from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, RateLimited
 from app.settings.access import Key
@@ -153,7 +154,10 @@ class QuotaTicket:
 
     Attributes:
         is_work: It counts towards ``limits.in_flight``.
+        reservation: Of what it may cost; None: it has no budget.
     """
+
+    reservation: Reservation | None = None
 
     def __init__(
         self, quotas: Quotas, account: Account, *, is_work: bool, is_receiving: bool
@@ -191,6 +195,8 @@ class QuotaTicket:
         self._account.running -= 1
         self._quotas.in_flight -= self.is_work
         self._quotas.bodies.release(self._body_bytes)
+        if self.reservation is not None:
+            self.reservation.close()
 
 
 class Quotas:

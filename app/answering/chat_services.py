@@ -14,6 +14,7 @@ from app.answering.math_process import MathPool
 from app.answering.repeats import Repeats
 from app.answering.service import ChatService
 from app.answering.shadow_calls import ShadowCalls
+from app.answering.spending import Spending
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.answer_calibrations import AnswerCalibrations
@@ -57,6 +58,7 @@ class ChatServices:
     metrics: Metrics
     tracer: Tracer | None
     costs: Costs | None  # None: candidates have no prices
+    spending: Spending | None  # None: there is no budget
     salt: str = field(default_factory=artifacts.new_salt)  # of this process
     _made: dict[LoadedRouter | None, ChatService] = field(
         init=False, default_factory=dict[LoadedRouter | None, ChatService]
@@ -152,5 +154,6 @@ class ChatServices:
             repeats=self.answer_caches and Repeats(self.answer_caches, self.settings, artifact),
             metrics=self.metrics,
             costs=self.costs,
+            spending=self.spending,
             tracer=self.tracer,
         )

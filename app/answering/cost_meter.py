@@ -134,6 +134,10 @@ class CostMeter:
         ]
         return [each for each in costs if each.usage.calls or each.amount]
 
+    def amount(self) -> int:
+        """What all calls so far have cost, without the evaluator's."""
+        return sum([each.amount for each in self.calls()])
+
     def cost(
         self, routed: CertifiedDecision | None = None, ratings: Ratings = UNRATED
     ) -> RequestCost:

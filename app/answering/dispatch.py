@@ -10,6 +10,7 @@ from typing import Any
 from app.answering.evidence import EvidenceChecks
 from app.answering.fan_out import FanOutResult, fan_out
 from app.answering.request import RequestState
+from app.answering.spending import Spending
 from app.answering.usual_latency import UsualLatencies
 from app.routing.decision import ChosenBy
 from app.routing.request import Routing
@@ -32,11 +33,13 @@ class Dispatcher:
         *,
         evidence: EvidenceChecks,
         latencies: UsualLatencies,
+        spending: Spending | None,
     ) -> None:
         self._routing = routing
         self._fleet = fleet
         self._evidence = evidence
         self._latencies = latencies
+        self._spending = spending
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
         self._max_calls = settings.limits.fan_out
         self._is_observing = settings.routing.observe is not None
@@ -69,8 +72,8 @@ class Dispatcher:
                 return
             await self._fan_out(state, names, results)
 
-    async def replacements(self, state: RequestState, results: FanOutResult) -> list[str]:
-        """The candidates that the surviving pool's set adds, within the limit on calls."""
+    async def replacements(self, state: RequestState, results: FanOutResult) -> Sequence[str]:
+        """The candidates that the surviving pool's set adds, within its limits and budgets."""
         if self._is_observing:  # no other traffic than without the router
             return []
         called = {*results.replies, *results.failures}
@@ -79,7 +82,8 @@ class Dispatcher:
         }
         surviving = await self._routing.without(state.routed, state.request, silent)
         left = max(0, self._max_calls - len(called))
-        return [name for name in surviving if name not in called][:left]
+        names = [name for name in surviving if name not in called][:left]
+        return names if self._spending is None else await self._spending.affordable(state, names)
 
     def stream(
         self, state: RequestState, name: str

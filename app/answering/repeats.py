@@ -177,6 +177,7 @@ def repeated(state: RequestState, cached: CachedAnswer) -> Outcome:
         merged=Aggregate(winner=cached.served_by, text="", votes={}),
         overhead_ms=(time.monotonic() - state.started) * 1e3,
         sampling_rate=state.sampling_rate,
+        cost=None if state.meter is None else state.meter.cost(routed),
         repeats=EarlierAnswer(
             decision_id=cached.decision_id, age_s=state.slot.cache.clock() - cached.stored_at
         ),

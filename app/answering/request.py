@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from app.access.reservation import Reservation
 from app.answering.answer_cache import CacheSlot
 from app.answering.cost_meter import CostMeter
 from app.answering.rounds import Rounds, RoundsVote
@@ -27,6 +28,7 @@ class InferenceRequest(RoutingRequest):
     session: str | None = None  # id of a session that keeps its set
     cache_control: str | None = None  # its header; read only where answers are cached
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
+    reservation: Reservation | None = None  # of what it may cost; None: it has no budget
 
 
 @dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
@@ -75,8 +77,12 @@ class RequestState:
 
     def led_by_the_best(self) -> Self:
         """The same, but only the best candidate of the set is called."""
-        routed = replace(self.routed, is_promised=False)  # whatever the set is
-        if len(self.selected) < 2:
-            return replace(self, routed=routed)
-        routed = routed.calling(self.selected[:1], Reason.LEADER)
+        state = replace(self, routed=replace(self.routed, is_promised=False))  # whatever the set is
+        return state.by(self.selected[0], Reason.LEADER) if self.selected else state
+
+    def by(self, name: str, reason: Reason) -> Self:
+        """The same, but this candidate alone is called."""
+        if self.selected == (name,):
+            return self
+        routed = self.routed.calling((name,), reason)
         return replace(self, routed=routed, vote=self.vote.at_once())

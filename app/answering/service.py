@@ -23,6 +23,7 @@ from app.answering.repeats import Repeats, keep, repeated, repeated_events
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.request_router import RequestRouter
 from app.answering.shadow_calls import ShadowCalls
+from app.answering.spending import Spending
 from app.answering.streaming import OpenStream, Streaming, repeated_stream, whole_stream
 from app.answering.usual_latency import UsualLatencies
 from app.errors import UpstreamError
@@ -56,8 +57,10 @@ class ChatService:
         shadow_calls: ShadowCalls,
         repeats: Repeats | None = None,
         costs: Costs | None = None,
+        spending: Spending | None = None,
         tracer: Tracer | None = None,
     ) -> None:
+        self._spending = spending
         self._evaluator = Evaluator(settings, fleet)
         self._decision_log = DecisionLog(
             monitor=monitor,
@@ -81,7 +84,7 @@ class ChatService:
             costs=costs,
         )
         self._dispatcher = Dispatcher(
-            settings, routing, fleet, evidence=evidence, latencies=latencies
+            settings, routing, fleet, evidence=evidence, latencies=latencies, spending=spending
         )
         self._merger = Merger(self._evaluator, tracer)
         self._streaming = Streaming(self._dispatcher, self._decision_log, settings)
@@ -96,13 +99,20 @@ class ChatService:
 
         Raises:
             Abstained: The set is empty and ``on_abstain`` is ``error``.
+            BudgetExceeded: Its calls may cost more than is left of a budget.
             UpstreamError: No selected candidate answered.
         """
+        if self._spending is not None:
+            request = self._spending.eased(request)
         state = await self._router.route(request)
+        if self._spending is not None:
+            state = self._spending.limited(state)
         if self._repeats is not None:
             state, cached = self._repeats.find(state, is_stream=False)
             if cached is not None:
                 return self._decision_log.record_decision(repeated(state, cached), request)
+        if self._spending is not None:
+            await self._spending.reserve(state)
         return await self._answer(state, FanOutResult())
 
     async def _answer(self, state: RequestState, results: FanOutResult) -> Outcome:
@@ -129,14 +139,20 @@ class ChatService:
         Raises:
             RacerError: As :meth:`answer`, until the first event.
         """
+        if self._spending is not None:
+            request = self._spending.eased(request)
         state = await self._router.route(request)
         if request.leader:
             state = state.led_by_the_best()
+        if self._spending is not None:
+            state = self._spending.limited(state)
         if self._repeats is not None:
             state, cached = self._repeats.find(state, is_stream=True)
             if cached is not None:
                 outcome = self._decision_log.record_decision(repeated(state, cached), request)
                 return repeated_stream(outcome, repeated_events(state, cached, outcome))
+        if self._spending is not None:
+            await self._spending.reserve(state)
         if not state.called:
             return whole_stream(state, await self._answer(state, FanOutResult()))
         results = FanOutResult()

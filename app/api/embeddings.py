@@ -46,9 +46,12 @@ async def embeddings(request: Request, services: Services) -> Response:
     check_candidate(request, services, name)
     fields = candidate_payload.passed_through(raw, allowed=settings.limits.extra_fields)
     check_fields(fields, settings.limits)
-    spend = request.state.quota_ticket.spend
+    ticket, spending = request.state.quota_ticket, services.spending
+    key = caller_of(request).name
+    reservation = None if spending is None else spending.open(ticket, key)
     answer, cost = await unless_disconnected(
-        request, services.named_candidates.embeddings(name, fields, spend, caller_of(request).name)
+        request,
+        services.named_candidates.embeddings(name, fields, ticket.spend, key, reservation),
     )
     headers = {"x-racer-served-by": name}
     if cost is not None:

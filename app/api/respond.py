@@ -62,6 +62,7 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
     if auto == AUTO and (parsed.model == AUTO or pool in services.settings.pools):
         return await _routed(http, services, parsed, pool or None)
     check_candidate(http, services, parsed.model)
+    ticket, spending = http.state.quota_ticket, services.spending
     named = NamedCandidateRequest(
         name=parsed.model,
         api_format=parsed.api_format,
@@ -69,7 +70,8 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
         timeout_s=parsed.options.timeout,
         caller=caller_of(http).name,
         session=lambda: _session_of(http),
-        spend=http.state.quota_ticket.spend,
+        spend=ticket.spend,
+        reservation=None if spending is None else spending.open(ticket, caller_of(http).name),
     )
     served_by = {"x-racer-served-by": parsed.model}
     note_prompt(http, services, lambda: parsed.query(None))
@@ -128,10 +130,11 @@ async def _routed(
     application = application_of(
         http, services, parsed.options.application, parsed.fields, parsed.api_format.path
     )
+    caller, ticket, spending = caller_of(http), http.state.quota_ticket, services.spending
     request = InferenceRequest(
         query=parsed.query(application),
         options=parsed.options,
-        caller=caller_of(http),
+        caller=caller,
         pool=pool,
         application=application,
         api_format=parsed.api_format,
@@ -143,7 +146,10 @@ async def _routed(
             if services.chats.answer_caches is None
             else ",".join(http.headers.getlist("cache-control"))
         ),
-        spend=http.state.quota_ticket.spend,
+        spend=ticket.spend,
+        reservation=None
+        if spending is None
+        else spending.open(ticket, caller.name, application, pool),
     )
     note_prompt(http, services, lambda: request.query)
     if parsed.stream:

@@ -71,6 +71,7 @@ async def route(request: HttpRequest, services: Services) -> Response:
         )
         return bodies.json_response(outcome.as_json(), headers=outcome.headers)
     api_format = Chat(n=fields.get("n") or 1)
+    ticket, spending = request.state.quota_ticket, services.spending
     outcome = await unless_disconnected(
         request,
         services.chat.answer(
@@ -81,7 +82,10 @@ async def route(request: HttpRequest, services: Services) -> Response:
                 application=application,
                 api_format=api_format,
                 fields=fields,
-                spend=request.state.quota_ticket.spend,
+                spend=ticket.spend,
+                reservation=None
+                if spending is None
+                else spending.open(ticket, caller.name, application),
             )
         ),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from app.api import (
+    budgets,
     calibrate,
     chat,
     completions,
@@ -40,6 +41,7 @@ _ROUTES: Final = (
     *same_answer.routes,
     *feedback.routes,
     *monitoring.routes,
+    *budgets.routes,
     *reload.routes,
     *ui.routes,
     *metrics.routes,

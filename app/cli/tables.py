@@ -43,12 +43,14 @@ def keys(listed: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("name", "role", box=SIMPLE_HEAD)
     for name in limits:
         table.add_column(name.replace("_", " "), justify="right")
+    table.add_column("budget", justify="right")
     table.add_column("may call")
     for each in listed:
         shown = (_plain(each.get(name)) for name in limits)
         candidates = each.get("candidates")
         may_call = "all" if candidates is None else ", ".join(candidates)
-        table.add_row(Text(each["name"]), each["role"], *shown, Text(may_call))
+        budget = _budget(each.get("budget"))
+        table.add_row(Text(each["name"]), each["role"], *shown, budget, Text(may_call))
     return table
 
 
@@ -255,6 +257,13 @@ def demo(result: Mapping[str, Any]) -> list[Table]:
 def _risk(value: Mapping[str, Any]) -> str:
     low, high = value["interval"]
     return f"{value['risk']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _budget(terms: Mapping[str, Any] | None) -> str:
+    """The hard limit of a key's budget, else the soft one."""
+    if terms is None:
+        return _plain(None)
+    return f"{terms['hard'] or terms['soft']:g} a {terms['per']}"
 
 
 def _plain(value: Any) -> str:

@@ -125,7 +125,8 @@ class Reason(StrEnum):
 
     ALPHA_ASSUMED = CoreReason.ALPHA_ASSUMED.value
     """The request chose alpha, or a named pool with another alpha; or, of graded or weighted rows,
-    the key's `max_alpha` lowered it. Of `same_answer`: alpha is not the calibration's.
+    the key's `max_alpha` lowered it. Of `same_answer`: alpha is not the calibration's. Or a budget
+    above its soft limit chose alpha (`above_soft`).
 
     Nothing, if the choice depended neither on the query nor on such rows.
     """
@@ -249,6 +250,13 @@ class Reason(StrEnum):
     """`racer.stream: leader` called the best candidate alone.
 
     Stream with `vote`.
+    """
+
+    ABOVE_BUDGET = "above_budget"
+    """A budget is above its soft limit, and its `above_soft: cheapest` called the cheapest
+    candidate alone.
+
+    Raise the budget's `soft`, or set another `above_soft`.
     """
 
     NO_VOTE = "no_vote"

@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.settings.base import Frozen
+from app.settings.base import Alpha, Frozen
+from app.settings.budgets import Budget
 from app.settings.candidates import Name
-from app.settings.routing import Alpha
 
 
 class Key(Frozen):
@@ -32,6 +32,8 @@ class Key(Frozen):
     """Group of its requests, with `group_by: key`."""
     candidates: tuple[Name, ...] | None = None
     """Candidates that the key may call; null: all."""
+    budget: Budget | None = None
+    """As the section `budget`, for requests with this key."""
 
 
 class Listener(Frozen):

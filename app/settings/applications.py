@@ -10,9 +10,9 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from app.settings.answer_cache import AnswerCacheSettings
-from app.settings.base import Frozen
+from app.settings.base import Alpha, Frozen
+from app.settings.budgets import Budget
 from app.settings.candidates import Name, Url
-from app.settings.routing import Alpha
 from app.settings.same_answer import SameAnswer
 from racer_core.records.conversation import RoutedText
 
@@ -81,6 +81,8 @@ class Application(Frozen):
     """As the section `same_answer`, for its requests; null: that."""
     answer_cache: AnswerCacheSettings | None = None
     """As the section `answer_cache`, for its requests; null: none of its answers are cached."""
+    budget: Budget | None = None
+    """As the section `budget`, for its requests to `auto`."""
 
     @model_validator(mode="after")
     def _turns_are_drawn(self) -> Self:

@@ -1,11 +1,14 @@
-"""Base class of all sections, and checks of URLs and addresses."""
+"""Base class of all sections, the type of a risk level, and checks of URLs and addresses."""
 
 from __future__ import annotations
 
 import ipaddress
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+Alpha = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Frozen(BaseModel):

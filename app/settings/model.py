@@ -26,6 +26,7 @@ from app.settings.applications import (
     problems,
 )
 from app.settings.base import Frozen
+from app.settings.budgets import Budget, scopes
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.evidence import judge_name
 from app.settings.limits import Limits
@@ -75,6 +76,9 @@ class Settings(Frozen):
     """The models of the pool."""
     currency: Annotated[str, Field(max_length=16, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")] = "USD"
     """Name of the currency of all prices and costs."""
+    budget: Budget | None = None
+    """What all requests to the gateway together may cost; keys, applications and pools can have a
+    budget of their own, too."""
     pools: dict[Name, Pool] = Field(
         default_factory=dict[str, Pool],
         # Otherwise an editor would accept a wrong name.
@@ -142,6 +146,13 @@ class Settings(Frozen):
             raise ValueError(f"candidates: {unpriced[0]!r} has no price, but others have one")
         if unpriced and self.routing.score is Score.COVER_COST:
             raise ValueError("routing.score: cover_cost needs a price for every candidate")
+        return self
+
+    @model_validator(mode="after")
+    def _budgets_have_prices(self) -> Self:
+        if self.budgets and not self.exact_prices:
+            scope = next(iter(self.budgets))
+            raise ValueError(f"the budget of {scope} needs prices: set `candidates[].price`")
         return self
 
     @model_validator(mode="after")
@@ -261,8 +272,18 @@ class Settings(Frozen):
 
     @property
     def has_store(self) -> bool:
-        """Whether a store is opened: for a router, or for the promise `same_answer`."""
-        return self.artifact is not None or self.promises_same_answers
+        """Whether a store is opened: for a router, the promise `same_answer` or a budget."""
+        return self.artifact is not None or self.promises_same_answers or bool(self.budgets)
+
+    @property
+    def budgets(self) -> dict[str, Budget]:
+        """The budgets by their scope, such as ``all`` or ``key:NAME``."""
+        return scopes(
+            gateway=self.budget,
+            keys={each.name: each.budget for each in self.access.keys},
+            applications={name: each.budget for name, each in self.applications.items()},
+            pools={name: each.budget for name, each in self.pools.items()},
+        )
 
     @property
     def fallback(self) -> str:

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from app.settings.base import Frozen
+from app.settings.base import Alpha, Frozen
+from app.settings.budgets import Budget
 from app.settings.candidates import Name
 from racer_core.types import RiskTarget, Score
 
 WHOLE_POOL = "whole_pool"  # of `routing.fallback` and `routing.on_uncovered`: all candidates
 SET = "set"  # of `routing.on_uncovered`: the set that the threshold selects
-Alpha = Annotated[float, Field(gt=0, lt=1)]
 
 
 class EncoderSettings(Frozen):
@@ -64,3 +64,5 @@ class Pool(Frozen):
     """Candidates of the model `auto/<name>`."""
     alpha: Alpha | None = None
     """Risk level of this model; null: `routing.alpha`."""
+    budget: Budget | None = None
+    """As the section `budget`, for requests to this model."""

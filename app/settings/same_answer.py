@@ -6,10 +6,9 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import Field
 
-from app.settings.base import Frozen
+from app.settings.base import Alpha, Frozen
 from app.settings.candidates import Name
 from app.settings.evidence import Evidence
-from app.settings.routing import Alpha
 from racer_core.aggregation.answers import Equality
 
 SHADOW_RATE: Final = 0.05  # of a gateway that calibrates from its traffic

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String, text
+from sqlalchemy import Dialect, ForeignKey, Index, LargeBinary, String, TypeDecorator, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 CALIBRATION_ID: Final = String(64)
@@ -15,6 +15,23 @@ QUERY_KEY: Final = "(fingerprint || ' ' || calibration_id || ' ' || application)
 
 class Base(DeclarativeBase):
     """The metadata of all tables."""
+
+
+class Amount(TypeDecorator[int]):
+    """An amount of :mod:`racer_core.prices`: the integers of SQL have too few digits for it."""
+
+    impl = String(40)
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> str | None:
+        """As decimal digits."""
+        del dialect
+        return None if value is None else str(value)
+
+    def process_result_value(self, value: Any | None, dialect: Dialect) -> int | None:
+        """From decimal digits."""
+        del dialect
+        return None if value is None else int(value)
 
 
 class CalibrationRow(Base):
@@ -193,7 +210,7 @@ class WatchRow(Base):
     raised: Mapped[str]  # the streams that alarmed: a JSON list, also in the state
 
 
-class BudgetRow(Base):
+class QuotaRow(Base):
     """The rest of one limit of one key that no gateway has leased."""
 
     __tablename__ = "budgets"
@@ -214,3 +231,17 @@ class LeaseRow(Base):
     gateway: Mapped[str] = mapped_column(String(64), primary_key=True)
     held: Mapped[float]
     until: Mapped[float]  # the lease ends then, unless the gateway renews it
+
+
+class BudgetLeaseRow(Base):
+    """What one gateway has spent of a budget in one period, and what it may spend."""
+
+    __tablename__ = "budget_leases"
+
+    budget: Mapped[str] = mapped_column(String(160), primary_key=True)
+    period: Mapped[str] = mapped_column(String(10), primary_key=True)  # 2026-11 or 2026-11-25
+    gateway: Mapped[str] = mapped_column(String(64), primary_key=True)
+    spent: Mapped[int] = mapped_column(Amount)
+    reserved: Mapped[int] = mapped_column(Amount)  # by requests under way
+    ceiling: Mapped[int] = mapped_column(Amount)  # of both together
+    until: Mapped[float]  # then the lease ends, and `spent` alone counts

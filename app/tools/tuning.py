@@ -33,7 +33,8 @@ from racer_core.offline.same_answer_levels import (
     cheapest_level,
     same_answer_levels,
 )
-from racer_core.offline.tune import AnswerRatings, Trial, Tuning
+from racer_core.offline.tune import AnswerRatings
+from racer_core.offline.tuning_result import Trial, Tuning
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.types import LabelledRow, LabelledRows
 

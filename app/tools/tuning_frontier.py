@@ -8,7 +8,7 @@ from typing import Final
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from racer_core.offline.tune import FixedCalls, Trial, Tuning
+from racer_core.offline.tuning_result import FixedCalls, Trial, Tuning
 
 WIDTH: Final = 60  # characters of the plot
 HEIGHT: Final = 14  # lines

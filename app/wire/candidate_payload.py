@@ -20,7 +20,8 @@ _DENIED_PREFIXES = ("chat_template", "guided_", "bootstrap_")
 _DENIED_SUFFIXES = ("url", "uri", "api_key")
 # The three API formats' names of the limit on output tokens.
 TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_LIMITS_OF: Final = {
+# Those of each endpoint that writes an answer.
+TOKEN_LIMITS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "chat/completions": ("max_tokens", "max_completion_tokens"),
     "completions": ("max_tokens",),
     "responses": ("max_output_tokens",),
@@ -140,7 +141,7 @@ def candidate_payload(
     parameters use, else as the client wrote it; a name of another API is any other field.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    limits = _LIMITS_OF.get(path, ())
+    limits = TOKEN_LIMITS_OF.get(path, ())
     defaults = {
         limits[0] if limits and name in TOKEN_LIMITS and name not in limits else name: value
         for name, value in candidate.parameters.items()

@@ -134,10 +134,13 @@ def text_length(value: object) -> int:
     if not isinstance(value, dict):
         return 0
     given = cast("dict[str, object]", value)
-    kind = given.get("type")
-    if isinstance(kind, str) and any(word in kind for word in _MEDIA):
-        return 0
-    return sum(map(text_length, given.values()))
+    return 0 if is_media(given) else sum(map(text_length, given.values()))
+
+
+def is_media(part: Mapping[str, object]) -> bool:
+    """Whether a part of a request is an image, a sound or a file."""
+    kind = part.get("type")
+    return isinstance(kind, str) and any(word in kind for word in _MEDIA)
 
 
 def with_usage(usage: object, counted: Mapping[str, int] | None) -> dict[str, Any]:

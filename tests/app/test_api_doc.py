@@ -17,7 +17,16 @@ import pytest
 from app.api.routes import ROUTES
 from app.errors import STATUS
 from app.routing.reasons import Reason, Remark
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, ENVIRONMENT, ONE, Serve, as_json, labelled
+from tests.support.gateway import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    ONE,
+    Serve,
+    as_json,
+    candidates,
+    labelled,
+)
 from tests.support.samples import KEY, sampled
 from tests.upstreams.scripted import FakePool
 
@@ -85,7 +94,13 @@ def test_every_example_answers_as_the_document_says(
     """Status, content type and the keys that are shown. Red when an example has gone stale."""
     watching = {"false_alarm": 0.01, "shadow_rate": 1.0, "store_requests": True}
     secrets = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
-    gateway = serve(watching=watching, embeddings="adder", environment=secrets)
+    gateway = serve(
+        watching=watching,
+        embeddings="adder",
+        environment=secrets,
+        candidates=candidates(pool.url, price=0.001),
+        budget={"hard": 1000},
+    )
     decision = gateway.chat(ONE)["racer"]["decision_id"]
     sampled(gateway, 1)
     pool.tokens |= {"adder": 12, "speller": 15}

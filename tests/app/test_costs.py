@@ -122,6 +122,7 @@ FORMATS: Mapping[str, str] = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
     "/v1/responses": "input",
+    "/v1/messages": "messages",
 }
 
 
@@ -134,6 +135,7 @@ def asked(
         return response.json(), response.headers
     name = FORMATS[path]
     body = {"model": "auto", name: user(text) if name == "messages" else text}
+    body |= {"max_tokens": 9} if path == "/v1/messages" else {}
     response = gateway.post(path, json=body | {"racer": {"explain": True}} | fields)
     assert response.status_code == 200, response.text
     if not fields.get("stream"):
@@ -142,14 +144,14 @@ def asked(
     racers = [
         found["racer"]
         for event in map(json.loads, lines)
-        for found in (event, event.get("response") or {})
-        if "racer" in found
+        for found in (event, *event.values())
+        if isinstance(found, dict) and "racer" in found
     ]
     return racers[-1], response.headers
 
 
 def test_what_is_booked_is_what_is_reported(priced: Gateway, pool: FakePool) -> None:
-    """140 requests: sets of one and two, every API format, whole and streamed, other numbers each.
+    """180 requests: sets of one and two, every API format, whole and streamed, other numbers each.
 
     To the last digit: what the candidates reported, times the price list, is what the answers say,
     what the decision records add up to, and (as floats) what `/metrics` counts.
@@ -158,7 +160,7 @@ def test_what_is_booked_is_what_is_reported(priced: Gateway, pool: FakePool) -> 
     reported, answered, recorded = Fraction(0), Fraction(0), Fraction(0)
     of_calls: Counter[str] = Counter()
     kinds = [("/route", False), *((path, live) for path in FORMATS for live in (False, True))]
-    for number in range(140):
+    for number in range(180):
         path, is_stream = kinds[number % len(kinds)]
         text = f"{(ONE, TWO)[int(rng.integers(2))]} {number}"
         told = {name: UsageReport.drawn(rng) for name in POOL}
@@ -396,4 +398,18 @@ def test_samples_are_counted_apart(serve: Serve, pool: FakePool) -> None:
     assert racer["cost"]["cost"] == 0.5
     others = {("", "speller"): 0.5, ("", "poet"): 0.5}
     assert until(lambda: counted(gateway, "racer_shadow_cost") == others, 30.0)
+    assert counted(gateway, "racer_cost") == {("", "adder", ""): 0.5}
+
+
+def test_a_cached_answer_costs_nothing(serve: Serve, pool: FakePool) -> None:
+    """It makes no call; what everyone would have cost for it is still an estimate."""
+    gateway = serve(candidates=candidates(pool.url, price=0.5), answer_cache={"temperature": "any"})
+    body = {"model": "auto", "messages": user(ONE)}
+    first, again = [gateway.post("/v1/chat/completions", json=body) for _ in range(2)]
+    assert [each.headers["x-racer-cost"] for each in (first, again)] == ["0.5 USD", "0 USD"]
+    cost = again.json()["racer"]["cost"]
+    assert (cost["cost"], cost["calls"]) == (0.0, [])
+    assert cost["alternatives"]["best_single"] == {
+        "candidate": "adder", "cost": 0.5, "estimated": True,
+    }  # fmt: skip
     assert counted(gateway, "racer_cost") == {("", "adder", ""): 0.5}

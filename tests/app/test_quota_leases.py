@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from sqlalchemy import delete
 
 from app.access import quota_leases
+from app.access.leases import DRAW_EVERY_S, LEASE_S
 from app.access.quota_leases import (
-    DRAW_EVERY_S,
-    LEASE_S,
     Drawn,
     QuotaLeases,
     draw,
@@ -27,7 +26,7 @@ from app.access.quota_leases import (
 from app.access.quotas import Bucket, Limit
 from app.errors import StoreError, StoreUnavailable
 from app.store import Store
-from app.store.tables import BudgetRow, LeaseRow
+from app.store.tables import LeaseRow, QuotaRow
 from tests.support.waiting import until
 
 PER_MINUTE = 60.0
@@ -100,7 +99,7 @@ def test_together_they_let_through_what_one_bucket_would() -> None:
         @given(EVENTS)
         def holds(events: list[tuple[str, float]]) -> None:
             with store.transaction() as session:
-                session.execute(delete(BudgetRow))
+                session.execute(delete(QuotaRow))
                 session.execute(delete(LeaseRow))
             world = World(store, 3)
             for what, value in events:
@@ -153,9 +152,9 @@ def test_a_returned_lease_is_available_to_other_gateways(
     for number, bucket in enumerate(world.buckets):
         give_back(store, str(number), {LIMIT: bucket.leased})
     with store.transaction() as session:
-        budget = session.get(BudgetRow, (LIMIT.key, LIMIT.unit))
-    assert budget is not None
-    assert budget.level == pytest.approx(PER_MINUTE)
+        quota = session.get(QuotaRow, (LIMIT.key, LIMIT.unit))
+    assert quota is not None
+    assert quota.level == pytest.approx(PER_MINUTE)
 
 
 def test_overspent_tokens_are_repaid_before_new_leases(

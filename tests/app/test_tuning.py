@@ -17,7 +17,7 @@ from app.tools import tuning
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from racer_core.offline.tune import Trial, Tuning
+from racer_core.offline.tuning_result import Trial, Tuning
 from racer_core.types import LabelledRow, LabelledRows, Score
 from tests.support.gateway import POOL, Command, as_json, candidates, configure, labelled, noisy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.tools.tuning_frontier import HEIGHT, WIDTH, plot
 from racer_core.aggregation.vote import Method
-from racer_core.offline.tune import FixedCalls, Trial, Tuning
+from racer_core.offline.tuning_result import FixedCalls, Trial, Tuning
 from racer_core.types import Score
 
 

@@ -64,7 +64,7 @@ def body_error(model: type[BaseModel], body: dict[str, Any]) -> SchemaError:
                                "rpm": 1}]}},
          "access.keys.0.rpm: unknown setting; known here: `name`, `role`, `hash`,"
          " `requests_per_minute`, `tokens_per_minute`, `concurrency`, `max_alpha`, `group`,"
-         " `candidates`"),
+         " `candidates`, `budget`"),
         ({"aggregation": {"evaluators": {"de": {"candidate": "adder", "timeout": 1}}}},
          "aggregation.evaluators.de.timeout: unknown setting; did you mean `timeout_s`?"),
         ({"encoder": {"cache": 1}},

@@ -22,6 +22,7 @@ from tests.support.gateway import (
     ONE,
     TWO,
     UNANSWERABLE,
+    candidates,
     configure,
     labelled,
     running,
@@ -48,6 +49,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     train(*rows, folder / "artifact", encoder=CharNgramEncoder(), kind="knn")
     changes: dict[str, Any] = {"watching": {"false_alarm": 0.01}, "fleet": {"failures": 2}}
     with FakePool() as pool:
+        changes |= {"candidates": candidates(pool.url, price=1), "budget": {"soft": 1000}}
         path = configure(folder, folder / "artifact", pool.url, **changes)
         with running(path, ENVIRONMENT) as gateway:
             gateway.calibrate()

@@ -1,0 +1,143 @@
+"""Spending: what requests may cost is reserved of their budgets before their calls.
+
+A set, or all rounds of a request, is reserved at once, so that no request is refused in the middle.
+A candidate that would replace one that failed is called only if its call can be reserved, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from app.access.budgets import Budgets
+from app.access.quotas import QuotaTicket
+from app.access.reservation import Reservation
+from app.answering.cost_meter import CostMeter
+from app.answering.request import InferenceRequest, RequestState
+from app.answering.worst_case import WorstCase
+from app.routing.applications import Membership
+from app.routing.reasons import Reason
+from app.routing.same_answer import RISK_TARGET
+from app.settings import Settings
+
+
+class Spending:
+    """Reserves by the worst case of calls, under one configuration.
+
+    Args:
+        settings: The configuration; every candidate has a price.
+        budgets: What is left of its budgets; they outlive it.
+    """
+
+    def __init__(self, settings: Settings, budgets: Budgets) -> None:
+        self._settings = settings
+        self._budgets = budgets
+        self._worst_case = WorstCase(settings)
+
+    @classmethod
+    def of(cls, settings: Settings, budgets: Budgets | None) -> Self | None:
+        """None if no budget is configured."""
+        return cls(settings, budgets) if budgets is not None and settings.budgets else None
+
+    def open(
+        self,
+        ticket: QuotaTicket,
+        key: str,
+        application: Membership | None = None,
+        pool: str | None = None,
+    ) -> Reservation | None:
+        """A reservation for a request, which ends with its ticket; None: it has no budget.
+
+        Args:
+            ticket: The request's.
+            key: Name of its API key.
+            application: Its application; None: it has none.
+            pool: The configured pool that it names; None: it names none.
+        """
+        ticket.reservation = self._budgets.reservation(
+            key=key, application=application and application.name, pool=pool
+        )
+        return ticket.reservation
+
+    def eased(self, request: InferenceRequest) -> InferenceRequest:
+        """The request with the alpha of a budget above its soft limit, unless it states its own."""
+        reservation, options = request.reservation, request.options
+        least = None if reservation is None else reservation.least_alpha
+        if least is None or options.alpha is not None:
+            return request
+        alpha = max(least, self._usual_alpha(request))
+        if request.caller.max_alpha is not None:
+            alpha = min(alpha, request.caller.max_alpha)
+        return replace(request, options=options.model_copy(update={"alpha": alpha}))
+
+    def limited(self, state: RequestState) -> RequestState:
+        """The request by the cheapest candidate, if a budget above its soft limit wants that."""
+        reservation, is_observing = state.request.reservation, self._settings.routing.observe
+        if (
+            reservation is None
+            or not reservation.calls_cheapest
+            or is_observing
+            or not state.called
+        ):
+            return state
+        amounts = self._of_calls(state, state.routed.certificate.pool)
+        return state.by(min(amounts, key=amounts.__getitem__), Reason.ABOVE_BUDGET)
+
+    async def reserve(self, state: RequestState) -> None:
+        """Reserve what the calls of a request may cost.
+
+        Raises:
+            BudgetExceeded: They may cost more than is left of a budget.
+            StoreUnavailable: What is left of a budget is not known.
+        """
+        reservation = state.request.reservation
+        if reservation is None:
+            return
+        names = state.selected
+        amount = sum(self._of_calls(state, names).values())
+        if state.vote.is_rated:
+            amount += self._worst_case.of_ratings(len(names))
+        assert state.meter is not None
+        await reservation.make(amount, state.meter.amount)
+
+    async def reserve_call(
+        self,
+        name: str,
+        fields: Mapping[str, Any],
+        path: str,
+        meter: CostMeter | None,
+        reservation: Reservation | None,
+    ) -> None:
+        """Reserve what the call to a named candidate may cost. Raises as :meth:`reserve`."""
+        if reservation is None:
+            return
+        assert meter is not None  # a budget needs prices
+        amount = self._worst_case.of_calls((name,), fields, path)[name]
+        await reservation.make(amount, meter.amount)
+
+    async def affordable(self, state: RequestState, names: Sequence[str]) -> Sequence[str]:
+        """The first of these further candidates, as far as their calls could be reserved."""
+        reservation = state.request.reservation
+        if reservation is None:
+            return names
+        found = list[str]()
+        for name, amount in self._of_calls(state, names).items():
+            if not await reservation.add(amount):
+                break
+            found.append(name)
+        return found
+
+    def _usual_alpha(self, request: InferenceRequest) -> float:
+        """The configured alpha of a request that states none."""
+        settings, application = self._settings, request.application
+        section = settings.same_answer_of(application and application.name)
+        if section is not None and request.options.promise in (None, RISK_TARGET):
+            return section.alpha
+        pool = None if request.pool is None else settings.pools[request.pool].alpha
+        member = None if application is None else application.terms.alpha
+        return pool or member or settings.routing.alpha
+
+    def _of_calls(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
+        request = state.request
+        return self._worst_case.of_calls(names, request.fields, request.api_format.path)

@@ -1,0 +1,433 @@
+"""Budgets: refused before a call, settled by what calls cost, shared by gateways on one store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from tests.support import same_answer
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    TWO,
+    UNANSWERABLE,
+    Gateway,
+    Serve,
+    candidates,
+    configure,
+    error_message,
+    running,
+    user,
+)
+from tests.support.waiting import until, wait_until
+from tests.upstreams.scripted import FakePool
+
+from .test_access_control import configured_key
+from .test_costs import PRICES as TOKEN_PRICES
+from .test_costs import UsageReport, counted
+
+CALLS: Final = {"adder": 1.0, "speller": 2.0, "poet": 0.5}  # a call of each
+Budgeted = Callable[..., Gateway]
+
+
+@pytest.fixture
+def budgeted(serve: Serve, pool: FakePool) -> Budgeted:
+    """Start a gateway whose candidates cost a price for each call, which is made once."""
+
+    def start(hard: float | None = None, **changes: Any) -> Gateway:
+        own = {name: {"price": price} for name, price in CALLS.items()}
+        if hard is not None:
+            changes["budget"] = {"hard": hard}
+        return serve(candidates=candidates(pool.url, **own), fleet={"attempts": 1}, **changes)
+
+    return start
+
+
+def shown(gateway: Gateway, budget: str = "all", key: str = ADMIN_KEY) -> dict[str, Any]:
+    """One budget."""
+    response = gateway.get("/budgets", key)
+    assert response.status_code == 200, response.text
+    return next(each for each in response.json()["budgets"] if each["budget"] == budget)
+
+
+def left(gateway: Gateway, budget: str = "all") -> tuple[float, float]:
+    """What is spent and reserved."""
+    found = shown(gateway, budget)
+    return found["spent"], found["reserved"]
+
+
+# The hard limit ---------------------------------------------------------------------------------
+
+
+def test_a_request_that_could_exceed_is_refused_before_its_calls(
+    budgeted: Budgeted, pool: FakePool
+) -> None:
+    """All calls of the set count: the first fits, the second does not, a smaller one does."""
+    gateway = budgeted(hard=4.0)
+    assert gateway.ask(TWO).status_code == 200
+    pool.requests.clear()
+    refused = gateway.ask(TWO)
+    assert error_message(refused, 429) == (
+        "this request may cost up to 3 USD, more than is left of the budget of all for this month; "
+        f"it begins anew at {shown(gateway)['ends_at']}. Until then lower `max_tokens`, or raise "
+        "the budget"
+    )
+    assert refused.json()["error"]["code"] == "budget_exceeded"
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert 0 < int(refused.headers["retry-after"]) <= 31 * 24 * 3600
+    assert refused.headers["x-should-retry"] == "false"
+    streamed = gateway.ask(TWO, stream=True)
+    assert (streamed.status_code, streamed.headers["x-should-retry"]) == (429, "false")
+    assert pool.requests == []
+    assert left(gateway) == (3.0, 0.0)
+    assert gateway.ask(ONE).status_code == 200
+    assert left(gateway) == (4.0, 0.0)
+    assert counted(gateway, "racer_budget_refusals") == {("all",): 2.0}
+
+
+def test_what_costs_nothing_is_never_refused(budgeted: Budgeted) -> None:
+    """A decision, an abstention, a GET: whatever is left."""
+    gateway = budgeted(hard=0.1)
+    assert gateway.ask(ONE).status_code == 429
+    assert gateway.route(TWO)["selected"]
+    assert gateway.chat(UNANSWERABLE)["racer"]["abstained"]
+    assert gateway.get("/v1/models").status_code == 200
+    assert gateway.post("/route", json={"query": ONE, "execute": True}).status_code == 429
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages"]
+)
+def test_calls_by_name_count(budgeted: Budgeted, pool: FakePool, path: str) -> None:
+    """Whole and streamed."""
+    gateway = budgeted(hard=2.0)
+    field = {"/v1/completions": "prompt", "/v1/embeddings": "input"}.get(path, "messages")
+    body = {"model": "adder", field: user(ONE) if field == "messages" else ONE}
+    body |= {"max_tokens": 9} if path == "/v1/messages" else {}
+    assert gateway.post(path, json=body).status_code == 200
+    stream = {} if field == "input" else {"stream": True}
+    assert gateway.post(path, json=body | stream).status_code == 200
+    assert left(gateway) == (2.0, 0.0)
+    for live in ({}, stream):
+        assert "budget of all" in gateway.post(path, json=body | live).json()["error"]["message"]
+    assert len(pool.requests) == 2
+
+
+def test_tokens_are_reserved_by_the_limit_of_the_request(serve: Serve, pool: FakePool) -> None:
+    """By `max_tokens`, else the candidate's parameter, else `limits.max_tokens`; by each choice.
+
+    The price is a unit per token, of the input nothing.
+    """
+    price = {"output": 1e6, "input": 1e-6}
+    own = {"adder": {"price": price}, "speller": {"price": price, "parameters": {"max_tokens": 30}}}
+    gateway = serve(
+        candidates=candidates(pool.url, **own, poet={"price": price}),
+        fleet={"attempts": 2},
+        limits={"max_tokens": 500},
+        budget={"hard": 200.0},
+        calibrated=False,
+    )
+
+    def status(model: str, **fields: Any) -> int:
+        body = {"model": model, "messages": user(ONE), **fields}
+        return gateway.post("/v1/chat/completions", json=body).status_code
+
+    pool.say("adder", "4")
+    never = gateway.post("/v1/chat/completions", json={"model": "adder", "messages": user(ONE)})
+    assert "more than the whole budget of all" in error_message(never, 429)  # 2 x 500
+    assert "retry-after" not in never.headers
+    assert never.headers["x-should-retry"] == "false"
+    assert status("adder", max_tokens=100) == 429  # and a little for the input
+    assert status("adder", max_tokens=90) == 200
+    assert status("adder", max_completion_tokens=40, n=3) == 429
+    assert status("adder", max_completion_tokens=30, n=3) == 200
+    assert status("speller") == 200
+    assert status("speller", n=4) == 429
+    assert left(gateway)[0] == pytest.approx(1 + 1 + 2, abs=1e-6)
+
+
+def test_simultaneous_requests_do_not_exceed_it(budgeted: Budgeted, pool: FakePool) -> None:
+    """Sixteen at once where five fit: five are served, while their reservations last."""
+    pool.say("adder", "42", delay_s=1.0)
+    gateway = budgeted(hard=5.5)
+    texts = [f"{ONE} {number}" for number in range(16)]
+    with ThreadPoolExecutor(16) as threads:
+        told = list(threads.map(gateway.ask, texts))
+    codes = [response.status_code for response in told]
+    assert codes.count(200) == 5
+    assert left(gateway) == (5.0, 0.0)
+    held = [response for response in told if response.headers.get("retry-after") == "10"]
+    assert all("x-should-retry" not in response.headers for response in held)
+
+
+# Settling ---------------------------------------------------------------------------------------
+
+
+def test_what_is_not_spent_is_given_back(serve: Serve, pool: FakePool) -> None:
+    """After an answer, a failure and a refusal: the reservation is far larger than the cost."""
+    own = {name: {"price": {"output": 1e3}} for name in POOL}
+    gateway = serve(candidates=candidates(pool.url, **own), budget={"hard": 1000.0})
+    pool.say("adder", "42")
+    assert gateway.ask(ONE, max_tokens=100_000).status_code == 200
+    assert left(gateway) == (0.002, 0.0)
+    for name in POOL:
+        pool.fail(name, "500")
+    assert gateway.ask(ONE, max_tokens=100_000).status_code == 502
+    assert left(gateway) == (0.002, 0.0)
+    named = {"model": "adder", "messages": user(ONE)}
+    assert gateway.post("/v1/chat/completions", json=named).status_code == 502
+    assert left(gateway) == (0.002, 0.0)
+
+
+@pytest.mark.parametrize("model", ["auto", "adder"])
+def test_a_client_that_leaves_pays_what_had_arrived(
+    serve: Serve, pool: FakePool, model: str
+) -> None:
+    """Of a stream; the rest of its reservation is given back."""
+    own = {name: {"price": {"output": 1e3}} for name in POOL}
+    gateway = serve(candidates=candidates(pool.url, **own), budget={"hard": 1000.0})
+    pool.say("adder", "4" * 2_000, pause_s=0.02)
+    body = {"model": model, "messages": user(ONE), "stream": True, "max_tokens": 90_000}
+    with gateway.http() as client, client.stream("POST", "/v1/chat/completions", json=body) as told:
+        lines = told.iter_lines()
+        for _ in range(10):
+            next(lines)
+        assert left(gateway) == (0.0, pytest.approx(180.0, rel=0.1))
+    wait_until(lambda: left(gateway)[1] == 0.0)
+    assert 0.0 < left(gateway)[0] < 2.0
+
+
+def test_a_replacement_that_cannot_be_paid_is_not_called(
+    budgeted: Budgeted, pool: FakePool
+) -> None:
+    """The fallback failed, and what comes next costs more than is left beside it."""
+    pool.fail("adder", "half")  # it may be charged
+    terms: dict[str, Any] = {"calibrated": False, "routing": {"fallback": "adder"}}
+    poor = budgeted(hard=2.5, **terms)
+    assert poor.ask(ONE).status_code == 502
+    assert pool.models_called() == ["adder"]
+    assert left(poor) == (1.0, 0.0)
+    rich = budgeted(hard=3.0, **terms)
+    assert rich.ask(ONE).status_code == 200
+    assert left(rich) == (3.0, 0.0)
+    assert pool.models_called() == ["adder", "adder", "speller"]
+
+
+def test_what_is_spent_outlives_the_gateway(budgeted: Budgeted, tmp_path: Path) -> None:
+    """A restart does not begin the month anew."""
+    store = {"RACER_STORE_URL": f"sqlite:///{tmp_path / 'shared.db'}"}
+    first = budgeted(hard=4.0, environment=ENVIRONMENT | store)
+    assert first.ask(TWO).status_code == 200
+    second = budgeted(hard=4.0, environment=ENVIRONMENT | store, calibrated=False)
+    wait_until(lambda: left(second)[0] == 3.0)
+    assert second.ask(TWO).status_code == 429
+
+
+def test_booked_costs_of_two_gateways_agree_with_reported_usage(
+    serve: Serve, pool: FakePool, database: str
+) -> None:
+    """120 requests at two gateways on one store: whole, streamed, by name, of sets, some failing.
+
+    Within 0.1 % (to the last digit, in fact) the budget of all is what candidates reported, times
+    the price list, is what both gateways count in `/metrics`.
+    """
+    own = {name: {"price": dict(price)} for name, price in TOKEN_PRICES.items()}
+    environment = ENVIRONMENT | {"RACER_STORE_URL": database}
+    terms = {"candidates": candidates(pool.url, **own), "budget": {"hard": 10_000.0}}
+    gateways = [
+        serve(environment=environment, calibrated=number == 0, **terms) for number in range(2)
+    ]
+    rng = np.random.default_rng(20261205)
+    due = Fraction(0)
+    path = "/v1/chat/completions"
+    for number in range(120):
+        gateway = gateways[int(rng.integers(2))]
+        told = {name: UsageReport.drawn(rng) for name in POOL}
+        for name, each in told.items():
+            pool.say(name, "42", fields={"usage": each.usage(path)})
+        failing = int(rng.integers(6)) == 0
+        if failing:
+            pool.fail("adder", "500")
+        pool.requests.clear()
+        text = f"{(ONE, TWO)[int(rng.integers(2))]} {number}"
+        model = ("auto", "auto", "speller")[int(rng.integers(3))]
+        body = {"model": model, "messages": user(text), "stream": bool(rng.integers(2))}
+        body |= {"racer": {"explain": True}} if model == "auto" else {}
+        assert gateway.post(path, json=body).status_code in ((200, 502) if failing else (200,))
+        answered = [each for each in pool.models_called() if not (failing and each == "adder")]
+        due += sum([told[name].owed(name) for name in answered], Fraction(0))
+    for gateway in gateways:
+        assert until(lambda gateway=gateway: left(gateway)[0] > float(due) * 0.9999, 60)
+        assert left(gateway) == (pytest.approx(float(due), rel=1e-12), 0.0)
+    booked = sum(sum(counted(each, "racer_cost").values()) for each in gateways)
+    assert booked == pytest.approx(float(due), rel=1e-9)
+
+
+# Scopes -----------------------------------------------------------------------------------------
+
+
+def test_each_scope_has_a_budget_of_its_own(budgeted: Budgeted) -> None:
+    """Keys, applications and pools; a request counts towards all of its budgets."""
+    one, entry = configured_key("one", budget={"hard": 2.0})
+    other, other_entry = configured_key("other")
+    gateway = budgeted(
+        hard=100.0,
+        access={"keys": [entry, other_entry]},
+        applications={"bot": {"budget": {"per": "day", "hard": 3.0}}},
+        pools={"small": {"candidates": ["adder"], "budget": {"hard": 4.0}}},
+        calibrated=False,
+        routing={"fallback": "adder"},
+    )
+
+    def ask(key: str, model: str = "auto", **racer: Any) -> int:
+        body = {"model": model, "messages": user(ONE), **({"racer": racer} if racer else {})}
+        return gateway.post("/v1/chat/completions", key, json=body).status_code
+
+    assert [ask(one) for _ in range(3)] == [200, 200, 429]
+    assert ask(other) == 200
+    assert [ask(other, application="bot") for _ in range(4)] == [200, 200, 200, 429]
+    assert [ask(other, "auto/small") for _ in range(5)] == [200, 200, 200, 200, 429]
+    scopes = ("key:one", "application:bot", "pool:small", "all")
+    assert [left(gateway, scope)[0] for scope in scopes] == [2.0, 3.0, 4.0, 10.0]
+    assert len(shown(gateway, "application:bot")["period"]) == len("2026-11-25")
+    own = gateway.get("/budgets", one).json()["budgets"]
+    assert [each["budget"] for each in own] == ["key:one"]
+    assert gateway.get("/budgets", other).json()["budgets"] == []
+
+
+def test_a_refused_request_counts_towards_no_budget(budgeted: Budgeted) -> None:
+    """Of two budgets one has room: nothing of it is reserved."""
+    key, entry = configured_key("one", budget={"hard": 0.5})
+    gateway = budgeted(hard=100.0, access={"keys": [entry]}, calibrated=False)
+    body = {"model": "adder", "messages": user(ONE)}
+    assert gateway.post("/v1/chat/completions", key, json=body).status_code == 429
+    assert left(gateway) == left(gateway, "key:one") == (0.0, 0.0)
+
+
+# The soft limit ---------------------------------------------------------------------------------
+
+
+def test_above_the_soft_limit_a_larger_alpha_decides(
+    budgeted: Budgeted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the request states none; the certificate says so, and an alert can be raised."""
+    gateway = budgeted(budget={"soft": 0.5, "above_soft": 0.4})
+    before = gateway.chat(TWO)["racer"]["certificate"]
+    assert before["guarantee"]["alpha"] == 0.1
+    racer = gateway.chat(TWO)["racer"]
+    certificate = racer["certificate"]
+    assert certificate["guarantee"]["alpha"] == 0.4
+    assert "alpha_assumed_independent_of_query" in certificate["reasons"]
+    assert certificate["holds"]
+    stated = gateway.chat(TWO, {"alpha": 0.05})["racer"]["certificate"]
+    assert stated["guarantee"]["alpha"] == 0.05
+    assert shown(gateway)["above_soft"]
+    warned = [each for each in caplog.messages if "above its soft limit" in each]
+    assert len(warned) == 1
+    metrics = gateway.get("/metrics").text
+    assert 'racer_budget_limit{budget="all",kind="soft"} 0.5' in metrics
+    assert 'racer_budget_spent{budget="all"} ' in metrics
+
+
+def test_above_the_soft_limit_the_cheapest_candidate_is_called(
+    budgeted: Budgeted, pool: FakePool
+) -> None:
+    """Alone, with a void certificate; where it is the set, the certificate holds."""
+    gateway = budgeted(budget={"soft": 0.5, "hard": 100.0, "above_soft": "cheapest"})
+    assert gateway.chat(TWO)["racer"]["certificate"]["holds"]
+    pool.requests.clear()
+    racer = gateway.chat(TWO)["racer"]
+    assert pool.models_called() == ["poet"]
+    assert racer["selected"] == ["poet"]
+    assert not racer["certificate"]["holds"]
+    assert racer["certificate"]["reasons"] == ["above_budget"]
+    racer = gateway.chat(TWO, {"candidates": ["adder", "speller"]})["racer"]
+    assert racer["selected"] == ["adder"]
+    racer = gateway.chat(ONE, {"candidates": ["adder", "speller"]})["racer"]
+    assert racer["selected"] == ["adder"]
+    assert racer["certificate"]["holds"]
+    assert gateway.chat(UNANSWERABLE)["racer"]["abstained"]
+
+
+@pytest.mark.parametrize("above_soft", [0.3, "cheapest"])
+def test_rounds_reserve_all_that_they_may_call(
+    serve: Serve, talking: FakePool, above_soft: float | str
+) -> None:
+    """All five candidates, of which two agree and suffice; the rest is given back.
+
+    Above the soft limit the promise has the larger alpha, or the cheapest candidate answers.
+    """
+    given = same_answer.configured(
+        talking,
+        budget={"soft": 1, "hard": 6.5, "above_soft": above_soft},
+        fleet={"attempts": 1},
+    )
+    for each in given["candidates"]:
+        each["price"] = 0.9 if each["name"] == "eve" else 1.0
+    gateway = serve(**given)
+    same_answer.activate(gateway)
+    for name in same_answer.NAMES:
+        talking.say(name, "0")
+    racer = gateway.chat("question 1")["racer"]
+    assert racer["certificate"]["holds"]
+    assert racer["certificate"]["guarantee"]["alpha"] == 0.02
+    assert left(gateway) == (len(racer["selected"]), 0.0) == (2.0, 0.0)
+    response = gateway.ask("question 2")
+    if above_soft == "cheapest":
+        racer = response.json()["racer"]
+        assert racer["selected"] == ["eve"]
+        assert racer["certificate"]["reasons"][-1] == "above_budget"
+    else:
+        assert error_message(response, 429).startswith("this request may cost up to 4.9 USD")
+        racer = gateway.chat("question 3", {"candidates": ["ada", "bob", "cyd"]})["racer"]
+        assert racer["certificate"]["guarantee"]["alpha"] == 0.3
+        assert "alpha_assumed_independent_of_query" in racer["certificate"]["reasons"]
+
+
+# Configuration ----------------------------------------------------------------------------------
+
+
+def test_a_reload_takes_over_budgets(budgeted: Budgeted, pool: FakePool, artifact: Path) -> None:
+    """A raised limit holds at once, and what was spent stays spent."""
+    gateway = budgeted(hard=1.5)
+    assert gateway.ask(ONE).status_code == 200
+    assert gateway.ask(ONE).status_code == 429
+    assert gateway.config is not None
+    own = {name: {"price": price} for name, price in CALLS.items()}
+    terms = {"candidates": candidates(pool.url, **own), "fleet": {"attempts": 1}}
+    configure(gateway.config.parent, artifact, pool.url, budget={"hard": 2.5}, **terms)
+    assert gateway.post("/admin/reload", ADMIN_KEY).json() == {"changed": ["budget.hard"]}
+    wait_until(lambda: gateway.ask(ONE).status_code == 200)
+    assert left(gateway)[0] == 2.0
+    configure(gateway.config.parent, artifact, pool.url, **terms)
+    assert gateway.post("/admin/reload", ADMIN_KEY).status_code == 200
+    assert gateway.ask(ONE).status_code == 200
+    assert gateway.get("/budgets", ADMIN_KEY).json()["budgets"] == []
+
+
+def test_a_budget_of_a_gateway_without_a_store_needs_a_restart(
+    tmp_path: Path, pool: FakePool
+) -> None:
+    """It counts in the store, which a start opens."""
+    own = {name: {"price": price} for name, price in CALLS.items()}
+    terms: dict[str, Any] = {
+        "schema_version": 1,
+        "port": 0,
+        "candidates": candidates(pool.url, **own),
+    }
+    path = tmp_path / "racer.yaml"
+    path.write_text(json.dumps(terms), encoding="utf-8")
+    with running(path, ENVIRONMENT) as gateway:
+        assert gateway.get("/budgets", ADMIN_KEY).status_code == 404
+        path.write_text(json.dumps(terms | {"budget": {"hard": 1}}), encoding="utf-8")
+        message = error_message(gateway.post("/admin/reload", ADMIN_KEY), 409)
+        assert message.startswith("a budget needs the store")
