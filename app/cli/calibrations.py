@@ -138,7 +138,9 @@ def rollback(force: bool, url: str, key: str | None, as_json: bool) -> None:
         else:
             target = serving
         result = gateway.activate(target, expected_active_id=serving, confirm=force)
-    if canary is not None and not as_json:
+    if as_json:
+        result |= {"ended_canary": canary}
+    elif canary is not None:
         out.print(f"the canary {canary} is ended. ", end="", highlight=False, markup=False)
     _print_active(result, _sentence, as_json=as_json)
 

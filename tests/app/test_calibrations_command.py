@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,11 @@ def test_a_rollback_ends_a_canary_first(
     assert out.startswith(f"the canary {third} is ended. {second} is active. "), out
     assert gateway.ready()["calibration"] == second
     assert gateway.get("/calibrations", ADMIN_KEY).json()["canary"] is None
-    assert racer("calibrations", "rollback", *at)[0] == 0
+    assert gateway.activate(third, share=0.25).status_code == 200
+    code, out, _ = racer("calibrations", "rollback", "--json", *at)
+    assert (code, json.loads(out)["ended_canary"]) == (0, third)
+    code, out, _ = racer("calibrations", "rollback", "--json", *at)
+    assert (code, json.loads(out)["ended_canary"]) == (0, None)
     assert gateway.ready()["calibration"] == first
 
 
