@@ -154,6 +154,8 @@ def test_rows_are_those_of_one_process(
     assert code == 0, stderr
     report = json.loads(printed)
     assert report.pop("kinds")["plain"]["rows"] == len(QUESTIONS)
+    found = {name: each["labelled"] for name, each in report.pop("candidates").items()}
+    assert found == dict.fromkeys(POOL, len(QUESTIONS))
     assert report == {
         "out": str(out),
         "cut": {},
@@ -328,9 +330,10 @@ def test_rows_written_before_a_stop_are_not_labelled_again(
 ) -> None:
     """What was under way is, once more. The rows are those of one process in the end."""
     out = tmp_path / "rows.jsonl"
-    pool.say("adder", "4", delay_s=3.0)  # it must not be done before it is stopped
+    pool.say("adder", "4", delay_s=3.0)
     with labelling(config, out, "--ray", nodes.address) as process:
         wait_while_running(lambda: len(lines(out)) >= 4, process, RUNNING_S)
+        pool.say("adder", "4", delay_s=90.0)  # it must not be done before it is stopped
         process.send_signal(how)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGKILL), stderr
