@@ -9,14 +9,17 @@ from typing import Final, Literal, Protocol, get_args
 from app.access.api_keys import KeyRing
 from app.access.quotas import Quotas
 from app.answering.chat_services import ChatServices
+from app.answering.costs import Costs
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
+from app.answering.token_count import TokenCounter
 from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.answer_progress import rows_needed
 from app.monitoring.monitor import Monitor
+from app.monitoring.typical_usage import TypicalUsage
 from app.reload import Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
@@ -138,10 +141,12 @@ class Services:
     keys: KeyRing
     applications: Applications
     named_candidates: NamedCandidateService
+    token_counter: TokenCounter
     chats: ChatServices
     # Those outlive it.
     reload: Reload
     quotas: Quotas
+    typical_usage: TypicalUsage
     drain: Drain
     metrics: Metrics
     tracer: Tracer | None
@@ -152,13 +157,15 @@ class Services:
 
     def under(self, settings: Settings, secrets: Secrets) -> Services:
         """The services of the requests that begin under another configuration."""
+        costs = Costs.of(settings, self.typical_usage, self.metrics)
         return replace(
             self,
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
-            named_candidates=NamedCandidateService(settings, self.chats.fleet),
-            chats=replace(self.chats, settings=settings),
+            named_candidates=NamedCandidateService(settings, self.chats.fleet, costs),
+            token_counter=TokenCounter(settings, self.chats.fleet),
+            chats=replace(self.chats, settings=settings, costs=costs),
         )
 
     @property

@@ -101,13 +101,13 @@ def candidates() -> Iterator[FakePool]:
 @pytest.fixture(scope="module")
 def _few(tmp_path_factory: pytest.TempPathFactory, candidates: FakePool) -> Iterator[ScriptedFleet]:
     folder = tmp_path_factory.mktemp("few")
-    with scripted.served(folder, scripted.FEW, candidates) as fleet:
+    with scripted.served(folder, scripted.FEW, candidates, prices=scripted.FEW_PRICES) as fleet:
         yield fleet
 
 
 @pytest.fixture
 def few(_few: ScriptedFleet) -> ScriptedFleet:
-    """Five scripted candidates behind a calibrated gateway with keys; each answers 42."""
+    """Five priced scripted candidates behind a calibrated gateway with keys; each answers 42."""
     _few.pool.reset()
     return _few
 

@@ -23,6 +23,7 @@ from tests.upstreams.scripted import FakePool
 from .fleet import Fleet
 
 FEW = ("granite-4-small", "llama-3.3-70b", "mistral-small-24b", "phi-4-mini", "qwen3-8b")
+FEW_PRICES = [{"output": 1_000.0 * place} for place in range(1, 1 + len(FEW))]  # of 10⁶ tokens
 MANY = (
     "command-r-plus", "deepseek-v3", "gemma-3-27b-it", "gpt-oss-120b", *FEW, "nemotron-70b",
     "olmo-2-32b",
