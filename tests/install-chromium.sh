@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Debian's Chromium, for the tests that click through the page; without it they are skipped.
+# Debian's Chromium, for the tests that click through the page; without it they are skipped. The
+# headless shell takes half of the CPU time of the whole browser.
 set -euo pipefail
 
-if command -v chromium >/dev/null; then
+if command -v chromium-headless-shell >/dev/null; then
   exit 0
 fi
-if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
-  echo "Chromium is not here and apt-get not ours to use: its tests will be skipped"
-  exit 0
+if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+  echo "installing chromium-headless-shell"
+  { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium-headless-shell fonts-dejavu-core; } \
+    >/dev/null 2>&1 && exit 0
 fi
-echo "installing chromium"
-{ apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium fonts-dejavu-core; } \
-  >/dev/null 2>&1 || echo "Chromium cannot be installed: its tests will be skipped"
+command -v chromium >/dev/null || echo "Chromium is not here and cannot be installed: its tests will be skipped"

@@ -16,7 +16,6 @@ from app.api.caller import caller_of
 from app.api.openapi import BODY, CALLS, KEYED, errors
 from app.api.respond import application_of, note_answer, note_prompt
 from app.concurrency.client_disconnect import unless_disconnected
-from app.errors import Conflict
 from app.route_table import JsonBody, Routes
 from app.routing import query
 from app.routing.request import RoutingRequest
@@ -132,23 +131,21 @@ async def levels(request: HttpRequest, services: Services) -> Response:
     "/route/levels",
     role="data",
     summary="The mean set at every alpha",
-    responses=errors(*KEYED, 404, 409),
+    responses=errors(*KEYED, 404),
 )
 async def mean_levels(request: HttpRequest, services: Services) -> Response:
     """Over the rows of the active calibration: what a choice of alpha trades.
 
     The rows are those of first turns of the caller's group or application, and the candidates those
-    that its key may call.
+    that its key may call. Under `same_answer` alpha chooses no set, and `levels` is empty.
     """
     settings = services.settings
+    application = application_of(request, services, None, {})
     if settings.same_answer is not None:
-        raise Conflict(
-            "alpha bounds differences from the whole pool here: GET /same-answer has the calls "
-            "at every alpha, as `frontier`"
-        )
+        return bodies.json_response({"calibration_id": services.calibration, "levels": []})
     report = await services.mean_levels.report(
         caller_of(request),
-        application_of(request, services, None, {}),
+        application,
         allows_infeasible=settings.routing.on_infeasible != "reject",
     )
     return bodies.json_response(report)

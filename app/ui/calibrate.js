@@ -1,6 +1,7 @@
 /** Calibrate: rows in, evidence to look at, a calibration made active, and the way back. */
 
 import { ApiError, getJson, postFile, postJson, readiness, remove } from "./api.js";
+import { canaryView } from "./canary.js";
 import { byId, confirmed, el, fill, notice, say, table } from "./dom.js";
 import { evidenceView } from "./evidence.js";
 import { bytes, count, moment, number, percent, shortId } from "./format.js";
@@ -18,6 +19,7 @@ const PHASES = {
 
 // The gateway that held the job is gone, or cannot be heard.
 const LOST = ["job_not_found", "unreachable"];
+const CANARY_MS = 10_000; // between two looks at what a canary realises
 const UNKNOWN = "It is not known whether it was activated";
 
 /** Wire the tab; it asks for the history when it comes to the front. */
@@ -25,11 +27,14 @@ export function startCalibrate() {
   const work = el("div", { id: "calibrate-work" });
   const history = el("div", { id: "history" });
   const form = uploadForm(run);
+  const canary = canaryView((step) => activate(step));
   let visible = false;
   let busy = false;
+  let hasCanary = false;
 
-  fill(byId("calibrate-body"), form.card, work, history);
+  fill(byId("calibrate-body"), form.card, work, canary.view, history);
   onKeys(refresh);
+  setInterval(() => visible && hasCanary && !document.hidden && lookAtCanary(), CANARY_MS);
   document.addEventListener("readiness", () => visible && refresh());
 
   /**
@@ -109,11 +114,13 @@ export function startCalibrate() {
   async function refresh() {
     if (!visible) return;
     if (!hasKey("admin")) {
+      showCanary(null);
       fill(history, keyWanted("The history, and every change, needs the admin key."));
       return;
     }
     try {
-      const [{ data }, ready] = await Promise.all([getJson("calibrations", "admin"), readiness()]);
+      const [{ data, canary: found }, ready] = await Promise.all([getJson("calibrations", "admin"), readiness()]);
+      showCanary(found);
       fill(history, historyCard(data, ready.calibration ?? "", activate));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -121,16 +128,33 @@ export function startCalibrate() {
     }
   }
 
-  /** Make a calibration of the history active, unless another one was activated since it was shown. */
-  async function activate(id, expected) {
-    if (!(await confirmed("Make this calibration active?", `${shortId(id)} takes the place of ${expected ? shortId(expected) : "nothing"}. The other stays in the history.`, "Make active"))) return;
+  /** Renew what a canary realises; the history is shown again where it has ended or begun anew. */
+  async function lookAtCanary() {
+    try {
+      const { canary: found } = await getJson("calibrations", "admin");
+      if (found === null || found.ended) await refresh();
+      else showCanary(found);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error; // the next look may succeed
+    }
+  }
+
+  /** Show a canary, or that there is none. */
+  function showCanary(found) {
+    hasCanary = found !== null && !found.ended;
+    canary.show(found);
+  }
+
+  /** Make a calibration active, unless another one than `active` became it since that was shown. */
+  async function activate({ id, active: expected, title, text, yes }) {
+    if (!(await confirmed(title, text, yes))) return;
     const post = (confirm) => postJson(`calibrations/${id}/activate`, "admin", { expected_active_id: expected, confirm });
     try {
       try {
         await post(false);
       } catch (error) {
         if (error.code !== "confirm_needed") throw error;
-        if (!(await confirmed("Make it active all the same?", sentence(error.message), "Make active all the same"))) return;
+        if (!(await confirmed(`${yes} all the same?`, sentence(error.message), `${yes} all the same`))) return;
         await post(true);
       }
       document.dispatchEvent(new Event("look-again"));
@@ -264,18 +288,32 @@ function refusedNotice(all, active) {
   return refused ? notice("warn", `Calibration ${shortId(refused.id)} was not activated: ${refused.evidence.refused}. The old one decides; make the new one active if it is meant.`) : null;
 }
 
+/** How a calibration of the history becomes active. */
+function toActivate(id, active) {
+  return {
+    id,
+    active,
+    title: "Make this calibration active?",
+    text: `${shortId(id)} takes the place of ${active ? shortId(active) : "nothing"}. The other stays in the history.`,
+    yes: "Make active",
+  };
+}
+
+/** Whether a calibration decides, or the button that makes it so. */
+function stateOf(each, active, activate) {
+  const { id } = each;
+  if (id === active) return el("span", { class: "chip on" }, "active");
+  if (each.share !== undefined) return el("span", { class: "chip on" }, `canary, ${percent(each.share)}`);
+  if (each.active) return el("span", { class: "muted" }, "active elsewhere");
+  return el("button", { type: "button", class: "quiet small", "aria-label": `Make ${shortId(id)} active`, onclick: () => activate(toActivate(id, active)) }, "Make active");
+}
+
 /** All calibrations, newest first. */
 function historyCard(all, active, activate) {
   if (all.length === 0) return el("section", { class: "card" }, el("h2", {}, "History"), el("p", { class: "muted" }, "Nothing was calibrated yet."));
   const rows = all.map((each) => {
     const { evidence, id } = each;
-    const state =
-      id === active
-        ? el("span", { class: "chip on" }, "active")
-        : each.active
-          ? el("span", { class: "muted" }, "active elsewhere")
-          : el("button", { type: "button", class: "quiet small", "aria-label": `Make ${shortId(id)} active`, onclick: () => activate(id, active) }, "Make active");
-    return [el("code", { title: id }, shortId(id)), moment(each.created_at), percent(evidence.alpha), count(evidence.n), number(evidence.mean_size), (evidence.risk_q95 ?? null) === null ? "–" : percent(evidence.risk_q95), state];
+    return [el("code", { title: id }, shortId(id)), moment(each.created_at), percent(evidence.alpha), count(evidence.n), number(evidence.mean_size), (evidence.risk_q95 ?? null) === null ? "–" : percent(evidence.risk_q95), stateOf(each, active, activate)];
   });
   return el(
     "section",

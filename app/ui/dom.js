@@ -20,6 +20,14 @@ export function el(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** An element of a drawing. */
+export function svg(tag, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
 /** Put children in the place of whatever an element held. */
 export function fill(element, ...children) {
   element.replaceChildren(...children.flat().filter((each) => each !== null && each !== undefined && each !== false));

@@ -1,4 +1,4 @@
-/** What an answer took beside calling every candidate: calls, price and time, each as a pair of bars. */
+/** What an answer took beside calling every candidate: calls, price and time, each as a bar. */
 
 import { el, setShare } from "./dom.js";
 import { duration, percent } from "./format.js";
@@ -16,7 +16,7 @@ export function latestCalls() {
 }
 
 /**
- * The pairs of bars; null where everyone was called, or nothing.
+ * The bars, and what calling everyone is estimated from; null where everyone was called, or nothing.
  *
  * @param called The calls that were made.
  * @param priceShare Their price as a share of calling everyone; null without prices.
@@ -26,17 +26,27 @@ export function latestCalls() {
 export function paidBeside({ called, size, priceShare, slowest, cost }) {
   if (called.length === 0 || called.length === size) return null;
   const pairs = [["Calls", called.length / size, String(called.length), String(size)]];
+  const basis = [];
   const all = cost?.alternatives.everyone;
-  if (all?.cost > 0) pairs.push(["Cost", cost.cost / all.cost, amountInWords(cost, cost.currency), amountInWords(all, cost.currency)]);
-  else if (priceShare !== null) pairs.push(["Price", priceShare, percent(priceShare, 0), "100 %"]);
+  if (all?.cost > 0) {
+    pairs.push(["Cost", cost.cost / all.cost, amountInWords(cost, cost.currency), amountInWords(all, cost.currency)]);
+    if (all.estimated) basis.push("The cost of calling all is estimated: candidates that were not called would read the same input and answer as they do on average.");
+  } else if (priceShare !== null) pairs.push(["Price", priceShare, percent(priceShare, 0), "100 %"]);
   const ms = Math.max(...called.filter((call) => call.ms !== undefined).map((call) => call.ms));
   if (Number.isFinite(ms)) {
     const least = slowest.untimed > 0 ? `at least ${duration(slowest.ms)}` : duration(slowest.ms);
     pairs.push(["Time", ms / slowest.ms, duration(ms), least]);
+    const untimed = slowest.untimed > 0 ? ` (candidates without a call: ${slowest.untimed})` : "";
+    basis.push(`The time of calling all is that of the slowest candidate, by each one's latest call on this page, for whatever question${untimed}.`);
   }
+  return el("div", { class: "paid" }, barsTable(pairs, size), basis.length > 0 ? el("p", { class: "hint" }, basis.join(" ")) : null);
+}
+
+/** What was paid, each with what calling all takes. */
+function barsTable(pairs, size) {
   return el(
     "table",
-    { class: "paid" },
+    {},
     el("caption", {}, `Paid, beside calling all ${size}`),
     el("thead", { class: "unseen" }, el("tr", {}, ["", "share", "paid", "calling all"].map((each) => el("th", { scope: "col" }, each)))),
     el(

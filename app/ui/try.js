@@ -9,15 +9,20 @@ import { onKeys } from "./keys.js";
 import { latestCalls } from "./paid.js";
 import { riskLevel } from "./risk.js";
 import { roundsInWords } from "./rounds.js";
+import { startTradeoff } from "./tradeoff.js";
 import { adviceFor, reasonInWords, sentence } from "./words.js";
 
 const PAUSE_MS = 450; // after the last key, before the question is looked at
 
-/** Wire the form; no request is made before the user types. */
+/** Wire the form; nothing is asked about a question before the user types. */
 export function startTry() {
   const form = byId("ask");
   const question = byId("question");
-  const risk = riskLevel(() => shown?.show());
+  const tradeoff = startTradeoff(() => risk.chosen());
+  const risk = riskLevel(() => {
+    shown?.show();
+    tradeoff.show();
+  });
   const button = byId("ask-button");
   const story = [...byId("set").children]; // how it works, for as long as there is no question
   const latest = latestCalls();

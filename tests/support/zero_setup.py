@@ -75,19 +75,29 @@ def questions(seed: int, count: int, skills: Sequence[str] = LETTERS) -> list[st
     return found[:count]
 
 
-def configure(folder: Path, urls: Mapping[str, str], *, prefix: str = "", **changes: Any) -> Path:
+def configure(
+    folder: Path,
+    urls: Mapping[str, str],
+    *,
+    prefix: str = "",
+    prices: Mapping[str, float] | None = None,
+    **changes: Any,
+) -> Path:
     """Write a configuration of candidates at these addresses.
 
     Args:
         folder: Where.
         urls: The address of each candidate.
         prefix: Of the models' names at their servers.
+        prices: The price of each candidate; None: none is known.
         changes: Further sections.
     """
-    candidates = [
+    candidates: list[dict[str, Any]] = [
         {"name": name, "base_url": url, "model": prefix + name, "parameters": GREEDY}
         for name, url in urls.items()
     ]
+    for each in candidates if prices else ():
+        each["price"] = prices[each["name"]]
     values = {"schema_version": 1, "port": 0, "candidates": candidates, **changes}
     path = folder / "racer.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf-8")

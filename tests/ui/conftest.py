@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,14 +12,18 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
+from tests.support.shared_demo import SharedDemo, started_demo
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
-from .fleet import FEW, Fleet, artifact, served
+from . import scripted
+from .fleet import Fleet, demo_fleet, served, some_rows, trained
+from .scripted import ScriptedFleet
 
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 WIDE = (1280, 900)
 NARROW = (390, 844)
+LIMIT_S = 600  # of a test
 REFUSED = "Failed to load resource: the server responded with a status of "
 # Kept by the page itself, before anything of it runs.
 VIOLATIONS = """
@@ -28,11 +33,12 @@ addEventListener("securitypolicyviolation", (event) =>
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here needs a browser."""
+    """Everything here needs a browser, and may wait for the demo on a busy machine."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
             if CHROMIUM is None:
                 item.add_marker(pytest.mark.skip(reason="Chromium is not installed"))
 
@@ -47,6 +53,44 @@ def browser() -> Iterator[Browser]:
         launched.close()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _starting_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDemo]:
+    """The demo, which starts while the first tests run that do not need it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with started_demo(folder / "demo") as demo:
+        yield demo
+
+
+@pytest.fixture(scope="session")
+def pool_url(_starting_demo: SharedDemo) -> str:
+    """The server of the demo's models."""
+    return _starting_demo.address().pool_url
+
+
+@pytest.fixture(scope="session")
+def demo(_starting_demo: SharedDemo) -> Iterator[Fleet]:
+    """The demo. Tests share it: each asks, and none activates another calibration."""
+    fleet = demo_fleet(_starting_demo.address())
+    yield fleet
+    fleet.gateway.close()
+
+
+@pytest.fixture(scope="session")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A router of the demo's candidates for other gateways, trained once."""
+    return trained(tmp_path_factory.mktemp("router"))
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, pool_url: str, router: Path) -> Iterator[Fleet]:
+    """A calibrated gateway with keys before the demo's models."""
+    folder = tmp_path_factory.mktemp("keyed")
+    with served(folder, pool_url, artifact=router, calibration=some_rows(0, 400)) as fleet:
+        yield fleet
+
+
 @pytest.fixture(scope="module")
 def candidates() -> Iterator[FakePool]:
     """Scripted candidates, of any name."""
@@ -54,23 +98,16 @@ def candidates() -> Iterator[FakePool]:
         yield pool
 
 
-@pytest.fixture(scope="session")
-def router(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A router for five candidates, trained once."""
-    return artifact(tmp_path_factory.mktemp("router"), FEW)
-
-
 @pytest.fixture(scope="module")
-def _few(
-    tmp_path_factory: pytest.TempPathFactory, candidates: FakePool, router: Path
-) -> Iterator[Fleet]:
-    with served(tmp_path_factory.mktemp("few"), FEW, candidates, artifact=router) as fleet:
+def _few(tmp_path_factory: pytest.TempPathFactory, candidates: FakePool) -> Iterator[ScriptedFleet]:
+    folder = tmp_path_factory.mktemp("few")
+    with scripted.served(folder, scripted.FEW, candidates, prices=scripted.FEW_PRICES) as fleet:
         yield fleet
 
 
 @pytest.fixture
-def fleet(_few: Fleet) -> Fleet:
-    """Five candidates behind a calibrated gateway with keys; each answers 42 by default."""
+def few(_few: ScriptedFleet) -> ScriptedFleet:
+    """Five priced scripted candidates behind a calibrated gateway with keys; each answers 42."""
     _few.pool.reset()
     return _few
 
@@ -94,7 +131,9 @@ class Tab:
         page.on("request", lambda request: self._request(request.url))
 
     def _console(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
+        # Without a key the page asks for the levels of the calibration all the same.
+        is_expected = message.location["url"].endswith("/route/levels") and "401" in message.text
+        if message.type in ("error", "warning") and not is_expected:
             self.noted.append(message.text)
 
     def _request(self, url: str) -> None:
@@ -143,7 +182,10 @@ Open = Callable[..., Tab]
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Open]:
-    """Open windows: ``opened(fleet, scheme="dark", size=NARROW)``; none of them may complain."""
+    """Open windows: ``opened(fleet, scheme="dark", size=NARROW)``; none of them may complain.
+
+    ``clock=True``: the page's time can be put forward.
+    """
     tabs: list[Tab] = []
     with ExitStack() as stack:
 
@@ -160,7 +202,12 @@ def opened(browser: Browser) -> Iterator[Open]:
 
 @contextmanager
 def _window(
-    browser: Browser, fleet: Fleet, *, scheme: Any = "light", size: tuple[int, int] = WIDE
+    browser: Browser,
+    fleet: Fleet,
+    *,
+    scheme: Any = "light",
+    size: tuple[int, int] = WIDE,
+    clock: bool = False,
 ) -> Generator[Tab]:
     context = browser.new_context(
         color_scheme=scheme,
@@ -170,5 +217,7 @@ def _window(
     )
     context.set_default_timeout(60_000)
     context.add_init_script(VIOLATIONS)
+    if clock:
+        context.clock.install()
     yield Tab(context.new_page(), fleet)
     context.close()

@@ -1,82 +1,102 @@
-"""Fleets to look at: scripted candidates under names that people know, and unsure routers."""
+"""Gateways that serve the page: the demo, and those of a test before the demo's models."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
-
+from app import settings
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
+from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow, LabelledRows
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, Gateway, configure, running
-from tests.upstreams.scripted import FakePool
+from tests.support import zero_setup
+from tests.support.gateway import ADMIN_KEY, DATA_KEY, Gateway, running
+from tests.support.lazy import LazyModule
+from tests.support.shared_demo import DemoAddress
+from tests.support.zero_setup import POOL
 
-FEW = ("granite-4-small", "llama-3.3-70b", "mistral-small-24b", "phi-4-mini", "qwen3-8b")
-MANY = (
-    "command-r-plus", "deepseek-v3", "gemma-3-27b-it", "gpt-oss-120b", *FEW, "nemotron-70b",
-    "olmo-2-32b",
-    "organisation/a-very-long-model-name-with-its-quantisation-and-revision-GPTQ-Int4-2026-11-01",
-)  # fmt: skip
-KINDS = (
-    "What is {} plus {}?",
-    "Spell the number {} and then {}",
-    "Compare {} with {} in one word",
-    "Name a river between kilometre {} and {}",
-    "Translate the number {} into Danish, then {}",
-    "Write a poem about {} and {}",
-)
-SUM = "What is 17 plus 25?"
-ROW = "What is 10002 plus 10003?"  # of the calibration
-POEM = "Write a poem about 17 and 25"
-RIVER = "Name a river between kilometre 17 and 25"
+run = LazyModule("app.tools.demo.run")
+
+NOWHERE: Final = "http://127.0.0.1:9/v1"  # of candidates that no test calls
+Levels = dict[str, Any]  # what POST /route/levels answers
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """A running gateway with keys, and what answers behind it."""
+    """A running gateway and its candidates; without a data key it needs none."""
 
     gateway: Gateway
-    pool: FakePool
     names: tuple[str, ...]
     data_key: str
     admin_key: str
 
-    def route(self, question: str, *, execute: bool = True) -> dict[str, Any]:
+    def route(self, question: str, *, execute: bool = True, **options: Any) -> dict[str, Any]:
         """Route a question as the admin, and call the candidates unless told not to."""
-        body = {"query": question, "execute": execute}
-        return self.gateway.post("/route", self.admin_key, json=body).json()
+        body = {"query": question, "execute": execute, **options}
+        response = self.gateway.post("/route", self.admin_key, json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def levels(self, question: str, **options: Any) -> Levels:
+        """The sets of a question at every level."""
+        body = {"query": question, **options}
+        response = self.gateway.post("/route/levels", self.admin_key, json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def find(
+        self, wanted: Callable[[Levels], bool], among: Iterable[LabelledRow] | None = None
+    ) -> str:
+        """The first question whose levels are as wanted, of the demo's test rows unless told."""
+        for row in demo_rows("test").rows if among is None else among:
+            if wanted(self.levels(row.query)):
+                return row.query
+        raise AssertionError("no question of the demo is like that")
+
+    def active(self) -> str:
+        """The calibration that decides."""
+        return self.gateway.ready()["calibration"]
 
 
-def rows(names: tuple[str, ...], start: int, count: int) -> LabelledRows:
-    """Labelled rows: candidates differ in skill by kind of query; none writes poems."""
-    rng = np.random.default_rng(start)
-    skill = np.random.default_rng(7).beta(1.1, 1.3, (len(KINDS), len(names)))
-    skill = 0.75 * skill[np.argsort(-skill.max(axis=1))]
-    skill[-1] = 0.0
-    made = [
-        LabelledRow(
-            query=KINDS[at % len(KINDS)].format(at, at + 1),
-            correct=frozenset(
-                name
-                for name, chance in zip(names, skill[at % len(KINDS)], strict=True)
-                if rng.random() < chance
-            ),
-        )
-        for at in range(start, start + count)
-    ]
-    return LabelledRows(pool=names, rows=tuple(made))
+def several(found: Levels) -> bool:
+    """Whether some level calls more than one candidate and not all, and another a single one."""
+    sizes = {len(each["selected"]) for each in found["levels"]}
+    return 1 in sizes and any(1 < size < len(POOL) for size in sizes)
 
 
-def artifact(folder: Path, names: tuple[str, ...]) -> Path:
-    """A KNN router for these candidates."""
+def level_of_several(found: Levels) -> dict[str, Any]:
+    """The largest level that calls more than one candidate and not all."""
+    return next(each for each in reversed(found["levels"]) if 1 < len(each["selected"]) < len(POOL))
+
+
+@cache
+def demo_rows(split: str) -> LabelledRows:
+    """The demo's rows: ``train``, ``validation``, ``calibration`` or ``test``."""
+    return read_rows(run.FOLDER / "data" / f"{split}.jsonl")
+
+
+def some_rows(start: int, count: int, split: str = "calibration") -> LabelledRows:
+    """Some of the demo's rows."""
+    rows = demo_rows(split)
+    return replace(rows, rows=rows.rows[start : start + count])
+
+
+def demo_fleet(address: DemoAddress) -> Fleet:
+    """The running demo."""
+    configured, _ = settings.load(run.FOLDER / "racer.yaml", {})
+    return Fleet(Gateway(address.url, configured), POOL, "", address.admin_key)
+
+
+def trained(folder: Path) -> Path:
+    """A KNN router of n-grams, which needs no torch, trained on rows of the demo."""
     train(
-        rows(names, 0, 600),
-        rows(names, 5_000, 300),
+        some_rows(0, 600, "train"),
+        some_rows(0, 200, "validation"),
         folder,
         encoder=CharNgramEncoder(),
         kind="knn",
@@ -87,31 +107,35 @@ def artifact(folder: Path, names: tuple[str, ...]) -> Path:
 @contextmanager
 def served(
     folder: Path,
-    names: tuple[str, ...],
-    pool: FakePool,
+    pool_url: str = NOWHERE,
     *,
+    artifact: Path,
     keys: bool = True,
-    calibrated: bool = True,
+    calibration: LabelledRows | None = None,
     environment: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Generator[Fleet]:
-    """A gateway in front of these candidates."""
-    prices = changes.pop("prices", None)
-    candidates = [
-        {"name": name, "base_url": pool.url, "timeout_s": 5}
-        | ({} if prices is None else {"price": prices[at]})
-        for at, name in enumerate(names)
-    ]
-    changes = {"routing": {"score": "cover"}, "watching": {"false_alarm": 0.01}} | changes
-    path = configure(
-        folder / "gateway",
-        changes.pop("artifact", None) or artifact(folder / "artifact", names),
-        pool.url,
-        candidates=candidates,
-        **changes,
+    """A gateway before the demo's models, with a store of its own.
+
+    Args:
+        folder: Of its files.
+        pool_url: The server of the models.
+        artifact: The router.
+        keys: Whether a data key is needed.
+        calibration: The rows to calibrate with; None: none.
+        environment: Further variables.
+        changes: Sections of the configuration.
+    """
+    folder.mkdir(exist_ok=True)
+    path = zero_setup.configure(
+        folder,
+        dict.fromkeys(POOL, pool_url),
+        prefix="pool/",
+        artifact=str(artifact),
+        **{"watching": {"false_alarm": 0.01}, **changes},
     )
     secrets = {"RACER_ADMIN_KEY": ADMIN_KEY} | ({"RACER_DATA_KEY": DATA_KEY} if keys else {})
     with running(path, secrets | dict(environment or {})) as gateway:
-        if calibrated:
-            gateway.calibrate(rows=rows(names, 10_000, 800))
-        yield Fleet(gateway, pool, names, DATA_KEY if keys else "", ADMIN_KEY)
+        if calibration is not None:
+            gateway.calibrate(rows=calibration)
+        yield Fleet(gateway, POOL, DATA_KEY if keys else "", ADMIN_KEY)

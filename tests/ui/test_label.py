@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,30 +14,32 @@ from tests.support.samples import KEY, sampled
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
+from . import scripted
 from .conftest import NARROW, WIDE, Open, Tab
-from .fleet import FEW, SUM, Fleet, served
+from .fleet import POOL, Fleet, demo_rows, served, some_rows
 from .test_looks import PICTURES, overflow, serious
 
 MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 SYSTEM = {"role": "system", "content": "Answer in one word."}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+SAMPLING: dict[str, Any] = {
+    "watching": {"shadow_rate": 1.0, "store_requests": True},
+    "environment": {"RACER_SAMPLES_KEY": KEY},
+}
 
 
 @pytest.fixture
-def sampling(tmp_path: Path, candidates: FakePool, router: Path) -> Iterator[Fleet]:
-    """A fleet that samples everything and stores requests; one candidate answers otherwise."""
-    candidates.reset()
-    candidates.say(FEW[0], MARKUP)
-    watching = {"shadow_rate": 1.0, "store_requests": True}
-    with served(
-        tmp_path,
-        FEW,
-        candidates,
-        artifact=router,
-        watching=watching,
-        environment={"RACER_SAMPLES_KEY": KEY},
-    ) as fleet:
+def sampling(tmp_path: Path, pool_url: str, router: Path) -> Iterator[Fleet]:
+    """A gateway before the demo's models that samples everything and stores requests."""
+    rows = some_rows(0, 100)
+    with served(tmp_path, pool_url, artifact=router, calibration=rows, **SAMPLING) as fleet:
         yield fleet
+
+
+def questions(count: int) -> list[str]:
+    """Questions on which the demo's models gave two answers when their rows were labelled."""
+    given = [(row.query, (row.answers or {}).values()) for row in demo_rows("test").rows]
+    return [query for query, texts in given if all(texts) and len(set(texts)) == 2][:count]
 
 
 def asked(fleet: Fleet, *messages: Any, **fields: Any) -> str:
@@ -44,7 +47,7 @@ def asked(fleet: Fleet, *messages: Any, **fields: Any) -> str:
     body = {"model": "auto", "messages": list(messages), **fields}
     before = sum(_ended(fleet))
     answer = fleet.gateway.post("/v1/chat/completions", json=body).json()
-    assert until(lambda: sum(_ended(fleet)) == before + 1, 10)
+    assert until(lambda: sum(_ended(fleet)) == before + 1, 60)
     return answer["id"]
 
 
@@ -72,68 +75,97 @@ def at_label(opened: Open, fleet: Fleet, **options: Any) -> Tab:
     return tab
 
 
+def cards(tab: Tab) -> list[set[str]]:
+    """The candidates of each answer that is shown: who gave the same stands on one card."""
+    names = tab.page.locator("#label .answer footer > .muted").all_inner_texts()
+    return [set(each.split(", ")) for each in names]
+
+
+def press(tab: Tab, key: str) -> None:
+    """Press a key once for each answer that is shown."""
+    before = tab.page.inner_text("#label .turns")
+    for _ in cards(tab):
+        tab.page.keyboard.press(key)
+    gone = "document.querySelector('#label .turns')?.innerText"
+    tab.until(f"{gone} !== {json.dumps(before)}")
+
+
 def test_one_click_labels_equal_answers(sampling: Fleet, opened: Open) -> None:
     """The next request follows, also one that came meanwhile; after the last the page says so.
 
     A label is stored with the next one, or when the tab is left.
     """
-    first = asked(sampling, *user(SUM))
+    texts = questions(2)
+    first = asked(sampling, *user(texts[0]))
     tab = at_label(opened, sampling)
     assert "1 request waits for a label" in tab.page.inner_text("#label")
-    assert SUM in tab.page.inner_text("#label .turns")
-    assert tab.page.locator("#label .answer").count() == 2
-    assert MARKUP in tab.page.inner_text("#label")
-    assert tab.page.locator("#label .answer img").count() == 0
-    second = asked(sampling, *user(f"{SUM} Again?"))
-    other = tab.page.locator("#label .answer", has_text=FEW[0])
+    assert texts[0] in tab.page.inner_text("#label .turns")
+    wrong, *right = cards(tab)
+    assert right
+    second = asked(sampling, *user(texts[1]))
+    other = tab.page.locator("#label .answer").first
     other.get_by_role("button", name="wrong").click()
     assert other.get_by_role("button", name="wrong").get_attribute("aria-pressed") == "true"
-    tab.page.locator("#label .answer", has_text="42").get_by_role("button", name="right").click()
-    tab.page.wait_for_selector("#label >> text=Again?")
-    for number in (1, 2):
+    for number in range(1, 1 + len(right)):
+        card = tab.page.locator("#label .answer").nth(number)
+        card.get_by_role("button", name="right").click()
+    tab.page.locator("#label .turns", has_text=texts[1]).wait_for()
+    for number in range(1, 1 + len(cards(tab))):
         tab.page.get_by_role("button", name=f"Answer {number} is right").click()
     tab.page.wait_for_selector("#label .notice.good")
-    assert until(lambda: verdicts(sampling, first) == {name: name != FEW[0] for name in FEW}, 10)
+    verdict = {name: name not in wrong for name in POOL}
+    assert until(lambda: verdicts(sampling, first) == verdict, 60)
     assert verdicts(sampling, second) == {}
     tab.page.click("#tab-watch")
-    assert until(lambda: verdicts(sampling, second) == dict.fromkeys(FEW, True), 10)
+    assert until(lambda: verdicts(sampling, second) == dict.fromkeys(POOL, True), 60)
 
 
 def test_the_last_label_can_be_changed_until_the_next(sampling: Fleet, opened: Open) -> None:
     """By a button or a key; the request comes back without verdicts, and nothing was stored."""
-    asked(sampling, *user(SUM))
-    asked(sampling, *user(f"{SUM} Again?"))
+    for text in questions(2):
+        asked(sampling, *user(text))
     tab = at_label(opened, sampling)
-    first = tab.page.inner_text("#label .turns")
+    first = json.dumps(tab.page.inner_text("#label .turns"))
     tab.page.locator("#label .verdict button").first.focus()
-    for key in "rw":
-        tab.page.keyboard.press(key)
-    tab.until(f"document.querySelector('#label .turns').innerText !== {first!r}")
+    press(tab, "w")
     assert "1 request waits" in tab.page.inner_text("#label")
     tab.page.keyboard.press("u")
-    tab.until(f"document.querySelector('#label .turns').innerText === {first!r}")
+    tab.until(f"document.querySelector('#label .turns').innerText === {first}")
     assert "2 requests wait" in tab.page.inner_text("#label")
     assert tab.page.locator('#label [aria-pressed="true"]').count() == 0
-    for key in "wr":
-        tab.page.keyboard.press(key)
+    press(tab, "r")
     assert "The last label" in tab.page.inner_text("#label")
     tab.page.get_by_role("button", name="Change").click()
-    tab.until(f"document.querySelector('#label .turns').innerText === {first!r}")
-    for key in "wrrr":
-        tab.page.keyboard.press(key)
+    tab.until(f"document.querySelector('#label .turns').innerText === {first}")
+    press(tab, "w")
+    press(tab, "r")
     tab.page.wait_for_selector("#label .notice.good")
     tab.page.click("#tab-watch")
-    assert until(lambda: waiting(sampling) == 0, 10)
+    assert until(lambda: waiting(sampling) == 0, 60)
+
+
+def test_an_answer_is_text_and_never_markup(
+    tmp_path: Path, candidates: FakePool, opened: Open
+) -> None:
+    """Of a scripted candidate: no real one can be made to answer so."""
+    candidates.reset()
+    candidates.say(scripted.FEW[0], MARKUP)
+    with scripted.served(tmp_path, scripted.FEW, candidates, **SAMPLING) as fleet:
+        asked(fleet, *user(scripted.SUM))
+        tab = at_label(opened, fleet)
+        assert tab.page.locator("#label .answer").count() == 2
+        assert MARKUP in tab.page.inner_text("#label")
+        assert tab.page.locator("#label .answer img").count() == 0
 
 
 def test_a_label_that_cannot_be_stored_stays(sampling: Fleet, opened: Open) -> None:
     """The page says why and sends it again; an error that passes loses no label."""
-    decision = asked(sampling, *user(SUM))
+    decision = asked(sampling, *user(questions(1)[0]))
     tab = at_label(opened, sampling)
     tab.refused = {507}
     full = {"error": {"code": "store_full", "message": "the disk is full"}}
     tab.page.route("**/feedback", lambda route: route.fulfill(status=507, json=full))
-    for number in (1, 2):
+    for number in range(1, 1 + len(cards(tab))):
         tab.page.get_by_role("button", name=f"Answer {number} is right").click()
     tab.page.click("#tab-watch")
     tab.page.click("#tab-label")
@@ -141,24 +173,17 @@ def test_a_label_that_cannot_be_stored_stays(sampling: Fleet, opened: Open) -> N
     assert verdicts(sampling, decision) == {}
     tab.page.unroute("**/feedback")
     tab.page.get_by_role("button", name="Send again").click()
-    assert until(lambda: verdicts(sampling, decision) == dict.fromkeys(FEW, True), 10)
+    assert until(lambda: verdicts(sampling, decision) == dict.fromkeys(POOL, True), 60)
 
 
 def test_requests_of_one_application_are_shown_alone(
-    tmp_path: Path, candidates: FakePool, router: Path, opened: Open
+    tmp_path: Path, pool_url: str, router: Path, opened: Open
 ) -> None:
     """With what waits, what is labelled and what alpha needs, of each."""
-    candidates.reset()
-    with served(
-        tmp_path,
-        FEW,
-        candidates,
-        artifact=router,
-        watching={"shadow_rate": 1.0, "store_requests": True},
-        applications={"bot": {"keys": ["data"], "alpha": 0.05}, "agent": {"keys": ["admin"]}},
-        environment={"RACER_SAMPLES_KEY": KEY},
-    ) as fleet:
-        asked(fleet, *user(SUM))
+    applications = {"bot": {"keys": ["data"], "alpha": 0.05}, "agent": {"keys": ["admin"]}}
+    options: dict[str, Any] = SAMPLING | {"applications": applications}
+    with served(tmp_path, pool_url, artifact=router, **options) as fleet:
+        asked(fleet, *user(questions(1)[0]))
         tab = at_label(opened, fleet)
         table = tab.page.locator("#label table")
         assert table.locator("tr", has_text="bot").inner_text().split()[:3] == ["bot", "1", "0"]
@@ -192,23 +217,23 @@ def test_whole_requests_are_shown_and_accessible(
 
 def test_a_verdict_of_another_admin_is_said_and_left(sampling: Fleet, opened: Open) -> None:
     """The verdict of the other admin stays."""
-    decision = asked(sampling, *user(SUM))
+    decision = asked(sampling, *user(questions(1)[0]))
     tab = at_label(opened, sampling)
     tab.refused = {409}
-    body = {"decision_id": decision, "correct": dict.fromkeys(FEW, True)}
+    body = {"decision_id": decision, "correct": dict.fromkeys(POOL, True)}
     assert sampling.gateway.post("/feedback", sampling.admin_key, json=body).status_code == 200
-    tab.page.get_by_role("button", name="Answer 1 is wrong").click()
-    tab.page.get_by_role("button", name="Answer 2 is right").click()
+    for number in range(1, 1 + len(cards(tab))):
+        tab.page.get_by_role("button", name=f"Answer {number} is wrong").click()
     tab.page.wait_for_selector("#label .notice.good")
     tab.page.click("#tab-watch")
     tab.page.click("#tab-label")
     tab.page.wait_for_selector("#label [role=alert] >> text=another verdict")
-    assert verdicts(sampling, decision) == dict.fromkeys(FEW, True)
+    assert verdicts(sampling, decision) == dict.fromkeys(POOL, True)
 
 
-def test_the_tab_says_what_it_needs(fleet: Fleet, opened: Open) -> None:
+def test_the_tab_says_what_it_needs(demo: Fleet, opened: Open) -> None:
     """The admin key, then stored requests."""
-    tab = opened(fleet, "#label")
+    tab = opened(demo, "#label")
     tab.refused = {409}
     tab.page.wait_for_selector("#label >> text=shown to admins only")
     tab.give_keys()

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from tests.ui.conftest import Open
-from tests.ui.fleet import FEW, RIVER, served
-from tests.upstreams.scripted import FakePool
+from .conftest import Open
+from .scripted import FEW, FEW_PRICES, RIVER, ScriptedFleet
 
 
-def test_money_is_shown_where_prices_are_known(
-    tmp_path: Path, candidates: FakePool, router: Path, opened: Open
-) -> None:
+def test_money_is_shown_where_prices_are_known(few: ScriptedFleet, opened: Open) -> None:
     """What was paid in the currency; what calling all would have cost is called an estimate."""
-    prices = [{"output": 1_000.0 * (place + 1)} for place in range(len(FEW))]
-    candidates.reset()
-    with served(tmp_path, FEW, candidates, artifact=router, prices=prices) as fleet:
-        tab = opened(fleet)
-        tab.give_keys()
-        tab.looked(RIVER)
-        chosen = tab.inside()
-        assert 0 < len(chosen) < len(FEW)
-        tab.ask(RIVER)
-        rows = tab.page.locator("table.paid tbody tr")
-        shown = {
-            row.locator("th").inner_text(): row.locator("td.num").all_inner_texts()
-            for row in rows.all()
-        }
-        # Two tokens each, "42", at 0.001 a place in the pool.
-        paid = sum(0.002 * (place + 1) for place, name in enumerate(FEW) if name in chosen)
-        everyone = sum(0.002 * (place + 1) for place in range(len(FEW)))
-        assert shown["Cost"] == [f"{paid:.3g} USD", f"of about {everyone:.3g} USD"]
+    tab = opened(few)
+    tab.give_keys()
+    tab.looked(RIVER)
+    chosen = tab.inside()
+    assert 0 < len(chosen) < len(FEW)
+    tab.ask(RIVER)
+    shown = {
+        row.locator("th").inner_text(): row.locator("td.num").all_inner_texts()
+        for row in tab.page.locator(".paid tbody tr").all()
+    }
+    each = {name: 2 * price["output"] / 1e6 for name, price in zip(FEW, FEW_PRICES, strict=True)}
+    paid, everyone = sum(each[name] for name in chosen), sum(each.values())  # two tokens each, "42"
+    assert shown["Cost"] == [f"{paid:.3g} USD", f"of about {everyone:.3g} USD"]
+    assert "would read the same input" in tab.page.inner_text(".paid .hint")

@@ -3,60 +3,70 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Route
 
-from tests.support.gateway import ENVIRONMENT, configure, running
-from tests.support.same_answer import NAMES, configured, talk
+from tests.support.gateway import ENVIRONMENT, running
 from tests.support.samples import sampled
-from tests.upstreams.scripted import FakePool
+from tests.support.waiting import until
+from tests.support.zero_setup import configure, questions
 
 from .conftest import NARROW, WIDE, Open, Tab
-from .fleet import Fleet
+from .fleet import POOL, Fleet
 from .test_looks import PICTURES, overflow, serious
 from .test_try import slide
 
-PRICES = {"ada": 4.0, "bob": 2.0, "cyd": 1.0, "dan": 0.5, "eve": 0.5}
-QUESTION = "how many?"
+PRICES: dict[str, float] = dict(zip(POOL, (4.0, 2.0, 1.0, 0.5, 0.5), strict=True))
+ALPHA = 0.1
+FEW = 6  # sampled before the first test; a calibration needs more
+ASKED = questions(7, 80)
 
 
 @pytest.fixture(scope="module")
-def rounds(tmp_path_factory: pytest.TempPathFactory, candidates: FakePool) -> Iterator[Fleet]:
-    """A gateway that every request samples; 20 were sampled so far, of the 69 that it takes."""
-    candidates.reset()
-    talk(candidates)
-    watching = {"shadow_rate": 1.0, "false_alarm": 0.01}
-    given = configured(candidates, same_answer={"alpha": 0.02}, watching=watching)
-    given.pop("calibrated")
-    for each in given["candidates"]:
-        each["price"] = PRICES[each["name"]]
-    folder = tmp_path_factory.mktemp("rounds")
-    path = configure(folder / "gateway", given.pop("artifact"), candidates.url, **given)
+def rounds(tmp_path_factory: pytest.TempPathFactory, pool_url: str) -> Iterator[Fleet]:
+    """A gateway before the demo's models that samples every request, and has sampled a few."""
+    path = configure(
+        tmp_path_factory.mktemp("rounds"),
+        dict.fromkeys(POOL, pool_url),
+        prefix="pool/",
+        prices=PRICES,
+        same_answer={"alpha": ALPHA},
+        watching={"shadow_rate": 1.0, "false_alarm": 0.01},
+    )
     with running(path, ENVIRONMENT) as gateway:
-        for number in range(20):
-            gateway.chat(f"question {number}")
-        sampled(gateway, 20)
-        yield Fleet(gateway, candidates, NAMES, *ENVIRONMENT.values())
-    candidates.answer = lambda _: "42"
+        fleet = Fleet(gateway, POOL, *ENVIRONMENT.values())
+        sample(fleet, ASKED[:FEW])
+        yield fleet
+
+
+def sample(fleet: Fleet, asked: Sequence[str]) -> None:
+    """Ask, and wait until all candidates have answered."""
+    before = sum(sampled(fleet.gateway, 0).values())
+    for question in asked:
+        fleet.gateway.chat(question)
+    wanted = before + len(asked)
+    assert until(lambda: sum(sampled(fleet.gateway, 0).values()) >= wanted, 120)
+
+
+def report(fleet: Fleet) -> dict[str, Any]:
+    """GET /same-answer."""
+    return fleet.gateway.get("/same-answer", fleet.admin_key).json()
 
 
 @pytest.fixture
 def certified(rounds: Fleet) -> Fleet:
-    """The same with two calibrations, made once."""
-    report = rounds.gateway.get("/same-answer", rounds.admin_key).json()
-    if not report["data"]:
-        rounds.pool.reset()
-        for number in range(20, 200):
-            rounds.gateway.chat(f"question {number}")
-        sampled(rounds.gateway, 200)
+    """The same with two calibrations, made once; the newer one decides."""
+    if not report(rounds)["data"]:
+        sample(rounds, ASKED[FEW : report(rounds)["applications"][""]["needed"] + 10])
         for _ in range(2):
             made = rounds.gateway.post("/same-answer/calibrate", rounds.admin_key, json={})
-            assert made.json()["active"], made.text
-    rounds.pool.reset()
+            assert made.status_code == 200, made.text
+    newest = report(rounds)["data"][0]["id"]
+    assert rounds.gateway.post(f"/same-answer/{newest}/activate", rounds.admin_key).is_success
     return rounds
 
 
@@ -76,75 +86,88 @@ def at_calibrate(opened: Open, fleet: Fleet, **options: Any) -> Tab:
 
 def test_before_a_calibration_the_rows_are_counted(rounds: Fleet, opened: Open) -> None:
     """How many of how many, and what to do next."""
+    needed = report(rounds)["applications"][""]["needed"]
     tab = at_calibrate(opened, rounds)
     text = card(tab).inner_text()
-    assert "20 of 69 sampled requests that a risk level of 2 % needs" in text
+    words = f"{FEW} of {needed} sampled requests that a risk level of {100 * ALPHA:g} % needs"
+    assert words in text
     assert "racer calibrate --same-answer" in text
     bar = card(tab).locator("progress")
-    assert (bar.get_attribute("value"), bar.get_attribute("max")) == ("20", "69")
+    assert (bar.get_attribute("value"), bar.get_attribute("max")) == (str(FEW), str(needed))
     assert "How far it is stands under “Calibrate”" in tab.page.inner_text("#advice")
     assert "upload" not in tab.page.inner_text("#advice")
 
 
-def test_where_nothing_asks_for_it_the_card_says_how_to_begin(fleet: Fleet, opened: Open) -> None:
+def test_where_nothing_asks_for_it_the_card_says_how_to_begin(demo: Fleet, opened: Open) -> None:
     """And without an admin key which one is missing."""
-    tab = opened(fleet, "#calibrate")
+    tab = opened(demo, "#calibrate")
     assert "needs the admin key" in card(tab).inner_text()
     tab.give_keys()
     tab.page.wait_for_selector("#same-answer >> text=Not in use")
     assert "racer serve --calibrate-from-traffic" in card(tab).inner_text()
 
 
-def test_the_rounds_of_a_request_are_shown(certified: Fleet, opened: Open) -> None:
-    """Planned and made; each answer beside its candidates, the estimate, calls and price."""
-    gateway, pool = certified.gateway, certified.pool
-    record = gateway.get("/same-answer", certified.admin_key).json()["data"][0]["evidence"]
-    order, first = record["order"], record["first_round"]
+def planned(fleet: Fleet, question: str, alpha: float | None = None) -> str:
+    """The plan of a question in the page's words."""
+    body = {"query": question, "alpha": alpha}
+    found = fleet.gateway.post("/route/levels", fleet.data_key, json=body).json()["certificate"]
+    at, plan = f"At {100 * found['guarantee']['alpha']:g} %", found["rounds"]
+    first = plan["first_round"]
+    if len(first) == len(POOL):
+        return f"{at} all {len(POOL)} are asked at once."
+    named = first[0] if len(first) == 1 else f"{', '.join(first[:-1])} and {first[-1]}"
+    expected = f"{plan['expected_calls']:.2f}".rstrip("0").rstrip(".")
+    return (
+        f"{at} {named} {'is' if len(first) == 1 else 'are'} asked first, and the others as long as "
+        f"these answers leave too much doubt: {expected} of {len(POOL)} calls on average."
+    )
+
+
+def test_the_plan_of_a_question_is_shown_at_every_level(certified: Fleet, opened: Open) -> None:
+    """Before any candidate is called."""
+    question = ASKED[-1]
     tab = opened(certified)
     tab.give_keys()
-    tab.page.fill("#question", QUESTION)
-    tab.page.wait_for_selector("#set .notice")
-    assert f"{first[-1]} are asked first" in tab.page.inner_text("#set")
-    plan = {"query": QUESTION, "alpha": 0.5}
-    planned = gateway.post("/route/levels", certified.data_key, json=plan).json()["certificate"]
+    tab.page.fill("#question", question)
+    tab.page.locator("#set .notice", has_text=planned(certified, question)).wait_for()
     slide(tab, 100)
-    tab.page.wait_for_selector("#set .notice >> text=At 50 %")
-    expected = f"{planned['rounds']['expected_calls']:.2f}".rstrip("0").rstrip(".")
-    assert f": {expected} of 5 calls on average" in tab.page.inner_text("#set")
+    tab.page.locator("#set .notice", has_text=planned(certified, question, 0.5)).wait_for()
     tab.page.click("#alpha-usual")
-    tab.page.wait_for_selector("#set .notice >> text=At 2 %")
-    for name in NAMES:
-        pool.say(name, "7")
-    tab.ask(QUESTION)
+    tab.page.locator("#set .notice", has_text=planned(certified, question)).wait_for()
+    assert not tab.page.locator("#tradeoff").is_visible()  # alpha chooses no set here
+
+
+def test_the_rounds_of_a_request_are_shown(certified: Fleet, opened: Open) -> None:
+    """As the decision has them: the answers beside their candidates, calls and price."""
+    tab = opened(certified)
+    tab.give_keys()
+    with tab.page.expect_response("**/route") as answered:
+        tab.ask(ASKED[-2])
+    response = answered.value.json()
     tab.page.wait_for_selector(".rounds")
-    assert tab.page.locator(".rounds > li").count() == 1
-    (opinion,) = tab.page.locator(".opinions li").all_inner_texts()
-    assert opinion.splitlines()[-1] == "7"
-    assert all(name in opinion for name in first)
+    place = f"/decisions/{response['decision_id']}"
+    made = certified.gateway.get(place, certified.admin_key).json()["sequence"]["made"]
+    shown = tab.page.locator(".rounds > li")
+    assert shown.count() == len(made["rounds"])
+    for number, each in enumerate(made["rounds"]):
+        said = shown.nth(number).locator(".opinions").inner_text()
+        assert all(name in said for name in each["called"])
+        assert all(response["answers"][name] in said for name in each["called"])
+        kinds = {made["classes"][name] for name in each["called"]}
+        assert shown.nth(number).locator(".opinions li").count() == len(kinds)
     text = tab.page.inner_text("section[aria-labelledby=rounds-title]")
-    assert "no further candidate was asked" in text
-    paid = sum(PRICES[name] for name in first) / sum(PRICES.values())
-    assert f"{100 * paid:.0f} %\nof the price of calling the whole pool" in text
-    assert "calls made; calling all takes 5" in text
+    called = [name for each in made["rounds"] for name in each["called"]]
+    assert f"made; calling all takes {len(POOL)}" in text
+    paid = sum(PRICES[name] for name in called) / sum(PRICES.values())
+    assert f"{int(100 * paid + 0.5)} %\nof the price of calling the whole pool" in text
     assert "differs from that of the whole pool's vote" in tab.page.inner_text("#answer .notice")
-    assert tab.page.locator(".rounds .limit").count() == 1
-    pool.fail(first[0], "500")  # then all that are left are called, at every threshold
-    tab.ask(QUESTION + " again")
-    tab.until("document.querySelectorAll('.rounds > li').length === 2")
-    asked = tab.page.locator(".rounds > li")
-    assert f"{first[0]}\nfailed" in asked.nth(0).locator(".opinions li").all_inner_texts()
-    (opinion,) = asked.nth(1).locator(".opinions li").all_inner_texts()
-    assert opinion.splitlines()[-1] == "7"
-    assert all(name in opinion for name in order[len(first) :])
-    tab.noted = [text for text in tab.noted if "502" not in text]
 
 
 def test_the_frontier_is_drawn_and_a_calibration_made_active(
     certified: Fleet, opened: Open
 ) -> None:
     """What the evidence says, with the level in force; the history leads back."""
-    gateway, key = certified.gateway, certified.admin_key
-    newest, older = gateway.get("/same-answer", key).json()["data"][:2]
+    newest, older = report(certified)["data"][:2]
     tab = at_calibrate(opened, certified)
     tab.page.wait_for_selector("#same-answer .main-svg >> nth=0")
     chart = card(tab).locator(".chart")
@@ -153,26 +176,25 @@ def test_the_frontier_is_drawn_and_a_calibration_made_active(
     drawn = ("expected_calls", "expected_rounds", "price_share")
     assert [y for _, y in lines] == [[each[name] for each in frontier] for name in drawn]
     shapes = chart.evaluate("chart => chart.layout.shapes.map(({ x1 }) => x1)")
-    assert shapes == [newest["evidence"]["least_alpha"], 0.02]
+    assert shapes == [newest["evidence"]["least_alpha"], ALPHA]
     assert "calibration rows themselves" in card(tab).inner_text()
     assert "made, " in card(tab).inner_text()
     tab.page.click("#same-answer table button >> nth=0")
     tab.page.click("#confirm-yes")
     tab.page.wait_for_selector("#same-answer tbody tr:nth-child(2) .chip.on")
-    active = gateway.get("/same-answer", key).json()["applications"][""]["active"]
-    assert active == older["id"]
-    gateway.post(f"/same-answer/{newest['id']}/activate", key)
+    assert report(certified)["applications"][""]["active"] == older["id"]
 
 
 def test_an_alarm_and_a_refusal_are_said_in_words(certified: Fleet, opened: Open) -> None:
     """With what follows from them; the rows since the alarm are counted anew."""
-    report = certified.gateway.get("/same-answer", certified.admin_key).json()
-    progress = report["applications"][""]
+    found = report(certified)
+    progress = found["applications"][""]
+    needed = progress["needed"]
     progress |= {"rows": 7, "refusal": "not worth it: a request would cost 1.20 of what all cost"}
     progress["watch"] |= {"sampled": 40, "differing": 12, "alarm_at": "2026-01-02T03:04:05+00:00"}
 
     def altered(route: Route) -> None:
-        route.fulfill(body=json.dumps(report), content_type="application/json")
+        route.fulfill(body=json.dumps(found), content_type="application/json")
 
     tab = opened(certified)
     tab.page.route("**/same-answer", altered)
@@ -183,12 +205,12 @@ def test_an_alarm_and_a_refusal_are_said_in_words(certified: Fleet, opened: Open
     assert "Alarm of 2 Jan 2026" in text
     assert "12 of 40 sampled requests would have got a different answer" in text
     assert "Not worth it: a request would cost 1.20" in text
-    assert "7 of 69 sampled requests" in text
+    assert f"7 of {needed} sampled requests" in text
     progress["watch"]["alarm_at"] = None
     progress["stale"] = "age"
-    for each in report["data"]:
+    for each in found["data"]:
         each["evidence"]["reference"] = "answerable"
-    tab.page.evaluate("document.dispatchEvent(new Event('readiness'))")
+    tab.page.evaluate("document.dispatchEvent(new CustomEvent('readiness', { detail: {} }))")
     tab.page.wait_for_selector("#same-answer >> text=Certificates are void")
     text = card(tab).inner_text()
     assert "no calibration succeeded since" in text
@@ -196,8 +218,7 @@ def test_an_alarm_and_a_refusal_are_said_in_words(certified: Fleet, opened: Open
     assert "Of 40 requests sampled since, 12 would have missed every right answer" in text
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize(("scheme", "size"), [("light", NARROW), ("dark", WIDE)])
 def test_it_is_accessible_and_pictured(
     certified: Fleet, opened: Open, size: tuple[int, int], scheme: str
 ) -> None:
@@ -210,12 +231,10 @@ def test_it_is_accessible_and_pictured(
         assert serious(tab) == [], name
         assert overflow(tab) <= 0, f"{name} is wider than the window"
 
-    for name, text in zip(NAMES, "12345", strict=True):
-        certified.pool.say(name, f"The answer is {text}, as far as can be told. " * 3)
     tab = at_calibrate(opened, certified, scheme=scheme, size=size)
     tab.page.wait_for_selector("#same-answer .main-svg >> nth=0")
     seen(tab, "same-answer")
     tab.page.click("#tab-try")
-    tab.ask(QUESTION)
+    tab.ask(ASKED[-3])
     tab.page.wait_for_selector(".rounds")
     seen(tab, "rounds")

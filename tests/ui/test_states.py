@@ -6,29 +6,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.support import zero_setup
 from tests.support.gateway import ENVIRONMENT, running
-from tests.upstreams.scripted import FakePool
 
 from .conftest import Open
-from .fleet import FEW, Fleet, rows, served
+from .fleet import POOL, Fleet, served, some_rows
 
 
 @pytest.fixture
-def bare(tmp_path: Path, candidates: FakePool) -> Iterator[Fleet]:
+def bare(tmp_path: Path, pool_url: str) -> Iterator[Fleet]:
     """A gateway without an artifact."""
-    named = [{"name": name, "base_url": candidates.url} for name in FEW]
-    path = tmp_path / "racer.yaml"
-    path.write_text(yaml.safe_dump({"schema_version": 1, "port": 0, "candidates": named}))
+    path = zero_setup.configure(tmp_path, dict.fromkeys(POOL, pool_url), prefix="pool/")
     with running(path, ENVIRONMENT) as gateway:
-        yield Fleet(gateway, candidates, FEW, *ENVIRONMENT.values())
+        yield Fleet(gateway, POOL, *ENVIRONMENT.values())
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, candidates: FakePool, router: Path) -> Iterator[Fleet]:
+def fresh(tmp_path: Path, pool_url: str, router: Path) -> Iterator[Fleet]:
     """A gateway with an uncalibrated router, open to this machine."""
-    with served(tmp_path, FEW, candidates, artifact=router, keys=False, calibrated=False) as fleet:
+    with served(tmp_path, pool_url, artifact=router, keys=False) as fleet:
         yield fleet
 
 
@@ -47,7 +44,7 @@ def test_without_a_router_every_tab_says_what_to_do(bare: Fleet, opened: Open) -
     tab.page.wait_for_selector("#history .notice")
     tab.page.click("#tab-watch")
     tab.page.wait_for_selector("#watch tbody tr")
-    assert tab.page.locator("#watch tbody tr").count() == len(FEW)
+    assert tab.page.locator("#watch tbody tr").count() == len(POOL)
     tab.page.wait_for_selector("#watch .notice.info")
 
 
@@ -60,16 +57,16 @@ def test_without_a_calibration_the_way_to_one_is_shown_and_works(
     assert tab.page.inner_text("#status") == "not calibrated"
     tab.page.click("#advice a")
     assert tab.page.locator("#calibrate").is_visible()
-    fresh.gateway.calibrate(rows=rows(FEW, 10_000, 300))
+    fresh.gateway.calibrate(rows=some_rows(0, 300))
     tab.page.wait_for_selector('#status[data-state="good"]')
     assert tab.page.inner_text("#advice") == ""
     tab.page.click("#tab-try")
     tab.ask("What is 17 plus 25?")  # no key is needed here
 
 
-def test_the_page_reports_an_unreachable_gateway(fleet: Fleet, opened: Open) -> None:
+def test_the_page_reports_an_unreachable_gateway(demo: Fleet, opened: Open) -> None:
     """And asked again by itself."""
-    tab = opened(fleet)
+    tab = opened(demo)
     tab.page.route("**/readyz", lambda route: route.abort())
     tab.page.wait_for_selector('#status[data-state="bad"]')
     assert "cannot be reached" in tab.page.inner_text("#advice")
@@ -80,10 +77,10 @@ def test_the_page_reports_an_unreachable_gateway(fleet: Fleet, opened: Open) -> 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_follow_the_system_until_they_are_switched(
-    fleet: Fleet, opened: Open, scheme: str
+    demo: Fleet, opened: Open, scheme: str
 ) -> None:
     """The switch says what it would do."""
-    tab = opened(fleet, scheme=scheme)
+    tab = opened(demo, scheme=scheme)
 
     def paper() -> str:
         return tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -96,9 +93,9 @@ def test_colours_follow_the_system_until_they_are_switched(
     assert paper() == first
 
 
-def test_the_address_names_the_tab(fleet: Fleet, opened: Open) -> None:
+def test_the_address_names_the_tab(demo: Fleet, opened: Open) -> None:
     """Links to a tab can be shared, and the browser's back button works."""
-    tab = opened(fleet, "#calibrate")
+    tab = opened(demo, "#calibrate")
     assert tab.page.locator("#calibrate").is_visible()
     tab.page.click("#tab-try")
     assert tab.page.url.endswith("#try")

@@ -10,15 +10,16 @@ from playwright.sync_api import Route
 
 from tests.support.gateway import as_json
 from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
 
 from .conftest import Open, Tab
-from .fleet import FEW, POEM, RIVER, SUM, Fleet, rows, served
+from .fleet import POOL, Fleet, demo_rows, served, some_rows
+
+POLL_MS = 2_000  # of the page
 
 
-def at_watch(opened: Open, fleet: Fleet, **keys: str) -> Tab:
+def at_watch(opened: Open, fleet: Fleet, *, clock: bool = False, **keys: str) -> Tab:
     """The tab, with keys given."""
-    tab = opened(fleet, "#watch")
+    tab = opened(fleet, "#watch", clock=clock)
     tab.refused = {401}  # before there are keys
     tab.give_keys(**keys)
     tab.page.wait_for_selector("#watch .tile")
@@ -32,23 +33,29 @@ def drawn(tab: Tab) -> list[list[float]]:
     )
 
 
-def test_the_page_shows_the_counted_figures(fleet: Fleet, opened: Open) -> None:
-    """Decisions, mean set size, calls of each candidate, and failures."""
-    fleet.pool.fail("qwen3-8b", "400")
-    tab = at_watch(opened, fleet)
-    for number in range(4):
-        fleet.route(f"{SUM} {number}")
-    lines = fleet.gateway.get("/metrics", fleet.admin_key).text.splitlines()
+def questions(start: int, count: int) -> list[str]:
+    """Questions like the rows."""
+    return [row.query for row in demo_rows("test").rows[start : start + count]]
+
+
+def test_the_page_shows_the_counted_figures(keyed: Fleet, opened: Open) -> None:
+    """Decisions, mean set size, and calls of each candidate."""
+    tab = at_watch(opened, keyed)
+    for question in questions(0, 8):
+        keyed.route(question, alpha=0.02)
+    lines = keyed.gateway.get("/metrics", keyed.admin_key).text.splitlines()
     counted = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     routed = int(float(counted["racer_set_size_count"]))
     mean = float(counted["racer_set_size_sum"]) / routed
+    assert routed >= 8
     tab.until(
         "[...document.querySelectorAll('.tile .fact')].map(e => e.textContent)"
         f".includes('{routed:,}')"
     )
     tiles = tab.page.inner_text("#watch .tiles")
     assert f"{mean:.2f}".rstrip("0").rstrip(".") in tiles
-    for name in FEW:
+    made = 0
+    for name in POOL:
         calls = sum(
             int(float(value))
             for key, value in counted.items()
@@ -57,25 +64,27 @@ def test_the_page_shows_the_counted_figures(fleet: Fleet, opened: Open) -> None:
         row = tab.page.locator("#watch tbody tr", has_text=name)
         assert row.locator("td").nth(1).inner_text() == str(calls)
         assert row.locator("td").nth(0).inner_text() == "up"
+        made += calls
+    assert made > 0
 
 
 def test_a_rate_is_never_negative_and_gateways_are_told_apart(
-    fleet: Fleet, opened: Open, tmp_path: Path, candidates: FakePool, router: Path
+    keyed: Fleet, opened: Open, tmp_path: Path, router: Path
 ) -> None:
     """Polls meet two gateways in turn, one of which has counted far more than the other."""
-    for number in range(30):
-        fleet.route(f"{RIVER} {number}")
-    with served(tmp_path, FEW, candidates, artifact=router) as other:
-        gateways = [fleet.gateway, other.gateway]
+    for question in questions(0, 30):
+        keyed.route(question, execute=False)
+    with served(tmp_path, artifact=router, calibration=some_rows(0, 100)) as other:
+        gateways = [keyed.gateway, other.gateway]
         polls = 0
 
         def either(route: Route) -> None:
             nonlocal polls
             polls += 1
-            other.route(SUM)
-            route.fulfill(body=gateways[polls % 2].get("/metrics", fleet.admin_key).text)
+            other.route(questions(0, 1)[0], execute=False)
+            route.fulfill(body=gateways[polls % 2].get("/metrics", keyed.admin_key).text)
 
-        tab = opened(fleet)
+        tab = opened(keyed)
         tab.page.route("**/metrics", either)
         tab.give_keys()
         tab.page.click("#tab-watch")
@@ -86,11 +95,9 @@ def test_a_rate_is_never_negative_and_gateways_are_told_apart(
 
 
 @pytest.mark.parametrize("restarted", [True, False], ids=["restarted", "unknown"])
-def test_a_counter_that_begins_again_is_no_rate(
-    fleet: Fleet, opened: Open, restarted: bool
-) -> None:
+def test_a_counter_that_begins_again_is_no_rate(demo: Fleet, opened: Open, restarted: bool) -> None:
     """A process that began anew, or one that does not say when it began, gives no point."""
-    tab = opened(fleet)
+    tab = opened(demo)
     began = ["racer_set_size_created 5", "racer_set_size_created 9"] if restarted else ["", ""]
     rates = tab.page.evaluate(
         """async (began) => {
@@ -104,35 +111,35 @@ def test_a_counter_that_begins_again_is_no_rate(
     assert rates == [None, None]
 
 
-def test_feedback_narrows_the_realised_risk(fleet: Fleet, opened: Open) -> None:
+def test_feedback_narrows_the_realised_risk(keyed: Fleet, opened: Open) -> None:
     """From nothing known to an interval, with alpha beside it."""
-    answer = fleet.route(RIVER)
-    tab = at_watch(opened, fleet)
+    answer = keyed.route(questions(40, 1)[0], execute=False)
+    tab = at_watch(opened, keyed)
     tab.page.wait_for_selector("#watch .interval")
     assert "Asked for: at most 10 %" in tab.page.inner_text("#watch")
     before = tab.page.inner_text("#watch .interval")
-    judged = dict.fromkeys(FEW, True)
+    judged = dict.fromkeys(POOL, True)
     body = {"decision_id": answer["decision_id"], "correct": judged}
-    assert fleet.gateway.post("/feedback", fleet.admin_key, json=body).status_code == 200
+    assert keyed.gateway.post("/feedback", keyed.admin_key, json=body).status_code == 200
     tab.page.click("#tab-try")
     tab.page.click("#tab-watch")
     assert until(lambda: tab.page.inner_text("#watch .interval") != before, 60)
 
 
 def test_each_application_has_its_risk_and_its_alarms(
-    opened: Open, tmp_path: Path, candidates: FakePool, router: Path
+    opened: Open, tmp_path: Path, router: Path
 ) -> None:
     """Under its name; the chart has a line for each. An alarm of one is said of it alone."""
     applications: dict[str, Any] = {"bot": {}}
-    changes: dict[str, Any] = {"artifact": router, "applications": applications}
-    with served(tmp_path, FEW, candidates, calibrated=False, **changes) as fleet:
-        labelled = as_json(rows(FEW, 10_000, 600))
+    with served(tmp_path, artifact=router, applications=applications) as fleet:
+        labelled = as_json(some_rows(0, 600))
         for row in labelled[::2]:
             row["application"] = "bot"
         body = {"rows": labelled, "alpha": 0.2, "confirm": True}
         gateway, key = fleet.gateway, fleet.admin_key
         assert gateway.post("/calibrate", key, json=body).status_code == 200
-        bodies = [{"query": f"{POEM} {number}", "application": "bot"} for number in range(200)]
+        poems = [f"Write a poem about {number} and {number + 8}" for number in range(200)]
+        bodies = [{"query": poem, "application": "bot"} for poem in poems]  # unlike every row
         decisions = [gateway.post("/route", key, json=each).json() for each in bodies]
         gateway.get(f"/decisions/{decisions[-1]['decision_id']}", key)  # all were added then
         tab = at_watch(opened, fleet)
@@ -149,52 +156,64 @@ def test_each_application_has_its_risk_and_its_alarms(
         assert names == ["bot", "default"]
 
 
-def test_the_admins_part_asks_for_its_key(fleet: Fleet, opened: Open) -> None:
+def test_the_admins_part_asks_for_its_key(keyed: Fleet, opened: Open) -> None:
     """The rest is there with a data key alone."""
-    tab = at_watch(opened, fleet, admin="")
+    tab = at_watch(opened, keyed, admin="")
     tab.page.wait_for_selector("#watch >> text=It needs the admin key")
-    assert tab.page.locator("#watch tbody tr").count() == len(FEW)
+    assert tab.page.locator("#watch tbody tr").count() == len(POOL)
     tab.give_keys()
     tab.page.wait_for_selector("#watch .interval")
 
 
-def test_a_slow_gateway_is_asked_again_only_once_it_answered(fleet: Fleet, opened: Open) -> None:
+def test_a_slow_gateway_is_asked_again_only_once_it_answered(demo: Fleet, opened: Open) -> None:
     """Answers that overtake each other would count backwards."""
-    tab = opened(fleet)
+    tab = opened(demo, clock=True)
     tab.give_keys()
     held: list[Route] = []
     tab.page.route("**/metrics", lambda route: held.append(route))
     tab.page.click("#tab-watch")
-    tab.page.wait_for_timeout(7000)
+    tab.page.clock.run_for(4 * POLL_MS)
+    assert until(lambda: tab.page.evaluate("1") == 1 and len(held) > 0, 60)
     assert len(held) == 1
     held[0].continue_()
     tab.page.wait_for_selector("#watch tbody tr")
+    tab.page.clock.run_for(POLL_MS)
+    assert until(lambda: tab.page.evaluate("1") == 1 and len(held) > 1, 60)
+    assert len(held) == 2
     tab.page.unroute_all()
 
 
-def test_focus_survives_a_poll(fleet: Fleet, opened: Open) -> None:
+def test_focus_survives_a_poll(demo: Fleet, opened: Open) -> None:
     """And what is wrong is said once: a reader who listens would hear it with every poll."""
-    tab = at_watch(opened, fleet)
+    tab = at_watch(opened, demo, clock=True)
     tab.page.focus("#who-title + div .scroll")
-    with tab.page.expect_response("**/metrics"):
-        pass
-    with tab.page.expect_response("**/metrics"):
-        pass
+    polled(tab)
+    polled(tab)
     assert tab.page.evaluate("document.activeElement.className") == "scroll"
     tab.page.route("**/metrics", lambda route: route.abort())
     tab.page.wait_for_selector("#watch [role=alert] .notice")
     tab.page.eval_on_selector("#watch [role=alert] .notice", "said => { said.id = 'first'; }")
-    tab.page.wait_for_timeout(5000)
+    for _ in range(2):
+        with tab.page.expect_event("requestfailed"):
+            tab.page.clock.run_for(POLL_MS)
     assert tab.page.locator("#first").count() == 1
     tab.noted = [text for text in tab.noted if "net::ERR_FAILED" not in text]
 
 
-def test_a_tab_in_the_background_asks_nothing(fleet: Fleet, opened: Open) -> None:
+def polled(tab: Tab) -> None:
+    """Put the time forward to the next poll, and wait until it is shown."""
+    with tab.page.expect_response("**/metrics") as answered:
+        tab.page.clock.run_for(POLL_MS)
+    answered.value.finished()
+
+
+def test_a_tab_in_the_background_asks_nothing(demo: Fleet, opened: Open) -> None:
     """No poll is made while another tab is in front."""
-    tab = at_watch(opened, fleet)
+    tab = at_watch(opened, demo, clock=True)
     asked_for: list[str] = []
     tab.page.click("#tab-try")
     tab.page.wait_for_load_state("networkidle")
     tab.page.on("request", lambda request: asked_for.append(request.url))
-    tab.page.wait_for_timeout(5000)
+    with tab.page.expect_response("**/readyz"):  # that of the status, every five seconds
+        tab.page.clock.run_for(3 * POLL_MS)
     assert [url for url in asked_for if not url.endswith("/readyz")] == []

@@ -42,6 +42,7 @@ class RunningDemo:
     """A running demo."""
 
     url: str
+    pool_url: str  # of the models' server
     admin_key: str
     seconds: float  # from the start of the command until ready
     processes: tuple[subprocess.Popen[bytes], ...]
@@ -125,6 +126,7 @@ def start_demo(port: int, console: Console) -> Generator[RunningDemo]:
             client.calibrate(CALIBRATION, {})
         yield RunningDemo(
             url=url,
+            pool_url=f"http://127.0.0.1:{pool_port}/v1",
             admin_key=admin_key,
             seconds=time.monotonic() - begun,
             processes=(serve_pool, gateway),
@@ -191,13 +193,12 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> N
         UpstreamUnavailable: The process has ended, or ``START_LIMIT_S`` is over.
     """
     deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            break
-        with suppress(httpx2.TransportError):
-            if httpx2.get(url, timeout=2.0, trust_env=False).status_code == 200:
-                return
-        time.sleep(0.1)
+    with httpx2.Client(timeout=2.0, trust_env=False) as client:  # a client takes long to make
+        while time.monotonic() < deadline and process.poll() is None:
+            with suppress(httpx2.TransportError):
+                if client.get(url).status_code == 200:
+                    return
+            time.sleep(0.1)
     last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
     raise UpstreamUnavailable(f"{url} did not start: {''.join(last)}")
 
