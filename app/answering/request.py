@@ -22,7 +22,7 @@ class InferenceRequest(RoutingRequest):
     api_format: ApiFormat
     fields: Mapping[str, Any]  # that candidates are sent
     leader: bool = False  # stream the best candidate without a vote
-    session: str | None = None  # id of a session that keeps its set
+    session: str | None = None  # id of a session, which keeps its candidates and replicas
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
 
 

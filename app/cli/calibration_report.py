@@ -41,7 +41,19 @@ def terms(evidence: Mapping[str, Any]) -> dict[str, Any]:
         shown["later turns"] = f"{turns['rows']} rows, " + (
             calls if turns["feasible"] else f"not used: alpha needs {turns['min_n']}"
         )
+    if whole := evidence.get("conversations"):
+        shown["whole conversations"] = "; ".join(map(_conversations, whole))
     return shown
+
+
+def _conversations(found: Mapping[str, Any]) -> str:
+    """The evidence of whole conversations, with what it certifies for sessions."""
+    if not found["feasible"]:
+        return f"{found['n']}, not used: alpha needs {found['min_n']}"
+    return (
+        f"{found['n']}, {found['mean_size']:.2f} calls a turn; sessions are missed in at most "
+        f"{found['alpha']:.3g} of their turns on average, without a bound for one calibration"
+    )
 
 
 def levels(evidence: Mapping[str, Any]) -> Table:

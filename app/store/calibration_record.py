@@ -26,7 +26,10 @@ DIGESTS: Final = "conditions"
 _BY_APPLICATION: Final = "application"  # ``Settings.grouping`` begins with it
 
 # Arrays that some calibrations lack.
-_OPTIONAL: Final = ("neighbours", "projections", "quality", "weights", "unlabelled", "judged")
+_OPTIONAL: Final = (
+    "neighbours", "projections", "quality", "weights", "unlabelled", "judged", "conversations",
+    "turn_sizes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,14 @@ class Population:
         conditions: Digests of what the candidates were sent for the rows, but for the query, in the
             order of the calibration's pool; None: unknown, and no request is like them. Of drawn
             rows: digests of what the gateway added.
-        later: They are turns after the first of a conversation.
+        later: They are turns after the first of a conversation, or whole conversations.
         text: What the router read of later turns, but of applications with a text of their own.
         query_chars: How many characters of a row's text the router read; None: not recorded, by a
             version that refused longer rows.
         drawn: The application whose traffic the rows were drawn from, as whole requests; None:
             requests must be sent like the rows.
         together: They are first and later turns of conversations, which have one threshold.
+        conversations: They are whole conversations, whose mean risk the threshold bounds.
         void_reasons: Premises that never held for these rows, beside those of the record.
     """
 
@@ -69,6 +73,7 @@ class Population:
     query_chars: int | None = None
     drawn: str | None = None
     together: bool = False
+    conversations: bool = False
     void_reasons: tuple[str, ...] = ()
 
     def is_too_long(self, text_chars: int, query_chars: int) -> bool:
@@ -283,6 +288,7 @@ def _populations(
             query_chars=settings.get("query_chars"),
             drawn=settings.get("drawn"),
             together=settings.get("together", False),
+            conversations=settings.get("conversations", False),
             void_reasons=tuple(settings.get("void_reasons", ())),
         )
 
@@ -302,6 +308,7 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "query_chars": population.query_chars,
         "drawn": population.drawn,
         "together": population.together,
+        "conversations": population.conversations,
         "groups": population.calibration.groups,
         "options": _options_document(population.calibration.options),
         "prices": population.calibration.prices,
