@@ -94,12 +94,13 @@ class Dispatcher:
             deadline=state.deadline,
             caller=state.request.caller.name,
             session=state.request.session,
+            meter=state.meter,
         )
 
     async def _fan_out(
         self, state: RequestState, names: Sequence[str], results: FanOutResult
     ) -> None:
-        rounds = state.rounds
+        rounds, meter = state.rounds, state.meter
 
         async def call(name: str) -> Reply:
             reply = await self._fleet.ask(
@@ -109,7 +110,10 @@ class Dispatcher:
                 deadline=state.deadline,
                 caller=state.request.caller.name,
                 session=state.request.session,
+                meter=meter,
             )
+            if meter is not None:
+                meter.answered(reply)
             self._latencies.record(state.routed.application, name, reply.seconds)
             reply.check_not_empty()
             if rounds is not None and rounds.is_checked:

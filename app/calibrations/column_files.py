@@ -22,15 +22,13 @@ from app.calibrations.row_draw import draw_of
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import Markers, ReasoningFilter
-from racer_core.records.conversation import (
-    WITHOUT_SYSTEM,
-    RoutedText,
-    fingerprint,
-    turn_sizes,
-)
+from racer_core.prices import MeanUsage
+from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, fingerprint, turn_sizes
+from racer_core.records.left_out import Passage
 from racer_core.records.request import row_identity, row_text
 from racer_core.records.units import incomplete_conversation, sampled_unit
-from racer_core.types import LabelledRow, RowsKind
+from racer_core.records.usage import UsageMeans
+from racer_core.types import FloatArray, LabelledRow, RowsKind
 
 PRINT_BYTES: Final = 16
 _HASH_BYTES: Final = 8
@@ -49,6 +47,7 @@ class ColumnWriter:
         store_keys: Keys of the queries' hashes, the store's own first.
         text: What the router reads of a conversation.
         own_texts: What it reads in applications that have a text of their own.
+        leave_out: What it does not read in applications that say so.
         query_chars: How many characters of a text the router reads.
         training_chars: Characters of the longest text of training; None: unknown.
     """
@@ -65,6 +64,7 @@ class ColumnWriter:
         samples_key: bytes,
         text: RoutedText,
         own_texts: Mapping[str, RoutedText],
+        leave_out: Mapping[str, Sequence[Passage]],
         query_chars: int,
         training_chars: int | None,
     ) -> None:
@@ -76,6 +76,7 @@ class ColumnWriter:
         self._samples_key = samples_key
         self._text: RoutedText = text
         self._own_texts = own_texts
+        self._leave_out = leave_out
         self._prints = bytearray()
         self._overlap_prints = bytearray()
         self._identities = bytearray()
@@ -114,11 +115,14 @@ class ColumnWriter:
         self.other_judge: tuple[int, str, str] | None = None
         self._condition_ids = array("l")
         self._conditions: dict[tuple[str, ...], int] = {}
+        self._usage = UsageMeans()
 
     def add(self, row: LabelledRow) -> None:
         """Add a row."""
+        self._usage.add(row)
         read = self._own_texts.get(row.group or "", self._text)
-        text = row_text(row, read)
+        left_out = self._leave_out.get(row.group or "", ())
+        text = row_text(row, read, left_out)
         query = text[: self._query_chars]
         self._end += self._texts.write(query.encode())
         self._ends.append(self._end)
@@ -128,7 +132,8 @@ class ColumnWriter:
         self._prints += found
         cut = name
         if (trained := WITHOUT_SYSTEM[read]) != read:  # training reads no system prompts
-            cut = row_text(row, trained)[: self._training_chars or self._query_chars] or name
+            cut = row_text(row, trained, left_out)
+            cut = cut[: self._training_chars or self._query_chars] or name
         elif self._training_chars is not None:
             cut = text[: self._training_chars] or name
         self._overlap_prints += found if cut == name else fingerprint(self._salt, cut)
@@ -254,6 +259,7 @@ class ColumnWriter:
             judge=np.array([self._judge or ""], dtype=np.str_),
             conditions=np.array([*self._conditions], dtype=np.str_),
             condition_ids=np.asarray(self._condition_ids, np.int64),
+            usage=_usage_table(self._pool, self._usage.means),
         )
 
     def _table(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -312,6 +318,7 @@ def load(
             near_duplicates=near_duplicates,
             assumed=assumed,
             guessed_kind=guessed_kind,
+            usage=_usage_from(pool, saved["usage"]),
         )
 
 
@@ -320,6 +327,22 @@ def _turns(saved: Mapping[str, NDArray[Any]]) -> TurnColumns | None:
     if not (saved["conversations"] >= 0).any():
         return None
     return TurnColumns(saved["conversations"], saved["turn_numbers"], saved["turn_sizes"])
+
+
+def _usage_table(pool: Sequence[str], usage: Mapping[str, MeanUsage]) -> FloatArray:
+    """Mean usage as an array, shape (K, 3); NaN where it is not known."""
+    rows = [astuple(usage.get(name, MeanUsage())) for name in pool]
+    return np.array(rows, dtype=np.float64)
+
+
+def _usage_from(pool: Sequence[str], table: FloatArray) -> dict[str, MeanUsage]:
+    """What :func:`_usage_table` was made of."""
+    rows = [[None if math.isnan(each) else each for each in row] for row in table.tolist()]
+    found = {
+        name: MeanUsage(input_tokens=given[0], output_tokens=given[1], seconds=given[2])
+        for name, given in zip(pool, rows, strict=True)
+    }
+    return {name: each for name, each in found.items() if each != MeanUsage()}
 
 
 def _digests(joined: NDArray[np.uint8]) -> tuple[bytes, ...]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray
+from racer_core.prices import MeanUsage
 from racer_core.records.units import turns_in_order
 from racer_core.types import BoolArray, FloatArray, RowsKind
 
@@ -145,6 +146,7 @@ class RowColumns:
             no row has one.
         sample_prints: Keyed hash of the sampled conversation, else decision, of each row, zeros for
             a row without; None: no row has one.
+        usage: What recorded calls used on average, by candidate; empty without any.
         verified: Whether a row's scores are those that the gateway stored, shape (n,); None: none.
         turns: The conversations of which the file has all turns; None: there are none.
     """
@@ -181,6 +183,7 @@ class RowColumns:
     judge: str | None = None
     other_hashes: NDArray[np.uint64] | None = None
     turns: TurnColumns | None = None
+    usage: Mapping[str, MeanUsage] = field(default_factory=dict[str, MeanUsage])
 
     def __post_init__(self) -> None:
         """Refuse columns that do not belong together."""

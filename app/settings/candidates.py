@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from app.settings.base import Frozen, http_url
+from app.settings.prices import CandidatePrice
 
 # Valid in a header, in a path and in a comma-separated list.
 Name = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
@@ -90,8 +91,8 @@ class Candidate(Frozen):
     """Timeout of one call in seconds; the deadline of the request may be earlier."""
     concurrency: Annotated[int, Field(gt=0)] = 64
     """Concurrent calls, over all replicas."""
-    price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Average price of a call, in one unit for all; set it for all candidates or for none."""
+    price: CandidatePrice | None = None
+    """What its calls cost; set it for all candidates or for none."""
     capabilities: Capabilities = Capabilities()
     verify_tls: bool = True
     """Verify TLS certificates; false accepts any, with a warning at every start."""

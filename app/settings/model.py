@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import parse_qs, urlsplit
@@ -16,7 +17,14 @@ from pydantic import (
 
 from app.settings.access import ENVIRONMENT_KEYS, Access
 from app.settings.aggregation import Aggregation, EvaluatorModel
-from app.settings.applications import DEFAULT, Application, membership_digest, problems
+from app.settings.answer_cache import AnswerCacheSettings
+from app.settings.applications import (
+    DEFAULT,
+    Application,
+    LeftOutPassage,
+    membership_digest,
+    problems,
+)
 from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.evidence import judge_name
@@ -26,7 +34,9 @@ from app.settings.remote_artifact import RemoteArtifact
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, with_sampling
 from app.settings.telemetry import TelemetrySettings
+from racer_core.prices import MeanUsage, Price, expected_prices
 from racer_core.records.conversation import RoutedText
+from racer_core.records.left_out import LeftOut
 from racer_core.types import Score
 
 GroupBy = Literal["request", "key", "language", "application"]
@@ -63,6 +73,8 @@ class Settings(Frozen):
     """Environment variable with a database URL, including its password, that replaces `store`."""
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     """The models of the pool."""
+    currency: Annotated[str, Field(max_length=16, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")] = "USD"
+    """Name of the currency of all prices and costs."""
     pools: dict[Name, Pool] = Field(
         default_factory=dict[str, Pool],
         # Otherwise an editor would accept a wrong name.
@@ -80,6 +92,8 @@ class Settings(Frozen):
     routing: Routing = Routing()
     same_answer: SameAnswer | None = None
     """The promise `same_answer`, for requests to `auto`; null: none of them unless it asks."""
+    answer_cache: AnswerCacheSettings | None = None
+    """The cache of answers to requests of no application; null: none are cached."""
     aggregation: Aggregation = Aggregation()
     fleet: FleetSettings = FleetSettings()
     access: Access = Access()
@@ -278,6 +292,11 @@ class Settings(Frozen):
         own = self.applications.get(application or DEFAULT)
         return self.routing.text if own is None or own.text is None else own.text
 
+    def leave_out_of(self, application: str | None) -> tuple[LeftOutPassage, ...]:
+        """What the router does not read in an application's requests and rows."""
+        own = self.applications.get(application or DEFAULT)
+        return () if own is None else own.leave_out
+
     @property
     def promises_same_answers(self) -> bool:
         """Whether any application's requests have the promise `same_answer` by default."""
@@ -315,9 +334,26 @@ class Settings(Frozen):
         return {place: each for place, each in sections.items() if each is not None}
 
     @property
+    def answer_caches(self) -> dict[str, AnswerCacheSettings]:
+        """The answer caches that are on, by application."""
+        sections = {DEFAULT: self.answer_cache} | {
+            name: each.answer_cache for name, each in self.applications.items()
+        }
+        return {name: each for name, each in sections.items() if each is not None}
+
+    @property
     def own_texts(self) -> dict[str, RoutedText]:
         """What the router reads of the applications that have a text of their own."""
         return {name: each.text for name, each in self.applications.items() if each.text}
+
+    @property
+    def leave_outs(self) -> dict[str, tuple[LeftOut, ...]]:
+        """What the router does not read, of the applications that say so."""
+        return {
+            name: tuple(LeftOut(passage.begin, passage.end) for passage in each.leave_out)
+            for name, each in self.applications.items()
+            if each.leave_out
+        }
 
     @property
     def drawn_applications(self) -> tuple[str, ...]:
@@ -330,10 +366,21 @@ class Settings(Frozen):
         return tuple(name for name, each in self.applications.items() if each.turns == "together")
 
     @property
-    def prices(self) -> tuple[float, ...] | None:
-        """Prices in the order of the candidates; None if they have none."""
-        prices = tuple(each.price for each in self.candidates if each.price is not None)
-        return prices or None
+    def exact_prices(self) -> dict[str, Price]:
+        """The price of every candidate; empty if they have none."""
+        return {each.name: each.price.exact for each in self.candidates if each.price is not None}
+
+    def call_prices(self, usage: Mapping[str, MeanUsage]) -> dict[str, float] | None:
+        """Expected price of a call of every candidate.
+
+        None if they have no prices, or if one depends on what calls use and that is not known.
+
+        Args:
+            usage: What calls use on average, by candidate.
+        """
+        found = expected_prices(self.exact_prices, usage)
+        known = {name: price for name, price in found.items() if price is not None}
+        return known if known and len(known) == len(found) else None
 
     @property
     def pool(self) -> tuple[str, ...]:

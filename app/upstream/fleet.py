@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from app.concurrency.memory_budget import MemoryBudget
 from app.concurrency.threads import SMALL_BYTES, off_loop
@@ -46,6 +46,20 @@ GATEWAY: Final = ""  # the caller of calls that no API key causes
 ModelAndUsage = tuple[object, Mapping[str, int]]  # as the answer reports them
 
 
+class CallMeter(Protocol):
+    """Measures the calls of one request."""
+
+    def attempted(self, candidate: str, seconds: float, exc: BaseException | None) -> None:
+        """Take an attempt that ended.
+
+        Args:
+            candidate: Its candidate.
+            seconds: Its duration, without the time that it waited to be sent.
+            exc: What ended it; None: it was answered.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaHealth:
     """The state of a replica."""
@@ -71,6 +85,7 @@ class UpstreamCall:
     conversation: bytes | None  # its key; None: a single turn, or one replica
     tried: list[Replica]
     buffers: MemoryBudget  # of large payloads and answers
+    meter: CallMeter | None = None
     span: CallSpan | None = None  # of the latest attempt
 
     def __enter__(self) -> Self:
@@ -176,6 +191,7 @@ class Fleet:
         deadline: float,
         caller: str = GATEWAY,
         session: str | None = None,
+        meter: CallMeter | None = None,
     ) -> Reply:
         """Call one candidate for a whole answer.
 
@@ -186,13 +202,14 @@ class Fleet:
             deadline: A ``time.monotonic()``; one attempt has the candidate's own limit, too.
             caller: The name of the API key that causes the call.
             session: Id of its request's session, whose calls go to one replica.
+            meter: Takes its attempts; None: they are not measured.
 
         Raises:
             UpstreamError: No usable answer; its ``kind`` says why.
         """
         started = time.monotonic()
         with self._open_call(
-            candidate, api_format.path, payload, deadline, caller, session=session
+            candidate, api_format.path, payload, deadline, caller, session=session, meter=meter
         ) as call:
             body, choices = await self._read_answer(
                 call,
@@ -218,6 +235,7 @@ class Fleet:
         deadline: float,
         caller: str = GATEWAY,
         session: str | None = None,
+        meter: CallMeter | None = None,
     ) -> AsyncGenerator[CandidateStream]:
         """Call one candidate for a stream. The context opens with the first piece.
 
@@ -225,7 +243,7 @@ class Fleet:
         when the stream ends before the answer does. Arguments and errors as in :meth:`ask`.
         """
         with self._open_call(
-            candidate, api_format.path, payload, deadline, caller, session=session
+            candidate, api_format.path, payload, deadline, caller, session=session, meter=meter
         ) as call:
             attempt, stream = await self._begin_stream(call, api_format)
             with attempt:
@@ -254,9 +272,10 @@ class Fleet:
         *,
         deadline: float,
         caller: str = GATEWAY,
+        meter: CallMeter | None = None,
     ) -> dict[str, Any]:
         """Send a document and return the answered object. Raises as :meth:`ask`."""
-        with self._open_call(candidate, path, payload, deadline, caller) as call:
+        with self._open_call(candidate, path, payload, deadline, caller, meter=meter) as call:
             return await self._read_answer(
                 call, partial(parsing.json_object, candidate), report=_model_and_usage
             )
@@ -308,6 +327,7 @@ class Fleet:
         caller: str,
         endpoint: Endpoint | None = None,
         session: str | None = None,
+        meter: CallMeter | None = None,
     ) -> UpstreamCall:
         """Encode a payload; as a context, the call counts its bytes as buffered."""
         target = self._targets[name]
@@ -327,6 +347,7 @@ class Fleet:
             conversation=conversation,
             tried=[],
             buffers=self._client.buffers,
+            meter=meter,
         )
 
     async def _read_answer(
@@ -435,6 +456,8 @@ class Fleet:
         call.target.replicas.release(replica)
         self._metrics.call_seconds_of(call.name).observe(now - attempt.started)
         self._metrics.calls_of(call.name, outcome).inc()
+        if call.meter is not None and attempt.limit_s > 0:  # it was sent
+            call.meter.attempted(call.name, now - attempt.started, exc)
         if call.span is not None:
             call.span.end(outcome)
 

@@ -5,6 +5,7 @@ It is promoted, rolled back, or ended by its own drift alarm.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -59,6 +60,12 @@ def listed(gateway: Gateway) -> dict[str, Any] | None:
     return gateway.get("/calibrations", ADMIN_KEY).json()["canary"]
 
 
+def shares(gateway: Gateway) -> dict[str, float]:
+    """The calibrations that GET /calibrations marks with a share."""
+    data = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    return {each["id"]: each["share"] for each in data if "share" in each}
+
+
 def deciding(gateway: Gateway, texts: Iterable[str]) -> Counter[str]:
     """How many certificates each calibration gives."""
     return Counter(gateway.route(text)["certificate"]["calibration_id"] for text in texts)
@@ -98,14 +105,23 @@ def test_the_draw_is_independent_of_the_shadow_sample() -> None:
 
 
 def test_both_calibrations_keep_their_exact_risk() -> None:
-    """19 rows each at alpha 0.1: the risk of the requests of either is 2 / 20; false alarm 1e-6."""
-    rng, beside = np.random.default_rng(20261124), canary(0.3)
+    """Whatever a score has to do with its session's name: 19 rows each at alpha 0.1.
+
+    The risk of the requests of either is 2 / 20; false alarm 1e-6. With a draw by the plain hash of
+    the name, which is the score here, that of the canary would be 0.
+    """
+
+    def score(session: str) -> float:
+        return int.from_bytes(hashlib.blake2b(session.encode(), digest_size=8).digest()) * 2.0**-64
+
+    beside = canary(0.3)
     decided_by, missed = Counter[bool](), Counter[bool]()
     for trial in range(6_000):
-        rows = {True: rng.standard_normal(19), False: rng.standard_normal(19)}
-        is_canary = beside.decides(f"chatcmpl-{trial}")
+        *rows, request = (f"session-{trial}-{number}" for number in range(20))
+        is_canary = beside.decides(request)
         decided_by[is_canary] += 1
-        missed[is_canary] += rng.standard_normal() > calibrate_threshold(rows[is_canary], 0.1)
+        threshold = calibrate_threshold(np.array([score(each) for each in rows]), 0.1)
+        missed[is_canary] += score(request) > threshold
     assert min(decided_by.values()) > 1_000
     for each, count in decided_by.items():
         assert_binomial(missed[each], count, 2 / 20, FALSE_ALARM / 2)
@@ -169,6 +185,8 @@ def test_promotion_and_rollback(serve: Serve) -> None:
     gateway.activate(other, share=0.5)
     begun = listed(gateway)
     assert begun is not None
+    assert shares(gateway) == {other: 0.5}
+    assert gateway.get(f"/calibrations/{other}", ADMIN_KEY).json()["share"] == 0.5
     assert (begun["calibration_id"], begun["share"], begun["ended"]) == (other, 0.5, None)
     gateway.activate(other, share=0.999)
     raised = listed(gateway)
@@ -177,6 +195,7 @@ def test_promotion_and_rollback(serve: Serve) -> None:
     assert deciding(gateway, questions(0, 20))[other] >= 18
     gateway.activate(active)  # rolled back
     assert listed(gateway) is None
+    assert shares(gateway) == {}
     assert deciding(gateway, questions(0, 20)) == {active: 20}
     gateway.activate(other, share=0.5)
     gateway.activate(other)  # promoted
@@ -228,8 +247,8 @@ def test_a_restart_keeps_the_canary(serve: Serve, tmp_path: Path) -> None:
         for session in range(20):
             assert calibration(gateway, session) == calibration(second, session)
         second.activate(other)
+        wait_until(lambda: gateway.ready()["calibration"] == other)
         wait_until(lambda: listed(gateway) is None)
-        assert gateway.ready()["calibration"] == other
 
 
 # What both realise -------------------------------------------------------------------------------
@@ -299,6 +318,7 @@ def test_a_canary_that_breaks_its_promise_is_ended(serve: Serve) -> None:
     assert shown["false_alarm"] == 0.01
     assert shown["realised"]["risk"] == 1.0
     assert deciding(gateway, questions(2_000, 20)) == {active: 20}
+    assert shares(gateway) == {}
     again = gateway.activate(other, share=0.5)
     assert "has drift alarms" in error_message(again, 409)
 

@@ -12,7 +12,6 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
 
 from app.settings import FleetSettings
 from app.upstream.affinity import conversation_key, nearest
@@ -116,6 +115,8 @@ def test_conversations_spread_over_replicas_evenly() -> None:
     """Each has a binomial share. False alarm 1e-6 for all four together."""
     conversations = 4_000
     counts = Counter(place_of(number.to_bytes(16)) for number in range(conversations))
+    from scipy.stats import binom
+
     low, high = binom.interval(1 - 1e-6 / 4, conversations, 1 / 4)
     assert len(counts) == 4
     assert all(low <= count <= high for count in counts.values())

@@ -135,7 +135,7 @@ def two_nodes(**environment: str) -> Generator[Cluster]:
 
 @pytest.fixture(scope="module")
 def cluster(postgres: databases.Postgres) -> Iterator[Cluster]:
-    """Two nodes, with what a gateway takes from the environment, and a store with no calibration."""
+    """Two nodes with what a gateway takes from the environment; their store is new."""
     proxy = {
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.ray_serve.proxy:middlewares",
         # The head's proxy stands for those of all nodes, so it must not keep to its own.
