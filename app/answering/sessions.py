@@ -5,10 +5,10 @@ in front of the candidate b that this turn's scores put there, while
 
     f(x, m) + alpha (1 - c(m)) >= f(x, b)
 
-where c(m) is the price of its call with a warm prompt cache over that with a cold one, by prices of
-tokens or else by the tokens that are computed anew (:mod:`racer_core.calibration.kept_order`). Its
-replica is kept by :mod:`app.upstream.affinity`. A session holds one conversation at a time: a
-request without earlier turns begins anew.
+where c(m) is the cost of its call with a warm prompt cache over that with a cold one, half of it
+its price and half its computation (:mod:`racer_core.calibration.kept_order`). Its replica is kept
+by :mod:`app.upstream.affinity`. A session holds one conversation at a time: a request without
+earlier turns begins anew.
 """
 
 from __future__ import annotations

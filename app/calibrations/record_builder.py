@@ -75,6 +75,8 @@ class RecordBuilder:
         self._settings = settings
         self._trained = trained
         self._scorer = scorer
+        prices = settings.exact_prices
+        self._token_prices = [prices[name].of_tokens for name in trained.pool if name in prices]
         self._kinds = RowKinds(settings, trained, grouping, conditions)
         self._setup = setup
 
@@ -298,6 +300,7 @@ class RecordBuilder:
             guarantee,
             scorer=partial(self._scorer.score_rows, progress=partial(progress, "scoring")),
             prices=None if prices is None else [prices[name] for name in self._trained.pool],
+            token_prices=self._token_prices if kind.is_whole else None,
             are_conversations=kind.is_whole,
         )
 

@@ -208,7 +208,8 @@ class CalibrationRecord:
     def has_query(self, fingerprint: bytes, population: int, *, later: bool) -> bool:
         """Whether a query is a row of a population, by its place, and of its turn."""
         rows = self.populations[population]
-        return rows.later is later and fingerprint in rows.calibration.queries
+        is_of_turn = rows.later is later or rows.conversations
+        return is_of_turn and fingerprint in rows.calibration.queries
 
     def encoded(self) -> tuple[str, bytes]:
         """The document, and the arrays as npz."""
@@ -270,6 +271,7 @@ def _populations(
         conditions = settings["conditions"] or fields.get(DIGESTS)
         groups = settings["groups"]
         prices = settings.get("prices", fields["prices"])
+        of_tokens = settings.get("token_prices")
         prefix = settings.get("prefix", f"{place}_")
         yield Population(
             calibration=first
@@ -281,6 +283,7 @@ def _populations(
                 answer_limit=None,
                 options=_options(settings.get("options", fields["options"])),
                 prices=prices and tuple(prices),
+                token_prices=of_tokens and tuple(map(tuple, of_tokens)),
             ),
             conditions=conditions and tuple(conditions),
             later=settings["later"],
@@ -312,6 +315,7 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "groups": population.calibration.groups,
         "options": _options_document(population.calibration.options),
         "prices": population.calibration.prices,
+        "token_prices": population.calibration.token_prices,
         "void_reasons": population.void_reasons,
     }
 

@@ -66,7 +66,7 @@ class CalibrationRows:
         turn_sizes: Characters of the earlier turns, of the query, and of the mean earlier answer of
             each row, shape (n, 3), for conversations.
         token_prices: Price of an input, a cached and an output token of each candidate, by which
-            conversations keep their order; None: tokens are counted.
+            conversations keep their order; None: what is computed counts alone.
     """
 
     pool: tuple[str, ...]

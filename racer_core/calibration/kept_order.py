@@ -6,14 +6,17 @@ place stays there in front of the candidate b that the nonconformity scores put 
 
     f(x, m) + alpha (1 - c(m)) >= f(x, b)
 
-    c(m) = (cached p + input q + output a) / (input p + input q + output a)
+c(m) is the cost of m's call with a warm cache over that with a cold one. Half of it is its price,
+and half its computation, prefill and answer, which is time where tokens cost nothing:
 
-What the cache spares of a call's price is worth at most alpha, the calibration's risk level, in the
-chance of a right answer: a larger loss would have to be bought back by calls of others. c(m) is the
-price of m's call with a warm cache over that with a cold one, p the earlier turns of the
-conversation, q the new one, a the mean earlier answer, and cached, input and output its prices of a
-token. Without prices these are 0, 1 and 1: c(m) is the share of tokens that are computed anew. For
-the score ``cover_cost`` both sides are divided by the price of a call.
+    price:        (cached p + input q + output a) / (input p + input q + output a)
+    computation:  (q + a) / (p + q + a)
+
+p are the earlier turns of the conversation, q is the new one, a the mean earlier answer, and
+cached, input and output are m's prices of a token. Without these c(m) is its computation alone.
+What a cache spares is worth at most alpha, the calibration's risk level, in the chance of a right
+answer: a larger loss would have to be bought back by calls of others. For the score ``cover_cost``
+both sides are divided by the price of a call.
 
 The threshold decides how many candidates are called, and the kept order which: the candidate at the
 j-th place gets the j-th smallest score s'. So at every threshold lambda the set {m : s'(m) <=
@@ -35,7 +38,7 @@ from racer_core.errors import CalibrationError
 from racer_core.types import FloatArray, TurnSizes
 
 TokenPrices = tuple[float, float, float]  # of an input, a cached input and an output token
-COMPUTED: Final[TokenPrices] = (1.0, 0.0, 1.0)  # every token that is computed costs the same
+COMPUTED: Final[TokenPrices] = (1.0, 0.0, 1.0)  # every token that is computed counts the same
 FIRST: Final = -1  # in place of a column: there is no turn before
 Columns = NDArray[np.intp]
 
@@ -59,16 +62,21 @@ class Continuation:
 
 
 def warm_costs(sizes: FloatArray, prices: Sequence[TokenPrices]) -> FloatArray:
-    """The price c of a call with a warm cache over that with a cold one, in [0, 1], shape (B, K).
+    """The cost c of a call with a warm cache over that with a cold one, in [0, 1], shape (B, K).
 
     Args:
         sizes: p, q and a of each turn, shape (B, 3).
-        prices: Of each candidate; where input and output cost nothing, tokens are counted.
+        prices: Of each candidate; where input and output cost nothing, its computation counts.
     """
+    priced = [each if each[0] + each[2] > 0.0 else COMPUTED for each in prices]
+    computed = [COMPUTED] * len(prices)
+    return 0.5 * (_warm_share(sizes, priced) + _warm_share(sizes, computed))
+
+
+def _warm_share(sizes: FloatArray, prices: Sequence[TokenPrices]) -> FloatArray:
+    """What a warm call costs at these prices over what a cold one does, shape (B, K)."""
     earlier, query, answer = sizes.T[:, :, None]
-    of_input, of_cached, of_output = np.array(
-        [each if each[0] + each[2] > 0.0 else COMPUTED for each in prices]
-    ).T[:, None, :]
+    of_input, of_cached, of_output = np.array(prices).T[:, None, :]
     cold = of_input * (earlier + query) + of_output * answer
     warm = np.minimum(of_cached, of_input) * earlier + of_input * query + of_output * answer
     return np.divide(warm, cold, out=np.ones_like(cold), where=cold > 0.0)

@@ -11,13 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import mean
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.kept_order import TokenPrices
 from racer_core.calibration.loss_curve import LossCurve, unit_steps
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InputError
@@ -27,8 +26,6 @@ from racer_core.records.request import row_text
 from racer_core.records.units import incomplete_conversation, renumbered, turns_in_order
 from racer_core.trained_router import LabelledColumns
 from racer_core.types import BoolArray, FloatArray, LabelledRows
-
-_COLD: Final[TokenPrices] = (1.0, 1.0, 0.0)  # a cache spares nothing, and no candidate stays for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +130,7 @@ def evaluate_conversations(
         score=rows.options.score.value,
         risk_target=rows.options.risk_target.value,
         measures=tuple(
-            _Policy(_at(rows, alpha, kept=kept)).measured(halves, kept=kept)
+            _Policy(_at(rows, alpha, kept=kept), rows.conversations).measured(halves, kept=kept)
             for alpha in alphas
             for kept in (True, False)
         ),
@@ -141,19 +138,27 @@ def evaluate_conversations(
 
 
 def _at(rows: Calibration, alpha: float, *, kept: bool) -> Calibration:
-    """The rows as a calibration at alpha has them: it keeps orders by its own alpha."""
-    prices = rows.token_prices if kept else (_COLD,) * len(rows.pool)
-    return replace(rows, options=replace(rows.options, alpha=alpha), token_prices=prices)
+    """The rows as a calibration at alpha has them, which keeps orders by its own alpha.
+
+    Where none is kept, every turn is a conversation of its own.
+    """
+    conversations = rows.conversations if kept else np.arange(len(rows.fingerprints))
+    options = replace(rows.options, alpha=alpha)
+    return replace(rows, options=options, conversations=conversations)
 
 
 class _Policy:
-    """The turns of conversations under one policy at one risk level, scored once."""
+    """The turns of conversations under one policy at one risk level, scored once.
 
-    def __init__(self, rows: Calibration) -> None:
-        assert rows.conversations is not None
+    Args:
+        rows: The turns, with the conversations whose order is kept.
+        conversations: The conversation of each turn, from 0, whose loss is measured, shape (n,).
+    """
+
+    def __init__(self, rows: Calibration, conversations: NDArray[np.int64]) -> None:
         assert rows.turn_sizes is not None
-        self._rows, self._ids = rows, rows.conversations
-        self._alpha, self._count = rows.options.alpha, len(np.unique(rows.conversations))
+        self._rows, self._ids = rows, conversations
+        self._alpha, self._count = rows.options.alpha, len(np.unique(conversations))
         score = rows.options.score
         self._fit = rows.row_nonconformity(score)
         self._losses = rows.row_losses(score)

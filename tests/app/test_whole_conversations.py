@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.store import Store
+from racer_core.calibration.kept_order import COMPUTED
 from racer_core.racer import Racer
 from racer_core.types import LabelledRow, RiskTarget, Score
 from tests.core.conversation_worlds import Talk, TurnRow, kept_by_hand, loss_by_hand
@@ -20,6 +21,7 @@ from tests.support.gateway import (
     POOL,
     TWO,
     Gateway,
+    candidates,
     configure,
     error_message,
     noisy,
@@ -276,6 +278,54 @@ def test_conversations_may_be_in_any_order(calibrated: Gateway) -> None:
     [expected] = upload(calibrated, rows, dry_run=True)["evidence"]["conversations"]
     [found] = upload(calibrated, interleaved, dry_run=True)["evidence"]["conversations"]
     assert found == expected
+
+
+def test_prices_of_tokens_decide_who_stays(
+    tmp_path: Path, noisy_artifact: Path, shared_pool: FakePool, racer: Racer
+) -> None:
+    """Those of the calibration: it is read again with them, and a change of prices waits."""
+    prices = [{"input": 1.0, "cached_input": 0.02, "output": 0.1}, {"input": 1.0}, {"call": 2.0}]
+    of_tokens = [(1.0, 0.02, 0.1), (1.0, 1.0, 0.0), COMPUTED]
+    folder = tmp_path / "priced"
+    base = candidates(shared_pool.url)
+
+    def configured(given: list[dict[str, float]]) -> Path:
+        priced = [each | {"price": price} for each, price in zip(base, given, strict=True)]
+        return configure(
+            folder, noisy_artifact, "", candidates=priced, routing={"session_ttl_s": 600}
+        )
+
+    with running(configured(prices), ENVIRONMENT) as gateway:
+        lambda_hat = upload(gateway, rows_of(ROWS))["evidence"]["conversations"][0]["lambda_hat"]
+        first = sessions_of(gateway, "before")
+    with running(configured([{"call": 1.0}] * 3), ENVIRONMENT) as gateway:
+        again = sessions_of(gateway, "after")
+    priced, unpriced = list[set[str]](), list[set[str]]()
+    for talk in talks(90_000, 12):
+        for given, found in ((of_tokens, priced), ((), unpriced)):
+            kept = kept_by_hand(scored(racer, [talk])[0], Score.GAP, ALPHA, given)
+            found += [
+                {m for m, s in zip(racer.pool, each, strict=True) if s <= lambda_hat}
+                for each in kept
+            ]
+    assert first == again == priced
+    assert priced != unpriced
+
+
+def sessions_of(gateway: Gateway, name: str) -> list[set[str]]:
+    """The sets of all turns of some conversations, each a session."""
+    return [
+        set(chat(gateway, [row.query for row in talk[: number + 1]], f"{name} {place}")["selected"])
+        for place, talk in enumerate(talks(90_000, 12))
+        for number in range(3)
+    ]
+
+
+def test_a_first_turn_of_the_rows_is_known_to_be_one(calibrated: Gateway) -> None:
+    """Its sender may know its label: its answer says so, as for other rows."""
+    queries = [row.query for row in ROWS[0]]
+    remarks = [chat(calibrated, queries[:count], "known")["remarks"] for count in (1, 2)]
+    assert ["calibration_query" in each for each in remarks] == [True, False]
 
 
 # Without rows of whole conversations ------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -57,23 +58,28 @@ def nonconformity(f: list[float], score: Score) -> list[float]:
 
 
 def kept_by_hand(
-    talk: Talk, score: Score, alpha: float, prices: TokenPrices = COMPUTED
+    talk: Talk, score: Score, alpha: float, prices: Sequence[TokenPrices] = ()
 ) -> list[list[float]]:
     """The scores s' of the turns, place by place as the module's docstring says."""
-    of_input, of_cached, of_output = prices
     before: list[int] | None = None
     found: list[list[float]] = []
     for row in talk:
         s, f = nonconformity(row.scores, score), row.scores
         p, q, a = row.sizes
-        cold = of_input * (p + q) + of_output * a
-        c = (of_cached * p + of_input * q + of_output * a) / cold if cold else 1.0
+        shares = [
+            (of_cached * p + of_input * q + of_output * a) / cold if cold else 1.0
+            for of_input, of_cached, of_output in (COMPUTED, *prices)
+            for cold in [of_input * (p + q) + of_output * a]
+        ]
+        c = [(shares[0] + each) / 2 for each in shares[1:] or shares * len(f)]
         order: list[int] = []
         for place in range(len(f)):
             left = [m for m in range(len(f)) if m not in order]
             best = min(left, key=lambda m: (s[m], m))
             kept = None if before is None else before[place]
-            stays = kept in left and kept is not None and f[kept] + alpha * (1.0 - c) >= f[best]
+            stays = (
+                kept in left and kept is not None and f[kept] + alpha * (1.0 - c[kept]) >= f[best]
+            )
             order.append(kept if stays and kept is not None else best)
         kept_scores = [0.0] * len(f)
         for place, m in enumerate(order):

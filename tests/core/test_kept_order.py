@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from racer_core.calibration.kept_order import COMPUTED, Continuation, warm_costs
 from racer_core.calibration.loss_curve import SCALE, LossCurve, unit_steps
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError
+from racer_core.offline.conversations import evaluate_conversations
 from racer_core.types import RiskTarget, Score, TurnSizes
 from tests.core.conversation_worlds import (
     Talk,
@@ -72,16 +74,17 @@ def test_losses_of_conversations_do_not_grow_with_the_threshold(talks, score, ta
             assert losses[-1] == 0
 
 
-@given(talks=conversations(), score=scores, alpha=alphas, prices=token_prices)
-def test_served_sets_are_those_of_the_oracle(talks, score, alpha, prices):
+@given(talks=conversations(), score=scores, alpha=alphas, data=st.data())
+def test_served_sets_are_those_of_the_oracle(talks, score, alpha, data):
     """Turn by turn from the order before, at the threshold of the rows, by any prices."""
-    price = prices if prices[0] + prices[2] else COMPUTED
-    price = (price[0], min(price[1], price[0]), price[2])
     pool = len(talks[0][0].scores)
-    calibration = calibration_of(talks, score, prices=(prices,) * pool)
+    prices = data.draw(st.lists(token_prices, min_size=pool, max_size=pool))
+    priced = [each if each[0] + each[2] else COMPUTED for each in prices]
+    priced = [(each[0], min(each[1], each[0]), each[2]) for each in priced]
+    calibration = calibration_of(talks, score, prices=tuple(prices))
     lambda_hat = calibration.lambda_hat(alpha)
     for talk in talks:
-        kept = kept_by_hand(talk, score, OWN, price)
+        kept = kept_by_hand(talk, score, OWN, priced)
         expected = [
             {name for name, s in zip(calibration.pool, each, strict=True) if s <= lambda_hat}
             for each in kept
@@ -104,12 +107,14 @@ def test_a_candidate_stays_while_it_is_worth_it():
         assert calibration.decide(b"", later.scores, alpha=0.3, continuation=turn).order == order
 
 
-def test_the_price_of_a_warm_call_counts_tokens_or_prices():
-    """Without prices the share of tokens that are computed anew; a cache is never dearer."""
+def test_the_cost_of_a_warm_call_counts_its_price_and_its_computation():
+    """Without prices of tokens its computation alone; a cache is never dearer."""
     sizes = np.array([[300.0, 50.0, 150.0], [0.0, 50.0, 0.0], [0.0, 0.0, 0.0]])
     prices = [COMPUTED, (2.0, 0.5, 8.0), (0.0, 0.0, 0.0), (1.0, 3.0, 0.0)]
     costs = warm_costs(sizes, prices)
-    assert costs[0] == pytest.approx([200 / 500, (150 + 100 + 1200) / 1900, 200 / 500, 1.0])
+    computed, price = 200 / 500, (150 + 100 + 1200) / 1900
+    expected = [computed, (price + computed) / 2, computed, (1.0 + computed) / 2]
+    assert costs[0] == pytest.approx(expected)
     assert costs[1:].tolist() == [[1.0] * 4] * 2
 
 
@@ -250,6 +255,56 @@ def test_unlabelled_turns_are_misses():
     assert rows.loss_curve(Score.PROB).mean_loss(0.5) == 0.0
     assert half.loss_curve(Score.PROB).mean_loss(0.999) == 0.5
     assert half.n == 3
+
+
+# The evaluation ---------------------------------------------------------------------------------
+
+
+def test_an_evaluation_keeps_orders_by_the_alpha_that_it_measures():
+    """As a calibration at that alpha does; at another one other candidates would stay."""
+    rng = np.random.default_rng(5)
+    talks = [drawn_talk(rng) for _ in range(60)]
+    rows = [calibration_of(talks, alpha=alpha) for alpha in (0.05, 0.4)]
+    measured = [
+        evaluate_conversations(each, alphas=(0.4,), splits=3, seed=1).measures for each in rows
+    ]
+    assert measured[0] == measured[1]
+    assert measured[0][0].kept
+    assert measured[0][0].cached > measured[0][1].cached
+
+
+def test_turns_that_choose_alone_keep_no_order():
+    """They are measured by S itself, at the threshold of the same conversations."""
+    rng = np.random.default_rng(6)
+    talks = [drawn_talk(rng) for _ in range(40)]
+    rows = calibration_of(talks, alpha=0.3)
+    alone = evaluate_conversations(rows, alphas=(0.3,), splits=1, seed=2).measures[1]
+    half = np.random.default_rng(2).permutation(40) < 20
+    plain = [[nonconformity(row.scores, Score.PROB) for row in talk] for talk in talks]
+    of_each = partial(loss_by_hand, target=RiskTarget.ANSWERABLE)
+    own = [talk for talk, is_own in zip(talks, half, strict=True) if is_own]
+    lambda_hat = plain_threshold(own, 0.3)
+    losses = [
+        of_each(talk, s, lambda_hat)
+        for talk, s, is_own in zip(talks, plain, half, strict=True)
+        if not is_own
+    ]
+    counted = [each for each in losses if each is not None]
+    assert alone.risk == pytest.approx(float(sum(counted) / len(counted)))
+
+
+def plain_threshold(talks: list[Talk], alpha: float) -> float:
+    """The threshold of turns that choose alone: the smallest S that bounds the mean loss."""
+    plain = [[nonconformity(row.scores, Score.PROB) for row in talk] for talk in talks]
+    for level in sorted({s for of_talk in plain for each in of_talk for s in each}):
+        found = [
+            loss_by_hand(t, s, level, RiskTarget.ANSWERABLE)
+            for t, s in zip(talks, plain, strict=True)
+        ]
+        losses = [each for each in found if each is not None]
+        if float(sum(losses, Fraction(0)) + 1) <= alpha * (len(losses) + 1):
+            return level
+    return math.inf
 
 
 # The certificate --------------------------------------------------------------------------------
