@@ -37,6 +37,8 @@ class ConversationMeasures:
         kept: Conversations kept their order; else every turn chose alone.
         risk: Mean over conversations of the mean loss of their turns.
         risk_se: Standard error of it over other conversations.
+        splits_se: Standard error of it over other splits of these conversations: alpha bounds their
+            expected risk exactly.
         calls: Candidates called a turn.
         cached: Share of the prompts' characters that were in the prompt cache of their candidate.
         infeasible: Share of the splits whose half is too small for alpha.
@@ -46,6 +48,7 @@ class ConversationMeasures:
     kept: bool
     risk: float
     risk_se: float
+    splits_se: float
     calls: float
     cached: float
     infeasible: float
@@ -197,6 +200,7 @@ class _Policy:
             kept=kept,
             risk=risk,
             risk_se=float(means.std() / math.sqrt(len(means))),
+            splits_se=float(np.std([each[0] for each in runs]) / math.sqrt(len(runs))),
             calls=calls,
             cached=cached,
             infeasible=infeasible,

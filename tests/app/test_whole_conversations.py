@@ -324,7 +324,8 @@ def sessions_of(gateway: Gateway, name: str) -> list[set[str]]:
 def test_a_first_turn_of_the_rows_is_known_to_be_one(calibrated: Gateway) -> None:
     """Its sender may know its label: its answer says so, as for other rows."""
     queries = [row.query for row in ROWS[0]]
-    remarks = [chat(calibrated, queries[:count], "known")["remarks"] for count in (1, 2)]
+    answers = [chat(calibrated, queries[:count], "known") for count in (1, 2)]
+    remarks = [each["certificate"]["remarks"] for each in answers]
     assert ["calibration_query" in each for each in remarks] == [True, False]
 
 
