@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.store import Store
-from racer_core.calibration.kept_order import COMPUTED
+from racer_core.calibration.kept_order import COMPUTED, TokenPrices
 from racer_core.racer import Racer
 from racer_core.types import LabelledRow, RiskTarget, Score
 from tests.core.conversation_worlds import Talk, TurnRow, kept_by_hand, loss_by_hand
@@ -286,38 +287,46 @@ def test_prices_of_tokens_decide_who_stays(
     """Those of the calibration: it is read again with them, and a change of prices waits."""
     prices = [{"input": 1.0, "cached_input": 0.02, "output": 0.1}, {"input": 1.0}, {"call": 2.0}]
     of_tokens = [(1.0, 0.02, 0.1), (1.0, 1.0, 0.0), COMPUTED]
-    folder = tmp_path / "priced"
     base = candidates(shared_pool.url)
 
     def configured(given: list[dict[str, float]]) -> Path:
         priced = [each | {"price": price} for each, price in zip(base, given, strict=True)]
         return configure(
-            folder, noisy_artifact, "", candidates=priced, routing={"session_ttl_s": 600}
+            tmp_path / "priced",
+            noisy_artifact,
+            "",
+            candidates=priced,
+            routing={"session_ttl_s": 600},
         )
 
     with running(configured(prices), ENVIRONMENT) as gateway:
-        lambda_hat = upload(gateway, rows_of(ROWS))["evidence"]["conversations"][0]["lambda_hat"]
-        first = sessions_of(gateway, "before")
+        [made] = upload(gateway, rows_of(ROWS))["evidence"]["conversations"]
+        by_prices = partial(sets_of, racer, made["lambda_hat"], of_tokens)
+        without = partial(sets_of, racer, made["lambda_hat"], ())
+        chosen = [talk for talk in talks(90_000, 400) if by_prices(talk) != without(talk)][:6]
+        assert chosen
+        expected = [by_prices(talk) for talk in chosen]
+        assert [served(gateway, talk, f"before {n}") for n, talk in enumerate(chosen)] == expected
     with running(configured([{"call": 1.0}] * 3), ENVIRONMENT) as gateway:
-        again = sessions_of(gateway, "after")
-    priced, unpriced = list[set[str]](), list[set[str]]()
-    for talk in talks(90_000, 12):
-        for given, found in ((of_tokens, priced), ((), unpriced)):
-            kept = kept_by_hand(scored(racer, [talk])[0], Score.GAP, ALPHA, given)
-            found += [
-                {m for m, s in zip(racer.pool, each, strict=True) if s <= lambda_hat}
-                for each in kept
-            ]
-    assert first == again == priced
-    assert priced != unpriced
+        assert [served(gateway, talk, f"after {n}") for n, talk in enumerate(chosen)] == expected
 
 
-def sessions_of(gateway: Gateway, name: str) -> list[set[str]]:
-    """The sets of all turns of some conversations, each a session."""
+def sets_of(
+    racer: Racer, lambda_hat: float, prices: Sequence[TokenPrices], talk: list[LabelledRow]
+) -> list[set[str]]:
+    """The sets of the turns of a conversation by the oracle."""
+    kept = kept_by_hand(scored(racer, [talk])[0], Score.GAP, ALPHA, prices)
     return [
-        set(chat(gateway, [row.query for row in talk[: number + 1]], f"{name} {place}")["selected"])
-        for place, talk in enumerate(talks(90_000, 12))
-        for number in range(3)
+        {name for name, s in zip(racer.pool, each, strict=True) if s <= lambda_hat} for each in kept
+    ]
+
+
+def served(gateway: Gateway, talk: list[LabelledRow], session: str) -> list[set[str]]:
+    """The sets of the turns of a conversation in a session."""
+    queries = [row.query for row in talk]
+    return [
+        set(chat(gateway, queries[: number + 1], session)["selected"])
+        for number in range(len(queries))
     ]
 
 
