@@ -106,7 +106,8 @@ class RowKinds:
         turns = rows.turns.in_order
         turns = turns[of_rows[turns] >= 0]
         self._check_conversations(rows.take(turns), of_rows[turns])
-        for place in np.unique(of_rows[turns]).tolist():
+        places: list[int] = np.unique(of_rows[turns]).tolist()
+        for place in places:
             whole = rows.take(turns[of_rows[turns] == place])
             yield RowKind(rows=whole, conditions=vectors[place], is_later=False, is_whole=True)
 

@@ -170,9 +170,8 @@ def measure_conversations(
         risk_target=RiskTarget(risk_targets[0]) if risk_targets else RiskTarget.ANSWERABLE,
         null_threshold=racer.artifact.null_threshold,
     )
-    file = benchmark_files([data])
-    rows = read_rows(*file.values(), text=text)
-    turns = conversation_rows(racer, rows, options, text=text)
+    [path] = benchmark_files([data]).values()
+    turns = conversation_rows(racer, read_rows(path, text=text), options, text=text)
     return evaluate_conversations(turns, alphas=alphas, splits=splits, seed=seed)
 
 

@@ -167,7 +167,8 @@ class SetPredictor(RiskControl):
         cold, warm = self._worth(score, row, np.array([astuple(continuation.sizes)]))
         before = continuation.columns(self.pool)
         orders = kept_orders(fit[:, : len(self.pool)], cold, warm, before)
-        return tuple(self.pool[column] for column in orders[0]), placed(fit, orders)
+        columns: list[int] = orders[0].tolist()
+        return tuple(map(self.pool.__getitem__, columns)), placed(fit, orders)
 
     def whole_pool(
         self,
