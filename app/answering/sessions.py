@@ -66,9 +66,16 @@ class Sessions:
         )
 
     def keep(self, session: str, routed: CertifiedDecision) -> None:
-        """Note what the next turn of a session takes over; its time begins anew."""
-        if self._sessions is not None and routed.decision.order:
-            self._sessions[_key(session)] = _Session(routed.decision.order, routed.conversation)
+        """Note what the next turn of a session takes over; its time begins anew.
+
+        A turn that no threshold decided changes no order, and it ends the conversation's terms.
+        """
+        if self._sessions is None:
+            return
+        key = _key(session)
+        before = self._sessions.get(key)
+        order = routed.decision.order or (() if before is None else before.order)
+        self._sessions[key] = _Session(order, routed.conversation)
 
 
 def _key(session: str) -> bytes:

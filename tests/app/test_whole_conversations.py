@@ -216,6 +216,27 @@ def test_a_conversation_whose_terms_change_is_certified_no_more(calibrated: Gate
     assert [stated(each)[:2] for each in fixed] == [(True, "conversation")] * 2
 
 
+def test_a_turn_that_no_threshold_decides_ends_the_promise(
+    tmp_path: Path, noisy_artifact: Path, shared_pool: FakePool
+) -> None:
+    """It is no turn of the rows, so the turns after it belong to no whole conversation."""
+    path = configure(
+        tmp_path / "fallback",
+        noisy_artifact,
+        shared_pool.url,
+        routing={"session_ttl_s": 600, "on_uncovered": "whole_pool"},
+    )
+    with running(path, ENVIRONMENT) as gateway:
+        upload(gateway, rows_of(ROWS))
+        first = chat(gateway, [ONE], "other")
+        body = {"model": "auto", "messages": after([ONE, TWO]), "temperature": 0.5}
+        headers = {"x-session-id": "other"}
+        answer = gateway.post("/v1/chat/completions", json=body, headers=headers)
+        third = chat(gateway, [ONE, TWO, ONE], "other")
+    assert answer.status_code == 200
+    assert (stated(first)[1], stated(third)[1]) == ("conversation", "request")
+
+
 def test_a_conversation_that_began_elsewhere_is_certified_by_no_conversation(
     calibrated: Gateway,
 ) -> None:
