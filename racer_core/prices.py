@@ -137,6 +137,11 @@ class Price:
         return max(1.0, sum(rate * (number or 0.0) for rate, number in used)) / PICO
 
     @property
+    def of_tokens(self) -> tuple[float, float, float]:
+        """The price of an input token, of a cached one, and of an output token."""
+        return float(self.input), float(self.cached_input), float(self.output)
+
+    @property
     def is_per_call(self) -> bool:
         """Whether every call costs the same."""
         return not (self.input or self.cached_input or self.output or self.second)

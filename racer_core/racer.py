@@ -137,10 +137,10 @@ class Racer(TrainedRouter):
         if options.one_per_cluster and rows.kind is None:
             raise CalibrationError(ONE_PER_CLUSTER_NEEDS_KIND)
         if options.one_per_cluster or kind is RowsKind.QUESTIONS:
-            clusters = [row.cluster if options.one_per_cluster else None for row in rows.rows]
+            clusters = [row.shared if options.one_per_cluster else None for row in rows.rows]
             chosen = self.one_per_cluster(plain_names(rows), clusters, kind)
             columns = self._columns(rows[chosen])
-        counts = Counter(row.cluster for row in rows.rows if row.cluster is not None)
+        counts = Counter(row.shared for row in rows.rows if row.shared is not None)
         shares_clusters = any(count > 1 for count in counts.values())
         calibration = self.calibrate_columns(
             columns,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from racer_core import artifacts
 from racer_core.artifacts import Artifact
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.kept_order import TokenPrices
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, OverlapError
 from racer_core.records.conversation import fingerprint
@@ -60,6 +61,9 @@ class LabelledColumns:
         unlabelled: Whether a row has no label, shape (n,); None: all have one.
         judged: A judge's verdicts, shape (n, K): 1 right, 0 wrong, -1 for rows without; None: no
             row has any.
+        conversations: The conversation of each row, all of whose turns are rows, shape (n,); None:
+            the rows are requests.
+        turn_sizes: Lengths of the turns of conversations, shape (n, 3).
     """
 
     queries: Sequence[str]
@@ -71,6 +75,8 @@ class LabelledColumns:
     weights: FloatArray | None = None
     unlabelled: BoolArray | None = None
     judged: NDArray[np.int8] | None = None
+    conversations: NDArray[np.int64] | None = None
+    turn_sizes: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,7 @@ class TrainedRouter:
         *,
         scorer: Scorer,
         prices: Sequence[float] | None,
+        token_prices: Sequence[TokenPrices] | None = None,
     ) -> Calibration:
         """As :meth:`Racer.calibrate`, on rows that were checked already. Blocks."""
         quality = _quality(rows, options)
@@ -115,6 +122,9 @@ class TrainedRouter:
             weights=rows.weights,
             unlabelled=rows.unlabelled,
             judged=rows.judged,
+            conversations=rows.conversations,
+            turn_sizes=rows.turn_sizes,
+            token_prices=None if token_prices is None else tuple(token_prices),
         )
 
     def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:

@@ -135,6 +135,15 @@ class Turn:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class TurnSizes:
+    """The lengths of a turn of a conversation, in characters."""
+
+    earlier: float  # of all turns before it
+    query: float
+    answer: float  # the mean of the earlier answers; 0 without one
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledRow:
     """One query and the candidates that answered it right: G(x), possibly empty."""
@@ -146,6 +155,7 @@ class LabelledRow:
     task: str | None = None
     group: str | None = None  # group whose threshold it calibrates; None: the common one
     cluster: str | None = None  # its document, user or conversation; None: it depends on no other
+    conversation: str | None = None  # of which the file has all turns; None: of none
     scores: tuple[float, ...] | None = None  # f in the order of the pool, instead of a query
     earlier: tuple[Turn, ...] = ()  # the turns before the query; none: it is a first turn
     # The whole request of which `query` and `earlier` are parts; None: it is turns of plain text.
@@ -165,6 +175,11 @@ class LabelledRow:
     turn: int | None = None  # number of the turn of `cluster` that drew it; None: `decision_id` did
     judged: frozenset[str] | None = None  # right by a judge model; None: it gave no verdicts
     judge: str | None = None  # the name of that judge; None: not said
+
+    @property
+    def shared(self) -> str | None:
+        """The rows that it depends on: its cluster, else its conversation."""
+        return self.cluster or self.conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +278,8 @@ class RoutingDecision:
     lambda_hat: float  # +inf: n was too small for alpha, all candidates are called
     truncated: bool  # the encoder saw only the beginning of the query
     abstain_reason: str | None = None  # null_only, empty or p_null; None when a candidate is called
+    order: tuple[str, ...] = ()  # of the pool, in its conversation; empty: it belongs to none
+    is_kept: bool = False  # the order of its conversation chose other candidates than its scores
 
     @property
     def abstained(self) -> bool:

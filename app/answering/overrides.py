@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from app.answering.request import InferenceRequest
-from app.answering.sessions import Sessions
 from app.errors import Abstained, Forbidden
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.reasons import Reason
 from app.settings import Settings
 from racer_core.aggregation.answers import Equality
-
-_UNPINNED: Final = (ChosenBy.FALLBACK, ChosenBy.ROUNDS)
 
 
 class Overrides:
@@ -21,7 +16,6 @@ class Overrides:
     def __init__(self, settings: Settings) -> None:
         self._routing = settings.routing
         self._only_top = settings.aggregation.open_ended == "top"
-        self._sessions = Sessions(settings.routing.session_ttl_s)
 
     def applied(
         self, request: InferenceRequest, routed: CertifiedDecision, kind: Equality
@@ -35,9 +29,6 @@ class Overrides:
         if (observed := self._routing.observe) is not None:
             return _observing(request, routed, observed)
         routed = self._abstaining(request, routed)
-        # A session is not bound to the fallback, for its next turn may be certified, nor to rounds.
-        if request.session is not None and routed.chosen_by not in _UNPINNED:
-            routed = self._pinned(request, request.session, routed)
         selected = routed.decision.selected
         if self._only_top and kind is Equality.SEMANTIC and len(selected) > 1:
             return routed.calling(selected[:1], Reason.NO_VOTE)
@@ -57,17 +48,6 @@ class Overrides:
                 )
             case "refuse":
                 return routed
-
-    def _pinned(
-        self, request: InferenceRequest, session: str, routed: CertifiedDecision
-    ) -> CertifiedDecision:
-        """The set of the session's first turn, without candidates that left the pool."""
-        selected = routed.decision.selected
-        pinned = self._sessions.set_of(f"{request.caller.name} {session}", selected)
-        usable = tuple(name for name in pinned if name in routed.certificate.pool)
-        if not usable or set(usable) == set(selected):
-            return routed
-        return routed.choosing(usable, ChosenBy.OVERRIDDEN, Reason.PINNED)
 
 
 def _observing(

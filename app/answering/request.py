@@ -25,7 +25,7 @@ class InferenceRequest(RoutingRequest):
     api_format: ApiFormat
     fields: Mapping[str, Any]  # that candidates are sent
     leader: bool = False  # stream the best candidate without a vote
-    session: str | None = None  # id of a session that keeps its set
+    session: str | None = None  # id of a session, which keeps its candidates and replicas
     cache_control: str | None = None  # its header; read only where answers are cached
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
     reservation: Reservation | None = None  # of what it may cost; None: it has no budget

@@ -13,6 +13,7 @@ from app.answering.outcome import Outcome
 from app.answering.overrides import Overrides
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.rounds import Rounds, RoundsVote
+from app.answering.sessions import Sessions
 from app.answering.usual_latency import UsualLatencies
 from app.answering.vote import Vote
 from app.errors import Abstained
@@ -58,6 +59,7 @@ class RequestRouter:
         self._same_answer = same_answer
         self._latencies = latencies
         self._overrides = Overrides(settings)
+        self._sessions = Sessions(settings.routing.session_ttl_s)
         self._rule = self._rule_without_scores = settings.aggregation
         if self._rule.method in (Method.LOG_ODDS, Method.STACKED):  # a score of 0 votes against
             self._rule_without_scores = self._rule.model_copy(update={"method": Method.MAJORITY})
@@ -74,7 +76,11 @@ class RequestRouter:
         deadline = self._deadline(request.options.timeout, started)
         decision_id = request.api_format.id_prefix + self._ids.new_id()
         session = request.session and f"{request.caller.name} {request.session}"
+        if session is not None:
+            request = replace(request, turn=self._sessions.turn_of(session, request))
         routed = await self._decision(request, deadline, drawn_by=session or decision_id)
+        if session is not None:
+            self._sessions.keep(session, routed)
         sampling_rate, is_sampled, turn = 0.0, False, None
         if self._monitor is not None and (sampler := self._monitor.sampler).is_on:
             # Drawn before anything overrides, refuses or fails it.

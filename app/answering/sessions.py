@@ -1,36 +1,82 @@
-"""Session affinity: a session keeps its first set for a time, so candidates' caches stay warm.
+"""Session affinity: conversations keep their candidates while that is worth it.
 
-Such a set was not chosen for the query at hand: its certificate is void, ``pinned``.
+At each place of the order in which candidates are called, the candidate m of the turn before stays
+in front of the candidate b that this turn's scores put there, while
+
+    f(x, m) + alpha (1 - c(m)) >= f(x, b)
+
+where c(m) is the cost of its call with a warm prompt cache over that with a cold one, half of it
+its price and half its computation (:mod:`racer_core.calibration.kept_order`). Its replica is kept
+by :mod:`app.upstream.affinity`. A session holds one conversation at a time: a request without
+earlier turns begins anew.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Final
 
 from cachetools import TTLCache
 
+from app.answering.request import InferenceRequest
+from app.routing.conversations import ConversationTerms, SessionTurn
+from app.routing.decision import CertifiedDecision
+from racer_core.calibration.kept_order import Continuation
+from racer_core.records.conversation import turn_sizes
+from racer_core.records.request import conversation_of
+
 _MAX_SESSIONS: Final = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    order: tuple[str, ...]
+    terms: ConversationTerms | None
+
+
 class Sessions:
-    """Sets by session, in a TTL cache.
+    """The conversations of sessions, in a TTL cache.
 
     Args:
-        ttl_s: Seconds that a set is kept after the session's last turn; None keeps none.
+        ttl_s: Seconds that one is kept after its last turn; None keeps none.
     """
 
     def __init__(self, ttl_s: float | None) -> None:
-        self._sets: TTLCache[bytes, tuple[str, ...]] | None = None
+        self._sessions: TTLCache[bytes, _Session] | None = None
         if ttl_s is not None:
-            self._sets = TTLCache(_MAX_SESSIONS, ttl_s)
+            self._sessions = TTLCache(_MAX_SESSIONS, ttl_s)
 
-    def set_of(self, session: str, selected: tuple[str, ...]) -> tuple[str, ...]:
-        """The set that a session keeps; on its first turn ``selected``, unless that is empty."""
-        if self._sets is None:
-            return selected
-        key = hashlib.blake2b(session.encode(), digest_size=16).digest()  # bounds the key's size
-        pinned = self._sets.get(key) or selected
-        if pinned:
-            self._sets[key] = pinned  # its time begins anew
-        return pinned
+    def turn_of(self, session: str, request: InferenceRequest) -> SessionTurn | None:
+        """The turn of a session that a request is; None where sessions are off.
+
+        Args:
+            session: The session, with its caller.
+            request: The request.
+        """
+        if self._sessions is None:
+            return None
+        conversation = conversation_of(request.fields, request.api_format.path)
+        sizes = turn_sizes(conversation.earlier, conversation.query)
+        before = self._sessions.get(_key(session)) if request.query.later else None
+        return SessionTurn(
+            continuation=Continuation(() if before is None else before.order, sizes),
+            is_first=not request.query.later,
+            terms=None if before is None else before.terms,
+        )
+
+    def keep(self, session: str, routed: CertifiedDecision) -> None:
+        """Note what the next turn of a session takes over; its time begins anew.
+
+        A turn that no threshold decided changes no order, and it ends the conversation's terms.
+        """
+        if self._sessions is None:
+            return
+        key = _key(session)
+        before = self._sessions.get(key)
+        order = routed.decision.order or (() if before is None else before.order)
+        self._sessions[key] = _Session(order, routed.conversation)
+
+
+def _key(session: str) -> bytes:
+    return hashlib.blake2b(session.encode(), digest_size=16).digest()  # bounds the key's size

@@ -156,7 +156,7 @@ def merged(
         found = dict(active.evidence)
     elif active is not None and before:  # the kind of rows without an upload of their own
         found["sample"] = active.evidence.get("sample", {})
-    for stale in ("shift", "refused", "later_turns"):
+    for stale in ("shift", "refused", "later_turns", "conversations"):
         found.pop(stale, None)
     found |= evidence(first.calibration) | {
         "replaced": {

@@ -9,6 +9,7 @@ import numpy as np
 
 from app.calibrations.columns import RowColumns
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.kept_order import TokenPrices
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.records.near_copies import count_near_copies
 from racer_core.trained_router import LabelledColumns, RouterScores, Scorer, TrainedRouter
@@ -31,6 +32,8 @@ def build(
     *,
     scorer: Scorer,
     prices: Sequence[float] | None,
+    token_prices: Sequence[TokenPrices] | None = None,
+    are_conversations: bool = False,
 ) -> BuiltCalibration:
     """Put the columns in the order of the router's pool, and calibrate. Blocks.
 
@@ -42,6 +45,8 @@ def build(
         options: The guarantee.
         scorer: Scores the rows that brought no scores.
         prices: Price per call of each candidate, in the order of the router's pool.
+        token_prices: Prices of an input, a cached and an output token of each candidate, likewise.
+        are_conversations: The rows are all turns of conversations, turn by turn.
 
     Raises:
         CalibrationError: The columns do not fit.
@@ -55,6 +60,7 @@ def build(
         return scored
 
     order = [rows.pool.index(name) for name in trained.pool]
+    turns = rows.turns if are_conversations else None
     columns = LabelledColumns(
         queries=rows.queries,
         fingerprints=rows.fingerprints,
@@ -65,9 +71,13 @@ def build(
         weights=rows.weights,
         unlabelled=rows.unlabelled,
         judged=None if rows.judged is None else rows.judged[:, order],
+        conversations=turns and turns.conversations,
+        turn_sizes=turns and turns.sizes,
     )
     return BuiltCalibration(
-        calibration=trained.calibrate_columns(columns, options, scorer=score, prices=prices),
+        calibration=trained.calibrate_columns(
+            columns, options, scorer=score, prices=prices, token_prices=token_prices
+        ),
         own_scores=bool(np.any(_unverified_scores(rows))),
         training_copies=copies[0] if copies else None,
     )

@@ -12,21 +12,21 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from hashlib import blake2b
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.calibrations.columns import RowColumns, Texts
+from app.calibrations.columns import RowColumns, Texts, TurnColumns
 from app.calibrations.row_draw import draw_of
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import Markers, ReasoningFilter
 from racer_core.prices import MeanUsage
-from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, fingerprint
+from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, fingerprint, turn_sizes
 from racer_core.records.left_out import Passage
 from racer_core.records.request import row_identity, row_text
-from racer_core.records.units import sampled_unit
+from racer_core.records.units import incomplete_conversation, sampled_unit
 from racer_core.records.usage import UsageMeans
 from racer_core.types import FloatArray, LabelledRow, RowsKind
 
@@ -97,6 +97,10 @@ class ColumnWriter:
         self._groups: dict[str, int] = {}
         self._cluster_ids = array("l")
         self._clusters: dict[str, int] = {}
+        self._conversation_ids = array("l")
+        self._conversations: dict[str, int] = {}
+        self._turn_numbers = array("l")
+        self._turn_sizes = array("d")
         self._classes = array("h")
         self._answered = bytearray()
         self._later = bytearray()
@@ -147,8 +151,12 @@ class ColumnWriter:
         self._weights.append(row.weight)
         ids, group = self._groups, row.group
         self._group_ids.append(-1 if group is None else ids.setdefault(group, len(ids)))
-        ids, cluster = self._clusters, row.cluster
+        ids, cluster = self._clusters, row.shared
         self._cluster_ids.append(-1 if cluster is None else ids.setdefault(cluster, len(ids)))
+        ids, talk = self._conversations, row.conversation
+        self._conversation_ids.append(-1 if talk is None else ids.setdefault(talk, len(ids)))
+        self._turn_numbers.append(len(row.earlier))
+        self._turn_sizes.extend(astuple(turn_sizes(row.earlier, row.query)))
         if self._equality is not None:
             self._classes.extend(self._answer_classes(row, self._equality))
         self._answered.append(bool(row.answers))
@@ -182,6 +190,14 @@ class ColumnWriter:
     def labelled_without_verdicts(self) -> int | None:
         """The number of the first row with a label and no verdicts of a judge that gave others."""
         return self._unjudged if self._is_judged else None
+
+    @property
+    def incomplete_conversation(self) -> str | None:
+        """The first conversation without its first turn, or with a turn twice; None: none."""
+        found = incomplete_conversation(
+            np.asarray(self._conversation_ids, np.int64), np.asarray(self._turn_numbers, np.int64)
+        )
+        return None if found is None else [*self._conversations][found]
 
     def _answer_classes(self, row: LabelledRow, equality: Equality) -> list[int]:
         if not row.answers:
@@ -223,6 +239,9 @@ class ColumnWriter:
             group_texts=np.frombuffer(b"".join(groups), np.uint8),
             group_ends=np.cumsum([len(each) for each in groups], dtype=np.int64),
             clusters=np.asarray(self._cluster_ids, np.int64),
+            conversations=np.asarray(self._conversation_ids, np.int64),
+            turn_numbers=np.asarray(self._turn_numbers, np.int64),
+            turn_sizes=np.frombuffer(self._turn_sizes, np.float64).reshape(-1, 3),
             classes=np.frombuffer(self._classes, np.int16),
             answered=np.frombuffer(self._answered, np.bool_),
             later=np.frombuffer(self._later, np.bool_),
@@ -294,12 +313,20 @@ def load(
             judge=str(saved["judge"][0]) or None,
             conditions=tuple(tuple(map(str, vector)) for vector in saved["conditions"]),
             condition_ids=saved["condition_ids"],
+            turns=_turns(saved),
             duplicates=duplicates,
             near_duplicates=near_duplicates,
             assumed=assumed,
             guessed_kind=guessed_kind,
             usage=_usage_from(pool, saved["usage"]),
         )
+
+
+def _turns(saved: Mapping[str, NDArray[Any]]) -> TurnColumns | None:
+    """The turns of conversations; None where no row is of one."""
+    if not (saved["conversations"] >= 0).any():
+        return None
+    return TurnColumns(saved["conversations"], saved["turn_numbers"], saved["turn_sizes"])
 
 
 def _usage_table(pool: Sequence[str], usage: Mapping[str, MeanUsage]) -> FloatArray:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray
 from racer_core.prices import MeanUsage
+from racer_core.records.units import turns_in_order
 from racer_core.types import BoolArray, FloatArray, RowsKind
 
 _ROUNDING: Final = 1e-9  # of a sum of weights
@@ -66,6 +67,35 @@ class Texts(Sequence[str]):
         return self._data[int(self._starts[index]) : int(self._ends[index])].decode("utf-8")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnColumns:
+    """Rows as turns of conversations.
+
+    Attributes:
+        conversations: The id of each row's conversation, shape (n,); -1 for a row of none.
+        numbers: How many turns are before each row's query, shape (n,).
+        sizes: Characters of these turns, of the query, and of the mean earlier answer, (n, 3).
+    """
+
+    conversations: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    sizes: FloatArray
+
+    @property
+    def in_order(self) -> NDArray[np.intp]:
+        """The rows of conversations, turn by turn."""
+        return turns_in_order(self.conversations, self.numbers)
+
+    def take(self, rows: NDArray[np.intp]) -> TurnColumns:
+        """Some of the rows, as ordered here."""
+        return TurnColumns(self.conversations[rows], self.numbers[rows], self.sizes[rows])
+
+    def share(self, clusters: NDArray[np.int64]) -> bool:
+        """Whether conversations share clusters (n,): they are then no independent draws."""
+        pairs = np.unique(np.stack([clusters, self.conversations]), axis=1)
+        return pairs.shape[1] > len(np.unique(clusters))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowColumns:
     """Checked rows of one upload.
@@ -85,7 +115,7 @@ class RowColumns:
         labels: Whether each candidate is right, shape (n, K).
         scores: The rows' own router scores, shape (n, K), NaN for a row without.
         groups: The group of each row; None if no row has one.
-        clusters: The id of each row's cluster, shape (n,); -1 for a row without.
+        clusters: The id of each row's cluster, else conversation, shape (n,); -1 for a row without.
         classes: The class of each recorded answer, equal for the same answer, shape (n, K); -1 for
             an answer that cannot be read. None if answers cannot be compared as text.
         answered: Whether a row has answers, shape (n,).
@@ -118,6 +148,7 @@ class RowColumns:
             a row without; None: no row has one.
         usage: What recorded calls used on average, by candidate; empty without any.
         verified: Whether a row's scores are those that the gateway stored, shape (n,); None: none.
+        turns: The conversations of which the file has all turns; None: there are none.
     """
 
     pool: tuple[str, ...]
@@ -151,6 +182,7 @@ class RowColumns:
     judged: NDArray[np.int8] | None = None
     judge: str | None = None
     other_hashes: NDArray[np.uint64] | None = None
+    turns: TurnColumns | None = None
     usage: Mapping[str, MeanUsage] = field(default_factory=dict[str, MeanUsage])
 
     def __post_init__(self) -> None:
@@ -240,8 +272,8 @@ class RowColumns:
         return hashlib.sha256(ascending.tobytes()).hexdigest()
 
     def take(self, rows: NDArray[np.intp]) -> RowColumns:
-        """Some of the rows, in their order; all of them are these columns themselves."""
-        if len(rows) == len(self):
+        """Some of the rows, as ordered here; all in their order are these columns themselves."""
+        if np.array_equal(rows, np.arange(len(self))):
             return self
         chosen: list[int] = rows.tolist()
         return replace(
@@ -272,4 +304,5 @@ class RowColumns:
             else tuple(self.sample_prints[i] for i in chosen),
             verified=None if self.verified is None else self.verified[rows],
             answered_by=None if self.answered_by is None else self.answered_by[rows],
+            turns=None if self.turns is None else self.turns.take(rows),
         )

@@ -125,6 +125,22 @@ def later_evidence(calibration: Calibration) -> dict[str, Any]:
     return {name: found[name] for name in shown} | terms
 
 
+def conversation_evidence(calibration: Calibration) -> dict[str, Any]:
+    """The evidence of whole conversations: ``n`` of them, and the mean risk of their turns.
+
+    If they are too few for alpha, they are not used and ``feasible`` is false. ``mean_loss`` is the
+    rows' own, hence low.
+    """
+    shown = (
+        "rows", "n", "alpha", "delta", "min_n", "feasible", "lambda_hat", "mean_size", "abstain",
+    )  # fmt: skip
+    found, options = evidence(calibration), calibration.options
+    lambda_hat = calibration.lambda_hat()
+    own = calibration.loss_curve(options.score).mean_loss(lambda_hat)
+    terms = {"in_clusters": options.has_dependent_rows, "mean_loss": own, "law": options.law}
+    return {name: found[name] for name in shown} | terms
+
+
 def conditions_evidence(
     rows: RowColumns, first: tuple[str, ...], populations: Sequence[Population]
 ) -> dict[str, Any]:

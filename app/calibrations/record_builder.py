@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from app.calibrations.answer_limit import limit_answers
 from app.calibrations.answer_risk import answer_risk
@@ -17,6 +15,7 @@ from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import (
     application_evidence,
     conditions_evidence,
+    conversation_evidence,
     curve,
     evidence,
     groups,
@@ -24,6 +23,13 @@ from app.calibrations.evidence import (
     min_n,
 )
 from app.calibrations.progress import Progress
+from app.calibrations.row_kinds import (
+    RowKind,
+    RowKinds,
+    is_of_same_kind,
+    used_kinds,
+    with_clusters,
+)
 from app.calibrations.seen_rows import Terms, limit_terms, terms_of
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
@@ -42,17 +48,6 @@ from racer_core.trained_router import (
     refuse_uncounted,
 )
 from racer_core.types import FloatArray, RowsKind, Score
-
-
-@dataclass(frozen=True, slots=True)
-class _RowKind:
-    """Rows of one turn, labelled under one vector of conditions, or drawn from one application."""
-
-    rows: RowColumns
-    conditions: tuple[str, ...]
-    is_later: bool
-    drawn: str | None = None
-    is_together: bool = False  # first and later turns are one population
 
 
 class RecordBuilder:
@@ -80,8 +75,9 @@ class RecordBuilder:
         self._settings = settings
         self._trained = trained
         self._scorer = scorer
-        self._grouping = grouping
-        self._conditions = conditions
+        prices = settings.exact_prices
+        self._token_prices = [prices[name].of_tokens for name in trained.pool if name in prices]
+        self._kinds = RowKinds(settings, trained, grouping, conditions)
         self._setup = setup
 
     def record(
@@ -120,21 +116,21 @@ class RecordBuilder:
         if fixed is not None and terms_of(guarantee) not in fixed:
             guarantee = replace(guarantee, is_alpha_fixed=False)
         rows_kind = options.rows_kind or rows.guessed_kind
-        terms = partial(_with_clusters, guarantee, kind=rows_kind)
+        terms = partial(with_clusters, guarantee, kind=rows_kind)
         prices = self._call_prices(rows, guarantee)
         first, *others = self._calibrating_rows(rows, guarantee, options)
         either = self._trained.artifact.either_print
         prints = tuple(map(either, rows.fingerprints, rows.overlap_prints))
         if not options.allow_overlap:
             self._trained.refuse_overlap(prints, options.rows_kind)
-        built = self._build(first.rows, terms(first.rows), prices, progress)
+        built = self._build(first, terms(first), prices, progress)
         if served is not None:  # first turns only, under the conditions of most rows
             built = replace(built, calibration=built.calibration.reweighted(served))
             others = []
         refuse_uncounted(built.calibration)
         largest = max([guarantee.alpha, *(each.alpha for each in alphas.values())])
-        used = list(_used(others, first, min_n(largest, guarantee.delta)))
-        built_others = [self._build(each.rows, terms(each.rows), prices, progress) for each in used]
+        used = list(used_kinds(others, first, min_n(largest, guarantee.delta)))
+        built_others = [self._build(each, terms(each), prices, progress) for each in used]
         rows_of_first, limit = first.rows, None
         if options.answer_risk_max is not None:
             _check_limit(options.answer_risk_max, is_picked=is_limit_picked, is_one_kind=not used)
@@ -167,12 +163,16 @@ class RecordBuilder:
             found["prices"] = {"currency": currency, "of_calls": prices, "usage": usage}
         if limit is not None:
             found["answer_limit"] = limit
-        found["conditions"] = conditions_evidence(rows, first.conditions, populations)
-        for each in populations:
-            if each.later and _is_of_same_kind(each, first):
+        whole = [each for each in populations if each.conversations]
+        parts = [each for each in populations if not each.conversations]
+        found["conditions"] = conditions_evidence(rows, first.conditions, parts)
+        for each in parts:
+            if each.later and is_of_same_kind(each, first):
                 found["later_turns"] = later_evidence(each.calibration)
+        if whole:
+            found["conversations"] = [conversation_evidence(each.calibration) for each in whole]
         if self._settings.applications:
-            everything = [Population(calibration=built.calibration), *populations]
+            everything = [Population(calibration=built.calibration), *parts]
             found["applications"] = application_evidence(everything, alphas)
         if left_out := self._settings.leave_outs:
             found["leave_out"] = {name: list(map(asdict, each)) for name, each in left_out.items()}
@@ -202,18 +202,18 @@ class RecordBuilder:
 
     def _calibrating_rows(
         self, rows: RowColumns, guarantee: CalibrationOptions, options: CalibrateOptions
-    ) -> list[_RowKind]:
-        """The rows that calibrate, by kind as :meth:`_kinds` orders them.
+    ) -> list[RowKind]:
+        """The rows that calibrate, by kind as :class:`RowKinds` orders them.
 
         Raises:
             InputError: The options do not suit the rows.
             CalibrationError: No row is a first turn.
         """
         rows_kind = options.rows_kind or rows.guessed_kind
-        kinds = self._kinds(rows)
+        kinds = self._kinds.kinds(rows)
         if guarantee.one_per_cluster and options.rows_kind is None:
             raise InputError(ONE_PER_CLUSTER_NEEDS_KIND, param="one_per_cluster")
-        terms = _with_clusters(guarantee, kinds[0].rows, kind=rows_kind)
+        terms = with_clusters(guarantee, kinds[0], kind=rows_kind)
         if options.answer_risk_max is not None and terms.has_dependent_rows:
             raise InputError(
                 "answer_risk_max needs independent rows, and these share clusters: set "
@@ -222,7 +222,9 @@ class RecordBuilder:
             )
         by_cluster = guarantee.one_per_cluster
         if by_cluster or rows_kind is RowsKind.QUESTIONS:
-            kinds = [self._one_per_unit(each, rows_kind, by_cluster=by_cluster) for each in kinds]
+            kinds = [
+                self._kinds.one_per_unit(each, rows_kind, by_cluster=by_cluster) for each in kinds
+            ]
         if kinds[0].is_later:
             raise CalibrationError(
                 "every row is a turn after the first of a conversation: send the rows of first "
@@ -230,59 +232,18 @@ class RecordBuilder:
             )
         return kinds
 
-    def _population(self, kind: _RowKind, calibration: Calibration) -> Population:
+    def _population(self, kind: RowKind, calibration: Calibration) -> Population:
         """The rows of a kind beside the first."""
         return Population(
             calibration=calibration,
             conditions=kind.conditions,
-            later=kind.is_later,
+            later=kind.is_later or kind.is_whole,
             text=self._settings.text_of(kind.drawn),
             query_chars=self._settings.limits.query_chars,
             drawn=kind.drawn,
             together=kind.is_together,
+            conversations=kind.is_whole,
         )
-
-    def _kinds(self, rows: RowColumns) -> list[_RowKind]:
-        """The rows by turn and conditions: first turns first, then those with the most rows.
-
-        The rows drawn from an application are of one kind, whatever their conditions. Other rows
-        without digests count as labelled with what the configuration sends.
-        """
-        pool = self._trained.pool
-        order = [rows.pool.index(name) for name in pool]
-        places: dict[tuple[str, ...], int] = {self._conditions.configured.of(pool): 0}
-        found = [tuple(vector[i] for i in order) for vector in rows.conditions]
-        # The last entry is that of the id -1.
-        ids = np.array([*(places.setdefault(each, len(places)) for each in found), 0])
-        of_rows = ids[rows.condition_ids]
-        vectors, drawn = list(places), dict[int, str]()
-        for name in self._settings.drawn_applications:
-            of_rows[[group == name for group in rows.groups or (None,) * len(rows)]] = len(vectors)
-            drawn[len(vectors)] = name
-            vectors.append(tuple(map(self._conditions.added.__getitem__, pool)))
-        together = [p for p, name in drawn.items() if name in self._settings.together_applications]
-        kinds = 2 * of_rows + (rows.later & ~np.isin(of_rows, together))
-        by_kind = np.argsort(kinds, stable=True)
-        ends = np.flatnonzero(np.diff(kinds[by_kind])) + 1
-        parts = [
-            _RowKind(
-                rows=rows.take(part),
-                conditions=vectors[place],
-                is_later=bool(is_later),
-                drawn=drawn.get(place),
-                is_together=place in together,
-            )
-            for part in np.split(by_kind, ends)
-            for place, is_later in [divmod(int(kinds[part[0]]), 2)]
-        ]
-        return sorted(parts, key=lambda part: (part.is_later, -len(part.rows)))
-
-    def _one_per_unit(self, part: _RowKind, kind: RowsKind, *, by_cluster: bool) -> _RowKind:
-        """One random row of each cluster, or of each question, among rows of one kind."""
-        ids: list[int] = part.rows.clusters.tolist()
-        clusters = [each if by_cluster and each >= 0 else None for each in ids]
-        chosen = self._trained.one_per_cluster(part.rows.identities, clusters, kind)
-        return replace(part, rows=part.rows.take(chosen))
 
     def guarantee(self, options: CalibrateOptions) -> CalibrationOptions:
         """The terms of an upload with these options."""
@@ -326,25 +287,22 @@ class RecordBuilder:
 
     def _build(
         self,
-        rows: RowColumns,
+        kind: RowKind,
         guarantee: CalibrationOptions,
         prices: Mapping[str, float] | None,
         progress: Progress,
     ) -> BuiltCalibration:
+        rows = kind.rows
         progress("scoring", 0, len(rows))
         return build(
             self._trained,
-            replace(rows, groups=self._groups(rows)),
+            replace(rows, groups=self._kinds.groups(rows)),
             guarantee,
             scorer=partial(self._scorer.score_rows, progress=partial(progress, "scoring")),
             prices=None if prices is None else [prices[name] for name in self._trained.pool],
+            token_prices=self._token_prices if kind.is_whole else None,
+            are_conversations=kind.is_whole,
         )
-
-    def _groups(self, rows: RowColumns) -> tuple[str | None, ...] | None:
-        """The group of each row, found as for a request."""
-        given = rows.groups or (None,) * len(rows)
-        found = tuple(map(self._grouping.of_row, rows.queries, given))
-        return found if any(found) else None
 
     def _evidence(
         self, rows: RowColumns, built: BuiltCalibration, *, dry_run: bool
@@ -389,31 +347,3 @@ def _sample_evidence(rows: RowColumns, options: CalibrateOptions, unit: str) -> 
         "unit": unit,
         "later_turns_answered_by": rows.later_turns_answered_by,
     }
-
-
-def _with_clusters(
-    guarantee: CalibrationOptions, rows: RowColumns, *, kind: RowsKind
-) -> CalibrationOptions:
-    """The terms, with what the clusters of one population's rows make of them."""
-    is_one_each = guarantee.one_per_cluster and rows.cluster_count is not None
-    return replace(
-        guarantee,
-        one_per_cluster=is_one_each,
-        has_dependent_rows=not is_one_each and rows.are_dependent(kind, guarantee.max_weight),
-    )
-
-
-def _is_of_same_kind(other: _RowKind | Population, first: _RowKind) -> bool:
-    """Whether rows were sent like the first ones, but for the turn."""
-    return (other.conditions, other.drawn) == (first.conditions, first.drawn)
-
-
-def _used(kinds: Sequence[_RowKind], first: _RowKind, fewest: int | None) -> Iterator[_RowKind]:
-    """The kinds that are worth scoring: those that may have enough rows, and later turns.
-
-    Too few later turns are scored for the evidence, which says how many they are.
-    """
-    for kind in kinds:
-        is_later_of_first = kind.is_later and _is_of_same_kind(kind, first)
-        if is_later_of_first or (fewest is not None and len(kind.rows) >= fewest):
-            yield kind

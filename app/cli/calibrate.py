@@ -359,7 +359,9 @@ def _show_conversations(result: Mapping[str, Any], application: str | None) -> N
     sample, turns = evidence["sample"], evidence.get("later_turns", {})
     if shared := sample["shared_clusters"]:
         consequence = "their weight is within --max-weight"
-        if "cluster" in (sample["unit"], turns.get("unit")):
+        if any(each["feasible"] for each in evidence.get("conversations", ())):
+            consequence = "they certify sessions (`x-session-id`), and no later turn without one"
+        elif "cluster" in (sample["unit"], turns.get("unit")):
             consequence = "one row of each was used"
         elif turns.get("in_clusters", True):
             consequence = (

@@ -41,7 +41,22 @@ def terms(evidence: Mapping[str, Any]) -> dict[str, Any]:
         shown["later turns"] = f"{turns['rows']} rows, " + (
             calls if turns["feasible"] else f"not used: alpha needs {turns['min_n']}"
         )
+    if whole := evidence.get("conversations"):
+        shown["whole conversations"] = "; ".join(map(_conversations, whole))
     return shown
+
+
+def _conversations(found: Mapping[str, Any]) -> str:
+    """The evidence of whole conversations, with what it certifies for sessions."""
+    if not found["feasible"]:
+        return f"{found['n']}, not used: alpha needs {found['min_n']}"
+    bound = "without a bound for one calibration"
+    if found["law"] == "tail":
+        bound = f"by this calibration with probability {1 - found['delta']:.3g}"
+    return (
+        f"{found['n']}, {found['mean_size']:.2f} calls a turn; sessions are missed in at most "
+        f"{found['alpha']:.3g} of their turns on average, {bound}"
+    )
 
 
 def levels(evidence: Mapping[str, Any]) -> Table:

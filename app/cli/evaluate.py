@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -25,9 +25,11 @@ from app.cli.router_options import FALSE_ABSTAIN_BUDGET, ROUTER_OPTIONS, known_r
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.errors import InputError
+from racer_core.records.conversation import RoutedText
 from racer_core.types import BINARY_TARGETS, RiskTarget, RowsKind, Score
 
 if TYPE_CHECKING:
+    from racer_core.offline.conversations import ConversationEvaluation
     from racer_core.offline.evaluation_result import Evaluation
 
 BY_GROUP = "static_by_group"  # a control; racer_core.offline is imported when it is needed
@@ -84,6 +86,14 @@ def _assertions(
     "matrix",
     type=FILE,
     help="A matrix of scores instead: .npy, .npz, .jsonl or .parquet.",
+)
+@click.option(
+    "--conversations",
+    "conversation_text",
+    type=click.Choice(get_args(RoutedText)),
+    help="The rows are all turns of conversations, of which --artifact reads this text: the mean "
+    "risk of a conversation, calls and what prompt caches spare, by --alpha, --splits, --score, "
+    "--risk-target and --seed.",
 )
 @click.option(
     "--divisions",
@@ -185,6 +195,7 @@ def evaluate(
     options: dict[str, Any],
     artifact: Path | None,
     matrix: Path | None,
+    conversation_text: RoutedText | None,
     divisions: int,
     splits: int,
     alphas: tuple[float, ...],
@@ -203,8 +214,10 @@ def evaluate(
     folder: Path | None,
     assertions: list[Any],
     as_json: bool,
-) -> Evaluation:
+) -> Evaluation | ConversationEvaluation:
     """Measure risk, set size and accuracy on labelled rows over random splits."""
+    if conversation_text is not None:
+        return _conversations(click.get_current_context(), conversation_text)
     _refuse_several_routers(click.get_current_context())
     _refuse_votes_on_grades(click.get_current_context())
     from app.tools import evaluation
@@ -253,6 +266,43 @@ def evaluate(
             out.print(f"report: {folder / 'index.html'}", markup=False, soft_wrap=True)
     for asserted in check_all(assertions, result):
         err.print(f"racer: {asserted}", markup=False, highlight=False, soft_wrap=True)
+    return result
+
+
+_OF_CONVERSATIONS = {
+    "data", "artifact", "conversation_text", "splits", "alphas", "scores", "risk_targets", "seed",
+    "as_json",
+}  # fmt: skip
+
+
+def _conversations(context: click.Context, text: RoutedText) -> ConversationEvaluation:
+    """Measure whole conversations; other options than these have no meaning for them."""
+    from app.tools import evaluation
+
+    given, command_line = context.params, click.core.ParameterSource.COMMANDLINE
+    for each in context.command.params:
+        if context.get_parameter_source(each.name or "") == command_line and (
+            each.name not in _OF_CONVERSATIONS
+        ):
+            raise click.UsageError(
+                f"--conversations and {each.opts[0]} exclude each other.", context
+            )
+    if given["artifact"] is None or len(given["data"]) > 1:
+        raise click.UsageError("--conversations needs --artifact and one --data.", context)
+    result = evaluation.measure_conversations(
+        given["data"][0],
+        given["artifact"],
+        text=text,
+        alphas=given["alphas"] or (0.05, 0.1, 0.2),
+        scores=given["scores"],
+        risk_targets=given["risk_targets"],
+        splits=given["splits"],
+        seed=given["seed"],
+    )
+    if given["as_json"]:
+        print_json(result.as_json())
+    else:
+        out.print(*tables.conversations(result), sep="\n")
     return result
 
 

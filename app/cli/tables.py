@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from app.tools.labelling.run import LabellingReport
     from app.tools.labelling.summary import RowsSummary
     from racer_core.artifacts import Artifact
+    from racer_core.offline.conversations import ConversationEvaluation
     from racer_core.offline.evaluation_result import Evaluation
     from racer_core.offline.report.grid import Grid
     from racer_core.types import LabelledRows
@@ -52,6 +53,27 @@ def keys(listed: Sequence[Mapping[str, Any]]) -> Table:
         budget = _budget(each.get("budget"))
         table.add_row(Text(each["name"]), each["role"], *shown, budget, Text(may_call))
     return table
+
+
+def conversations(result: ConversationEvaluation) -> list[Text | Table]:
+    """Risk, calls and cached characters of whole conversations, by risk level and policy."""
+    table = Table("alpha", "candidates", box=SIMPLE_HEAD)
+    for name in ("risk", "±", "calls a turn", "cached"):
+        table.add_column(name, justify="right")
+    for each in result.measures:
+        table.add_row(
+            f"{each.alpha:g}",
+            "kept" if each.kept else "chosen at each turn",
+            f"{each.risk:.4f}",
+            f"{1.96 * each.risk_se:.4f}",
+            f"{each.calls:.2f}",
+            f"{each.cached:.1%}",
+        )
+    heading = (
+        f"{result.conversations} conversations, {result.turns} turns; {result.splits} random "
+        f"halves; {result.score}, {result.risk_target}. alpha bounds the mean risk."
+    )
+    return [Text(heading), table]
 
 
 def labelled_kinds(summary: RowsSummary) -> Table:

@@ -19,6 +19,7 @@ from app.json_output import dump_json
 from app.routing.answer_calibrations import RoundsPlan
 from app.routing.applications import Membership
 from app.routing.certificate import ServedCertificate
+from app.routing.conversations import ConversationTerms
 from app.routing.reasons import Reason, Remark
 from app.routing.scorer import ScoredQuery
 from app.store.calibration_record import CalibrationRecord
@@ -33,7 +34,7 @@ class ChosenBy(StrEnum):
     STRONGEST = "strongest"  # the threshold selected none, and the best candidate is called
     FALLBACK = "fallback"  # a configured candidate: no calibration is active or covers the request
     ROUNDS = "rounds"  # the promise `same_answer`: all that may be called, in the order of calls
-    OVERRIDDEN = "overridden"  # another set is called: a session's, an observed candidate's
+    OVERRIDDEN = "overridden"  # another set is called: that of a conversation's order
 
 
 class StoredForm(NamedTuple):
@@ -123,6 +124,7 @@ class CertifiedDecision:
     rounds: RoundsPlan | None = None  # ends the calls; None: the set is called at once
     remarks: tuple[Remark, ...] = ()  # what its sender may know of the query
     is_promised: bool = False  # `same_answer` serves it, at the terms of its application
+    conversation: ConversationTerms | None = None  # of a turn decided by rows of conversations
 
     @property
     def application(self) -> str | None:

@@ -241,9 +241,11 @@ class Reason(StrEnum):
     """
 
     PINNED = "pinned"
-    """`x-session-id` kept the set of the first turn of the session.
+    """`x-session-id` kept candidates of earlier turns instead of those that the threshold chose,
+    and no rows of whole conversations decide the request.
 
-    Omit the header, or set `routing.session_ttl_s` to null.
+    Add rows of whole conversations (`conversation`), omit the header, or set
+    `routing.session_ttl_s` to null.
     """
 
     LEADER = "leader_streamed"

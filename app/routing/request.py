@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from app.access.api_keys import Caller
 from app.routing.applications import Membership
+from app.routing.conversations import SessionTurn
 from app.routing.decision import CertifiedDecision
 from app.routing.query import Query
 from app.routing.risk_levels import RiskLevels
@@ -23,6 +24,7 @@ class RoutingRequest:
     caller: Caller
     pool: str | None = None  # a named part of the pool
     application: Membership | None = None  # None: none is configured
+    turn: SessionTurn | None = None  # of the conversation of its session; None: it has none
 
 
 class Routing(Protocol):

@@ -36,12 +36,14 @@ class _Index:
         of_group: The same and a group -> the place with its rows.
         by_group: A group -> the first place with its rows of first turns.
         drawn: Later turns or not, and an application -> the place of the rows drawn from it.
+        conversations: The digests and a group -> the place of its whole conversations.
     """
 
     by_conditions: Mapping[tuple[bool, tuple[str, ...]], int]
     of_group: Mapping[tuple[bool, tuple[str, ...], str | None], int]
     by_group: Mapping[str | None, int]
     drawn: Mapping[tuple[bool, str | None], int]
+    conversations: Mapping[tuple[tuple[str, ...], str | None], int]
 
     def alike(self, later: bool, digests: tuple[str, ...], group: str | None) -> int | None:
         """The place of the rows of a turn and its conditions, those of the group if it has any."""
@@ -55,6 +57,7 @@ class TurnKind(Enum):
     FIRST = auto()
     LATER = auto()  # decided by rows of later turns
     UNCALIBRATED = auto()  # a later turn, decided by rows of first turns
+    CONVERSATION = auto()  # any turn of a conversation, decided by rows of whole conversations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,8 @@ class RowSelector:
         query: Query,
         group: str | None = None,
         premise: Premise = "alike",
+        *,
+        is_whole: bool = False,
     ) -> RowSelection:
         """The rows of the record that decides, for a request.
 
@@ -116,11 +121,16 @@ class RowSelector:
             query: The request's query.
             group: Its group, whose other rows choose the set where none was sent like the request.
             premise: That of its application. Without drawn rows, rows alike cover the request.
+            is_whole: It is a turn of a conversation whose turns so far had the same terms.
         """
         index = self._index(record)
         if premise == "drawn" and (False, group) in index.drawn:
             return self._drawn(record, query.later, index, group)
         digests = query.conditions.of(record.calibration.pool)
+        if is_whole:
+            place = index.conversations.get((digests, group if record.has_groups else None))
+            if place is not None:
+                return RowSelection(population=place, turn=TurnKind.CONVERSATION)
         turn = TurnKind.LATER if query.later else TurnKind.FIRST
         population = index.alike(query.later, digests, group)
         if population is not None:
@@ -171,7 +181,7 @@ class RowSelector:
             places: dict[tuple[bool, tuple[str, ...]], int] = {}
             of_group: dict[tuple[bool, tuple[str, ...], str | None], int] = {}
             for place, each in deciding:
-                if each.drawn is None:
+                if each.drawn is None and not each.conversations:
                     # Unknown digests, (), equal those of no request.
                     kind = each.later, each.conditions or ()
                     places.setdefault(kind, place)
@@ -181,7 +191,13 @@ class RowSelector:
                 for place, each in deciding
                 if each.drawn is not None
             }
-            index = self._indexes[record.id] = _Index(places, of_group, dict(groups), drawn)
+            whole = {
+                (each.conditions or (), name): place
+                for place, each in deciding
+                if each.conversations
+                for name in each.calibration.group_names
+            }
+            index = self._indexes[record.id] = _Index(places, of_group, dict(groups), drawn, whole)
         return index
 
     def _decides(self, population: Population, record: CalibrationRecord) -> bool:

@@ -180,6 +180,7 @@ class SameAnswerRouting:
             delta=None,
             r=1,
             unit="request",
+            law="beta",
             group=record.application or None,
             pool=policy.pool,
             weights=None,

@@ -13,6 +13,7 @@ from app.errors import Overloaded
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.candidate_choice import CandidateChooser
 from app.routing.certificate import ServedCertificate
+from app.routing.conversations import ConversationTerms
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.decision_cache import CacheKey, DecisionCache
 from app.routing.fallback import FallbackRouting
@@ -21,7 +22,7 @@ from app.routing.premises import CandidateChoice, Premises, is_whole_but_for_out
 from app.routing.reasons import Reason
 from app.routing.request import RoutingRequest
 from app.routing.risk_levels import RiskLevels, alphas_for
-from app.routing.row_selection import RowSelection, RowSelector
+from app.routing.row_selection import RowSelection, RowSelector, TurnKind
 from app.routing.scorer import RouterBackend, ScoredQuery
 from app.routing.set_selection import SetSelector
 from app.settings import Settings
@@ -130,6 +131,9 @@ class RoutingService:
     ) -> CertifiedDecision:
         options = self._with_defaults(record, request)
         choice = self._candidates.choice(request)
+        if request.turn is not None:  # of a conversation: no other request is decided so
+            scored = await self._score(request.query.text, deadline)
+            return await self._certify(record, choice, options, request, scored)
         key = CacheKey(
             query=request.query,
             choice=choice,
@@ -185,7 +189,18 @@ class RoutingService:
             query.text, options.group, request.caller.group, application
         )
         premise = "alike" if application is None else application.terms.premise
-        rows = self._rows.select(record, query, group, premise)
+        turn, terms = request.turn, None
+        if turn is not None:
+            terms = ConversationTerms(
+                calibration_id=record.id,
+                pool=choice.names,
+                alpha=options.alpha,
+                score=options.score,
+                group=group,
+                conditions=query.conditions.identity,
+            )
+        is_whole = turn is not None and turn.continues(terms)
+        rows = self._rows.select(record, query, group, premise, is_whole=is_whole)
         threshold = await self._threshold(record, choice.names, group, rows.population)
         own_alpha = application and application.terms.alpha
         usual = record.options(group, own_alpha, rows.population)
@@ -200,6 +215,7 @@ class RoutingService:
             scored,
             fingerprint,
             application and application.terms.on_uncovered,
+            turn and turn.continuation,
         )
         n, risk_band = 0, 0.0  # the whole pool is called
         answer_limit = None
@@ -218,6 +234,9 @@ class RoutingService:
                 reasons.append(calibration.trivial_reason(decision.alpha))
         if scored is None and chosen_by is ChosenBy.EVERYONE:
             reasons.append(Reason.ROUTER_FAILED)
+        is_conversation = rows.turn is TurnKind.CONVERSATION
+        if decision.is_kept and not is_conversation:
+            reasons.append(Reason.PINNED)
         routed = CertifiedDecision(
             decision=decision,
             certificate=ServedCertificate.of(
@@ -241,6 +260,7 @@ class RoutingService:
             member=application,
             chosen=decision.selected,
             chosen_by=chosen_by,
+            conversation=terms if is_conversation else None,
         )
         if decision.abstained and premises.is_other_kind:
             # The router judged the text alone, which is not what the request asks for.

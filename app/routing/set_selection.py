@@ -13,6 +13,7 @@ from app.settings import SET, WHOLE_POOL, Settings
 from app.wire.schemas import DecisionOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.decision import whole_pool_decision
+from racer_core.calibration.kept_order import Continuation
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InfeasibleAlphaError
 from racer_core.types import RoutingDecision, checked_alpha
@@ -40,6 +41,7 @@ class SetSelector:
         scored: ScoredQuery | None,
         fingerprint: bytes,
         on_uncovered: str | None = None,
+        continuation: Continuation | None = None,
     ) -> tuple[RoutingDecision, ChosenBy]:
         """The set, and the rule that selected it.
 
@@ -55,6 +57,7 @@ class SetSelector:
             scored: Router scores; None if the router failed.
             fingerprint: Keyed hash of the query.
             on_uncovered: The rule of the request's application; None: ``routing.on_uncovered``.
+            continuation: The order of the conversation; None: the request is of none.
         """
         rule = SET
         if not premises.is_covered:
@@ -63,7 +66,8 @@ class SetSelector:
             if rule == SET and (scored is None or not has_rows):
                 rule = self._settings.fallback
         if rule == SET and calibration is not None and scored is not None:
-            return self._decide(calibration, scored, options, fingerprint), ChosenBy.THRESHOLD
+            found = self._decide(calibration, scored, options, fingerprint, continuation)
+            return found, ChosenBy.OVERRIDDEN if found.is_kept else ChosenBy.THRESHOLD
         terms = replace(
             usual,
             alpha=usual.alpha if options.alpha is None else checked_alpha(options.alpha),
@@ -87,6 +91,7 @@ class SetSelector:
         scored: ScoredQuery,
         options: DecisionOptions,
         fingerprint: bytes,
+        continuation: Continuation | None,
     ) -> RoutingDecision:
         decision = calibration.decide(
             fingerprint,
@@ -95,6 +100,7 @@ class SetSelector:
             alpha=options.alpha,
             score=options.score,
             truncated=scored.truncated,
+            continuation=continuation,
         )
         if decision.trivial and self._settings.routing.on_infeasible == "reject":
             raise InfeasibleAlphaError(

@@ -54,7 +54,7 @@ class Routing(Frozen):
     observe: Name | None = None
     """Observe mode: route and record decisions, but always call this candidate."""
     session_ttl_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds that a session (`x-session-id`) keeps its set; null: sessions are off."""
+    """Seconds that a session (`x-session-id`) keeps its candidates; null: sessions are off."""
 
 
 class Pool(Frozen):

@@ -26,7 +26,10 @@ DIGESTS: Final = "conditions"
 _BY_APPLICATION: Final = "application"  # ``Settings.grouping`` begins with it
 
 # Arrays that some calibrations lack.
-_OPTIONAL: Final = ("neighbours", "projections", "quality", "weights", "unlabelled", "judged")
+_OPTIONAL: Final = (
+    "neighbours", "projections", "quality", "weights", "unlabelled", "judged", "conversations",
+    "turn_sizes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,14 @@ class Population:
         conditions: Digests of what the candidates were sent for the rows, but for the query, in the
             order of the calibration's pool; None: unknown, and no request is like them. Of drawn
             rows: digests of what the gateway added.
-        later: They are turns after the first of a conversation.
+        later: They are turns after the first of a conversation, or whole conversations.
         text: What the router read of later turns, but of applications with a text of their own.
         query_chars: How many characters of a row's text the router read; None: not recorded, by a
             version that refused longer rows.
         drawn: The application whose traffic the rows were drawn from, as whole requests; None:
             requests must be sent like the rows.
         together: They are first and later turns of conversations, which have one threshold.
+        conversations: They are whole conversations, whose mean risk the threshold bounds.
         void_reasons: Premises that never held for these rows, beside those of the record.
     """
 
@@ -69,6 +73,7 @@ class Population:
     query_chars: int | None = None
     drawn: str | None = None
     together: bool = False
+    conversations: bool = False
     void_reasons: tuple[str, ...] = ()
 
     def is_too_long(self, text_chars: int, query_chars: int) -> bool:
@@ -203,7 +208,8 @@ class CalibrationRecord:
     def has_query(self, fingerprint: bytes, population: int, *, later: bool) -> bool:
         """Whether a query is a row of a population, by its place, and of its turn."""
         rows = self.populations[population]
-        return rows.later is later and fingerprint in rows.calibration.queries
+        is_of_turn = rows.later is later or rows.conversations
+        return is_of_turn and fingerprint in rows.calibration.queries
 
     def encoded(self) -> tuple[str, bytes]:
         """The document, and the arrays as npz."""
@@ -265,6 +271,7 @@ def _populations(
         conditions = settings["conditions"] or fields.get(DIGESTS)
         groups = settings["groups"]
         prices = settings.get("prices", fields["prices"])
+        of_tokens = settings.get("token_prices")
         prefix = settings.get("prefix", f"{place}_")
         yield Population(
             calibration=first
@@ -276,6 +283,7 @@ def _populations(
                 answer_limit=None,
                 options=_options(settings.get("options", fields["options"])),
                 prices=prices and tuple(prices),
+                token_prices=of_tokens and tuple(map(tuple, of_tokens)),
             ),
             conditions=conditions and tuple(conditions),
             later=settings["later"],
@@ -283,6 +291,7 @@ def _populations(
             query_chars=settings.get("query_chars"),
             drawn=settings.get("drawn"),
             together=settings.get("together", False),
+            conversations=settings.get("conversations", False),
             void_reasons=tuple(settings.get("void_reasons", ())),
         )
 
@@ -302,9 +311,11 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "query_chars": population.query_chars,
         "drawn": population.drawn,
         "together": population.together,
+        "conversations": population.conversations,
         "groups": population.calibration.groups,
         "options": _options_document(population.calibration.options),
         "prices": population.calibration.prices,
+        "token_prices": population.calibration.token_prices,
         "void_reasons": population.void_reasons,
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,15 @@ from pydantic import ValidationError
 
 from app.settings.prices import CandidatePrice
 from app.tools.hub_probe import check_hub
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import InputError, RowsError
+from racer_core.offline.conversations import (
+    ConversationEvaluation,
+    conversation_rows,
+    evaluate_conversations,
+)
 from racer_core.offline.embeddings import CachedEncoder, default_cache
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import AVERAGE, MERGED, Evaluation
@@ -29,11 +35,12 @@ from racer_core.offline.table import build_table
 from racer_core.offline.train import EncoderChoice
 from racer_core.prices import Price, expected_prices
 from racer_core.racer import Racer
+from racer_core.records.conversation import RoutedText
 from racer_core.records.reader import read_rows
 from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.records.usage import mean_usage
 from racer_core.routers import registry
-from racer_core.types import LabelledRows, RowsKind, Score
+from racer_core.types import LabelledRows, RiskTarget, RowsKind, Score
 
 OFF = "off"
 ALL = "all"  # in --share: every benchmark without a share of its own
@@ -127,6 +134,45 @@ def open_source(arguments: EvaluationArguments, rows: Mapping[str, LabelledRows]
         folder=None if arguments.cache == OFF else default_cache().parent / "routers",
         cached=lambda tuned: with_cache(tuned, arguments.cache),
     )
+
+
+def measure_conversations(
+    data: str,
+    artifact: Path,
+    *,
+    text: RoutedText,
+    alphas: Sequence[float],
+    scores: Sequence[str],
+    risk_targets: Sequence[str],
+    splits: int,
+    seed: int,
+) -> ConversationEvaluation:
+    """Measure an artifact on whole conversations.
+
+    Args:
+        data: The file of their turns.
+        artifact: The trained router.
+        text: What it reads of a turn.
+        alphas: Risk levels.
+        scores: One nonconformity score; none: ``cover``.
+        risk_targets: One risk target; none: ``answerable``.
+        splits: Number of random halves.
+        seed: Of the splits.
+
+    Raises:
+        InputError: Several scores or targets, or rows that are no whole conversations.
+    """
+    if len(scores) > 1 or len(risk_targets) > 1:
+        raise InputError("--conversations is measured for one --score and one --risk-target")
+    racer = Racer.load(artifact)
+    options = CalibrationOptions(
+        score=Score(scores[0]) if scores else Score.COVER,
+        risk_target=RiskTarget(risk_targets[0]) if risk_targets else RiskTarget.ANSWERABLE,
+        null_threshold=racer.artifact.null_threshold,
+    )
+    [path] = benchmark_files([data]).values()
+    turns = conversation_rows(racer, read_rows(path, text=text), options, text=text)
+    return evaluate_conversations(turns, alphas=alphas, splits=splits, seed=seed)
 
 
 def measure(prepared: EvaluationInputs, progress: Progress) -> Evaluation:

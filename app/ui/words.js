@@ -65,10 +65,9 @@ export function guaranteeInWords({ guarantee, n }) {
   const { risk_target: target, alpha, delta, r, unit, group, pool, trivial } = guarantee;
   if (target === "same_answer") return sameAnswerInWords(guarantee, n);
   if (trivial) return `The whole pool is called, so the set cannot miss a right answer: ${listed(pool)}.`;
-  const queries =
-    target !== "answerable"
-      ? "Of queries like those calibrated on"
-      : "Of queries like those calibrated on that some candidate of the pool can answer";
+  const isTalk = unit === "conversation";
+  const drawn = isTalk ? "Of the turns of a conversation like those calibrated on" : "Of queries like those calibrated on";
+  const queries = target !== "answerable" ? drawn : `${drawn} that some candidate of the pool can answer`;
   const ofCluster = unit === "cluster" ? " (each of a random document, user or conversation)" : "";
   const inGroup = group === null ? "" : ` in the group “${group}”`;
   const missed =
@@ -83,7 +82,7 @@ export function guaranteeInWords({ guarantee, n }) {
       : `at most ${percent(alpha)} ${missed}`;
   const average =
     delta === null
-      ? "That is an average over queries and over calibrations with as many rows"
+      ? `That is an average over ${isTalk ? "conversations" : "queries"} and over calibrations with as many ${isTalk ? "of them" : "rows"}`
       : `That holds for this calibration with probability ${percent(1 - delta)}, over the choice of its rows`;
   const picked = guarantee.alpha_basis === "band" ? ` If the risk level was picked by its outcome on those rows, ${percent(guarantee.risk_band)} holds instead, with probability ${percent(1 - guarantee.risk_band_delta)}.` : "";
   return `${queries}${ofCluster}${inGroup}, ${bound}. ${average} (${n.toLocaleString("en")} count here).${picked} It says nothing about this one question, and not that the vote is right.`;

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.augmentation import checked_scores
+from racer_core.calibration.kept_order import TokenPrices, check_conversations
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.risk_rules import RiskRules
@@ -59,6 +60,13 @@ class CalibrationRows:
         judged: A judge model's verdicts, shape (n, K): 1 right, 0 wrong, -1 in all columns of a row
             without; None: no row has any. Every labelled row has verdicts. Unlabelled rows with
             verdicts are no misses: thresholds are those of ``judge_correction``.
+        conversations: The conversation of each row, shape (n,): the rows are all turns of whole
+            conversations, those of one together and in their order; None: the rows are requests.
+            The loss of a conversation is the mean loss of those of its turns that count.
+        turn_sizes: Characters of the earlier turns, of the query, and of the mean earlier answer of
+            each row, shape (n, 3), for conversations.
+        token_prices: Price of an input, a cached and an output token of each candidate, by which
+            conversations keep their order; None: what is computed counts alone.
     """
 
     pool: tuple[str, ...]
@@ -76,6 +84,9 @@ class CalibrationRows:
     answer_limit: AnswerLimit | None = None
     unlabelled: BoolArray | None = None
     judged: NDArray[np.int8] | None = None
+    conversations: NDArray[np.int64] | None = None
+    turn_sizes: FloatArray | None = None
+    token_prices: tuple[TokenPrices, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and values once, so that no NaN reaches a sort."""
@@ -102,6 +113,7 @@ class CalibrationRows:
         self._check_quality(shape)
         self._check_unlabelled(rows)
         self._check_judged(shape)
+        self._check_conversations(rows)
         if self.weights is not None:
             self._check_weights(self.weights)
         elif self.options.max_weight is not None:
@@ -168,6 +180,22 @@ class CalibrationRows:
             return np.zeros(len(self.labels), bool)
         return np.asarray(self.judged[:, 0] >= 0, dtype=bool)
 
+    def _check_conversations(self, rows: int) -> None:
+        is_whole = self.conversations is not None
+        if is_whole != self.options.has_conversations:
+            options = replace(self.options, has_conversations=is_whole)
+            object.__setattr__(self, "options", options)
+        if self.conversations is None:
+            return
+        if len(self.conversations) != rows:
+            raise CalibrationError(f"{len(self.conversations)} conversations for {rows} rows")
+        if self.judged is not None or self.weights is not None or self.options.one_per_cluster:
+            raise CalibrationError(
+                "whole conversations have neither weights nor a judge's verdicts, and all their "
+                "turns count: leave weights, verdicts and one_per_cluster out"
+            )
+        check_conversations(self.conversations, self.turn_sizes)
+
     def _check_weights(self, weights: FloatArray) -> None:
         """Refuse invalid weights; equal weights, as of one sampling rate, are no weights."""
         if weights.shape != (len(self.fingerprints),):
@@ -205,11 +233,14 @@ class CalibrationRows:
     def n(self) -> int:
         """Number of rows that count: all of them, or the answerable ones for ``answerable``.
 
-        Unlabelled rows count, too. Of rows with a judge's verdicts, people's labels are counted.
+        Unlabelled rows count, too. Of rows with a judge's verdicts, people's labels are counted. Of
+        conversations it is the number of those with a turn that counts.
 
         0 is possible for a sub-pool that no row covers: no threshold is then finite, and all of its
         candidates are called.
         """
+        if self.conversations is not None:
+            return len(np.unique(self.conversations[self._counted]))
         return int(self._counted.sum())
 
     @cached_property
@@ -226,6 +257,11 @@ class CalibrationRows:
     def unlabelled_rows(self) -> int:
         """Number of rows without a label, and without a judge's verdicts."""
         return int((self._without_labels & ~self._has_verdicts).sum())
+
+    @property
+    def counted(self) -> BoolArray:
+        """Which rows count for the risk, shape (n,)."""
+        return self._counted
 
     @cached_property
     def _counted(self) -> BoolArray:
@@ -261,6 +297,7 @@ class CalibrationRows:
             prices=None if self.prices is None else tuple(self.prices[i] for i in columns),
             quality=None if self.quality is None else self.quality[:, columns],
             judged=None if self.judged is None else self.judged[:, columns],
+            token_prices=self.token_prices and tuple(self.token_prices[i] for i in columns),
         )
 
     def group(self, name: str | None) -> Self:
@@ -276,7 +313,7 @@ class CalibrationRows:
         return self.take([i for i, group in enumerate(groups) if group == name])
 
     def take(self, rows: list[int]) -> Self:
-        """A subset of the rows."""
+        """A subset of the rows; of conversations all turns, or none."""
         return replace(
             self,
             answer_limit=None,
@@ -290,4 +327,6 @@ class CalibrationRows:
             weights=None if self.weights is None else self.weights[rows],
             unlabelled=None if self.unlabelled is None else self.unlabelled[rows],
             judged=None if self.judged is None else self.judged[rows],
+            conversations=None if self.conversations is None else self.conversations[rows],
+            turn_sizes=None if self.turn_sizes is None else self.turn_sizes[rows],
         )

@@ -1,5 +1,6 @@
 """Certificate of a decision: the guarantee P(the set misses) <= alpha, and its failed premises.
 
+Of conversations it is E[share of the turns whose set misses] <= alpha.
 ``holds`` is false, with the reason, whenever a premise of the theorem fails. A certificate is never
 a probability for one query.
 """
@@ -55,8 +56,9 @@ class Certificate:
     """The guarantee P(the set misses) <= alpha for one decision. Never a per-query probability.
 
     Attributes:
-        unit: What alpha is a share of: the random ``request``, or a request of a random
-            ``cluster``.
+        unit: What alpha is a share of: the random ``request``, a request of a random ``cluster``,
+            or on average the turns of a random ``conversation``.
+        law: What is known of the risk, given the rows: ``CalibrationOptions.law``.
         group: The group whose rows set the threshold; None: rows without a group, or all rows.
         pool: The candidates among which the set was chosen.
         weights: ``known`` or ``estimated`` weights of the rows, which stand for another population;
@@ -84,6 +86,7 @@ class Certificate:
     delta: float | None
     r: int
     unit: str
+    law: str
     group: str | None
     pool: tuple[str, ...]
     weights: str | None
@@ -144,6 +147,7 @@ class Certificate:
             delta=options.delta,
             r=options.r,
             unit=options.unit,
+            law=options.law,
             group=group,
             pool=pool,
             weights=options.weights,
@@ -193,6 +197,7 @@ class Certificate:
                 "delta": self.delta,
                 "r": self.r,
                 "unit": self.unit,
+                "law": self.law,
                 "group": self.group,
                 "pool": list(self.pool),
                 "conditional": "marginal" if self.delta is None else "pac",

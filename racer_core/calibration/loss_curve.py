@@ -1,7 +1,8 @@
 """Conformal risk control: the total loss of the rows as a step function of the threshold.
 
-Serves the losses that no order statistic describes: graded losses, which fall in several steps as
-the set grows, and rows of unequal weights. With n rows of losses in [0, 1] and weights w_i
+Serves the losses that no order statistic describes: graded losses and those of whole conversations,
+which fall in several steps as the set grows, and rows of unequal weights. With n rows of losses in
+[0, 1] and weights w_i
 
     lambda_hat = min {lambda : (sum_i w_i loss_i(lambda) + w_max) / (sum_i w_i + w_max) <= alpha}
 
@@ -73,6 +74,31 @@ def shortfall_steps(nonconformity: FloatArray, quality: IntArray) -> tuple[Float
     return scores, np.diff(best_called, axis=1, prepend=0)
 
 
+def unit_steps(
+    scores: FloatArray, drops: IntArray, units: NDArray[np.int64]
+) -> tuple[FloatArray, IntArray]:
+    """Scores at which the mean loss of each unit's rows falls, and by how much, shape (n S, 1).
+
+    The mean is rounded up to a multiple of 1 / ``SCALE`` at every score, so that no threshold is
+    too small.
+
+    Args:
+        scores: Scores at which the losses of rows fall, shape (n, S).
+        drops: By how much, shape (n, S); those of a row sum to at most ``SCALE``.
+        units: The unit of each row, such as the conversation of a turn, shape (n,).
+    """
+    owner = np.repeat(np.unique(units, return_inverse=True)[1], scores.shape[1])
+    order = np.lexsort((scores.ravel(), owner))
+    owner, steps, amounts = owner[order], scores.ravel()[order], drops.ravel()[order]
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    rows = np.diff(starts, append=len(owner))[owner] // scores.shape[1]
+    fallen = np.cumsum(amounts)
+    totals = np.add.reduceat(amounts, starts) if len(starts) else amounts
+    left = np.cumsum(totals)[owner] - fallen  # of the unit, after each step
+    after, before = -(-left // rows), -(-(left + amounts) // rows)
+    return steps[:, None], (before - after)[:, None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossCurve:
     """The weighted loss of all rows at every threshold.
@@ -82,7 +108,7 @@ class LossCurve:
         left: The loss of the empty sets, then what each score leaves of it, shape (P + 1,).
         total: Sum of the weights: the loss if every row lost 1.
         largest: The largest weight of a query, times the largest loss.
-        n: Number of rows.
+        n: Number of rows, or of units of several.
     """
 
     scores: FloatArray
@@ -99,11 +125,13 @@ class LossCurve:
         *,
         weights: FloatArray | None = None,
         max_weight: float = 1.0,
+        units: int | None = None,
     ) -> Self:
         """The curve of rows whose losses fall by ``drops`` at ``scores``, both of shape (n, S).
 
         A row's drops sum to its loss at the empty set, at most ``SCALE``. A drop at +inf is a loss
-        at every finite threshold.
+        at every finite threshold. ``units`` is the number of units whose losses the rows are parts
+        of, as ``unit_steps`` returns them; None: each row is one.
         """
         integers, largest = np.ones(len(scores), np.int64), 1
         if weights is not None:
@@ -116,9 +144,9 @@ class LossCurve:
         return cls(
             scores=where[order],
             left=fallen[-1] - fallen,
-            total=int(integers.sum()) * SCALE,
+            total=(int(integers.sum()) if units is None else units) * SCALE,
             largest=largest * SCALE,
-            n=len(scores),
+            n=len(scores) if units is None else units,
         )
 
     def allowed(self, alpha: float, delta: float | None = None) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from racer_core.errors import CalibrationError
-from racer_core.types import RiskTarget, Score, checked_alpha, enum_member
+from racer_core.types import BINARY_TARGETS, RiskTarget, Score, checked_alpha, enum_member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,9 @@ class CalibrationOptions:
     has_estimated_weights: bool = False  # a model's weights: the bound is approximate
     # Thresholds follow from a judge's verdicts, corrected by people's labels. The rows set it.
     has_judged_rows: bool = False
+    # The rows are all turns of conversations, so alpha bounds the mean risk of a conversation's
+    # turns. The rows set it.
+    has_conversations: bool = False
 
     @property
     def weights(self) -> Literal["known", "estimated"] | None:
@@ -65,6 +68,21 @@ class CalibrationOptions:
         """What the guarantee draws at random: a ``request``, or a ``cluster`` with one of its own.
 
         A bound for requests of random clusters is none for random requests, which are mostly those
-        of large clusters.
+        of large clusters. Of a random ``conversation`` the mean over all its turns is bounded.
         """
+        if self.has_conversations:
+            return "conversation"
         return "cluster" if self.one_per_cluster else "request"
+
+    @property
+    def law(self) -> Literal["beta", "tail", "expectation"]:
+        """What is known of the risk, given the rows.
+
+        ``beta``: its law, since the threshold is an order statistic. ``tail``: that it exceeds
+        alpha with a probability of at most ``delta``. ``expectation``: its mean over calibration
+        sets is at most alpha, and nothing of one set.
+        """
+        is_plain = self.weights is None and not (self.has_judged_rows or self.has_conversations)
+        if is_plain and self.risk_target in BINARY_TARGETS:
+            return "beta"
+        return "expectation" if self.delta is None else "tail"

@@ -18,19 +18,22 @@ from racer_core.calibration.judge_correction import (
     alpha_grid,
     corrected_thresholds,
 )
+from racer_core.calibration.kept_order import COMPUTED, conversation_scores, warm_costs
 from racer_core.calibration.loss_curve import (
     SCALE,
     IntArray,
     LossCurve,
+    RowLosses,
     scaled_losses,
     shortfall_steps,
+    unit_steps,
 )
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.served_answer_risk import AnswerRisk, served_answer_risk
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.errors import CalibrationError
-from racer_core.types import BINARY_TARGETS, BoolArray, FloatArray, RiskTarget, Score
+from racer_core.types import BoolArray, FloatArray, RiskTarget, Score
 
 
 class RiskControl(CalibrationRows):
@@ -67,11 +70,11 @@ class RiskControl(CalibrationRows):
     def has_order_statistic(self) -> bool:
         """Whether the threshold is an order statistic of critical scores, and its risk a Beta law.
 
-        Otherwise losses are graded or rows weighted, and a :class:`LossCurve` has the threshold; or
-        a judge's verdicts are corrected, by ``judge_correction``.
+        Otherwise losses are graded or those of conversations, or rows weighted, and a
+        :class:`LossCurve` has the threshold; or a judge's verdicts are corrected, by
+        ``judge_correction``.
         """
-        is_plain = self.weights is None and self.judged is None
-        return is_plain and self.options.risk_target in BINARY_TARGETS
+        return self.options.law == "beta"
 
     def misses(self, alpha: float | None = None, delta: float | None = None) -> int:
         """Calibration rows that lambda_hat leaves uncovered; -1 when alpha is infeasible.
@@ -205,11 +208,48 @@ class RiskControl(CalibrationRows):
         return Losses(critical=critical, counted=self.rules.counted(labels) | without)
 
     def _nonconformity(self, score: Score) -> Iterator[tuple[slice, FloatArray]]:
-        """S of the rows, in slices."""
+        """S of the rows, in slices; of conversations all at once, in the kept order."""
+        if self.conversations is not None:
+            yield slice(None), self.row_nonconformity(score)
+            return
         for part in self._scorer.slices(score, len(self.scores)):
             near = None if self.neighbours is None else self.neighbours[part]
             prints = self.fingerprints[part]
             yield part, self._scorer.nonconformity(score, self.scores[part], near, prints)
+
+    def row_nonconformity(self, score: Score) -> FloatArray:
+        """S of all rows, shape (n, K + 1) with the null model; of conversations in kept order."""
+        near, prints = self.neighbours, self.fingerprints
+        fit = self._scorer.nonconformity(score, self.scores, near, prints)
+        if self.conversations is None:
+            return fit
+        assert self.turn_sizes is not None
+        worth = self._worth(score, self.scores, self.turn_sizes)
+        return conversation_scores(fit, *worth, self.conversations)
+
+    def row_losses(self, score: Score) -> RowLosses:
+        """The losses of the rows that count."""
+        if self.options.risk_target == RiskTarget.QUALITY:
+            steps, drops = self._shortfalls(score)
+            return RowLosses(scores=steps, drops=drops)
+        return RowLosses.of_misses(self._unsorted(score))
+
+    def _worth(
+        self, score: Score, scores: FloatArray, sizes: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """What candidates are worth with a cold and with a warm cache; see ``kept_order``.
+
+        Args:
+            score: The nonconformity score.
+            scores: f, shape (B, K).
+            sizes: Lengths of the turns, shape (B, 3).
+        """
+        prices = self.token_prices or (COMPUTED,) * len(self.pool)
+        warm = scores + self.options.alpha * (1.0 - warm_costs(sizes, prices))
+        if score == Score.COVER_COST and self.prices is not None:
+            of_call = np.array(self.prices)
+            return scores / of_call, warm / of_call
+        return scores, warm
 
     @cached_property
     def _curves(self) -> dict[Score, LossCurve]:
@@ -219,19 +259,19 @@ class RiskControl(CalibrationRows):
     def loss_curve(self, score: Score) -> LossCurve:
         """The loss of the rows that count at every threshold, for any risk target and weights."""
         if score not in self._curves:
-            graded = self.options.risk_target == RiskTarget.QUALITY
-            steps, drops = self._shortfalls(score) if graded else self._misses_at(score)
+            losses, units = self.row_losses(score), None
+            steps, drops = losses.scores, losses.drops
+            if self.conversations is not None:
+                steps, drops = unit_steps(steps, drops, self.conversations[self._counted])
+                units = self.n
             self._curves[score] = LossCurve.of(
                 steps,
                 drops,
+                units=units,
                 weights=None if self.weights is None else self.weights[self._counted],
                 max_weight=self.options.max_weight or 1.0,
             )
         return self._curves[score]
-
-    def _misses_at(self, score: Score) -> tuple[FloatArray, IntArray]:
-        steps = self._unsorted(score)[:, None]
-        return steps, np.full(steps.shape, SCALE)
 
     def _shortfalls(self, score: Score) -> tuple[FloatArray, IntArray]:
         assert self.quality is not None

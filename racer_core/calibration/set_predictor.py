@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +18,7 @@ from racer_core.calibration.decision import (
     scores_and_neighbours,
     whole_pool_decision,
 )
+from racer_core.calibration.kept_order import Continuation, kept_orders, placed
 from racer_core.calibration.risk_control import RiskControl
 from racer_core.errors import InputError
 from racer_core.types import (
@@ -103,10 +106,12 @@ class SetPredictor(RiskControl):
         alpha: float | None = None,
         score: Score | None = None,
         truncated: bool = False,
+        continuation: Continuation | None = None,
     ) -> RoutingDecision:
         """Choose the set for one query from its router scores f, in the order of the pool.
 
         ``neighbours`` are the pattern ids (J,) that the router returned with the scores, if any.
+        ``continuation`` makes it a turn of a conversation, whose order it keeps.
         """
         alpha = self.options.alpha if alpha is None else alpha
         return self.levels(
@@ -116,6 +121,7 @@ class SetPredictor(RiskControl):
             neighbours=neighbours,
             score=score,
             truncated=truncated,
+            continuation=continuation,
         ).decisions[0]
 
     def levels(
@@ -127,6 +133,7 @@ class SetPredictor(RiskControl):
         neighbours: IdArray | None = None,
         score: Score | None = None,
         truncated: bool = False,
+        continuation: Continuation | None = None,
     ) -> Levels:
         """Choose the set for one query at several alphas; nonconformity is computed once."""
         score = enum_member(Score, score or self.options.score, "score")
@@ -135,21 +142,33 @@ class SetPredictor(RiskControl):
         near = None if neighbours is None or self.neighbours is None else neighbours[None, :]
         self._check(row, [fingerprint], near)
         fit = self._scorer.nonconformity(score, row, near, [fingerprint])
-        return Levels(
-            nonconformity=tuple(fit[0, : len(self.pool)].tolist()),
-            decisions=tuple(
-                decision_from_sets(
-                    self.rules.sets(fit, row, lambda_hat),
-                    self.pool,
-                    row[0],
-                    alpha=alpha,
-                    score=score,
-                    lambda_hat=lambda_hat,
-                    truncated=truncated,
-                )
-                for alpha, lambda_hat in zip(alphas, thresholds, strict=True)
-            ),
+        decide = partial(
+            decision_from_sets, pool=self.pool, scores=row[0], score=score, truncated=truncated
         )
+        decisions = [
+            decide(self.rules.sets(fit, row, lambda_hat), alpha=alpha, lambda_hat=lambda_hat)
+            for alpha, lambda_hat in zip(alphas, thresholds, strict=True)
+        ]
+        if continuation is not None:
+            order, fit = self._continued(score, fit, row, continuation)
+            for place, plain in enumerate(decisions):
+                sets = self.rules.sets(fit, row, plain.lambda_hat)
+                kept = decide(sets, alpha=plain.alpha, lambda_hat=plain.lambda_hat)
+                is_kept = set(kept.selected) != set(plain.selected)
+                decisions[place] = replace(kept, order=order, is_kept=is_kept)
+        return Levels(
+            nonconformity=tuple(fit[0, : len(self.pool)].tolist()), decisions=tuple(decisions)
+        )
+
+    def _continued(
+        self, score: Score, fit: FloatArray, row: FloatArray, continuation: Continuation
+    ) -> tuple[tuple[str, ...], FloatArray]:
+        """The kept order of a turn, and s' of its candidates, shape (1, C)."""
+        cold, warm = self._worth(score, row, np.array([astuple(continuation.sizes)]))
+        before = continuation.columns(self.pool)
+        orders = kept_orders(fit[:, : len(self.pool)], cold, warm, before)
+        columns: list[int] = orders[0].tolist()
+        return tuple(map(self.pool.__getitem__, columns)), placed(fit, orders)
 
     def whole_pool(
         self,

@@ -349,7 +349,7 @@ def benchmark_units(benchmarks: Mapping[str, LabelledRows], kinds: Mapping[str, 
         is_list = kinds[name] is RowsKind.QUESTIONS
         names += [plain_form(row.query) if is_list else None for row in rows.rows]
         clusters += [
-            f"{name}\n{row.cluster}" if is_list and row.cluster else None for row in rows.rows
+            f"{name}\n{row.shared}" if is_list and row.shared else None for row in rows.rows
         ]
     return units_of(names, clusters)
 
@@ -360,7 +360,7 @@ def error_clusters(benchmarks: Mapping[str, LabelledRows], units: Rows) -> Rows:
     Traffic is split row by row, but rows of one conversation or user are not independent.
     """
     clusters = [
-        f"{name}\n{row.cluster}" if row.cluster else None
+        f"{name}\n{row.shared}" if row.shared else None
         for name, rows in benchmarks.items()
         for row in rows.rows
     ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal, cast
 
 from racer_core.errors import InputError
-from racer_core.types import Turn
+from racer_core.types import Turn, TurnSizes
 
 # The last user turn; all turns of user and assistant; the same two after system prompts.
 RoutedText = Literal["last_user", "conversation", "with_system", "conversation_with_system"]
@@ -39,6 +39,17 @@ def parse_messages(messages: object) -> tuple[tuple[Turn, ...], str]:
     if last.role != "user":
         raise InputError('"messages" must end with a user message: it is what was answered')
     return tuple(earlier), last.text
+
+
+def turn_sizes(earlier: Iterable[Turn], query: str) -> TurnSizes:
+    """The lengths of a turn, by the turns before it without system prompts."""
+    turns = [*earlier]
+    answers = [len(turn.text) for turn in turns if turn.role == "assistant"]
+    return TurnSizes(
+        earlier=sum(len(turn.text) for turn in turns),
+        query=len(query),
+        answer=sum(answers) / len(answers) if answers else 0.0,
+    )
 
 
 def joined(texts: Iterable[str]) -> str:

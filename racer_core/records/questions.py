@@ -55,6 +55,7 @@ class Question:
     task: str | None = None
     group: str | None = None
     cluster: str | None = None
+    conversation: str | None = None  # of which the file has all turns
     earlier: tuple[Turn, ...] = ()  # the turns before the query
     # The whole request of which `query` and `earlier` are parts; None: it is turns of plain text.
     request: Mapping[str, Any] | None = None
@@ -231,6 +232,7 @@ def _question(place: Place, value: object, text: RoutedText | TextOfGroup) -> Qu
         task=optional_text(row, "task"),
         group=row_group(row),
         cluster=cluster,
+        conversation=optional_text(row, "conversation") or None,
         weight=row_weight(row),
         decision_id=decision_id,
         turn=parse_turn(row, decision_id, cluster),

@@ -13,7 +13,8 @@ Without ``correct``, a quality of 0.5 or more counts as right, for routers, patt
 the whole pool name it by their keys. ``conditions`` maps each candidate to the digest of what it
 was sent, and ``confidences`` each evaluator to its confidences in the answers, as `racer label`
 writes them. ``application``, or ``group``, names the population to which the row belongs, and
-``cluster`` names the document, user or conversation that the row shares with others.
+``cluster`` names the document, user or conversation that the row shares with others, and
+``conversation`` the one of which the file has all turns, each with the turns before it.
 ``[]`` means that no candidate is right. Null or absent is rejected: reading "unknown" as "wrong" is
 not conservative. A row of a random sample without a label says ``"unlabelled": true`` instead,
 which counts as a miss in calibration, and ``decision_id`` names the decision that was sampled, by a
@@ -108,6 +109,9 @@ def parse_row(
     content = RowQuery("") if scores else row_query(fields, text)
     decision_id = optional_text(fields, "decision_id") or None
     cluster = optional_text(fields, "cluster") or None
+    conversation = optional_text(fields, "conversation") or None
+    if conversation is not None:
+        _refuse_in_conversation(fields)
     return LabelledRow(
         query=content.query[:max_query_chars],
         earlier=content.earlier,
@@ -118,6 +122,7 @@ def parse_row(
         task=optional_text(fields, "task"),
         group=row_group(fields),
         cluster=cluster,
+        conversation=conversation,
         scores=scores,
         conditions=_conditions(fields.get("conditions"), pool),
         confidences=_confidences(fields.get("confidences"), pool),
@@ -179,6 +184,16 @@ def _refuse_turns(field: str, earlier: tuple[Turn, ...], text: RoutedText | None
             "only a running gateway calibrates beside them (racer calibrate), and "
             "`racer train` reads with --config"
         )
+
+
+def _refuse_in_conversation(row: Mapping[str, Any]) -> None:
+    """Refuse what a turn of a whole conversation cannot have."""
+    for name in ("scores", "weight", "judged", "decision_id"):
+        if row.get(name) is not None:
+            raise InputError(
+                f'"{name}" stands beside "conversation", and whole conversations are calibrated by '
+                "their texts, unweighted and with labels: leave one of the two fields out"
+            )
 
 
 def _is_unlabelled(row: Mapping[str, Any], is_judged: bool, *, is_allowed: bool) -> bool:

@@ -40,7 +40,7 @@ class RowSurvey:
 
     def add(self, row: LabelledRow) -> None:
         """Count a row."""
-        self.clustered = self.clustered or row.cluster is not None
+        self.clustered = self.clustered or row.shared is not None
         self.is_sample = self.is_sample and row.decision_id is not None
         self._is_annotated = self._is_annotated or row.reference is not None or row.task is not None
         if name := row_identity(row.query, row.earlier, row.request):
@@ -118,7 +118,7 @@ def rows_units(rows: LabelledRows) -> Units:
     """
     if rows_kind(rows) is RowsKind.TRAFFIC:
         return units_of((None,) * len(rows), [sampled_cluster(row) for row in rows.rows])
-    return units_of(plain_names(rows), [row.cluster for row in rows.rows])
+    return units_of(plain_names(rows), [row.shared for row in rows.rows])
 
 
 def sampled_cluster(row: LabelledRow) -> str | None:
@@ -132,6 +132,33 @@ def sampled_unit(row: LabelledRow) -> str | None:
     It is the conversation, else the decision; None for a row of no sample.
     """
     return row.decision_id and (row.cluster or row.decision_id)
+
+
+def turns_in_order(
+    conversations: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """The rows of whole conversations, turn by turn.
+
+    Args:
+        conversations: The id of each row's conversation, shape (n,); -1 for a row of none.
+        numbers: How many turns are before each row's query, shape (n,).
+    """
+    order = np.lexsort((numbers, conversations))
+    return order[conversations[order] >= 0]
+
+
+def incomplete_conversation(
+    conversations: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> int | None:
+    """The first conversation without its first turn, or with a turn twice; None: there is none.
+
+    Arguments as of :func:`turns_in_order`.
+    """
+    order = turns_in_order(conversations, numbers)
+    ids, places = conversations[order], numbers[order]
+    is_first = np.diff(ids, prepend=-1) > 0
+    wrong = np.where(is_first, places > 0, np.diff(places, prepend=-1) == 0)
+    return int(ids[wrong][0]) if wrong.any() else None
 
 
 def plain_names(rows: LabelledRows) -> list[str | None]:

@@ -29,6 +29,7 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
         "task": row.task,
         "group": row.group,
         "cluster": row.cluster,
+        "conversation": row.conversation,
         "conditions": dict(row.conditions),
         "confidences": {
             evaluator: {kind: dict(values) for kind, values in kinds.items()}

@@ -397,7 +397,7 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
     certificate = gateway.route(ONE)["certificate"]
     assert certificate["guarantee"] == {
         "risk_target": "paper", "alpha": 0.2, "delta": 0.1, "r": 1, "unit": "request",
-        "group": None,
+        "law": "beta", "group": None,
         "pool": list(POOL), "conditional": "pac", "weights": None, "labels": None, "trivial": False,
         "alpha_basis": "fixed", "risk_band": None, "risk_band_delta": None,
         "answer_risk_max": None, "answer_risk_delta": None, "premise": "alike", "turns": "separate",

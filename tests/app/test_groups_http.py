@@ -153,7 +153,7 @@ def test_alpha_moves_the_threshold_and_not_the_rows(grouped: Gateway) -> None:
     certificate = certified(grouped, group="easy", alpha=0.001)
     assert certificate["guarantee"] | {"pool": []} == {
         "risk_target": "answerable", "alpha": 0.001, "delta": None, "r": 1, "unit": "request",
-        "group": "easy",
+        "law": "beta", "group": "easy",
         "pool": [], "conditional": "marginal", "weights": None, "labels": None, "trivial": True,
         "alpha_basis": "band", "risk_band": 0.0, "risk_band_delta": 0.05,
         "answer_risk_max": None, "answer_risk_delta": None, "premise": "alike", "turns": "separate",

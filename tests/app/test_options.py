@@ -152,61 +152,6 @@ def test_observing_makes_no_other_calls_when_its_candidate_fails(
     assert pool.models_called() == ["poet"]
 
 
-# Sessions ---------------------------------------------------------------------------------------
-
-
-def in_session(
-    gateway: Gateway, query: str, session: str, key: str | None = None
-) -> dict[str, Any]:
-    """A turn of a session."""
-    headers = {"x-session-id": session}
-    body = {"model": "auto", "messages": user(query), "racer": {"explain": True}}
-    with gateway.http(key) if key else gateway.http() as client:
-        response = client.post("/v1/chat/completions", json=body, headers=headers)
-    assert response.status_code == 200
-    return response.json()
-
-
-def test_a_session_keeps_its_set(serve: Serve) -> None:
-    """Its next turn calls the same candidates, and is certified no more; no other session is."""
-    gateway = serve(routing={"session_ttl_s": 60})
-    first = in_session(gateway, ONE, "mine")
-    assert (first["racer"]["selected"], certificate(first)) == (["adder"], (True, []))
-    second = in_session(gateway, "Spell the number 3 and then 4", "mine")
-    assert (second["racer"]["selected"], certificate(second)) == (["adder"], (False, ["pinned"]))
-    assert certificate(in_session(gateway, "What is 5 plus 6?", "mine")) == (True, [])
-    others = (
-        in_session(gateway, TWO, "yours"),
-        in_session(gateway, TWO, "mine", ADMIN_KEY),  # another key's session of that name
-        gateway.chat(TWO, {"explain": True}),
-    )
-    for other in others:
-        assert other["racer"]["selected"] == ["adder", "speller"]
-        assert certificate(other) == (True, [])
-
-
-def test_a_session_is_forgotten_after_its_time(serve: Serve) -> None:
-    """From its last turn on; without the setting nothing is kept."""
-    gateway = serve(routing={"session_ttl_s": 0.2})
-    in_session(gateway, ONE, "mine")
-    time.sleep(0.3)
-    assert certificate(in_session(gateway, TWO, "mine")) == (True, [])
-    keeping_nothing = serve()
-    in_session(keeping_nothing, ONE, "mine")
-    assert certificate(in_session(keeping_nothing, TWO, "mine")) == (True, [])
-
-
-def test_a_sessions_set_never_leaves_what_the_request_allows(serve: Serve, pool: FakePool) -> None:
-    """What is kept is called only as far as this request may be sent there."""
-    gateway = serve(routing={"session_ttl_s": 60})
-    in_session(gateway, TWO, "mine")
-    pool.reset()
-    body = {"model": "auto", "messages": user(TWO), "racer": {"candidates": ["speller", "poet"]}}
-    with gateway.http() as client:
-        client.post("/v1/chat/completions", json=body, headers={"x-session-id": "mine"})
-    assert pool.models_called() == ["speller"]
-
-
 # Parts of the pool ------------------------------------------------------------------------------
 
 

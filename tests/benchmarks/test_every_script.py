@@ -21,6 +21,10 @@ SMALL = {
     "same_answer.py": (["--rows", "300", "--splits", "1"], "results"),
     "firstpass.py": (["--splits", "1"], "results"),
     "checked_calls.py": (["--rows", "300", "--splits", "1"], "results"),
+    "conversations.py": (
+        ["--rows", "30", "--conversations", "6", "--evaluated", "60", "--splits", "2"],
+        "offline",
+    ),
     "policy_cpu.py": (["--requests", "20"], "microseconds_a_call"),
     "whole_requests.py": (["--rows", "8", "--requests", "1", "--alpha", "0.5"], "kinds"),
     "oracles.py": (["--largest", "12", "--rows", "100"], "compared"),

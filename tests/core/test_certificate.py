@@ -32,6 +32,7 @@ def test_a_decision_at_the_calibrations_own_terms_holds_without_a_reason():
             "delta": None,
             "r": 1,
             "unit": "request",
+            "law": "beta",
             "group": None,
             "pool": ["m0", "m1"],
             "conditional": "marginal",

@@ -305,3 +305,33 @@ def test_the_page_works_with_the_keyboard_alone(demo: Fleet, opened: Open, quest
     tab.page.focus("#question")
     tab.page.keyboard.press("Control+Enter")
     tab.page.wait_for_selector("#answer .answers")
+
+
+def test_the_promise_of_a_conversation_is_an_average_over_its_turns(
+    fleet: Fleet, opened: Open
+) -> None:
+    """Of conversations, and not of requests; n counts conversations."""
+    tab = opened(fleet)
+    guarantee = {
+        "risk_target": "answerable",
+        "alpha": 0.1,
+        "delta": None,
+        "r": 1,
+        "unit": "conversation",
+        "law": "expectation",
+        "group": None,
+        "pool": list(FEW),
+        "trivial": False,
+        "alpha_basis": "fixed",
+    }
+    words = tab.page.evaluate(
+        """async certificate => {
+            const script = document.querySelector("script[type=module]").src;
+            const words = await import(new URL("words.js", script).href);
+            return words.guaranteeInWords(certificate);
+        }""",
+        {"guarantee": guarantee, "n": 300},
+    )
+    assert words.startswith("Of the turns of a conversation like those calibrated on")
+    assert "That is an average over conversations" in words
+    assert "(300 count here)" in words

@@ -177,6 +177,7 @@ class LabelFiles:
                 task=question.task,
                 group=question.group,
                 cluster=question.cluster,
+                conversation=question.conversation,
                 weight=question.weight,
                 decision_id=question.decision_id,
                 turn=question.turn,

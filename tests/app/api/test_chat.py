@@ -85,6 +85,7 @@ def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
             "delta": None,
             "r": 1,
             "unit": "request",
+            "law": "beta",
             "group": None,
             "pool": list(POOL),
             "conditional": "marginal",
