@@ -57,13 +57,19 @@ function card(canary, figures, act) {
 /** What the canary and the active calibration have realised since it began, by application where there are any. */
 function realisedTable({ calibration_id: id, realised, active }) {
   const both = [["canary", id, realised], ["active", active.calibration_id, active.realised]];
-  const rows = both.flatMap(([role, each, found]) => byApplication(found).map(([application, figures]) => [el("span", {}, `${role}, `, el("code", { title: each }, shortId(each))), application, ...cells(figures)]));
-  return table("What both calibrations have realised since the canary began", ["Calibration", "Application", "Decisions", "Mean set", "Refused", "Judged", "Risk, 95 % interval"], rows);
+  const named = both.some(([, , found]) => isByApplication(found));
+  const rows = both.flatMap(([role, each, found]) => byApplication(found).map(([application, figures]) => [el("span", {}, `${role}, `, el("code", { title: each }, shortId(each))), ...(named ? [application] : []), ...cells(figures)]));
+  return table("What both calibrations have realised since the canary began", ["Calibration", ...(named ? ["Application"] : []), "Decisions", "Mean set", "Refused", "Judged", "Risk, 95 % interval"], rows);
+}
+
+/** Whether figures are told apart by application. */
+function isByApplication(found) {
+  return found !== null && found.decisions === undefined;
 }
 
 /** Figures with their application. */
 function byApplication(found) {
-  return found === null || found.decisions !== undefined ? [["–", found]] : Object.entries(found);
+  return isByApplication(found) ? Object.entries(found) : [["–", found]];
 }
 
 /** The figures of one calibration and application; nothing is known of a canary that ended before the gateway began. */
