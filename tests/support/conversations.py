@@ -42,25 +42,25 @@ _FILLER: Final = "Please look at what was said before and go on from there. "
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A turn of the user, and the candidates that answer it right."""
 
     query: str
     right: frozenset[str]
 
 
-def talk(seed: int) -> list[Asked]:
+def talk(seed: int) -> list[Question]:
     """A conversation."""
     rng = np.random.default_rng(seed)
     topics = list(SKILLS)
     topic = topics[rng.integers(len(topics))]
-    asked: list[Asked] = []
+    asked: list[Question] = []
     for _ in range(int(rng.integers(TURNS[0], TURNS[1] + 1))):
         if rng.random() > STAYS:
             topic = topics[rng.integers(len(topics))]
         words = f"What about {topic} {rng.integers(10**6)}? " + _FILLER * int(rng.integers(1, 7))
         draws = zip(POOL, SKILLS[topic], strict=True)
-        asked.append(Asked(words, frozenset(n for n, p in draws if rng.random() < p)))
+        asked.append(Question(words, frozenset(n for n, p in draws if rng.random() < p)))
     return asked
 
 
@@ -71,7 +71,7 @@ def answer(query: str, model: str) -> str:
     return f"{model:>5} has found the following. {found}"
 
 
-def earlier(asked: Sequence[Asked]) -> tuple[Turn, ...]:
+def earlier(asked: Sequence[Question]) -> tuple[Turn, ...]:
     """The turns of a conversation whose first candidate answered."""
     pairs = [(Turn("user", each.query), Turn("assistant", answer(each.query, POOL[0])))
              for each in asked]  # fmt: skip
@@ -206,7 +206,7 @@ def recorded_loads() -> Generator[list[Load]]:
 class Served:
     """A turn that was served."""
 
-    asked: Asked
+    asked: Question
     selected: tuple[str, ...]
     certificate: dict[str, Any]
 

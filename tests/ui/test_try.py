@@ -320,7 +320,7 @@ def test_the_promise_of_a_conversation_is_an_average_over_its_turns(
         "unit": "conversation",
         "law": "expectation",
         "group": None,
-        "pool": list(FEW),
+        "pool": ["abacus", "mirror"],
         "trivial": False,
         "alpha_basis": "fixed",
     }
