@@ -42,25 +42,25 @@ _FILLER: Final = "Please look at what was said before and go on from there. "
 
 
 @dataclass(frozen=True)
-class Question:
+class UserTurn:
     """A turn of the user, and the candidates that answer it right."""
 
     query: str
     right: frozenset[str]
 
 
-def talk(seed: int) -> list[Question]:
+def talk(seed: int) -> list[UserTurn]:
     """A conversation."""
     rng = np.random.default_rng(seed)
     topics = list(SKILLS)
     topic = topics[rng.integers(len(topics))]
-    asked: list[Question] = []
+    asked: list[UserTurn] = []
     for _ in range(int(rng.integers(TURNS[0], TURNS[1] + 1))):
         if rng.random() > STAYS:
             topic = topics[rng.integers(len(topics))]
         words = f"What about {topic} {rng.integers(10**6)}? " + _FILLER * int(rng.integers(1, 7))
         draws = zip(POOL, SKILLS[topic], strict=True)
-        asked.append(Question(words, frozenset(n for n, p in draws if rng.random() < p)))
+        asked.append(UserTurn(words, frozenset(n for n, p in draws if rng.random() < p)))
     return asked
 
 
@@ -71,7 +71,7 @@ def answer(query: str, model: str) -> str:
     return f"{model:>5} has found the following. {found}"
 
 
-def earlier(asked: Sequence[Question]) -> tuple[Turn, ...]:
+def earlier(asked: Sequence[UserTurn]) -> tuple[Turn, ...]:
     """The turns of a conversation whose first candidate answered."""
     pairs = [(Turn("user", each.query), Turn("assistant", answer(each.query, POOL[0])))
              for each in asked]  # fmt: skip
@@ -203,19 +203,19 @@ def recorded_loads() -> Generator[list[Load]]:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedTurn:
     """A turn that was served."""
 
-    asked: Question
+    asked: UserTurn
     selected: tuple[str, ...]
     certificate: dict[str, Any]
 
 
 def serve(
     gateway: Gateway, seeds: Sequence[int], *, at_once: int, sessions: bool
-) -> list[list[Served]]:
+) -> list[list[ServedTurn]]:
     """Lead conversations, some of them at once; each goes on with the answers that it got."""
-    served: list[list[Served]] = [[] for _ in seeds]
+    served: list[list[ServedTurn]] = [[] for _ in seeds]
     left = list(enumerate(seeds))
     errors: list[BaseException] = []
 
@@ -237,7 +237,7 @@ def serve(
                     turns.append({"role": "assistant", "content": message["content"]})
                     decided = found["racer"]
                     served[place].append(
-                        Served(asked, tuple(decided["selected"]), decided["certificate"])
+                        ServedTurn(asked, tuple(decided["selected"]), decided["certificate"])
                     )
 
     threads = [threading.Thread(target=client) for _ in range(at_once)]
@@ -250,7 +250,7 @@ def serve(
     return served
 
 
-def losses(served: Sequence[Sequence[Served]]) -> list[float]:
+def losses(served: Sequence[Sequence[ServedTurn]]) -> list[float]:
     """The loss of each conversation: the share of its answerable turns whose set missed."""
     found: list[float] = []
     for conversation in served:
