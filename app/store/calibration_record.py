@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.kept_order import TokenPrices
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.records.conversation import RoutedText
@@ -271,7 +272,7 @@ def _populations(
         conditions = settings["conditions"] or fields.get(DIGESTS)
         groups = settings["groups"]
         prices = settings.get("prices", fields["prices"])
-        of_tokens = settings.get("token_prices")
+        of_tokens: list[TokenPrices] | None = settings.get("token_prices")
         prefix = settings.get("prefix", f"{place}_")
         yield Population(
             calibration=first
@@ -283,7 +284,7 @@ def _populations(
                 answer_limit=None,
                 options=_options(settings.get("options", fields["options"])),
                 prices=prices and tuple(prices),
-                token_prices=of_tokens and tuple(map(tuple, of_tokens)),
+                token_prices=of_tokens and tuple((a, b, c) for a, b, c in of_tokens),
             ),
             conditions=conditions and tuple(conditions),
             later=settings["later"],
