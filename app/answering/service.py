@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from app.answering.answer_forms import AnswerReader
+from app.answering.costs import Costs
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.evaluator import Evaluator
@@ -18,10 +19,11 @@ from app.answering.evidence import EvidenceChecks
 from app.answering.fan_out import FanOutResult
 from app.answering.merge import Merger
 from app.answering.outcome import Outcome
+from app.answering.repeats import Repeats, keep, repeated, repeated_events
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.request_router import RequestRouter
 from app.answering.shadow_calls import ShadowCalls
-from app.answering.streaming import OpenStream, Streaming, whole_stream
+from app.answering.streaming import OpenStream, Streaming, repeated_stream, whole_stream
 from app.answering.usual_latency import UsualLatencies
 from app.errors import UpstreamError
 from app.monitoring.decision_record import RequestEnd
@@ -52,6 +54,8 @@ class ChatService:
         metrics: Metrics,
         evidence: EvidenceChecks,
         shadow_calls: ShadowCalls,
+        repeats: Repeats | None = None,
+        costs: Costs | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._evaluator = Evaluator(settings, fleet)
@@ -62,6 +66,7 @@ class ChatService:
             store_queries=settings.watching.store_queries,
             group_by=settings.group_by,
             shadow_calls=shadow_calls,
+            costs=costs,
         )
         latencies = UsualLatencies()
         self._router = RequestRouter(
@@ -73,12 +78,14 @@ class ChatService:
             decision_log=self._decision_log,
             same_answer=same_answer,
             latencies=latencies,
+            costs=costs,
         )
         self._dispatcher = Dispatcher(
             settings, routing, fleet, evidence=evidence, latencies=latencies
         )
         self._merger = Merger(self._evaluator, tracer)
         self._streaming = Streaming(self._dispatcher, self._decision_log, settings)
+        self._repeats = repeats  # None: no answers are cached
 
     async def check(self) -> None:
         """Ask the evaluators before serving. Raises as :meth:`Evaluator.check`."""
@@ -92,6 +99,10 @@ class ChatService:
             UpstreamError: No selected candidate answered.
         """
         state = await self._router.route(request)
+        if self._repeats is not None:
+            state, cached = self._repeats.find(state, is_stream=False)
+            if cached is not None:
+                return self._decision_log.record_decision(repeated(state, cached), request)
         return await self._answer(state, FanOutResult())
 
     async def _answer(self, state: RequestState, results: FanOutResult) -> Outcome:
@@ -105,7 +116,10 @@ class ChatService:
         except asyncio.CancelledError:
             self._decision_log.record_cancelled(state, results)
             raise
-        return self._decision_log.record(state, results, outcome)
+        outcome = self._decision_log.record(state, results, outcome)
+        if state.slot is not None:
+            keep(state, outcome)
+        return outcome
 
     async def stream(self, request: InferenceRequest) -> OpenStream:
         """Answer as a stream. One selected candidate streams live; several are merged first.
@@ -118,6 +132,11 @@ class ChatService:
         state = await self._router.route(request)
         if request.leader:
             state = state.led_by_the_best()
+        if self._repeats is not None:
+            state, cached = self._repeats.find(state, is_stream=True)
+            if cached is not None:
+                outcome = self._decision_log.record_decision(repeated(state, cached), request)
+                return repeated_stream(outcome, repeated_events(state, cached, outcome))
         if not state.called:
             return whole_stream(state, await self._answer(state, FanOutResult()))
         results = FanOutResult()

@@ -6,13 +6,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome, stream_headers, used
+from app.answering.repeats import keep
 from app.answering.request import RequestState
+from app.answering.stream_recording import StreamRecording
 from app.answering.token_usage import TokenMeter
 from app.concurrency.background_stream import BackgroundStream
 from app.errors import UpstreamError
@@ -96,9 +99,12 @@ class Streaming:
         started = time.monotonic()
         overhead_ms = (started - state.started - results.seconds) * 1e3
         writer = api_format.live(decision_id=state.decision_id, model=name)
-        meter = TokenMeter(api_format, state.request.fields)
+        ended = None if state.meter is None else partial(state.meter.streamed, name)
+        meter = TokenMeter(api_format, state.request.fields, ended)
         beginning = _Beginning(api_format, self._reasoning)
         sample = None if state.shadow_rate is None else list[dict[str, Any]]()
+        slot = state.slot
+        recording = None if slot is None else StreamRecording(slot.cache.settings.max_bytes)
         has_begun = False
         try:
             with meter.charging(state.request.spend):
@@ -109,6 +115,8 @@ class Streaming:
                             meter.count(piece)
                             if sample is not None and len(sample) < MAX_PIECES:
                                 sample.append(parsed(piece))
+                            if recording is not None:
+                                recording.add(piece)
                             for each in beginning.released(piece):
                                 events += writer.feed(each)
                         if events:
@@ -150,6 +158,8 @@ class Streaming:
         if sample is not None:
             passed = beginning.answered(name, sample, reply.seconds)
         self._decision_log.record(state, results, outcome, passed)
+        if recording is not None:
+            keep(state, outcome, recording)
         yield b"".join(ending)
 
     async def _merged_events(self, state: RequestState, answer: Answer) -> AsyncGenerator[bytes]:
@@ -208,6 +218,15 @@ class Streaming:
 def whole_stream(state: RequestState, outcome: Outcome) -> OpenStream:
     """The stream of a finished answer."""
     return BackgroundStream(_whole_events(outcome, state.request.api_format)), outcome.headers
+
+
+def repeated_stream(outcome: Outcome, events: bytes) -> OpenStream:
+    """The stream of an answer that was given before."""
+    return BackgroundStream(_at_once(events)), outcome.headers
+
+
+async def _at_once(events: bytes) -> AsyncGenerator[bytes]:
+    yield events
 
 
 async def _whole_events(outcome: Outcome, api_format: ApiFormat) -> AsyncGenerator[bytes]:

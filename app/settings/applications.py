@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from app.settings.answer_cache import AnswerCacheSettings
 from app.settings.base import Frozen
 from app.settings.candidates import Name, Url
 from app.settings.routing import Alpha
@@ -78,6 +79,8 @@ class Application(Frozen):
     """Labels the answers to its sampled requests."""
     same_answer: SameAnswer | None = None
     """As the section `same_answer`, for its requests; null: that."""
+    answer_cache: AnswerCacheSettings | None = None
+    """As the section `answer_cache`, for its requests; null: none of its answers are cached."""
 
     @model_validator(mode="after")
     def _turns_are_drawn(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import parse_qs, urlsplit
@@ -16,6 +17,7 @@ from pydantic import (
 
 from app.settings.access import ENVIRONMENT_KEYS, Access
 from app.settings.aggregation import Aggregation, EvaluatorModel
+from app.settings.answer_cache import AnswerCacheSettings
 from app.settings.applications import (
     DEFAULT,
     Application,
@@ -32,6 +34,7 @@ from app.settings.remote_artifact import RemoteArtifact
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, with_sampling
 from app.settings.telemetry import TelemetrySettings
+from racer_core.prices import MeanUsage, Price, expected_prices
 from racer_core.records.conversation import RoutedText
 from racer_core.records.left_out import LeftOut
 from racer_core.types import Score
@@ -70,6 +73,8 @@ class Settings(Frozen):
     """Environment variable with a database URL, including its password, that replaces `store`."""
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     """The models of the pool."""
+    currency: Annotated[str, Field(max_length=16, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")] = "USD"
+    """Name of the currency of all prices and costs."""
     pools: dict[Name, Pool] = Field(
         default_factory=dict[str, Pool],
         # Otherwise an editor would accept a wrong name.
@@ -87,6 +92,8 @@ class Settings(Frozen):
     routing: Routing = Routing()
     same_answer: SameAnswer | None = None
     """The promise `same_answer`, for requests to `auto`; null: none of them unless it asks."""
+    answer_cache: AnswerCacheSettings | None = None
+    """The cache of answers to requests of no application; null: none are cached."""
     aggregation: Aggregation = Aggregation()
     fleet: FleetSettings = FleetSettings()
     access: Access = Access()
@@ -327,6 +334,14 @@ class Settings(Frozen):
         return {place: each for place, each in sections.items() if each is not None}
 
     @property
+    def answer_caches(self) -> dict[str, AnswerCacheSettings]:
+        """The answer caches that are on, by application."""
+        sections = {DEFAULT: self.answer_cache} | {
+            name: each.answer_cache for name, each in self.applications.items()
+        }
+        return {name: each for name, each in sections.items() if each is not None}
+
+    @property
     def own_texts(self) -> dict[str, RoutedText]:
         """What the router reads of the applications that have a text of their own."""
         return {name: each.text for name, each in self.applications.items() if each.text}
@@ -351,10 +366,21 @@ class Settings(Frozen):
         return tuple(name for name, each in self.applications.items() if each.turns == "together")
 
     @property
-    def prices(self) -> tuple[float, ...] | None:
-        """Prices in the order of the candidates; None if they have none."""
-        prices = tuple(each.price for each in self.candidates if each.price is not None)
-        return prices or None
+    def exact_prices(self) -> dict[str, Price]:
+        """The price of every candidate; empty if they have none."""
+        return {each.name: each.price.exact for each in self.candidates if each.price is not None}
+
+    def call_prices(self, usage: Mapping[str, MeanUsage]) -> dict[str, float] | None:
+        """Expected price of a call of every candidate.
+
+        None if they have no prices, or if one depends on what calls use and that is not known.
+
+        Args:
+            usage: What calls use on average, by candidate.
+        """
+        found = expected_prices(self.exact_prices, usage)
+        known = {name: price for name, price in found.items() if price is not None}
+        return known if known and len(known) == len(found) else None
 
     @property
     def pool(self) -> tuple[str, ...]:

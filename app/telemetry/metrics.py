@@ -115,6 +115,27 @@ class Metrics:
             ("candidate",),
             registry=self.registry,
         )
+        self.cost = Counter(
+            "racer_cost",
+            "What requests cost by the configured prices, in their currency",
+            ("application", "pool", "candidate"),
+            registry=self.registry,
+        )
+        self.cost_of = cache(self.cost.labels)
+        self.alternative_cost = Counter(
+            "racer_alternative_cost",
+            "Estimates of what routed requests would have cost by other calls",
+            ("application", "pool", "alternative"),
+            registry=self.registry,
+        )
+        self.alternative_cost_of = cache(self.alternative_cost.labels)
+        self.shadow_cost = Counter(
+            "racer_shadow_cost",
+            "What the calls cost that complete the shadow sample",
+            ("application", "candidate"),
+            registry=self.registry,
+        )
+        self.shadow_cost_of = cache(self.shadow_cost.labels)
         self.router_seconds = Histogram(
             "racer_router_seconds",
             "Time that encoder and router took for a batch",
@@ -169,6 +190,24 @@ class Metrics:
             "racer_same_answer_calls",
             "Candidates of requests under the promise same_answer that were called, or spared",
             ("kind",),
+            registry=self.registry,
+        )
+        self.answer_cache_requests = Counter(
+            "racer_answer_cache_requests",
+            "Requests of applications with an answer cache: answered from it, or not",
+            ("application", "outcome"),
+            registry=self.registry,
+        )
+        self.answer_cache_bytes = Gauge(
+            "racer_answer_cache_bytes",
+            "Bytes that the cached answers count for",
+            ("application",),
+            registry=self.registry,
+        )
+        self.answer_cache_evictions = Counter(
+            "racer_answer_cache_evictions",
+            "Cached answers that were removed before their time to make room",
+            ("application",),
             registry=self.registry,
         )
 

@@ -198,6 +198,10 @@ class ChunkedFormat(ABC):
         """See :class:`app.wire.format.ApiFormat`."""
         return parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
 
+    def without_usage(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """See :class:`app.wire.format.ApiFormat`."""
+        return parsing.without_usage(body)
+
     def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
         given = cast("dict[str, Any]", payload.get("stream_options") or {})

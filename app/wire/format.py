@@ -156,6 +156,10 @@ class ApiFormat(Protocol):
         """
         ...
 
+    def without_usage(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The same without token counts. Takes a body or a piece."""
+        ...
+
     def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The payload that requests a stream, with the usage at its end."""
         ...

@@ -137,6 +137,12 @@ class Responses:
         whole = cast("dict[str, Any]", response) if isinstance(response, dict) else body
         return parsing.counts(whole.get("usage"), _USAGE)
 
+    def without_usage(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """See :class:`app.wire.format.ApiFormat`."""
+        if "type" in body and isinstance(body.get("response"), dict):
+            return {**body, "response": parsing.without_usage(body["response"])}
+        return parsing.without_usage(body)
+
     def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
         return {**payload, "stream": True}

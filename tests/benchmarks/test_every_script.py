@@ -19,6 +19,7 @@ SMALL = {
     "judge_correction.py": (["--rows", "400", "--people", "60", "--draws", "2"], "results"),
     "label_stopping.py": (["--draws", "1"], "results"),
     "same_answer.py": (["--rows", "300", "--splits", "1"], "results"),
+    "firstpass.py": (["--splits", "1"], "results"),
     "checked_calls.py": (["--rows", "300", "--splits", "1"], "results"),
     "policy_cpu.py": (["--requests", "20"], "microseconds_a_call"),
     "whole_requests.py": (["--rows", "8", "--requests", "1", "--alpha", "0.5"], "kinds"),
