@@ -19,15 +19,12 @@ from tests.support.gateway import (
     TWO,
     UNANSWERABLE,
     Gateway,
-    candidates,
-    configure,
     running,
     user,
 )
 from tests.support.lazy import LazyModule
+from tests.support.provoked_errors import CASES, Case, provoke, strict_configuration
 from tests.upstreams.scripted import FakePool
-
-from .test_clients import CASES, POOR_KEY, TEAM_KEY, Case, hash_of
 
 anthropic = LazyModule("anthropic")
 error_classes = LazyModule("anthropic._error_classes")
@@ -236,34 +233,14 @@ CLASSES = {
 
 
 @pytest.fixture(scope="module")
-def _strict(
+def strict(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway that refuses what another would answer."""
-    path = configure(
-        tmp_path_factory.mktemp("strict"),
-        artifact,
-        shared_pool.url,
-        candidates=candidates(shared_pool.url, timeout_s=0.5),
-        routing={"on_infeasible": "reject"},
-        fleet={"attempts": 1, "failures": 1000},
-        limits={"body_bytes": 20_000},
-        access={
-            "keys": [
-                {"name": "team", "hash": hash_of(TEAM_KEY), "max_alpha": 0.05},
-                {"name": "poor", "hash": hash_of(POOR_KEY), "tokens_per_minute": 1},
-            ]
-        },
-    )
+    path = strict_configuration(tmp_path_factory.mktemp("strict"), artifact, shared_pool.url)
     with running(path, ENVIRONMENT) as gateway:
         gateway.calibrate()
         yield gateway
-
-
-@pytest.fixture
-def strict(_strict: Gateway, pool: FakePool) -> Gateway:
-    """The same, with candidates that behave."""
-    return _strict
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -272,11 +249,7 @@ def test_an_error_is_anthropics_own(
     strict: Gateway, pool: FakePool, case: Case, stream: bool
 ) -> None:
     """Its class by status, its type, our code, and the id that the log has."""
-    if case.fault is not None:
-        for name in POOL:
-            pool.fail(name, case.fault)
-    if case.key == POOR_KEY:
-        strict.post("/v1/messages", POOR_KEY, json={"model": "auto", "messages": user(ONE)})
+    provoke(strict, pool, case)
     with pytest.raises(anthropic.APIStatusError) as caught:
         strict.anthropic(case.key).messages.create(
             model=case.model,

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from pydantic import BaseModel, SecretStr
 
 from app.errors import STATUS
 from app.routing.service import RoutingService
-from app.settings import key_format
 from tests.support.gateway import (
     DATA_KEY,
     ENVIRONMENT,
@@ -24,19 +22,18 @@ from tests.support.gateway import (
     TWO,
     UNANSWERABLE,
     Gateway,
-    candidates,
     configure,
     running,
     user,
 )
 from tests.support.lazy import LazyModule
+from tests.support.provoked_errors import CASES, Case, provoke, strict_configuration
 from tests.upstreams.scripted import FakePool
 
 openai = LazyModule("openai")
 langchain_openai = LazyModule("langchain_openai")
 messages = LazyModule("langchain_core.messages")
 
-TEAM_KEY, POOR_KEY = key_format.new_key(), key_format.new_key()
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -324,107 +321,25 @@ def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool
 # Errors -----------------------------------------------------------------------------------------
 
 
-def hash_of(key: str) -> str:
-    """A key as the configuration has it."""
-    return key_format.format_hash(key, key_format.new_salt())
-
-
 @pytest.fixture(scope="module")
-def _strict(
+def strict(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway that refuses what another would answer."""
-    path = configure(
-        tmp_path_factory.mktemp("strict"),
-        artifact,
-        shared_pool.url,
-        candidates=candidates(shared_pool.url, timeout_s=0.5),
-        routing={"on_infeasible": "reject"},
-        fleet={"attempts": 1, "failures": 1000},
-        limits={"body_bytes": 20_000},
-        access={
-            "keys": [
-                {"name": "team", "hash": hash_of(TEAM_KEY), "max_alpha": 0.05},
-                {"name": "poor", "hash": hash_of(POOR_KEY), "tokens_per_minute": 1},
-            ]
-        },
-    )
+    path = strict_configuration(tmp_path_factory.mktemp("strict"), artifact, shared_pool.url)
     with running(path, ENVIRONMENT) as gateway:
         gateway.calibrate()
         yield gateway
 
 
 @pytest.fixture
-def strict(_strict: Gateway, pool: FakePool) -> Gateway:
-    """The same, with candidates that behave."""
-    return _strict
-
-
-@dataclass(frozen=True)
-class Case:
-    """How to provoke an error, and what each client makes of it."""
-
-    status: int
-    code: str
-    openai: str
-    litellm: str
-    racer: dict[str, Any] = field(default_factory=dict)
-    text: str = ONE
-    model: str = "auto"
-    key: str = DATA_KEY
-    fault: str | None = None
-
-
-CASES = {
-    "input": Case(400, "invalid_request", "BadRequestError", "BadRequestError", {"alpha": 2}),
-    "schema": Case(
-        422, "invalid_schema", "UnprocessableEntityError", "BadRequestError",
-        {"alpha": "x"},
-    ),
-    "infeasible": Case(
-        409, "infeasible_alpha", "ConflictError", "APIError", {"alpha": 0.001}
-    ),
-    "key": Case(
-        401, "invalid_api_key", "AuthenticationError", "AuthenticationError", key="a-wrong-key"
-    ),
-    "forbidden": Case(
-        403, "forbidden", "PermissionDeniedError", "APIError", {"alpha": 0.2},
-        key=TEAM_KEY,
-    ),
-    "model": Case(404, "model_not_found", "NotFoundError", "NotFoundError", model="gpt-4o"),
-    "large": Case(413, "too_large", "APIStatusError", "APIError", text=ONE * 2_000),
-    "abstained": Case(
-        422, "router_abstained", "UnprocessableEntityError", "BadRequestError",
-        {"on_abstain": "error"}, text=UNANSWERABLE,
-    ),
-    "limited": Case(429, "rate_limited", "RateLimitError", "RateLimitError", key=POOR_KEY),
-    "upstream": Case(502, "upstream_error", "InternalServerError", "BadGatewayError", fault="500"),
-    "unavailable": Case(
-        503, "upstream_error", "InternalServerError", "ServiceUnavailableError", fault="503"
-    ),
-    "timeout": Case(504, "upstream_timeout", "InternalServerError", "Timeout", fault="hang"),
-    "upstream_limited": Case(
-        429, "upstream_rate_limited", "RateLimitError", "RateLimitError", fault="429"
-    ),
-    "rejected": Case(
-        400, "upstream_rejected", "BadRequestError", "BadRequestError", fault="400"
-    ),
-    "invalid": Case(
-        502, "upstream_invalid_response", "InternalServerError", "BadGatewayError", fault="html"
-    ),
-}  # fmt: skip
-EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-
-
-@pytest.fixture
 def provoked(strict: Gateway, pool: FakePool, case: Case) -> Gateway:
-    """The gateway in the state that the case needs."""
-    if case.fault is not None:
-        for name in POOL:
-            pool.fail(name, case.fault)
-    if case.key == POOR_KEY:
-        strict.post("/v1/chat/completions", POOR_KEY, json={"model": "auto", "messages": user(ONE)})
+    """The same in the state that the case needs, with candidates that behave otherwise."""
+    provoke(strict, pool, case)
     return strict
+
+
+EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
 def checked(exc: Any, case: Case) -> None:
