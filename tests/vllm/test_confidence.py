@@ -19,8 +19,10 @@ from .servers import VllmServer
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPT_CHARS: Final = 400
-# Toys seldom name a 0 or a 1: here the tribune gives one of three different answers a 1.
-SPOKEN: Final = "Bitte ordne die Buchstaben in „kirim“ nach dem Alphabet."
+# Of these models only the tribune often continues the prompt with a 1.
+JUDGE: Final = "tribune"
+# Here it gives one of three different answers a 1, and the others a letter.
+SPOKEN: Final = "Arrange the digits 9423751012593 by size."
 
 
 def disagreed() -> str:
@@ -51,8 +53,8 @@ def verdicts(
 def test_p_true_is_the_judges_own_probability(serve: Serve, servers: Servers) -> None:
     """Of "1" among vLLM's twenty likeliest tokens; the highest weight wins the vote."""
     query = disagreed()
-    racer = rated(serve, "abacus", "p_true", query)
-    verdict_texts = verdicts(servers["abacus"], query, racer["answers"], logprobs=20)
+    racer = rated(serve, JUDGE, "p_true", query)
+    verdict_texts = verdicts(servers[JUDGE], query, racer["answers"], logprobs=20)
     tops = {name: choice["logprobs"]["top_logprobs"][0] for name, choice in verdict_texts.items()}
     chances = {name: math.exp(top.get("1", -math.inf)) for name, top in tops.items()}
     assert any(chances.values())
@@ -66,8 +68,8 @@ def test_p_true_is_the_judges_own_probability(serve: Serve, servers: Servers) ->
 
 def test_verbal_confidence_is_the_judges_token(serve: Serve, servers: Servers) -> None:
     """A token that is neither 0 nor 1 is a failure; its answer counts as one of mean weight."""
-    racer = rated(serve, "tribune", "verbal", SPOKEN)
-    verdict_texts = verdicts(servers["tribune"], SPOKEN, racer["answers"])
+    racer = rated(serve, JUDGE, "verbal", SPOKEN)
+    verdict_texts = verdicts(servers[JUDGE], SPOKEN, racer["answers"])
     words = {name: choice["text"].strip() for name, choice in verdict_texts.items()}
     weights = {name: float(word) if word in ("0", "1") else None for name, word in words.items()}
     assert racer["weights"] == weights
