@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.errors import STATUS
-from app.wire.messages.errors import ERROR_TYPES
 from tests.support.gateway import (
     DATA_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
     UNANSWERABLE,
     Gateway,
-    candidates,
-    configure,
-    running,
     user,
 )
+from tests.support.harness import HEADERS, NAMES, REMINDER, harness_request
 from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool
-
-from .test_clients import CASES, POOR_KEY, TEAM_KEY, Case, hash_of
 
 anthropic = LazyModule("anthropic")
 error_classes = LazyModule("anthropic._error_classes")
@@ -192,17 +183,6 @@ def test_stop_sequences_and_limits_are_told_apart(gateway: Gateway, pool: FakePo
         assert message.stop_sequence == ("END" if reason == "stop_sequence" else None)
 
 
-def test_tokens_are_counted(gateway: Gateway, pool: FakePool) -> None:
-    """By the candidates' servers; where none can, the client says why."""
-    pool.tokens |= dict.fromkeys(POOL, 12)
-    counted = gateway.anthropic().messages.count_tokens(model="auto", messages=user(ONE))
-    assert counted.input_tokens == 12
-    pool.tokens.clear()
-    with pytest.raises(anthropic.NotFoundError) as caught:
-        gateway.anthropic().messages.count_tokens(model="auto", messages=user(ONE))
-    assert caught.value.error_code == "no_tokenizer"
-
-
 @pytest.mark.parametrize("query", [ONE, TWO])
 def test_a_broken_stream_raises(gateway: Gateway, pool: FakePool, query: str) -> None:
     """An exception with the message, and never a text that looks whole."""
@@ -218,177 +198,7 @@ def test_a_broken_stream_raises(gateway: Gateway, pool: FakePool, query: str) ->
     assert caught.value.body["request_id"] == caught.value.response.headers["request-id"]
 
 
-# Errors -----------------------------------------------------------------------------------------
-
-CLASSES = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    403: "PermissionDeniedError",
-    404: "NotFoundError",
-    409: "ConflictError",
-    413: "ContentTooLargeError",
-    422: "UnprocessableEntityError",
-    429: "RateLimitError",
-    502: "InternalServerError",
-    503: "ServiceUnavailableError",
-    504: "GatewayTimeoutError",
-}
-
-
-@pytest.fixture(scope="module")
-def _strict(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """A gateway that refuses what another would answer."""
-    path = configure(
-        tmp_path_factory.mktemp("strict"),
-        artifact,
-        shared_pool.url,
-        candidates=candidates(shared_pool.url, timeout_s=0.5),
-        routing={"on_infeasible": "reject"},
-        fleet={"attempts": 1, "failures": 1000},
-        limits={"body_bytes": 20_000},
-        access={
-            "keys": [
-                {"name": "team", "hash": hash_of(TEAM_KEY), "max_alpha": 0.05},
-                {"name": "poor", "hash": hash_of(POOR_KEY), "tokens_per_minute": 1},
-            ]
-        },
-    )
-    with running(path, ENVIRONMENT) as gateway:
-        gateway.calibrate()
-        yield gateway
-
-
-@pytest.fixture
-def strict(_strict: Gateway, pool: FakePool) -> Gateway:
-    """The same, with candidates that behave."""
-    return _strict
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_error_is_anthropics_own(
-    strict: Gateway, pool: FakePool, case: Case, stream: bool
-) -> None:
-    """Its class by status, its type, our code, and the id that the log has."""
-    if case.fault is not None:
-        for name in POOL:
-            pool.fail(name, case.fault)
-    if case.key == POOR_KEY:
-        strict.post("/v1/messages", POOR_KEY, json={"model": "auto", "messages": user(ONE)})
-    with pytest.raises(anthropic.APIStatusError) as caught:
-        strict.anthropic(case.key).messages.create(
-            model=case.model,
-            max_tokens=64,
-            messages=user(case.text),
-            stream=stream,
-            extra_body={"racer": case.racer},
-        )
-    found = caught.value
-    assert type(found).__name__ == CLASSES[case.status]
-    assert (found.status_code, found.error_code) == (case.status, case.code)
-    usual = "api_error" if case.status >= 500 else "invalid_request_error"
-    assert found.type == ERROR_TYPES.get(case.status, usual)
-    assert found.request_id == found.response.headers["x-request-id"]
-    assert found.body["request_id"] == found.request_id
-
-
-def test_no_code_of_ours_means_something_else_to_the_client() -> None:
-    """It has classes of its own for some codes."""
-    theirs = {code for _, code in error_classes.ERROR_CLASSES if code is not None}
-    ours = {code for _, _, code in STATUS.values()} | {"model_not_found", "no_tokenizer"}
-    assert ours & theirs == set()
-
-
-# Claude Code ------------------------------------------------------------------------------------
-
-CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-NAMES = (
-    "Task", "Bash", "Glob", "Grep", "LS", "Read", "Edit", "MultiEdit", "Write", "NotebookRead",
-    "NotebookEdit", "WebFetch", "TodoRead", "TodoWrite", "WebSearch", "BashOutput", "KillShell",
-    "ExitPlanMode", "SlashCommand", "Skill",
-)  # fmt: skip
-HEADERS = {
-    "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,"
-    "fine-grained-tool-streaming-2025-05-14",
-    "anthropic-dangerous-direct-browser-access": "true",
-    "x-app": "cli",
-    "user-agent": "claude-cli/2.0.1 (external, cli)",
-}
-REMINDER = "<system-reminder>\nAs you answer, use the following context.\n</system-reminder>"
-
-
-def harness_request() -> dict[str, Any]:
-    """A later step of a task, as the harness sends it: prompt, tools, calls and their results."""
-    schema = {
-        "type": "object",
-        "properties": {"path": {"type": "string", "description": "An absolute path."}},
-        "required": ["path"],
-        "additionalProperties": False,
-        "$schema": "http://json-schema.org/draft-07/schema#",
-    }
-    return {
-        "model": "auto",
-        "max_tokens": 32_000,
-        "temperature": 1,
-        "system": [
-            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.0.1; cch=5f1a2;"},
-            {"type": "text", "text": "You are a coding agent.", **CACHED},
-            {"type": "text", "text": "# Rules\n" + "Be careful with files.\n" * 700, **CACHED},
-        ],
-        "tools": [
-            {"name": name, "description": f"{name}. " * 40, "input_schema": schema}
-            for name in NAMES
-        ],
-        "messages": [
-            {
-                "role": "user",
-                "content": [
-                    {"type": "text", "text": REMINDER},
-                    {"type": "text", "text": ONE, **CACHED},
-                ],
-            },
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "I look.", "signature": "EqQBCg=="},
-                    {"type": "text", "text": "I look at both files."},
-                    *[
-                        {
-                            "type": "tool_use",
-                            "id": f"toolu_{n}",
-                            "name": "Read",
-                            "input": {"path": f"/a/{n}"},
-                        }
-                        for n in (1, 2)
-                    ],
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "toolu_1",
-                        "content": [{"type": "text", "text": "1\tx = 3"}],
-                    },
-                    {
-                        "type": "tool_result",
-                        "tool_use_id": "toolu_2",
-                        "content": "<tool_use_error>File does not exist.</tool_use_error>",
-                        "is_error": True,
-                        **CACHED,
-                    },
-                    {"type": "text", "text": REMINDER},
-                ],
-            },
-        ],
-        "thinking": {"type": "enabled", "budget_tokens": 31_999},
-        "metadata": {"user_id": "user_1_account__session_2"},
-        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "stream": True,
-    }
+# Claude Code --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("auth", ["x-api-key", "authorization"])

@@ -27,6 +27,7 @@ from tests.support.gateway import (
     candidates,
     labelled,
 )
+from tests.support.provoked_errors import error_rows
 from tests.support.samples import KEY, sampled
 from tests.upstreams.scripted import FakePool
 
@@ -157,7 +158,7 @@ def test_the_document_has_exactly_the_routes_of_the_table() -> None:
 
 def test_every_error_stands_in_the_reference() -> None:
     """With its status and type; and every code that the program can say."""
-    described = set(errors())
+    described = set(error_rows())
     assert len(described) == ERRORS.count("\n- ") - len(Reason) - len(Remark)
     assert set(STATUS.values()) <= described
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py"))
@@ -166,10 +167,3 @@ def test_every_error_stands_in_the_reference() -> None:
     codes = {code for _, _, code in described}
     assert set(used) <= codes
     assert codes <= set(re.findall(r'"(\w+)"', sources))
-
-
-def errors() -> Iterator[tuple[int, str, str]]:
-    """Status, type and code of every line of the reference."""
-    for section in ERRORS.split("\n## `")[1:]:
-        for status, code in re.findall(r"^- (\d{3}) `(\w+)`: ", section, re.MULTILINE):
-            yield int(status), section.partition("`")[0], code

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from app.errors import STATUS
-from app.routing.service import RoutingService
-from app.settings import key_format
 from tests.support.gateway import (
     DATA_KEY,
     ENVIRONMENT,
@@ -24,7 +20,6 @@ from tests.support.gateway import (
     TWO,
     UNANSWERABLE,
     Gateway,
-    candidates,
     configure,
     running,
     user,
@@ -36,7 +31,6 @@ openai = LazyModule("openai")
 langchain_openai = LazyModule("langchain_openai")
 messages = LazyModule("langchain_core.messages")
 
-TEAM_KEY, POOR_KEY = key_format.new_key(), key_format.new_key()
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -321,171 +315,6 @@ def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool
     assert asyncio.run(ask()) == "seven"
 
 
-# Errors -----------------------------------------------------------------------------------------
-
-
-def hash_of(key: str) -> str:
-    """A key as the configuration has it."""
-    return key_format.format_hash(key, key_format.new_salt())
-
-
-@pytest.fixture(scope="module")
-def _strict(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """A gateway that refuses what another would answer."""
-    path = configure(
-        tmp_path_factory.mktemp("strict"),
-        artifact,
-        shared_pool.url,
-        candidates=candidates(shared_pool.url, timeout_s=0.5),
-        routing={"on_infeasible": "reject"},
-        fleet={"attempts": 1, "failures": 1000},
-        limits={"body_bytes": 20_000},
-        access={
-            "keys": [
-                {"name": "team", "hash": hash_of(TEAM_KEY), "max_alpha": 0.05},
-                {"name": "poor", "hash": hash_of(POOR_KEY), "tokens_per_minute": 1},
-            ]
-        },
-    )
-    with running(path, ENVIRONMENT) as gateway:
-        gateway.calibrate()
-        yield gateway
-
-
-@pytest.fixture
-def strict(_strict: Gateway, pool: FakePool) -> Gateway:
-    """The same, with candidates that behave."""
-    return _strict
-
-
-@dataclass(frozen=True)
-class Case:
-    """How to provoke an error, and what each client makes of it."""
-
-    status: int
-    code: str
-    openai: str
-    litellm: str
-    racer: dict[str, Any] = field(default_factory=dict)
-    text: str = ONE
-    model: str = "auto"
-    key: str = DATA_KEY
-    fault: str | None = None
-
-
-CASES = {
-    "input": Case(400, "invalid_request", "BadRequestError", "BadRequestError", {"alpha": 2}),
-    "schema": Case(
-        422, "invalid_schema", "UnprocessableEntityError", "BadRequestError",
-        {"alpha": "x"},
-    ),
-    "infeasible": Case(
-        409, "infeasible_alpha", "ConflictError", "APIError", {"alpha": 0.001}
-    ),
-    "key": Case(
-        401, "invalid_api_key", "AuthenticationError", "AuthenticationError", key="a-wrong-key"
-    ),
-    "forbidden": Case(
-        403, "forbidden", "PermissionDeniedError", "APIError", {"alpha": 0.2},
-        key=TEAM_KEY,
-    ),
-    "model": Case(404, "model_not_found", "NotFoundError", "NotFoundError", model="gpt-4o"),
-    "large": Case(413, "too_large", "APIStatusError", "APIError", text=ONE * 2_000),
-    "abstained": Case(
-        422, "router_abstained", "UnprocessableEntityError", "BadRequestError",
-        {"on_abstain": "error"}, text=UNANSWERABLE,
-    ),
-    "limited": Case(429, "rate_limited", "RateLimitError", "RateLimitError", key=POOR_KEY),
-    "upstream": Case(502, "upstream_error", "InternalServerError", "BadGatewayError", fault="500"),
-    "unavailable": Case(
-        503, "upstream_error", "InternalServerError", "ServiceUnavailableError", fault="503"
-    ),
-    "timeout": Case(504, "upstream_timeout", "InternalServerError", "Timeout", fault="hang"),
-    "upstream_limited": Case(
-        429, "upstream_rate_limited", "RateLimitError", "RateLimitError", fault="429"
-    ),
-    "rejected": Case(
-        400, "upstream_rejected", "BadRequestError", "BadRequestError", fault="400"
-    ),
-    "invalid": Case(
-        502, "upstream_invalid_response", "InternalServerError", "BadGatewayError", fault="html"
-    ),
-}  # fmt: skip
-EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-
-
-@pytest.fixture
-def provoked(strict: Gateway, pool: FakePool, case: Case) -> Gateway:
-    """The gateway in the state that the case needs."""
-    if case.fault is not None:
-        for name in POOL:
-            pool.fail(name, case.fault)
-    if case.key == POOR_KEY:
-        strict.post("/v1/chat/completions", POOR_KEY, json={"model": "auto", "messages": user(ONE)})
-    return strict
-
-
-def checked(exc: Any, case: Case) -> None:
-    """The exception says what the envelope says."""
-    assert type(exc).__name__ == case.openai
-    assert (exc.status_code, exc.code) == (case.status, case.code)
-    assert exc.response.headers["x-request-id"]
-
-
-@EACH
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_error_is_openais_own(provoked: Gateway, case: Case, stream: bool) -> None:
-    """Its class by status, with our code; before a stream begins, too."""
-    create = provoked.openai(case.key).chat.completions.create
-    with pytest.raises(openai.APIStatusError) as caught:
-        create(
-            model=case.model,
-            messages=user(case.text),
-            stream=stream,
-            extra_body={"racer": case.racer},
-        )
-    checked(caught.value, case)
-
-
-@EACH
-def test_an_error_of_responses_is_openais_own(provoked: Gateway, case: Case) -> None:
-    """The same classes on the other interface."""
-    with pytest.raises(openai.APIStatusError) as caught:
-        provoked.openai(case.key).responses.create(
-            model=case.model, input=case.text, extra_body={"racer": case.racer}
-        )
-    checked(caught.value, case)
-
-
-@EACH
-def test_an_error_reaches_langchain_as_openais(provoked: Gateway, case: Case) -> None:
-    """It raises what the client below it raises."""
-    model = langchain(provoked, model=case.model, key=case.key, extra_body={"racer": case.racer})
-    with pytest.raises(openai.APIStatusError) as caught:
-        model.invoke(case.text)
-    assert isinstance(caught.value, getattr(openai, case.openai))
-    assert (caught.value.status_code, caught.value.code) == (case.status, case.code)
-
-
-@EACH
-def test_an_error_has_a_class_of_litellms(litellm: Any, provoked: Gateway, case: Case) -> None:
-    """Its own classes, by status."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - its classes have no common root
-        asked_by_litellm(
-            litellm,
-            provoked,
-            case.text,
-            model=case.model,
-            api_key=case.key,
-            extra_body={"racer": case.racer},
-        )
-    assert type(caught.value).__module__.startswith("litellm")
-    assert type(caught.value).__name__ == case.litellm
-    assert caught.value.status_code == case.status  # type: ignore[attr-defined]
-
-
 def test_before_a_calibration_clients_get_the_fallbacks_answer(
     litellm: Any, tmp_path: Path, artifact: Path, pool: FakePool
 ) -> None:
@@ -496,50 +325,3 @@ def test_before_a_calibration_clients_get_the_fallbacks_answer(
         assert (answer.model, answer.choices[0].message.content) == ("adder", "seven")
         assert langchain(gateway).invoke(ONE).content == "seven"
         assert asked_by_litellm(litellm, gateway).choices[0].message.content == "seven"
-
-
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug in the gateway."""
-
-    async def route(*_: object) -> None:
-        raise RuntimeError("a prompt")
-
-    monkeypatch.setattr(RoutingService, "route", route)
-
-
-@pytest.mark.usefixtures("broken")
-def test_a_bug_is_an_internal_error_to_every_client(litellm: Any, gateway: Gateway) -> None:
-    """500, and not a word of what went wrong."""
-    asks: list[tuple[type[Exception], Callable[[], Any]]] = [
-        (
-            openai.InternalServerError,
-            lambda: gateway.openai().chat.completions.create(model="auto", messages=user(ONE)),
-        ),
-        (openai.InternalServerError, lambda: langchain(gateway).invoke(ONE)),
-        (litellm.InternalServerError, lambda: asked_by_litellm(litellm, gateway)),
-    ]
-    for expected, ask in asks:
-        with pytest.raises(expected) as caught:
-            ask()
-        assert "a prompt" not in str(caught.value)
-
-
-def test_every_error_that_a_request_can_meet_is_tried() -> None:
-    """Rows of the table that only an administrator, or a broken disk, meets stand elsewhere."""
-    elsewhere = {
-        "RowsError", "OverlapError", "CalibrationError", "ArtifactError", "Conflict",
-        "StoreFull", "StoreBusy", "StoreUnavailable",  # calibrations
-        "StoredRequestsUnreadable",  # samples
-        "UnsupportedBody",  # no client of these sends anything but JSON
-        "Overloaded", "UpstreamOverloaded",  # queues and buffers that are full
-        "NotReady", "RacerError",  # above
-        "UpstreamTimeout", "UpstreamUnavailable", "UpstreamRateLimited", "UpstreamRejected",
-        "UpstreamError",  # by fault
-    }  # fmt: skip
-    tried = {
-        "InputError", "SchemaError", "InfeasibleAlphaError", "Unauthorized", "Forbidden",
-        "NotFound", "TooLarge", "Abstained",
-    }  # fmt: skip
-    assert {kind.__name__ for kind in STATUS} == elsewhere | tried
-    assert {case.status for case in CASES.values()} <= {status for status, *_ in STATUS.values()}

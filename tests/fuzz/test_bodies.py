@@ -101,19 +101,32 @@ _block = objects(
     }
 )
 _blocks = st.one_of(_text, st.lists(_block, max_size=3))
+_messages_turn = objects(
+    {"role": st.sampled_from(["user", "user", "assistant", "system"]), "content": _blocks}
+)
+_sound_turn = st.sampled_from(
+    [
+        {"role": "user", "content": "hello"},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "a", "input": {}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]},
+        {"role": "system", "content": "hello"},
+    ]
+)
 _messages_prompt = {
     "model": _common["model"],
-    "messages": st.lists(
-        objects({"role": st.sampled_from(["user", "user", "assistant", "system"]),
-                 "content": _blocks}),
-        min_size=1,
-        max_size=3,
+    "messages": st.one_of(
+        st.lists(_sound_turn, min_size=1, max_size=4),
+        st.lists(st.one_of(_sound_turn, _messages_turn), min_size=1, max_size=3),
     ),
-    "system": st.one_of(_text, st.lists(objects({"type": st.just("text"), "text": _text}))),
-    "tools": st.lists(objects({"name": _text, "input_schema": st.just({})}), max_size=2),
-    "tool_choice": objects({"type": st.sampled_from(["auto", "any", "tool"]), "name": _text}),
+    "system": st.sampled_from(["", "hello", [{"type": "text", "text": "hello"}], [{}], None]),
+    "tools": st.sampled_from([[], [{"name": "a", "input_schema": {}}], [{"type": "bash"}], None]),
+    "tool_choice": st.sampled_from([{"type": "auto"}, {"type": "tool"}, {}, None]),
     "racer": _common["racer"],
-}  # fmt: skip
+}
 _tokens = st.sampled_from(["one", ["one"], ["one", "two"], [1, 2], [[1], [2]], []])
 BODIES: dict[str, tuple[Endpoint, Strategy]] = {
     "chat": (chat_completions, objects(_common | _chat)),
@@ -185,6 +198,7 @@ class Door:
             settings=settings,
             conditions=ConditionReader(settings.candidates),
             applications=Applications(settings),
+            spending=None,
             chat=_Anyone(),
             named_candidates=_Anyone(),
             token_counter=_Anyone(),

@@ -50,7 +50,7 @@ class Rater:
 # Answers with status 200 that are not chat completions.
 _BROKEN_BODIES = {
     "not_openai": b'{"result": "42"}',
-    "no_choices": b'{"choices": []}',
+    "no_choices": b'{"choices": [], "output": []}',  # of chat and of responses
     "odd_choice": b'{"choices": ["42"]}',
     "content_is_a_number": b'{"choices": [{"index": 0, "message": {"content": 42}}]}',
     "empty": b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": null}}]}',
