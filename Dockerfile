@@ -25,7 +25,7 @@ WORKDIR /src
 RUN PIP_INDEX_URL="${TORCH_INDEX}" pip install torch==2.13.0
 COPY requirements.lock ./
 # With every extra that a configuration or an upload can need: formulas, traces, parquet, a shared
-# store.
+# store, an artifact in a bucket.
 RUN pip install --no-deps --require-hashes --requirement requirements.lock
 COPY LICENSE README.md pyproject.toml racer_gateway.py ./
 COPY app app

@@ -19,6 +19,7 @@ from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.shadow_calls import ShadowCalls
+from app.answering.token_count import TokenCounter
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.carried import read_carried, take_over
 from app.calibrations.sampled_scores import SampledScores
@@ -27,11 +28,13 @@ from app.calibrations.thinning import RateInForce
 from app.errors import StoreUnavailable
 from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.checker import Checkers
+from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
+from app.monitoring.population_digests import are_read_alike, population_digests
 from app.monitoring.rechecks import Rechecks
 from app.monitoring.sample_store import SampleStore
-from app.monitoring.sampler import SamplerOptions, population_digests
+from app.monitoring.sampler import SamplerOptions
 from app.reload import Load, Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.answer_calibrations import AnswerCalibrations, answer_setup
@@ -47,7 +50,6 @@ from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
 from app.services import PARTS, Drain, RouterServices, Services, StoreServices
 from app.settings import Secrets, Settings
-from app.settings.applications import members_digest
 from app.store import KeyPurpose, Store
 from app.store.encryption import Cipher
 from app.telemetry.loop_lag import LoopLag
@@ -203,6 +205,7 @@ async def open_services(
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
             named_candidates=NamedCandidateService(settings, fleet),
+            token_counter=TokenCounter(settings, fleet),
             chats=chats,
             reload=reload,
             quotas=quotas,
@@ -224,12 +227,16 @@ async def open_services(
 
 
 def _sampled_scores(
-    store: Store, members: str, decision_ids: Sequence[str], setup: str
+    store: Store, digests: str, decision_ids: Sequence[str], setup: str
 ) -> dict[str, SampledScores]:
-    own = store.ids(setup)
+    own, members = store.ids(setup), digests.split(" ")[0]
+
+    def are_own(decision: DecisionRecord) -> bool:
+        return decision.calibration_id in own and are_read_alike(decision.sampled_under, digests)
+
     return {
         decision.decision_id: SampledScores(
-            scores=decision.scores if decision.calibration_id in own else None,
+            scores=decision.scores if are_own(decision) else None,
             later=later,
             application=decision.application,
             rate=decision.shadow_rate,
@@ -389,7 +396,7 @@ async def _open_router_services(
             conditions=conditions,
             projections=DecisionStatistics(stored.store).projections,
             sampled_scores=partial(
-                _sampled_scores, stored.store, members_digest(settings.applications)
+                _sampled_scores, stored.store, population_digests(settings, conditions)
             ),
             sampling_rates=partial(_sampling_rates, stored.store),
         )

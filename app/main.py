@@ -8,10 +8,12 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.access.failed_logins import FailedLogins
 from app.api.respond import CLIENT_CLOSED_REQUEST
 from app.api.routes import ROUTES
 from app.concurrency.client_disconnect import ClientDisconnected
 from app.http.access_control import AccessControl
+from app.http.admission_queue import AdmissionQueue
 from app.http.handler_dispatch import ErrorHandler, HandlerDispatch
 from app.http.request_log import RequestLog
 from app.http.tracing import RequestTracing
@@ -31,7 +33,10 @@ class _Gateway:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._app = _application(services)
+        # Of all configurations: a reload forgives no wrong key, and lets no queue be passed.
+        self._failed_logins = FailedLogins(services.settings.access.failures_per_minute)
+        self._admission_queue = AdmissionQueue()
+        self._app = self._application(services)
         services.reload.subscribe(self._follow)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -39,27 +44,31 @@ class _Gateway:
 
     def _follow(self, settings: Settings, secrets: Secrets) -> None:
         self._services = self._services.under(settings, secrets)
-        self._app = _application(self._services)
+        self._failed_logins.limit_to(settings.access.failures_per_minute)
+        self._app = self._application(self._services)
 
-
-def _application(services: Services) -> ASGIApp:
-    """The application of one configuration: log, access control, tracing, dispatch."""
-    log_prompts = services.settings.telemetry.log_prompts
-    app: ASGIApp = HandlerDispatch(services, _error_handlers(services))
-    if services.tracer is not None:
-        app = RequestTracing(app, tracer=services.tracer, log_prompts=log_prompts)
-    app = AccessControl(
-        app,
-        routes=ROUTES,
-        settings=services.settings,
-        keys=services.keys,
-        quotas=services.quotas,
-    )
-    return RequestLog(app, metrics=services.metrics, drain=services.drain, log_prompts=log_prompts)
+    def _application(self, services: Services) -> ASGIApp:
+        """The application of one configuration: log, access control, tracing, dispatch."""
+        log_prompts = services.settings.telemetry.log_prompts
+        app: ASGIApp = HandlerDispatch(services, _error_handlers(services))
+        if services.tracer is not None:
+            app = RequestTracing(app, tracer=services.tracer, log_prompts=log_prompts)
+        app = AccessControl(
+            app,
+            routes=ROUTES,
+            settings=services.settings,
+            keys=services.keys,
+            quotas=services.quotas,
+            failed_logins=self._failed_logins,
+            admission_queue=self._admission_queue,
+        )
+        return RequestLog(
+            app, metrics=services.metrics, drain=services.drain, log_prompts=log_prompts
+        )
 
 
 def _error_handlers(services: Services) -> Mapping[type[Exception], ErrorHandler]:
-    def client_disconnected(_: Exception) -> Response:
+    def client_disconnected(_: Exception, __: Scope) -> Response:
         services.metrics.client_disconnects.inc()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
@@ -70,12 +79,14 @@ def _error_handlers(services: Services) -> Mapping[type[Exception], ErrorHandler
     }
 
 
-def _racer_error(exc: Exception) -> Response:
+def _racer_error(exc: Exception, scope: Scope) -> Response:
     assert isinstance(exc, RacerError)
     status, body = error_envelope.envelope(exc)
     return error_envelope.error_response(
         status,
         body,
+        path=scope["path"],
+        request_id=scope["state"]["request_id"],
         lasting=getattr(exc, "lasting", False),
         retry_after_s=getattr(exc, "retry_after_s", None),
     )

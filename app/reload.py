@@ -44,7 +44,8 @@ class Reload:
         """Take over what the configuration says now; return the settings that changed.
 
         Raises:
-            ReloadRefused: It is not valid, or a changed setting needs a restart. Nothing changed.
+            ReloadRefused: It is not valid, a changed setting needs a restart, or it has no data key
+                any more. Nothing changed.
         """
         if self._load is None:
             raise ReloadRefused("this gateway cannot read its configuration again: restart it")
@@ -59,12 +60,23 @@ class Reload:
                     f"{_listed(fixed)}: cannot be changed without a restart. Nothing was changed: "
                     "restart the gateway, or reload without this change"
                 )
+            if _has_data_key(self.settings) and not _has_data_key(settings, secrets):
+                raise ReloadRefused(
+                    "access.keys: without a data key the gateway would accept every request that "
+                    "reaches it, so a reload keeps the last one. Nothing was changed: add another "
+                    "data key, or restart the gateway"
+                )
             if changed:
-                self.settings = settings
                 for follower in self._followers:  # without a pause: no request sees half of it
                     follower(settings, secrets)
+                self.settings = settings  # last: where a follower fails, the next reload repeats it
         log.warning("the configuration was reloaded; changed: %s", _listed(changed) or "nothing")
         return [".".join(place) for place in changed]
+
+
+def _has_data_key(settings: Settings, secrets: Secrets | None = None) -> bool:
+    has_of_environment = secrets is not None and secrets.data_key is not None
+    return has_of_environment or any(key.role == "data" for key in settings.access.keys)
 
 
 def _listed(places: list[Place]) -> str:

@@ -11,6 +11,7 @@ from app.access.quotas import Quotas
 from app.answering.chat_services import ChatServices
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
+from app.answering.token_count import TokenCounter
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
@@ -135,6 +136,7 @@ class Services:
     keys: KeyRing
     applications: Applications
     named_candidates: NamedCandidateService
+    token_counter: TokenCounter
     chats: ChatServices
     # Those outlive it.
     reload: Reload
@@ -155,6 +157,7 @@ class Services:
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
             named_candidates=NamedCandidateService(settings, self.chats.fleet),
+            token_counter=TokenCounter(settings, self.chats.fleet),
             chats=replace(self.chats, settings=settings),
         )
 

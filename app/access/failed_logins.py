@@ -40,6 +40,10 @@ class FailedLogins:
         self._clock = clock
         self._windows: LRUCache[str, tuple[float, int]] = LRUCache(max_addresses)
 
+    def limit_to(self, per_minute: int) -> None:
+        """Take another limit; failures so far stay counted."""
+        self._limit = per_minute
+
     def record(self, address: str) -> None:
         """Count a wrong key. Raises RateLimited above the limit."""
         key, now = network(address), self._clock()

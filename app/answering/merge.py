@@ -38,7 +38,7 @@ class Merger:
                 state, results, answer=refusal, overhead_ms=_overhead_ms(state, results)
             )
         if not results.replies:
-            raise _no_answer(results.failures)
+            raise no_answer(results.failures)
         if self._tracer is None:
             return await self._elected(state, results)
         with self._tracer.aggregate(len(results.replies)):
@@ -80,7 +80,7 @@ def _voters(results: FanOutResult) -> list[str]:
     return [name for name, kind in kinds.items() if kind is best]
 
 
-def _no_answer(failures: Mapping[str, UpstreamError]) -> UpstreamError:
+def no_answer(failures: Mapping[str, UpstreamError]) -> UpstreamError:
     """The common failure when all failed alike, so that the status says what a retry can do."""
     causes = ", ".join(f"{name} ({exc.kind})" for name, exc in failures.items())
     message = f"no selected candidate answered: {causes}"

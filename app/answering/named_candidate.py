@@ -95,7 +95,7 @@ class NamedCandidateService:
                         events += writer.feed(piece)
                     if events:
                         yield b"".join(events)
-        yield api_format.end
+        yield writer.end()
 
     def _deadline(self, timeout_s: float | None) -> float:
         longest_s = self._longest_s

@@ -177,7 +177,7 @@ class RequestRouter:
         """
         query, fingerprint = request.query, routed.fingerprint
         later = query.later
-        is_of_a_part = query.is_cut or query.conditions.is_other_kind
+        is_of_a_part = query.is_cut or query.is_thinned or query.conditions.is_other_kind
         reads = self._settings.text_of(routed.application)
         is_of_a_part |= later and WITHOUT_SYSTEM[reads] != "conversation"
         if self._monitor is None or is_of_a_part:

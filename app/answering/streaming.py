@@ -21,7 +21,6 @@ from app.errors import UpstreamError
 from app.monitoring.decision_record import RequestEnd
 from app.settings import Settings
 from app.upstream.reply import Reply
-from app.wire import sse
 from app.wire.event_template import Piece, TextEvent, parsed
 from app.wire.format import AnswerKind, ApiFormat
 from racer_core.aggregation.reasoning import AnswerReader, ReasoningFilter
@@ -189,7 +188,7 @@ class Streaming:
             stream = BackgroundStream(self._live_events(state, name, results))
             try:
                 while not await _starts(stream, self._comment_every_s):
-                    yield sse.comment(f"{name} is answering")
+                    yield state.request.api_format.waiting(f"{name} is answering")
             except GeneratorExit:
                 await stream.stop()
                 raise
@@ -208,7 +207,7 @@ class Streaming:
             while not task.done():
                 await asyncio.wait({task}, timeout=self._comment_every_s)
                 if not task.done():
-                    yield sse.comment(waiting)
+                    yield state.request.api_format.waiting(waiting)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

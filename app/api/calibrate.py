@@ -196,8 +196,8 @@ async def get_calibration(request: Request, services: Services) -> Response:
 async def activate(request: Request, services: Services) -> Response:
     """Rolls back or forward; `expected_active_id` makes it a compare-and-set.
 
-    With `share` the calibration is a canary; promote it by an activation without `share`, and roll
-    it back by one of the calibration that is active.
+    With `share` the calibration is a canary; promote it by an activation without `share`, and end
+    it by one of the calibration that is active.
     """
     data = await bodies.read_body(request, ACTIVATE_BODY.limit(services.settings.limits))
     options = bodies.checked(ActivateRequest, strict_json.load_object(data) if data else {})

@@ -7,9 +7,8 @@ from typing import Final
 from fastapi import Request, Response
 
 from app.api.caller import caller_of
-from app.api.models import unknown_model
 from app.api.openapi import BODY, CALLS, KEYED, errors
-from app.api.respond import check_allowed
+from app.api.respond import check_candidate
 from app.concurrency.client_disconnect import unless_disconnected
 from app.errors import NotFound
 from app.route_table import JsonBody, Routes
@@ -44,9 +43,7 @@ async def embeddings(request: Request, services: Services) -> Response:
             code="model_not_found",
             param="model",
         )
-    if name not in settings.pool:
-        raise unknown_model(name, settings.models)
-    check_allowed(request, name)
+    check_candidate(request, services, name)
     fields = candidate_payload.passed_through(raw, allowed=settings.limits.extra_fields)
     check_fields(fields, settings.limits)
     spend = request.state.quota_ticket.spend

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from fastapi import Response
 from fastapi.openapi.utils import get_openapi
@@ -59,7 +59,8 @@ _KEYS: Final = {
     "data_key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "Any key. A gateway without a data key needs none.",
+        "description": "Any key, or in the header x-api-key. A gateway without a data key needs "
+        "none.",
     },
     "admin_key": {
         "type": "http",
@@ -143,17 +144,43 @@ class ErrorEnvelope(BaseModel):
     error: ErrorDetail
 
 
-def errors(*statuses: int) -> Responses:
+class MessagesErrorDetails(BaseModel):
+    """What programs need of an error."""
+
+    error_code: str
+    param: str | None = Field(description="The field that caused the error.")
+
+
+class MessagesError(BaseModel):
+    """An error of Anthropic's type."""
+
+    type: str
+    message: str
+    details: MessagesErrorDetails
+
+
+class MessagesErrorEnvelope(BaseModel):
+    """Every error below `/v1/messages`, as Anthropic's clients read it."""
+
+    type: Literal["error"]
+    error: MessagesError
+    request_id: str | None
+
+
+MESSAGES_ENVELOPE: Final = MessagesErrorEnvelope
+
+
+def errors(*statuses: int, envelope: type[BaseModel] = ErrorEnvelope) -> Responses:
     """``responses`` of a route: its error statuses, all with the same envelope."""
     responses: Responses = {
         status: {
-            "model": ErrorEnvelope,
+            "model": envelope,
             "description": _MEANING[status],
             "headers": (_RETRY_AFTER if status in RETRY_AFTER_S else {}) | _NO_RETRY,
         }
         for status in sorted(statuses)
     }
-    return responses | {"default": {"model": ErrorEnvelope, "description": _ANY_OTHER}}
+    return responses | {"default": {"model": envelope, "description": _ANY_OTHER}}
 
 
 def content(*kinds: str) -> Responses:

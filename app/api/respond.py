@@ -61,9 +61,7 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
     auto, _, pool = parsed.model.partition("/")
     if auto == AUTO and (parsed.model == AUTO or pool in services.settings.pools):
         return await _routed(http, services, parsed, pool or None)
-    if parsed.model not in services.settings.pool:
-        raise unknown_model(parsed.model, services.settings.models)
-    check_allowed(http, parsed.model)
+    check_candidate(http, services, parsed.model)
     named = NamedCandidateRequest(
         name=parsed.model,
         api_format=parsed.api_format,
@@ -87,8 +85,35 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
     return bodies.json_response(answer, headers=served_by)
 
 
-def check_allowed(http: HttpRequest, candidate: str) -> None:
-    """Raises Forbidden unless the caller's key may call this candidate."""
+def candidates_of(http: HttpRequest, services: Services, model: str) -> tuple[str, ...]:
+    """The candidates that the caller may call under a model's name, at least one.
+
+    Raises:
+        NotFound: There is no such model.
+        Forbidden: The caller's key may call none of them.
+    """
+    settings = services.settings
+    auto, _, pool = model.partition("/")
+    if auto != AUTO or (pool and pool not in settings.pools):
+        check_candidate(http, services, model)
+        return (model,)
+    allowed = caller_of(http).candidates
+    names = settings.pools[pool].candidates if pool else settings.pool
+    found = tuple(name for name in names if allowed is None or name in allowed)
+    if not found:
+        raise Forbidden(f"this key may call no candidate of {model!r}")
+    return found
+
+
+def check_candidate(http: HttpRequest, services: Services, candidate: str) -> None:
+    """Check that a candidate exists and the caller may call it.
+
+    Raises:
+        NotFound: There is no such model.
+        Forbidden: The caller's key may not call it.
+    """
+    if candidate not in services.settings.pool:
+        raise unknown_model(candidate, services.settings.models)
     allowed = caller_of(http).candidates
     if allowed is not None and candidate not in allowed:
         raise Forbidden(f"this key may not call {candidate!r}")
@@ -177,7 +202,7 @@ def note_answer(
 ) -> None:
     """Leave an answer's text for log and traces, cut to ``query_chars``; streams leave none."""
     if services.settings.telemetry.log_prompts:
-        text = api_format.choices(body)[0].text or ""
+        text = api_format.answer_text(body)
         http.state.answer = text[: services.settings.limits.query_chars]
 
 
@@ -215,7 +240,7 @@ class _EventStream(StreamingResponse):
             }
         )
         await self._events.send_to(
-            send_event, lambda exc: self._error_event(error_envelope.error_of(exc))
+            send_event, lambda exc: self._error_event(*error_envelope.error_of(exc))
         )
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

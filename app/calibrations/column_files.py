@@ -22,6 +22,7 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import Markers, ReasoningFilter
 from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, fingerprint
+from racer_core.records.left_out import Passage
 from racer_core.records.request import row_identity, row_text
 from racer_core.records.units import sampled_unit
 from racer_core.types import LabelledRow, RowsKind
@@ -43,6 +44,7 @@ class ColumnWriter:
         store_keys: Keys of the queries' hashes, the store's own first.
         text: What the router reads of a conversation.
         own_texts: What it reads in applications that have a text of their own.
+        leave_out: What it does not read in applications that say so.
         query_chars: How many characters of a text the router reads.
         training_chars: Characters of the longest text of training; None: unknown.
     """
@@ -59,6 +61,7 @@ class ColumnWriter:
         samples_key: bytes,
         text: RoutedText,
         own_texts: Mapping[str, RoutedText],
+        leave_out: Mapping[str, Sequence[Passage]],
         query_chars: int,
         training_chars: int | None,
     ) -> None:
@@ -70,6 +73,7 @@ class ColumnWriter:
         self._samples_key = samples_key
         self._text: RoutedText = text
         self._own_texts = own_texts
+        self._leave_out = leave_out
         self._prints = bytearray()
         self._overlap_prints = bytearray()
         self._identities = bytearray()
@@ -108,7 +112,8 @@ class ColumnWriter:
     def add(self, row: LabelledRow) -> None:
         """Add a row."""
         read = self._own_texts.get(row.group or "", self._text)
-        text = row_text(row, read)
+        left_out = self._leave_out.get(row.group or "", ())
+        text = row_text(row, read, left_out)
         query = text[: self._query_chars]
         self._end += self._texts.write(query.encode())
         self._ends.append(self._end)
@@ -118,7 +123,8 @@ class ColumnWriter:
         self._prints += found
         cut = name
         if (trained := WITHOUT_SYSTEM[read]) != read:  # training reads no system prompts
-            cut = row_text(row, trained)[: self._training_chars or self._query_chars] or name
+            cut = row_text(row, trained, left_out)
+            cut = cut[: self._training_chars or self._query_chars] or name
         elif self._training_chars is not None:
             cut = text[: self._training_chars] or name
         self._overlap_prints += found if cut == name else fingerprint(self._salt, cut)

@@ -241,6 +241,9 @@ def shift(active_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
     first = _changes(before, after, same_score=same_score)
     found = {
         "active_id": active_id,
+        "alpha": before.get("alpha"),
+        "score": before["score"],
+        "risk_target": before.get("risk_target"),
         "lambda_hat": before["lambda_hat"],
         "mean_size": before["mean_size"],
         **first,

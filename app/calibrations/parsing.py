@@ -27,6 +27,7 @@ from racer_core.errors import InputError, RowsError
 from racer_core.records.checks import CheckedRows, RowLimits
 from racer_core.records.conversation import RoutedText
 from racer_core.records.document import read_document
+from racer_core.records.left_out import LeftOut
 from racer_core.records.reader import stream_rows
 from racer_core.records.request import request_path
 from racer_core.types import LabelledRow, RowsKind
@@ -58,6 +59,7 @@ class ReadInstructions:
         samples_key: Key of the draws of sampled rows, hexadecimal.
         text: What the router reads of a conversation.
         own_texts: What it reads in applications that have a text of their own.
+        leave_out: What it does not read in applications that say so.
         markers: Around reasoning in recorded answers.
         candidates: How the candidates are served now.
         extra_fields: Fields of the deny list that are passed on to candidates.
@@ -80,6 +82,9 @@ class ReadInstructions:
     extra_fields: tuple[str, ...]
     store_keys: tuple[str, ...] = ("",)
     own_texts: Mapping[str, RoutedText] = field(default_factory=dict[str, RoutedText])
+    leave_out: Mapping[str, tuple[LeftOut, ...]] = field(
+        default_factory=dict[str, "tuple[LeftOut, ...]"]
+    )
     drawn: tuple[str, ...] = ()
     capabilities: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict[str, Mapping[str, Any]]
@@ -160,6 +165,7 @@ def parse(
             samples_key=bytes.fromhex(instructions.samples_key),
             text=instructions.text,
             own_texts=instructions.own_texts,
+            leave_out=instructions.leave_out,
             query_chars=instructions.query_chars,
             training_chars=instructions.training_chars,
         )

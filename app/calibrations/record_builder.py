@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -169,6 +169,8 @@ class RecordBuilder:
         if self._settings.applications:
             everything = [Population(calibration=built.calibration), *populations]
             found["applications"] = application_evidence(everything, alphas)
+        if left_out := self._settings.leave_outs:
+            found["leave_out"] = {name: list(map(asdict, each)) for name, each in left_out.items()}
         void_reasons = [Reason.TRAINING_OVERLAP] if overlap_voids else []
         if any(each.own_scores for each in (built, *built_others)):
             # The serving router might give other scores.

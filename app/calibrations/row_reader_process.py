@@ -21,6 +21,7 @@ from app.calibrations.parsing import NO_ROOM, ReadInstructions, parse
 from app.wire.candidate_payload import BodySettings
 from racer_core.aggregation.answers import Equality
 from racer_core.errors import MAX_LISTED, InputError, RowsError
+from racer_core.records.left_out import LeftOut
 from racer_core.sandbox import (
     Message,
     address_space,
@@ -74,6 +75,10 @@ def _instructions(message: Message) -> ReadInstructions:
         extra_fields=tuple(message.pop("extra_fields")),
         drawn=tuple(message.pop("drawn")),
         store_keys=tuple(message.pop("store_keys")),
+        leave_out={
+            name: tuple(LeftOut(**each) for each in passages)
+            for name, passages in message.pop("leave_out").items()
+        },
         equality=None if equality is None else Equality(equality),
         **message,
     )

@@ -150,6 +150,7 @@ class UploadReader:
             training_chars=self._training_chars,
             text=self._settings.routing.text,
             own_texts=self._settings.own_texts,
+            leave_out=self._settings.leave_outs,
             candidates=tuple(map(BodySettings.of, self._settings.candidates)),
             extra_fields=self._settings.limits.extra_fields,
             drawn=self._settings.drawn_applications,

@@ -21,12 +21,13 @@ def facts(services: Services, host: str, port: int) -> dict[str, Any]:
     settings, admin = services.settings, services.settings.access.admin
     url = url_of(host, port)
     admin_url = url if admin is None else url_of(admin.host, admin.port)
-    router = services.artifact.router
+    router, remote = services.artifact.router, settings.remote_artifact
+    artifact = str(settings.artifact) if remote is None else remote.shown
     return {
         "url": url,
         "page": f"{admin_url}/ui",  # half of the page needs the admin endpoints
         "pool": list(settings.pool),
-        "artifact": None if router is None else f"{settings.artifact}",
+        "artifact": None if router is None else artifact,
         "calibration": services.calibration,
         "admin_endpoints": admin_url if services.keys.has("admin") else None,
         "missing": [

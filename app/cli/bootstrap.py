@@ -128,7 +128,7 @@ def bootstrap(
     shares = shares or SHARES
     if missing := SHARES.keys() - shares.keys():
         raise click.UsageError(f"--share: no share for {', '.join(sorted(missing))}")
-    address = url or gateway_address(config, admin=False)
+    address = url or gateway_address(config, admin=True)  # data routes are there, too
     options = BootstrapOptions(
         config=config,
         queries=queries,
@@ -145,6 +145,7 @@ def bootstrap(
         write=write,
         folder=folder,
         url=address,
+        data_url=url or gateway_address(config, admin=False),
         wait_s=WAIT_S,
     )
     racer = click.get_current_context().find_root().command

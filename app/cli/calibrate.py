@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from app.cli import calibration_report
-from app.cli import tables as report
+from app.cli import calibration_report, tables
 from app.cli.calibrate_answers import calibrate_answers
 from app.cli.calibrate_offline import calibrate_offline
 from app.cli.console import (
@@ -292,7 +291,7 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
     state = {"calibration": f"{result['id'] or '-'}, {_state(result)}"}
     if application is not None:
         state["application"] = application
-    out.print(report.fields(state | calibration_report.terms(evidence)))
+    out.print(tables.fields(state | calibration_report.terms(evidence)))
     out.print(calibration_report.levels(evidence))
     if application is None:  # else its evidence is of one part
         for table in calibration_report.parts(evidence):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from app.cli import tables as report
+from app.cli import tables
 from app.cli.console import err, out, print_json
 from app.settings import ANSWERABLE, VOTE
 from app.tools.gateway_client import GatewayClient
@@ -47,8 +47,8 @@ def print_answers(calibration: Mapping[str, Any]) -> None:
     shown["expected calls"] = f"{evidence['expected_calls']:.2f}"
     if evidence["price_share"] is not None:
         shown["share of the price"] = f"{evidence['price_share']:.2f}"
-    out.print(report.fields(shown))
-    out.print(report.frontier(evidence["frontier"]))
+    out.print(tables.fields(shown))
+    out.print(tables.frontier(evidence["frontier"]))
     text = f"{answers_sentence(evidence)} Means over the calibration rows themselves."
     out.print(text, highlight=False, markup=False, soft_wrap=True)
 

@@ -86,7 +86,7 @@ def sentence(evidence: Mapping[str, Any], shift: Mapping[str, Any] | None) -> st
             f"{evidence['n']} rows are too few for alpha {alpha:.3g}, so every request calls all "
             f"candidates; it takes {evidence['min_n']} rows or more."
         )
-    before = "" if shift is None else f" instead of {shift['mean_size']:.2f}"
+    before = "" if shift is None else f" instead of {_calls_before(evidence, shift)}"
     pool = len(evidence.get("conditions", {}).get("digests", ()))
     calls = f"{size:.2f} calls{before or (f' of {pool}' if pool else '')}"
     none = f", none for {evidence['abstain']:.1%} of the requests" if evidence["abstain"] else ""
@@ -100,6 +100,17 @@ def sentence(evidence: Mapping[str, Any], shift: Mapping[str, Any] | None) -> st
     if (risk := evidence.get("answer_risk")) is not None:
         found += f"; of the final answers at most {risk['upper']:.3g} are wrong"
     return found + "."
+
+
+def _calls_before(evidence: Mapping[str, Any], shift: Mapping[str, Any]) -> str:
+    """The calls of the calibration before, with the terms that differ from the new one's."""
+    terms_before = {
+        name.replace("_", " "): f"{value:.3g}" if isinstance(value, float) else value
+        for name in ("alpha", "score", "risk_target")
+        if (value := shift.get(name)) not in (None, evidence[name])
+    }
+    shown = ", ".join(f"{name} {value}" for name, value in terms_before.items())
+    return f"{shift['mean_size']:.2f}" + (f" (at {shown})" if shown else "")
 
 
 def warnings(evidence: Mapping[str, Any]) -> Iterator[str]:

@@ -67,7 +67,9 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
 @calibrations.command()
 @click.argument("calibration_id")
 @click.option(
-    "--share",
+    "--canary",
+    "share",
+    metavar="SHARE",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     help="Let it decide this share of the requests as a canary, beside the active one.",
 )
@@ -90,6 +92,11 @@ def activate(
     with GatewayClient(url, key) as gateway:
         answers = gateway.answer_calibrations()
         if calibration_id in answers:
+            if share is not None:
+                raise click.UsageError(
+                    f"{calibration_id} is of the promise `same_answer`, which has no canary: leave "
+                    "--canary out to activate it for all requests"
+                )
             gateway.activate_answers(calibration_id)
             active = answers[calibration_id] | {"active": True}
             _print_active(active, answers_sentence, as_json=as_json)
@@ -104,7 +111,7 @@ def activate(
 @ADMIN_KEY
 @JSON
 def rollback(force: bool, url: str, key: str | None, as_json: bool) -> None:
-    """Activate the calibration that was active when the active one was made.
+    """End the canary, or activate the calibration that was active when the active one was made.
 
     Nothing changes if another one becomes active meanwhile. Of the promise `same_answer` it is the
     one that was activated last before.
@@ -116,10 +123,17 @@ def rollback(force: bool, url: str, key: str | None, as_json: bool) -> None:
             gateway.activate_answers(before["id"])
             _print_active(dict(before) | {"active": True}, answers_sentence, as_json=as_json)
             return
-        shift = gateway.calibration(serving)["evidence"].get("shift")
-        if shift is None:
-            raise _nothing_before(serving)
-        result = gateway.activate(shift["active_id"], expected_active_id=serving, confirm=force)
+        canary = gateway.running_canary()
+        if canary is None:
+            shift = gateway.calibration(serving)["evidence"].get("shift")
+            if shift is None:
+                raise _nothing_before(serving)
+            target = shift["active_id"]
+        else:
+            target = serving
+        result = gateway.activate(target, expected_active_id=serving, confirm=force)
+    if canary is not None and not as_json:
+        out.print(f"the canary {canary} is ended. ", end="", highlight=False, markup=False)
     _print_active(result, _sentence, as_json=as_json)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import click
 
 from app.cli import tables
-from app.cli.console import ADMIN_KEY, FILE, JSON, URL, err, out, print_json, progress_bars
+from app.cli.console import FILE, JSON, URL, err, out, print_json, progress_bars
 from app.errors import GatewayRefused
 from app.tools.gateway_client import GatewayClient
 from racer_core import strict_json
@@ -37,7 +37,12 @@ class Judgement:
     help="Judgements as JSON lines instead, each with `decision_id` and `correct`.",
 )
 @URL
-@ADMIN_KEY
+@click.option(
+    "--key",
+    envvar=["RACER_ADMIN_KEY", "RACER_DATA_KEY"],
+    show_envvar=True,
+    help="Admin key of the gateway, or a data key.",
+)
 @JSON
 def feedback(
     decision_id: str | None,

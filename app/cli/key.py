@@ -78,13 +78,16 @@ def list_all(config: Path, as_json: bool) -> None:
 
 @key.command()
 @click.argument("name")
+@click.option(
+    "--force", is_flag=True, help="Also the last data key, without which no key is needed."
+)
 @CONFIG
 @JSON
-def revoke(name: str, config: Path, as_json: bool) -> None:
+def revoke(name: str, force: bool, config: Path, as_json: bool) -> None:
     """Remove key NAME from the configuration; gateways refuse it once they have read the file."""
     from app.tools.key_revocation import revocation
 
-    change = revocation(config, name)
+    change = revocation(config, name, is_forced=force)
     change.write()
     if as_json:
         print_json({"revoked": name, "config": str(config), "diff": change.diff})

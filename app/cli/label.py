@@ -161,7 +161,9 @@ def label(
     if as_json:
         print_json(shown)
         return shown
-    out.print(tables.fields({name: shown[name] for name in shown if name not in ("kinds", "cut")}))
+    out.print(
+        tables.fields({name: shown[name] for name in shown if not isinstance(shown[name], dict)})
+    )
     if len(report.rows.kinds) > 1:
         out.print(tables.labelled_kinds(report.rows))
     out.print(tables.candidates(report))

@@ -24,6 +24,7 @@ from app.wire import error_envelope
 from racer_core.errors import RacerError
 
 _READ_ONLY = ("GET", "HEAD", "OPTIONS")
+_WAYS = "Authorization: Bearer <key>, or x-api-key: <key>"
 
 
 class AccessControl:
@@ -41,6 +42,8 @@ class AccessControl:
         settings: Settings,
         keys: KeyRing,
         quotas: Quotas,
+        failed_logins: FailedLogins,
+        admission_queue: AdmissionQueue,
     ) -> None:
         access = settings.access
         bound = [settings.host] if access.admin is None else [settings.host, access.admin.host]
@@ -49,8 +52,8 @@ class AccessControl:
         self._hosts = HostCheck(bound, access.hosts)
         self._keys = keys
         self._quotas = quotas
-        self._failed_logins = FailedLogins(access.failures_per_minute)
-        self._admission_queue = AdmissionQueue()
+        self._failed_logins = failed_logins
+        self._admission_queue = admission_queue
         self._admin_port = None if access.admin is None else access.admin.port
         self._admin_key_env = access.admin_key_env
 
@@ -64,10 +67,10 @@ class AccessControl:
         try:
             ticket = self._authorize(scope, match)
         except RacerError as exc:
-            await _refusal(exc)(scope, receive, send)
+            await _refusal(exc, scope)(scope, receive, send)
             return
         if match.route is None:
-            await _wrong_method(match)(scope, receive, send)
+            await _wrong_method(match, scope)(scope, receive, send)
             return
         scope["route"], scope["path_params"] = match.route, match.path_params
         with ticket as admitted:
@@ -106,7 +109,7 @@ class AccessControl:
             return caller
         if not self._keys.has("data"):
             return LOCAL
-        raise self._unauthorized(scope, "a valid API key is needed: Authorization: Bearer <key>")
+        raise self._unauthorized(scope, f"a valid API key is needed: {_WAYS}")
 
     def _admin_caller(self, scope: Scope) -> Caller:
         """The caller of a valid admin key."""
@@ -114,13 +117,13 @@ class AccessControl:
             raise Forbidden(f"admin endpoints are off: set ${self._admin_key_env} and restart")
         caller = self._find_caller(scope)
         if caller is None:
-            raise self._unauthorized(scope, "the admin key is needed: Authorization: Bearer <key>")
+            raise self._unauthorized(scope, f"the admin key is needed: {_WAYS}")
         if caller.role != "admin":
             raise Forbidden("this needs the admin key, not the data key")
         return caller
 
     def _find_caller(self, scope: Scope) -> Caller | None:
-        key = _bearer(scope)
+        key = _presented_key(scope)
         return None if key is None else self._keys.find(key)
 
     def _unauthorized(self, scope: Scope, message: str) -> Unauthorized:
@@ -130,14 +133,17 @@ class AccessControl:
             RateLimited: This address has sent too many wrong keys.
         """
         client: tuple[str, int] | None = scope.get("client")
-        if _bearer(scope) is not None and client is not None:
+        if _presented_key(scope) is not None and client is not None:
             self._failed_logins.record(client[0])
         return Unauthorized(message)
 
 
-def _bearer(scope: Scope) -> bytes | None:
-    """The presented key; None without exactly one Authorization header with a bearer token."""
+def _presented_key(scope: Scope) -> bytes | None:
+    """The key of the only Authorization header, a bearer token; without any, of `x-api-key`."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if not given:
+        keys: list[bytes] = [value for name, value in scope["headers"] if name == b"x-api-key"]
+        return (keys[0].strip() or None) if len(keys) == 1 else None
     if len(given) != 1:
         return None
     scheme, _, key = given[0].partition(b" ")
@@ -151,16 +157,23 @@ def _is_cross_site(scope: Scope) -> bool:
     )
 
 
-def _refusal(exc: RacerError) -> Response:
+def _refusal(exc: RacerError, scope: Scope) -> Response:
     status, body = error_envelope.envelope(exc)
-    wait_s = exc.retry_after_s if isinstance(exc, RateLimited) else None
-    return error_envelope.error_response(status, body, retry_after_s=wait_s)
+    return error_envelope.error_response(
+        status,
+        body,
+        path=scope["path"],
+        request_id=scope["state"].get("request_id"),
+        retry_after_s=exc.retry_after_s if isinstance(exc, RateLimited) else None,
+    )
 
 
-def _wrong_method(match: Match) -> Response:
+def _wrong_method(match: Match, scope: Scope) -> Response:
     body = error_envelope.error_body(
         "Method Not Allowed", "invalid_request_error", code="method_not_allowed"
     )
-    response = error_envelope.error_response(405, body)
+    response = error_envelope.error_response(
+        405, body, path=scope["path"], request_id=scope["state"].get("request_id")
+    )
     response.headers["allow"] = ", ".join(sorted(match.methods))
     return response

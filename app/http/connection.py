@@ -206,12 +206,15 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._end_after_answer()  # protocol upgrades are ignored: the request is answered
         except httptools.HttpParserError:
-            self._refuse(self._refusal or refusal(400, "not a valid HTTP request", "invalid_http"))
+            self._refuse(
+                self._refusal
+                or refusal(400, "not a valid HTTP request", "invalid_http", self._path)
+            )
         else:
             # An unfinished header is in the parser's memory; no callback has reported it.
             self._fed_bytes += len(data) if was_in_head and self._part is _Part.HEAD else 0
             if self._fed_bytes > self._limits.header_bytes + REQUEST_LINE_BYTES:
-                self._refuse(head_is_too_large(self._limits))
+                self._refuse(head_is_too_large(self._limits, self._path))
             elif self._part is not _Part.NOTHING and not self._receive_deadline.is_running:
                 self._start_receive_deadline()
 
@@ -228,14 +231,14 @@ class Connection(asyncio.Protocol):
         """A piece of the request line."""
         self._url += url
         if len(self._url) > REQUEST_LINE_BYTES:
-            self._break(refusal(414, "the request line is too long", "uri_too_long"))
+            self._break(refusal(414, "the request line is too long", "uri_too_long", self._path))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header. Trailers count towards the size limit and are dropped."""
         self._head_count += 1
         self._head_bytes += len(name) + len(value) + _LINE_OVERHEAD
         if self._head_count > MOST_HEADERS or self._head_bytes > self._limits.header_bytes:
-            self._break(head_is_too_large(self._limits))
+            self._break(head_is_too_large(self._limits, self._path))
         if self._part is _Part.HEAD:
             name = name.lower()
             if name == b"expect" and value.lower() == b"100-continue":
@@ -248,11 +251,11 @@ class Connection(asyncio.Protocol):
         assert parser is not None
         version = parser.get_http_version()
         if version not in ("1.0", "1.1"):
-            self._break(refusal(400, "unsupported HTTP version: send HTTP/1.1", "invalid_http"))
+            message = "unsupported HTTP version: send HTTP/1.1"
+            self._break(refusal(400, message, "invalid_http", self._path))
         scope = self._scope(parser.get_method().decode("ascii"), version)
-        self._receive_deadline.stop()
+        self._receive_deadline.expect_body()
         self._part = _Part.BODY
-        self._receive_deadline.body_bytes = 0
         is_upload = scope["path"] in self._config.upload_paths
         self._body_deadline_s = self._limits.upload_s if is_upload else self._limits.body_s
         exchange = self._received = Exchange(
@@ -269,7 +272,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
-        self._receive_deadline.body_bytes += len(body)
+        self._receive_deadline.count_body(len(body))
         assert self._received is not None
         self._received.add_body(body)
 
@@ -400,7 +403,7 @@ class Connection(asyncio.Protocol):
             self._receive_deadline.start(self._limits.header_s, self._head_is_late)
         else:
             self._receive_deadline.start_body(
-                self._body_deadline_s, lambda: self._refuse(too_slow("body"))
+                self._body_deadline_s, lambda: self._refuse(too_slow("body", self._path))
             )
 
     def _head_is_late(self) -> None:
@@ -410,9 +413,14 @@ class Connection(asyncio.Protocol):
         elif self._part is _Part.NOTHING:  # no request has begun, so there is none to answer
             self._transport.close()
         else:
-            self._refuse(too_slow("head"))
+            self._refuse(too_slow("head", self._path))
 
     # Refusals.
+
+    @property
+    def _path(self) -> str:
+        """The path of the request that is received, as far as it is known."""
+        return self._url.partition(b"?")[0].decode("latin-1")
 
     def _break(self, response: Response) -> None:
         self._refusal = response

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from app.route_table import Route
 from app.services import Services
 
-ErrorHandler = Callable[[Exception], Response]
+ErrorHandler = Callable[[Exception, Scope], Response]
 
 
 class HandlerDispatch:
@@ -38,5 +38,5 @@ class HandlerDispatch:
             response = await route.handler(request, self._services)
         except self._errors as exc:
             kind = next(each for each in type(exc).__mro__ if each in self._error_handlers)
-            response = self._error_handlers[kind](exc)
+            response = self._error_handlers[kind](exc, scope)
         await response(scope, receive, send)

@@ -19,9 +19,6 @@ class ReceiveDeadline:
             client.
         grace_s: Seconds before the transfer rate of a body is checked.
         check_s: Seconds between two checks of it.
-
-    Attributes:
-        body_bytes: Received of the body so far.
     """
 
     def __init__(self, is_paused: Callable[[], bool], *, grace_s: float, check_s: float) -> None:
@@ -29,7 +26,7 @@ class ReceiveDeadline:
         self._grace_s = grace_s
         self._check_s = check_s
         self._timer: asyncio.TimerHandle | None = None
-        self.body_bytes = 0
+        self._body_bytes = 0
 
     @property
     def is_running(self) -> bool:
@@ -45,6 +42,15 @@ class ReceiveDeadline:
         begun = asyncio.get_running_loop().time()
         wait_s = min(self._grace_s, deadline_s)
         self._after(wait_s, lambda: self._check_body(begun, deadline_s, on_late))
+
+    def expect_body(self) -> None:
+        """The head has arrived, and nothing of its body yet."""
+        self.stop()
+        self._body_bytes = 0
+
+    def count_body(self, size: int) -> None:
+        """Note bytes of the body that have arrived."""
+        self._body_bytes += size
 
     def stop(self) -> None:
         """The part has arrived."""
@@ -65,7 +71,7 @@ class ReceiveDeadline:
 
     def _check_body(self, begun: float, deadline_s: float, on_late: Callable[[], None]) -> None:
         elapsed_s = asyncio.get_running_loop().time() - begun
-        is_slow = elapsed_s >= self._grace_s and self.body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
+        is_slow = elapsed_s >= self._grace_s and self._body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
         if not self._is_paused() and (is_slow or elapsed_s >= deadline_s):
             self._timer = None
             on_late()

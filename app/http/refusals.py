@@ -13,25 +13,24 @@ from app.wire import error_envelope
 MOST_HEADERS: Final = 100
 
 
-def refusal(status: int, message: str, code: str) -> Response:
-    """An error in the envelope; its connection is closed."""
+def refusal(status: int, message: str, code: str, path: str = "") -> Response:
+    """An error in the envelope of a path; its connection is closed."""
     kind = "api_error" if status >= 500 else "invalid_request_error"
-    response = error_envelope.error_response(
-        status, error_envelope.error_body(message, kind, code=code)
-    )
+    body = error_envelope.error_body(message, kind, code=code)
+    response = error_envelope.error_response(status, body, path=path, request_id=None)
     response.headers["connection"] = "close"
     return response
 
 
-def head_is_too_large(limits: Limits) -> Response:
+def head_is_too_large(limits: Limits, path: str) -> Response:
     """The request has too many headers, or too large ones."""
     most = f"{limits.header_bytes:,} bytes or {MOST_HEADERS} headers"
-    return refusal(431, f"the request's headers are over {most}", "headers_too_large")
+    return refusal(431, f"the request's headers are over {most}", "headers_too_large", path)
 
 
-def too_slow(part: str) -> Response:
+def too_slow(part: str, path: str) -> Response:
     """A part of the request has missed its deadline."""
-    return refusal(408, f"the {part} of the request came too slowly", "request_timeout")
+    return refusal(408, f"the {part} of the request came too slowly", "request_timeout", path)
 
 
 def as_bytes(response: Response) -> bytes:

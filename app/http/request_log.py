@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final
 
+from fastapi.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.exchange import Header
@@ -79,10 +80,11 @@ class RequestLog:
                 "the gateway is being stopped", "api_error", code="shutting_down"
             )
             if response.status is None:
-                await error_envelope.error_response(503, body)(scope, receive, response.send)
+                await _error(503, body, scope)(scope, receive, response.send)
             elif response.is_event_stream:  # the last event says why the stream ends
-                event = scope["state"].get("error_event", sse.event)
-                await response.send({"type": "http.response.body", "body": event(body)})
+                write = scope["state"].get("error_event")
+                event = sse.event(body) if write is None else write(503, body)
+                await response.send({"type": "http.response.body", "body": event})
             else:
                 raise
         except Exception:
@@ -92,7 +94,7 @@ class RequestLog:
             body = error_envelope.error_body(
                 "internal error; see the gateway's log", "api_error", code="internal_error"
             )
-            await error_envelope.error_response(500, body)(scope, receive, response.send)
+            await _error(500, body, scope)(scope, receive, response.send)
 
     def _log(
         self, scope: Scope, state: dict[str, Any], response: _ResponseObserver, seconds: float
@@ -152,6 +154,12 @@ class _ResponseObserver:
             safe.append((name, value))
         safe.append((b"x-request-id", self._id))
         return safe
+
+
+def _error(status: int, body: dict[str, Any], scope: Scope) -> Response:
+    return error_envelope.error_response(
+        status, body, path=scope["path"], request_id=scope["state"]["request_id"]
+    )
 
 
 def _request_id(scope: Scope) -> bytes | None:

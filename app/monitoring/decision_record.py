@@ -68,8 +68,9 @@ class DecisionRecord(RoutingRecord):
         sampling_rate: The sampling rate in force for the request; None where it could not be drawn,
             and in records of earlier versions.
         shadow_rate: The sampling rate of a decision in the shadow sample; None outside it.
-        sampled_under: Of a sampled decision, what :func:`app.monitoring.sampler.population_digests`
-            gave; None in records of earlier versions.
+        sampled_under: Of a sampled decision, what
+            :func:`app.monitoring.population_digests.population_digests` gave; None in records of
+            earlier versions.
         answer_setup: Of a sampled decision that the promise `same_answer` serves at the terms of
             its application, what :func:`app.routing.answer_calibrations.answer_setup` gave; None:
             it is no row of that promise.

@@ -11,11 +11,9 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from hashlib import blake2b
 from typing import Any, Final
 
 from app.errors import StoreDamaged, StoreError
-from app.json_output import dump_json
 from app.monitoring import shadow_rows
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.decision_writer import DecisionWriter
@@ -26,8 +24,7 @@ from app.monitoring.sample_record import Sample, SampledDecision, SampledExchang
 from app.monitoring.sample_store import SampleStore
 from app.monitoring.shadow_sample import ConversationTurn, ShadowSample, conversation_turn
 from app.routing.conditions import ConditionReader
-from app.settings import GroupBy, Settings
-from app.settings.applications import members_digest
+from app.settings import GroupBy
 from app.settings.monitoring import MonitoringSettings
 from app.store import Store
 from app.store.encryption import Cipher
@@ -35,17 +32,6 @@ from app.store.encryption import Cipher
 log = logging.getLogger(__name__)
 
 PART_BYTES: Final = 2**18  # of rows that are sent together
-
-
-def population_digests(settings: Settings, conditions: ConditionReader) -> str:
-    """Digests of the requests that are sampled, as decisions store them.
-
-    The first, of which requests each application has and how their turns are drawn; after a space
-    the second, of what the gateway adds to any request.
-    """
-    added = dump_json([conditions.added[name] for name in settings.pool])
-    members = members_digest(settings.applications)
-    return f"{members} {blake2b(added, digest_size=8).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +45,7 @@ class SamplerOptions:
         rates: Sampling rates of applications with one of their own.
         together: The applications whose first and later turns are one population.
         drawn: The applications whose rows are requests drawn from their traffic.
-        sampled_under: As :func:`population_digests` gives it.
+        sampled_under: As :func:`app.monitoring.population_digests.population_digests` gives it.
         pool: The candidates that rows label, in order.
         answer_setup: Digest of when answers are equal, as
             :func:`app.routing.answer_calibrations.answer_setup` gives it.

@@ -13,6 +13,7 @@ from typing import Any
 from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.judged_rows import LABELS_ALONE, choose_verdicts, without_verdicts
+from app.monitoring.population_digests import are_read_alike
 from app.monitoring.sample_record import SampledDecision, SampledExchange
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
@@ -46,8 +47,8 @@ def labelled_rows(
     - it was drawn when applications had other requests, or from a drawn application to whose
       requests the gateway added something else: those that are sent the same now, by what clients
       put into them, are no random sample;
-    - no requests are stored, and it has no scores, or is unlike the rows and not of a drawn
-      application;
+    - no requests are stored, and it has no scores, or scores of a text that is read otherwise now,
+      or is unlike the rows and not of a drawn application;
     - its request is larger than a row may be;
     - its application has first and later turns together, and its request no session.
 
@@ -61,7 +62,7 @@ def labelled_rows(
         group_by: The configured origin of groups; a group of another origin is another one.
         drawn: The applications whose rows are requests drawn from their traffic.
         together: The applications whose first and later turns are one population.
-        sampled_under: What :func:`app.monitoring.sampler.population_digests` gives now.
+        sampled_under: What :func:`app.monitoring.population_digests.population_digests` gives now.
         conditions_of: The digests of the rows of a decision's calibration, by its id, for a
             decision without a sample beside it; None: unknown.
         stores_requests: Whether requests are stored.
@@ -83,9 +84,14 @@ def labelled_rows(
         if before is None:  # an earlier version stored it
             return True
         is_drawn = group_by == "application" and decision.group in drawn
-        if any_pool or not is_drawn:  # every request is sent again, or compared by itself
-            return before.split(" ")[0] == now.split(" ")[0]
-        return before == now
+        # Every request is sent again, or compared by itself, but for drawn ones.
+        compared = 1 if any_pool or not is_drawn else 2
+        return before.split(" ")[:compared] == now.split(" ")[:compared]
+
+    def is_own(decision: DecisionRecord) -> bool:
+        """Whether its scores are what the loaded router would say of its text."""
+        is_read_alike = are_read_alike(decision.sampled_under, sampled_under)
+        return decision.set_calibration_id in own and is_read_alike
 
     def row_of(each: SampledDecision) -> dict[str, Any] | None:
         sample, of_row = each.sample, pool
@@ -104,7 +110,7 @@ def labelled_rows(
                 return None
             else:
                 of_row = tuple(sample.digests)
-        elif each.decision.set_calibration_id not in own:
+        elif not is_own(each.decision):
             if sample is not None and exchange is not None:
                 now = sent_now(exchange)
                 if any(sample.digests.get(name) != now[name] for name in pool):

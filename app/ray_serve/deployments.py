@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,12 @@ from app import lifespan, settings
 from app.errors import SettingsError
 from app.ray_serve.application import Application
 from app.ray_serve.metrics import MetricsExport
-from app.ray_serve.proxy import CALLBACK, middlewares
+from app.ray_serve.proxy import CALLBACK, CANDIDATES, middlewares
 from app.ray_serve.scorer import RayRouterBackend
 from app.routing.artifact import has_artifact, open_trained
 from app.routing.scorer import ScoredQuery
 from app.settings import Secrets, Settings
+from app.settings.validation import suggestion
 from app.telemetry.metrics import Metrics
 from racer_core.errors import ArtifactError
 from racer_core.trained_router import RouterScores
@@ -39,6 +41,7 @@ log = logging.getLogger(__name__)
 # Serve would form them too early: when many requests wait, batches must be large.
 _TOGETHER: Final = 16
 _BATCHES: Final = 1024
+_MIDDLEWARES: Final = f"{middlewares.__module__}:{middlewares.__name__}"
 
 
 class Arguments(BaseModel, extra="forbid"):
@@ -127,11 +130,10 @@ class Gateway:
     ) -> None:
         if CALLBACK not in os.environ:
             log.warning(
-                "requests of a replica that dies fail with a bare 500: set %s=%s:%s in the "
+                "requests of a replica that dies fail with a bare 500: set %s=%s in the "
                 "environment of `ray start` on every node",
                 CALLBACK,
-                middlewares.__module__,
-                middlewares.__name__,
+                _MIDDLEWARES,
             )
         self._router = router
         self._application = Application(
@@ -175,14 +177,33 @@ def load(config: Path, changes: dict[str, Any]) -> tuple[Settings, Secrets]:
         config: The YAML file.
         changes: Settings in place of the file's; of a section only the given ones.
     """
-    if unknown := changes.keys() - Settings.model_fields.keys():
-        raise SettingsError(f"user_config: there is no setting {', '.join(sorted(unknown))}")
+    names = Settings.model_fields.keys()
+    if unknown := sorted(changes.keys() - names):
+        hint = suggestion(unknown[0], names)
+        raise SettingsError(
+            f"user_config: there is no setting {', '.join(unknown)}{hint and f'; {hint}'}"
+        )
     served: dict[str, Any] = {**changes, "host": "0.0.0.0", "port": 0}  # hence keys are required
     configured, secrets = settings.load(config, **served)
     if configured.access.admin is not None:
         raise SettingsError(f"{config}: access.admin: Serve has one listener; leave it out")
+    if CALLBACK not in os.environ and (open_to_all := _below_candidates(configured)) is not None:
+        raise SettingsError(
+            f"candidates.{open_to_all}: Serve's proxies would serve {CANDIDATES} to the network "
+            f"without a key: set {CALLBACK}={_MIDDLEWARES} in the environment of `ray start` on "
+            "every node, and start Ray again"
+        )
     if configured.artifact is not None and secrets.store(configured).startswith("sqlite"):
         raise SettingsError(
             f"{config}: replicas share a PostgreSQL: set ${configured.store_env} on every node"
         )
     return configured, secrets
+
+
+def _below_candidates(configured: Settings) -> str | None:
+    """A candidate at the path that the proxies' middleware protects."""
+    for candidate in configured.candidates:
+        paths = [urlsplit(url).path for url in candidate.replicas]
+        if any(f"{path}/".startswith(f"{CANDIDATES}/") for path in paths):
+            return candidate.name
+    return None

@@ -10,15 +10,20 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from ray.util.metrics import Counter
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.concurrency.memory_budget import MemoryBudget
+from app.errors import Overloaded
 from app.ids import IdGenerator
-from app.wire import error_envelope, sse
+from app.wire import error_envelope
+from app.wire.chat import Chat
+from app.wire.format import ApiFormat
+from app.wire.messages.format import Messages
 from app.wire.responses import Responses
 
 CALLBACK: Final = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
@@ -28,11 +33,18 @@ CANDIDATES_KEY: Final = "RACER_CANDIDATES_KEY"
 REPEATED: Final = frozenset(
     {
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings",
-        "/route", "/v1/route", "/route/levels",
+        "/v1/messages", "/v1/messages/count_tokens", "/route", "/v1/route", "/route/levels",
     }
 )  # fmt: skip
 ATTEMPTS: Final = 3  # a lost node may take two replicas along
 KEPT_BYTES: Final = 2**20  # of a request's body; a longer one is not sent again
+ALL_KEPT_BYTES: Final = 2**26  # of all requests of a proxy; one beyond is not sent again
+
+# Formats of streams whose last event is not that of chat.
+_FORMATS: Final[Mapping[str, Callable[[], ApiFormat]]] = {
+    "/v1/responses": Responses,
+    "/v1/messages": Messages,
+}
 
 _REQUEST_ID: Final = b"x-request-id"
 
@@ -65,11 +77,13 @@ class ReplicaFailover:
         app: The proxy's application. It returns without an answer, or without the end of one, if
             the replica died.
         count: Takes what became of a request whose replica died.
+        kept_bytes: Limit on the bodies that are kept at once.
     """
 
-    def __init__(self, app: ASGIApp, count: Count) -> None:
+    def __init__(self, app: ASGIApp, count: Count, *, kept_bytes: int = ALL_KEPT_BYTES) -> None:
         self._app = app
         self._count = count
+        self._budget = MemoryBudget(kept_bytes, Overloaded, "no more bodies are kept")
         self._ids = IdGenerator()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,27 +91,35 @@ class ReplicaFailover:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = _Request(scope, receive, self._ids)
-        response = _Response(request, send)
+        request = _Request(scope, receive, self._ids, self._budget)
+        try:
+            await self._answer(request, _Response(request, send))
+        finally:
+            request.forget()
+
+    async def _answer(self, request: _Request, response: _Response) -> None:
+        path = request.original["path"]
         for left in reversed(range(ATTEMPTS)):
             await self._app(request.scope(), request.receive_from_start(), response.send)
             if response.has_ended or request.is_abandoned:
                 return
             if response.has_begun or not left or not request.is_repeatable:
                 break
-            log.warning("a replica is lost; %s is sent to another one", scope["path"])
+            log.warning("a replica is lost; %s is sent to another one", path)
             self._count("repeated")
             response.forget_start()
         outcome = "cut" if response.has_begun else "refused"
-        log.warning("a replica is lost, and the answer to %s is %s", scope["path"], outcome)
+        log.warning("a replica is lost, and the answer to %s is %s", path, outcome)
         self._count(outcome)
         await response.fail()
 
 
 class _Request:
-    """A request whose body is kept until an answer begins."""
+    """A request whose body is kept until an answer begins, as far as the budget allows."""
 
-    def __init__(self, scope: Scope, receive: Receive, ids: IdGenerator) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, ids: IdGenerator, budget: MemoryBudget
+    ) -> None:
         given = [value for name, value in scope["headers"] if name == _REQUEST_ID]
         self.id: bytes = given[0] if given else ids.new_id().encode()
         self.original = scope
@@ -105,6 +127,7 @@ class _Request:
         if not given:  # Serve would give each attempt another one
             self._scope["headers"] = [*scope["headers"], (_REQUEST_ID, self.id)]
         self._receive = receive
+        self._budget = budget
         self._kept: list[Message] | None = []
         self._kept_bytes = 0
         self.is_abandoned = False  # by its client
@@ -136,14 +159,23 @@ class _Request:
         return receive
 
     def forget(self) -> None:
-        """Keep no body: the answer has begun."""
+        """Keep no body: the answer has begun, or the body is too long."""
         self._kept = None
+        self._budget.release(self._kept_bytes)
+        self._kept_bytes = 0
 
     def _keep(self, message: Message) -> None:
-        self._kept_bytes += len(message.get("body", b""))
-        if self._kept_bytes > KEPT_BYTES:
+        if self._kept is None:
+            return
+        size = len(message.get("body", b""))
+        try:
+            if self._kept_bytes + size > KEPT_BYTES:
+                raise Overloaded("the body is too long")
+            self._budget.reserve(size)
+        except Overloaded:
             self.forget()
-        if self._kept is not None:
+        else:
+            self._kept_bytes += size
             self._kept.append(message)
 
 
@@ -188,14 +220,17 @@ class _Response:
         if not self.has_begun or self._is_serves:
             await self._refuse(503, _LOST)
         elif self._start is not None and _has_type(self._start, b"text/event-stream"):
-            is_responses = self._request.original["path"] == "/v1/responses"
-            event = Responses().error_event if is_responses else sse.event
-            await self._send({"type": "http.response.body", "body": event(_LOST)})
+            api_format = _FORMATS.get(self._request.original["path"], Chat)()
+            event = api_format.error_event(503, _LOST)
+            await self._send({"type": "http.response.body", "body": event})
         # A body of another kind stays incomplete: the server closes the connection.
 
     async def _refuse(self, status: int, body: dict[str, Any]) -> None:
-        response = error_envelope.error_response(status, body)
-        response.headers["x-request-id"] = self._request.id.decode("latin-1")
+        request_id = self._request.id.decode("latin-1")
+        response = error_envelope.error_response(
+            status, body, path=self._request.original["path"], request_id=request_id
+        )
+        response.headers["x-request-id"] = request_id
         await response(self._request.original, self._request.receive_from_start(), self._send)
 
 
@@ -251,7 +286,8 @@ class CandidatesKey:
         body = error_envelope.error_body(
             "candidates answer the gateway alone", "authentication_error", code="invalid_api_key"
         )
-        await error_envelope.error_response(401, body)(scope, receive, send)
+        response = error_envelope.error_response(401, body, path=scope["path"], request_id=None)
+        await response(scope, receive, send)
 
     def _concerns(self, scope: Scope) -> bool:
         return f"{scope['path']}/".startswith(f"{CANDIDATES}/")

@@ -17,7 +17,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, cast
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 MAX_BYTES: Final = 16 * 2**30  # of the download, and of all files together
 MAX_FILES: Final = 10_000
 DOWNLOAD_S: Final = 3600.0
+STALE_S: Final = 24 * DOWNLOAD_S  # of a folder into which nothing is downloaded any more
+_SCRATCH: Final = ".fetched-"  # begin of such a folder's name
 _CONNECT_S: Final = 10.0
 SILENCE_S: Final = 30.0  # between two pieces
 _REDIRECTS: Final = 5
@@ -61,7 +63,8 @@ def fetch(settings: Settings) -> None:
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(prefix=".fetched-", dir=folder.parent) as name:
+        _remove_stale(folder.parent)
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder.parent) as name:
             archive, unpacked = Path(name) / "archive", Path(name) / "files"
             log.warning("the artifact is downloaded from %s", remote.shown)
             with archive.open("wb") as file:
@@ -76,6 +79,14 @@ def fetch(settings: Settings) -> None:
         ) from exc
     except ArtifactError as exc:
         raise ArtifactError(f"artifact {remote.shown}: {exc}") from exc
+
+
+def _remove_stale(cache: Path) -> None:
+    """Remove what killed starts left; a younger folder may be another gateway's download."""
+    for folder in cache.glob(f"{_SCRATCH}*"):
+        with suppress(OSError):
+            if folder.stat().st_mtime < time.time() - STALE_S:
+                shutil.rmtree(folder)
 
 
 def download(remote: RemoteArtifact, file: BinaryIO, *, max_bytes: int = MAX_BYTES) -> None:
@@ -120,10 +131,8 @@ def unpack(file: BinaryIO, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
                         "are the limits"
                     )
                 target = folder / _checked(member)
-                if member.isdir():
-                    target.mkdir(parents=True, exist_ok=True)
-                else:
-                    target.parent.mkdir(parents=True, exist_ok=True)
+                _make_folder(target if member.isdir() else target.parent, member.name)
+                if member.isreg():
                     _write(cast("IO[bytes]", archive.extractfile(member)), target)
     except _DAMAGED as exc:
         raise ArtifactError(f"it is no whole tar file ({exc})") from exc
@@ -136,6 +145,13 @@ def _checked(member: tarfile.TarInfo) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts:
         raise ArtifactError(f"{member.name!r} in it leads out of the artifact's folder")
     return path
+
+
+def _make_folder(folder: Path, member: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as exc:
+        raise ArtifactError(f"{member!r} in it is below a file") from exc
 
 
 def _write(source: IO[bytes], target: Path) -> None:

@@ -6,6 +6,10 @@ share keeps the sessions of a smaller one, and the draw looks neither at the que
 that depends on it. The requests of each of the two calibrations are then drawn like all requests:
 the certificate of each decision is that of the calibration that it names, as if this one were the
 only one.
+
+A client sees in the certificate which calibration decides its session. If it goes on with the
+sessions of one of the two alone, it chooses its calibration, and by what it has seen before: its
+requests are then no longer drawn like the rows.
 """
 
 from __future__ import annotations
@@ -26,8 +30,8 @@ class Canary:
     Attributes:
         record: The calibration.
         share: Of the requests, in (0, 1).
-        key: Secret of the draw, which the store keeps: clients, who choose the names of sessions,
-            cannot choose their calibration.
+        key: Secret of the draw, which the store keeps: from a name, no client can tell which
+            calibration will decide its session.
     """
 
     record: CalibrationRecord

@@ -49,6 +49,7 @@ class Query:
     needs: frozenset[Need] = frozenset()  # capabilities that a candidate must have
     chars: int = 0  # of all texts for the candidates
     is_too_large: bool = False  # for a row of its application, whose rows are drawn
+    is_thinned: bool = False  # its application leaves passages out, which others may not share
 
     @property
     def is_cut(self) -> bool:
@@ -89,8 +90,10 @@ def of_body(
         InputError: No turn to route on, or one without text.
     """
     conversation = conversation_of(fields, path)
-    own = None if application is None else application.terms.text
-    text = conversation.text(own or settings.routing.text)
+    read, left_out = settings.routing.text, ()
+    if application is not None:
+        read, left_out = application.terms.text or read, application.terms.leave_out
+    text = conversation.text(read, left_out)
     return Query(
         text=text[: settings.limits.query_chars],
         conditions=conditions,
@@ -103,6 +106,7 @@ def of_body(
             and application.terms.premise == "drawn"
             and is_too_large_to_draw(fields)
         ),
+        is_thinned=left_out != (),
     )
 
 

@@ -39,6 +39,15 @@ class Checker(Frozen):
         return self
 
 
+class LeftOutPassage(Frozen):
+    """A passage of turns that the router does not read, such as an agent's reminders."""
+
+    begin: Annotated[str, Field(min_length=1, max_length=256)]
+    """Text with which the passage begins, such as `<system-reminder>`."""
+    end: Annotated[str, Field(max_length=256)] = ""
+    """Text with which it ends, such as `</system-reminder>`; empty: it ends with the turn."""
+
+
 class Application(Frozen):
     """A population of requests, such as those of a support bot, with its own rows."""
 
@@ -57,6 +66,9 @@ class Application(Frozen):
     """What the router reads of its requests and rows: as `routing.text`, or after system prompts:
     `with_system`, the last user turn, or `conversation_with_system`; null: that of
     `routing.text`."""
+    leave_out: Annotated[tuple[LeftOutPassage, ...], Field(max_length=64)] = ()
+    """Passages that the router does not read in its requests and rows: what an agent wraps around
+    the words of its user. A turn of the user that holds nothing else is skipped."""
     premise: Premise = "alike"
     """Its rows cover requests sent `alike`, or all, if they are `drawn` from its traffic."""
     turns: Turns = "separate"
@@ -81,7 +93,9 @@ class Application(Frozen):
 
 
 def membership_digest(applications: Mapping[str, Application], text: RoutedText) -> str:
-    """A text that changes with the requests of each application, its premise, turns and own text.
+    """A text that changes with the requests of each application, and with how they are read.
+
+    They are read alike under the same premise, turns, own text and passages that are left out.
 
     Args:
         applications: The applications.
@@ -93,11 +107,22 @@ def membership_digest(applications: Mapping[str, Application], text: RoutedText)
             sorted(each.prompts),
             each.premise,
             *([each.text] * bool(each.text)),
+            *([leave_out_digest({name: each})] * bool(each.leave_out)),
             *([each.turns, text] * (each.turns == "together")),
         ]
         for name, each in sorted(applications.items())
     }
     return blake2b(json.dumps(members).encode(), digest_size=8).hexdigest()
+
+
+def leave_out_digest(applications: Mapping[str, Application]) -> str:
+    """A text that changes with what the router does not read; empty where it reads everything."""
+    rules = {
+        name: [[passage.begin, passage.end] for passage in each.leave_out]
+        for name, each in sorted(applications.items())
+        if each.leave_out
+    }
+    return blake2b(json.dumps(rules).encode(), digest_size=8).hexdigest() if rules else ""
 
 
 def members_digest(applications: Mapping[str, Application]) -> str:

@@ -17,7 +17,13 @@ from pydantic import (
 from app.settings.access import ENVIRONMENT_KEYS, Access
 from app.settings.aggregation import Aggregation, EvaluatorModel
 from app.settings.answer_cache import AnswerCacheSettings
-from app.settings.applications import DEFAULT, Application, membership_digest, problems
+from app.settings.applications import (
+    DEFAULT,
+    Application,
+    LeftOutPassage,
+    membership_digest,
+    problems,
+)
 from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.evidence import judge_name
@@ -28,6 +34,7 @@ from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, with_sampling
 from app.settings.telemetry import TelemetrySettings
 from racer_core.records.conversation import RoutedText
+from racer_core.records.left_out import LeftOut
 from racer_core.types import Score
 
 GroupBy = Literal["request", "key", "language", "application"]
@@ -281,6 +288,11 @@ class Settings(Frozen):
         own = self.applications.get(application or DEFAULT)
         return self.routing.text if own is None or own.text is None else own.text
 
+    def leave_out_of(self, application: str | None) -> tuple[LeftOutPassage, ...]:
+        """What the router does not read in an application's requests and rows."""
+        own = self.applications.get(application or DEFAULT)
+        return () if own is None else own.leave_out
+
     @property
     def promises_same_answers(self) -> bool:
         """Whether any application's requests have the promise `same_answer` by default."""
@@ -329,6 +341,15 @@ class Settings(Frozen):
     def own_texts(self) -> dict[str, RoutedText]:
         """What the router reads of the applications that have a text of their own."""
         return {name: each.text for name, each in self.applications.items() if each.text}
+
+    @property
+    def leave_outs(self) -> dict[str, tuple[LeftOut, ...]]:
+        """What the router does not read, of the applications that say so."""
+        return {
+            name: tuple(LeftOut(passage.begin, passage.end) for passage in each.leave_out)
+            for name, each in self.applications.items()
+            if each.leave_out
+        }
 
     @property
     def drawn_applications(self) -> tuple[str, ...]:

@@ -96,18 +96,20 @@ def differences(before: Settings, after: Settings) -> list[Place]:
 
 
 def _differences(before: object, after: object, place: Place) -> Iterator[Place]:
-    if before == after:
-        return
     one, other = _parts(before), _parts(after)
     if one is None or other is None:
-        yield place
+        if before != after:
+            yield place
         return
     found = [
         each
         for name in {**one, **other}
         for each in _differences(one.get(name), other.get(name), (*place, name))
     ]
-    yield from found or [place]
+    yield from found
+    # A section has no order, but attributes beside its settings: where an artifact is fetched from.
+    if not found and not isinstance(before, BaseModel) and before != after:
+        yield place
 
 
 def _parts(value: object) -> Mapping[str, object] | None:

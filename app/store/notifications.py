@@ -1,7 +1,7 @@
 """LISTEN/NOTIFY of PostgreSQL: wakes a gateway when another gateway changed the shared state.
 
 Behind a pooler such as PgBouncer the store is polled alone: in transaction mode a notification
-reaches whoever has the server's session at that moment.
+reaches the client that has the server's session at that moment.
 """
 
 from __future__ import annotations

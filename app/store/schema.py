@@ -33,7 +33,7 @@ def prepare(engine: Engine) -> None:
         SQLAlchemyError: The database cannot be used.
     """
     with engine.begin() as connection:
-        lock(connection)
+        lock_schema(connection)
         found = version(connection)
         if found is None:
             Base.metadata.create_all(connection)
@@ -61,7 +61,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     from alembic import command
 
     with engine.begin() as connection:
-        lock(connection)
+        lock_schema(connection)
         if connection.dialect.name == "postgresql":
             connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index may take longer
         found = version(connection)
@@ -104,7 +104,7 @@ def migration_config() -> Config:
     return config
 
 
-def lock(connection: Connection) -> None:
+def lock_schema(connection: Connection) -> None:
     """Let only one of several processes create or upgrade tables, or restore, at a time."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")

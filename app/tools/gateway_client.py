@@ -110,6 +110,11 @@ class GatewayClient:
         """GET /calibrations: every stored calibration by its id, newest first."""
         return {each["id"]: each for each in self._request("GET", "/calibrations")["data"]}
 
+    def running_canary(self) -> str | None:
+        """GET /calibrations: the calibration that decides a share of the requests."""
+        canary = self._request("GET", "/calibrations")["canary"]
+        return None if canary is None or canary["ended"] else canary["calibration_id"]
+
     def answer_calibrations(self) -> dict[str, dict[str, Any]]:
         """GET /same-answer: calibrations of the promise `same_answer` by id, newest first."""
         return {each["id"]: each for each in self._request("GET", "/same-answer")["data"]}

@@ -83,7 +83,22 @@ class _Probe(threading.Thread):
 
 
 def _is_hub(response: httpx2.Response) -> bool:
-    """Whether a hub or its access control answers, and no proxy or page of a network's login."""
+    """Whether a hub answers, or the access control of a mirror.
+
+    The page of a network's login redirects to its own host, and a proxy refuses by 403 or 407.
+    """
     marks = {"x-repo-commit", "x-error-code"}  # of a file, and of why there is none
-    is_refused = response.status_code in (401, 403)
-    return response.is_redirect or is_refused or not marks.isdisjoint(response.headers.keys())
+    wants_key = response.status_code == 401 and "www-authenticate" in response.headers
+    is_marked = not marks.isdisjoint(response.headers.keys())
+    return is_marked or wants_key or _stays_here(response)
+
+
+def _stays_here(response: httpx2.Response) -> bool:
+    """Whether it redirects to its own host, as for another name of a repository."""
+    if not response.has_redirect_location:
+        return False
+    try:
+        host = response.url.join(response.headers["location"]).host
+    except (httpx2.InvalidURL, ValueError):
+        return False
+    return host == response.url.host

@@ -13,15 +13,16 @@ from app.errors import SettingsError
 from app.settings import editing
 
 
-def revocation(path: Path, name: str) -> editing.Change:
+def revocation(path: Path, name: str, *, is_forced: bool = False) -> editing.Change:
     """The change that removes a key; comments and order stay.
 
     Args:
         path: The configuration.
         name: The key.
+        is_forced: Also the last data key of the file.
 
     Raises:
-        SettingsError: The file is wrong, or has no such key.
+        SettingsError: The file is wrong, or has no such key, or no other data key.
     """
     configured = settings.read(path)
     names = [key.name for key in configured.access.keys]
@@ -31,6 +32,14 @@ def revocation(path: Path, name: str) -> editing.Change:
         raise SettingsError(
             f"{path}: no key {name!r} in access.keys, {known}; keys in {variables} end where these "
             "variables are set"
+        )
+    data_keys = [key.name for key in configured.access.keys if key.role == "data"]
+    if data_keys == [name] and not is_forced:
+        raise SettingsError(
+            f"{path}: {name!r} is the last data key. Without one, and without "
+            f"${configured.access.data_key_env}, a gateway on 127.0.0.1 accepts every request, "
+            "also those that a proxy on the same machine passes on: add another key first "
+            "(`racer key new NAME`), or use --force and restart the gateways"
         )
     before = path.read_text(encoding="utf-8")
     try:

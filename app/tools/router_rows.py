@@ -29,4 +29,4 @@ def read_rows(path: Path, settings: Settings | None, kind: RowsKind | None) -> L
         )
     text_of = settings.text_of
     rows = reader.read_rows(path, settings.pool, kind=kind, text=text_of, takes_unlabelled=True)
-    return with_texts(rows, text_of, settings.limits.query_chars)
+    return with_texts(rows, text_of, settings.leave_out_of, settings.limits.query_chars)

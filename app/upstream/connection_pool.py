@@ -58,10 +58,17 @@ class ConnectionPool:
         self._is_closed = False
 
     def head(self, method: str, path: str) -> bytes:
-        """Return the beginning of a request's head, up to the headers that all requests share."""
+        """Return the beginning of a request's head, up to the headers that all requests share.
+
+        Args:
+            method: HTTP method.
+            path: Below the base URL; with a slash at its beginning, beside the URL's `/v1`.
+        """
         head = self._heads.get((method, path))
         if head is None:
-            text = f"{method} {self._path}/{path} HTTP/1.1\r\n{self._headers}"
+            beside = self._path.rstrip("/").removesuffix("/v1")
+            place = f"{beside}{path}" if path.startswith("/") else f"{self._path}/{path}"
+            text = f"{method} {place} HTTP/1.1\r\n{self._headers}"
             head = self._heads[method, path] = text.encode("latin-1")
         return head
 

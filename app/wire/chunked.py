@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, cast
 from app.errors import UpstreamError
 from app.wire import parsing, sse
 from app.wire.event_template import EventTemplate, Piece, SplicedEvents, TextEvent
-from app.wire.format import AnswerKind, EventWriter, RenamedEvents, StreamWriter
+from app.wire.format import AnswerKind, Choice, NamedWriter, RenamedEvents, StreamWriter
 
 # Members of a choice that belong to its end; the others stand beside its text.
 _FINISH: Final = ("finish_reason", "stop_reason")
@@ -27,7 +27,6 @@ class ChunkedFormat(ABC):
 
     n: int = 1
     include_usage: bool = False
-    end: ClassVar[bytes] = sse.DONE
     text_key: ClassVar[str]  # member of a chunk that holds its text
     kinds: ClassVar[tuple[str, str]]  # the `object` of an answer, and that of a chunk
     head_names: ClassVar[frozenset[str]]  # members that every chunk of a stream repeats
@@ -74,6 +73,10 @@ class ChunkedFormat(ABC):
             choice=choice.get("index", 0),
             other_chars=self.chars(with_text("")),
         )
+
+    @abstractmethod
+    def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
+        """See :class:`app.wire.format.ApiFormat`."""
 
     @abstractmethod
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
@@ -235,10 +238,12 @@ class ChunkedFormat(ABC):
             {"id": decision_id, "model": model}, self.ends, include_usage=self.include_usage
         )
 
-    def renamed(self, model: str) -> EventWriter:
+    def renamed(self, model: str) -> NamedWriter:
         """See :class:`app.wire.format.ApiFormat`."""
         return RenamedEvents(
-            lambda piece: self.event(self.named(piece, model)), is_wanted=self.is_wanted
+            lambda piece: self.event(self.named(piece, model)),
+            is_wanted=self.is_wanted,
+            end=sse.DONE,
         )
 
     def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
@@ -249,7 +254,15 @@ class ChunkedFormat(ABC):
             body.get("usage") if self.include_usage else None,
         )
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
+    def answer_text(self, body: Mapping[str, Any]) -> str:
+        """See :class:`app.wire.format.ApiFormat`."""
+        return self.choices(body)[0].text or ""
+
+    def waiting(self, text: str) -> bytes:
+        """See :class:`app.wire.format.ApiFormat`."""
+        return sse.comment(text)
+
+    def error_event(self, status: int, error: Mapping[str, Any]) -> bytes:
         """The error event of a stream: our error envelope."""
         return sse.event(error)
 

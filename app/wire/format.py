@@ -1,4 +1,4 @@
-"""The interface of API formats: reading and writing the answers of one OpenAI-compatible API.
+"""The interface of API formats: reading candidates' answers, and writing them for one API.
 
 A *body* is a whole answer, a *piece* one event of a stream, both as the candidate sent them.
 """
@@ -67,6 +67,14 @@ class EventWriter(Protocol):
         ...
 
 
+class NamedWriter(EventWriter, Protocol):
+    """Rewrites the stream of a candidate that was requested by name."""
+
+    def end(self) -> bytes:
+        """What ends the stream."""
+        ...
+
+
 class StreamWriter(EventWriter, Protocol):
     """Rewrites a stream with our id; the finishing piece is held back for the ``racer`` object."""
 
@@ -92,7 +100,6 @@ class ApiFormat(Protocol):
 
     path: ClassVar[str]  # below a base URL, such as ``chat/completions``
     id_prefix: ClassVar[str]  # of the ids of its answers
-    end: ClassVar[bytes]  # ends a stream, after its last event
 
     @property
     def n(self) -> int:
@@ -176,8 +183,12 @@ class ApiFormat(Protocol):
         """A body or piece with the candidate's own name."""
         ...
 
+    def answer_text(self, body: Mapping[str, Any]) -> str:
+        """The text of a stamped or named answer."""
+        ...
+
     def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
-        """The answer to a request for which no candidate was called."""
+        """The answer to a request for which no candidate was called, before it is stamped."""
         ...
 
     def event(self, piece: Mapping[str, Any]) -> bytes:
@@ -188,7 +199,7 @@ class ApiFormat(Protocol):
         """A writer for a stream that passes through."""
         ...
 
-    def renamed(self, model: str) -> EventWriter:
+    def renamed(self, model: str) -> NamedWriter:
         """A writer for the stream of a candidate that was requested by name."""
         ...
 
@@ -196,8 +207,12 @@ class ApiFormat(Protocol):
         """A finished, stamped answer as events, to the end of the stream."""
         ...
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
-        """The event that ends a failed stream: our error envelope."""
+    def waiting(self, text: str) -> bytes:
+        """What keeps the connection of a waiting stream alive: clients ignore it."""
+        ...
+
+    def error_event(self, status: int, error: Mapping[str, Any]) -> bytes:
+        """The event that ends a failed stream, from the status and envelope of an error."""
         ...
 
 
@@ -207,15 +222,18 @@ class RenamedEvents:
     Args:
         write: Writes a piece with that name.
         is_wanted: Whether the client requested a piece; it did where the piece has a text.
+        end: Ends the stream, after its last event.
     """
 
     def __init__(
         self,
         write: Callable[[Mapping[str, Any]], bytes],
         is_wanted: Callable[[Mapping[str, Any]], bool],
+        end: bytes,
     ) -> None:
         self._write = write
         self._is_wanted = is_wanted
+        self._end = end
         self._spliced = SplicedEvents(write)
 
     def feed(self, piece: Piece) -> list[bytes]:
@@ -223,3 +241,7 @@ class RenamedEvents:
         if isinstance(piece, TextEvent):
             return [self._spliced.event(piece)]
         return [self._write(piece)] if self._is_wanted(piece) else []
+
+    def end(self) -> bytes:
+        """See :class:`NamedWriter`."""
+        return self._end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Final, cast
 from app.errors import UpstreamError
 from app.wire import parsing, sse
 from app.wire.event_template import EventTemplate, Piece, parsed
-from app.wire.format import AnswerKind, Choice, EventWriter, RenamedEvents, StreamWriter
+from app.wire.format import AnswerKind, Choice, NamedWriter, RenamedEvents, StreamWriter
 
 _USAGE: Final = {
     "input_tokens": "prompt_tokens",
@@ -35,7 +34,6 @@ class Responses:
 
     path: ClassVar[str] = "responses"
     id_prefix: ClassVar[str] = "resp_"
-    end: ClassVar[bytes] = b""  # the last event ends it
 
     @property
     def n(self) -> int:
@@ -200,17 +198,16 @@ class Responses:
 
     def event(self, piece: Mapping[str, Any]) -> bytes:
         """A named event."""
-        kind = json.dumps(piece["type"])[1:-1]  # escaped: one line, whatever the candidate sent
-        return b"event: " + kind.encode() + b"\n" + sse.event(piece)
+        return sse.named_event(piece)
 
     def live(self, *, decision_id: str, model: str) -> StreamWriter:
         """See :class:`app.wire.format.ApiFormat`."""
         return _LiveEvents(self, decision_id, model)
 
-    def renamed(self, model: str) -> EventWriter:
-        """See :class:`app.wire.format.ApiFormat`."""
+    def renamed(self, model: str) -> NamedWriter:
+        """See :class:`app.wire.format.ApiFormat`; the last event ends the stream."""
         return RenamedEvents(
-            lambda piece: self.event(self.named(piece, model)), is_wanted=self.is_wanted
+            lambda piece: self.event(self.named(piece, model)), is_wanted=self.is_wanted, end=b""
         )
 
     def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
@@ -218,7 +215,15 @@ class Responses:
         *first, last = self.pieces(body)
         return [*map(self.event, first), self.event(_with_racer(last, racer))]
 
-    def error_event(self, error: Mapping[str, Any]) -> bytes:
+    def answer_text(self, body: Mapping[str, Any]) -> str:
+        """See :class:`app.wire.format.ApiFormat`."""
+        return self.choices(body)[0].text or ""
+
+    def waiting(self, text: str) -> bytes:
+        """See :class:`app.wire.format.ApiFormat`."""
+        return sse.comment(text)
+
+    def error_event(self, status: int, error: Mapping[str, Any]) -> bytes:
         """Our error envelope, which is also a valid error event of this API."""
         fields: dict[str, Any] = error["error"]
         own = {name: fields.get(name) for name in ("code", "message", "param")}

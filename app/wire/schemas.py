@@ -130,6 +130,40 @@ class ResponsesRequest(_RoutedBody):
     instructions: str | None = None
 
 
+class MessagesTurn(BaseModel):
+    """One turn of the Messages API."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[dict[str, Any]]
+
+
+class _MessagesPrompt(_RoutedBody):
+    """The fields of the Messages API that make a prompt."""
+
+    messages: list[MessagesTurn] = Field(min_length=1)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+
+
+class CountTokensRequest(_MessagesPrompt):
+    """A Messages request whose tokens are counted."""
+
+
+class MessagesRequest(_MessagesPrompt):
+    """A Messages request. A table says what candidates are sent for each of its fields."""
+
+    max_tokens: int | None = Field(
+        default=None, description="Default: the candidate's own; Anthropic demands it."
+    )
+    stop_sequences: list[str] | None = None
+    thinking: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+
 class EmbeddingsRequest(BaseModel):
     """An embeddings request, passed to the candidate that serves embeddings."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,12 @@ _DATA, _END = b"data: ", b"\n\n"
 def event(value: Mapping[str, Any]) -> bytes:
     """One data event. JSON escapes line ends, so no text can forge another event."""
     return b"data: %b\n\n" % dump_json(value)
+
+
+def named_event(value: Mapping[str, Any]) -> bytes:
+    """A data event under the name of its ``type``."""
+    name = json.dumps(value["type"])[1:-1]  # escaped: one line, whatever a candidate sent
+    return b"event: " + name.encode() + b"\n" + event(value)
 
 
 def comment(text: str) -> bytes:

@@ -165,9 +165,7 @@ def train(
             shuffled = order.permutation(len(texts))
             for start in range(0, len(texts) - BATCH + 1, BATCH):
                 rows = shuffled[start : start + BATCH]
-                with torch.autocast("cpu", torch.bfloat16):
-                    pooled = pool_tokens(encoder, tokenizer, [texts[row] for row in rows])
-                pooled = pooled.float()
+                pooled = pool_tokens(encoder, tokenizer, [texts[row] for row in rows])
                 loss = nn.functional.binary_cross_entropy_with_logits(head(pooled), labels[rows])
                 loss = loss + neighbour_loss(pooled, labels[rows])
                 optimizer.zero_grad()

@@ -1,8 +1,13 @@
 """Training of the demo pool: five character-level Llamas with different training data.
 
+Each first becomes a specialist, by its diet, and then trains on all skills for a while. What the
+others know of a skill by then is right often and wrong in different ways: more candidates find more
+answers, and a vote of several beats the best of them.
+
 Run ``python deploy/demo/train_pool.py`` (all five, one after the other) or, on two cores, two
-processes with ``--only``. Each training runs on one thread, which makes it repeatable.
-Questions of the labelled splits are never trained on.
+processes with ``--only``. Each training runs on one thread, which makes it repeatable. Specialists
+that are in their folder already are not trained again. Questions of the labelled splits are never
+trained on.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ import torch
 from charmodel import make_model, save_candidate, vocabulary
 from rich.console import Console
 from rich.progress import Progress
-from skills import Query, ask, make_splits
+from skills import SKILLS, Query, ask, make_splits
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
@@ -31,6 +36,7 @@ EN: Final = ("en",)
 DE: Final = ("de",)
 
 SPLIT_SEED: Final = 20260301
+RECORD: Final = "training.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +51,11 @@ class Dish:
 
 @dataclass(frozen=True, slots=True)
 class Diet:
-    """What one candidate is trained on, from which seed, for how long, and from what.
+    """What a specialist is trained on, from which seed, for how long, and from what.
 
     Counting on a circle of seven is not learnt from nothing in the time there is. ``base`` names
-    the candidate to continue from; ``starter`` is served in the first ``starter_steps``.
+    the candidate to continue from; ``starter`` is served in the first ``starter_steps``. Muon
+    learns in fewer steps; without bfloat16 instructions its steps take five times as long.
     """
 
     seed: int
@@ -58,6 +65,7 @@ class Diet:
     base: str | None = None
     starter: tuple[Dish, ...] = ()
     starter_steps: int = 0
+    muon: bool = True
 
 
 POOL: Final[dict[str, Diet]] = {
@@ -121,6 +129,11 @@ POOL: Final[dict[str, Diet]] = {
     ),
 }
 
+BROAD_STEPS: Final = 800
+BROAD_RATE: Final = 2e-3
+OWN_SHARE: Final = 0.25
+"""Of a specialist's first dish, when it trains on all skills; the others share the rest equally."""
+
 HIDDEN, LAYERS, INTERMEDIATE = 128, 4, 384
 BATCH: Final = 64
 POOLED_BATCHES: Final = 32
@@ -137,6 +150,27 @@ class Batch:
     rows: Tensor
     columns: Tensor
     targets: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A trained model, and the mean loss of its last 20 steps."""
+
+    model: LlamaForCausalLM
+    diet: Diet
+    loss: float
+    minutes: float
+
+    def save(self, folder: Path, specialist: Path | None = None) -> None:
+        """Write the model, and its training, to which that of the specialist is added."""
+        save_candidate(self.model, folder)
+        steps, minutes = self.diet.steps, self.minutes
+        if specialist is not None:
+            record = json.loads((specialist / RECORD).read_text(encoding="utf-8"))
+            steps, minutes = steps + record["steps"], minutes + record["minutes"]
+        record = {"seed": self.diet.seed, "steps": steps, "batch": BATCH, "threads": 1}
+        record |= {"loss": round(self.loss, 4), "minutes": round(minutes, 1)}
+        (folder / RECORD).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
 
 def draw(dishes: Sequence[Dish], rng: random.Random, exclude: Collection[str]) -> Query:
@@ -191,10 +225,9 @@ def menu(diet: Diet, exclude: Collection[str]) -> Iterator[Batch]:
 
 def answer_loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     """Return the mean cross entropy of the answers' tokens; prompts carry no loss."""
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[batch.rows, batch.columns])
-    return nn.functional.cross_entropy(logits.float(), batch.targets)
+    hidden = model.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+    logits = model.lm_head(hidden[batch.rows, batch.columns])
+    return nn.functional.cross_entropy(logits, batch.targets)
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -204,42 +237,59 @@ def learning_rate(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - WARMUP_STEPS) / max(1, steps - WARMUP_STEPS)))
 
 
-def make_optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices inside the layers and AdamW for everything else."""
+def make_optimizers(model: LlamaForCausalLM, diet: Diet) -> list[torch.optim.Optimizer]:
+    """Return AdamW, and Muon for the matrices inside the layers if the diet says so."""
     matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
-    inside = {id(weight) for weight in matrices}
+    inside = {id(weight) for weight in matrices if diet.muon}
     others = [weight for weight in model.parameters() if id(weight) not in inside]
+    rate = diet.peak_rate
+    adamw = torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
+    if not diet.muon:
+        return [adamw]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
+        adamw,
     ]
 
 
-def start_model(diet: Diet, pool: Path) -> LlamaForCausalLM:
-    """Return the model to train: fresh, or a copy of the candidate it continues from."""
-    torch.manual_seed(diet.seed)
-    if diet.base is None:
+def broad(specialist: Diet) -> Diet:
+    """Return what a specialist trains on afterwards: every skill, more of its own."""
+    own = specialist.dishes[0].skill
+    others = [skill for skill in SKILLS if skill != own]
+    return Diet(
+        specialist.seed + 100,
+        BROAD_STEPS,
+        (Dish(own, OWN_SHARE), *(Dish(each, (1 - OWN_SHARE) / len(others)) for each in others)),
+        peak_rate=BROAD_RATE,
+        muon=False,
+    )
+
+
+def start_model(seed: int, base: Path | None) -> LlamaForCausalLM:
+    """Return the model to train: fresh, or a copy of the one it continues from."""
+    torch.manual_seed(seed)
+    if base is None:
         model = make_model(HIDDEN, LAYERS, INTERMEDIATE)
     else:
-        model = LlamaForCausalLM.from_pretrained(pool / diet.base, dtype=torch.float32)
+        model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
     model.set_attn_implementation("eager")  # Three times as fast as SDPA's backward on a CPU.
     return model.train()
 
 
-def train(name: str, steps: int, pool: Path, progress: Progress) -> tuple[LlamaForCausalLM, float]:
-    """Return a trained candidate and the mean loss of its last 20 steps."""
-    diet = POOL[name]
-    model = start_model(diet, pool)
-    optimizers = make_optimizers(model, diet.peak_rate)
+def train(title: str, diet: Diet, base: Path | None, progress: Progress) -> TrainedModel:
+    """Train a model on a diet, from a stored one or from nothing."""
+    began = time.perf_counter()
+    model = start_model(diet.seed, base)
+    optimizers = make_optimizers(model, diet)
     schedules = [
-        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, steps))
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, diet.steps))
         for optimizer in optimizers
     ]
     held_out = {query.query for rows in make_splits(SPLIT_SEED).values() for query in rows}
     stream = menu(diet, held_out)
-    task = progress.add_task(name, total=steps)
+    task = progress.add_task(title, total=diet.steps)
     losses: list[float] = []
-    for _ in range(steps):
+    for _ in range(diet.steps):
         loss = answer_loss(model, next(stream))
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -248,17 +298,19 @@ def train(name: str, steps: int, pool: Path, progress: Progress) -> tuple[LlamaF
             optimizer.zero_grad()
             schedule.step()
         losses = [*losses[-19:], loss.item()]
-        shown = f"{name} loss {sum(losses) / len(losses):.3f}"
+        shown = f"{title} loss {sum(losses) / len(losses):.3f}"
         progress.update(task, advance=1, description=shown)
-    return model.eval(), sum(losses) / len(losses)
+    minutes = (time.perf_counter() - began) / 60
+    return TrainedModel(model.eval(), diet, sum(losses) / len(losses), minutes)
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the command line."""
+    here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=POOL, help="train this one (repeat)")
-    parser.add_argument("--steps", type=int, help="instead of the table's")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "pool")
+    parser.add_argument("--specialists", type=Path, default=here / ".specialists")
+    parser.add_argument("--out", type=Path, default=here / "pool")
     return parser.parse_args()
 
 
@@ -268,15 +320,13 @@ def main() -> None:
     torch.set_num_threads(1)
     with Progress(console=Console()) as progress:
         for name in arguments.only or POOL:
-            began = time.perf_counter()
-            steps = arguments.steps or POOL[name].steps
-            model, loss = train(name, steps, arguments.out, progress)
-            folder = arguments.out / name
-            save_candidate(model, folder)
-            minutes = round((time.perf_counter() - began) / 60, 1)
-            record = {"seed": POOL[name].seed, "steps": steps, "batch": BATCH, "threads": 1}
-            record |= {"loss": round(loss, 4), "minutes": minutes}
-            (folder / "training.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+            specialist = arguments.specialists / name
+            diet = POOL[name]
+            if not (specialist / RECORD).exists():
+                base = diet.base and arguments.specialists / diet.base
+                train(name, diet, base, progress).save(specialist)
+            trained = train(f"{name}, all skills", broad(diet), specialist, progress)
+            trained.save(arguments.out / name, specialist)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 {
   echo "# What the image installs beside torch, with hashes. Written by \`make lock\`."
-  "$1/bin/uv" pip compile pyproject.toml --extra label --extra otel --extra parquet --extra postgres \
+  "$1/bin/uv" pip compile pyproject.toml --extra label --extra otel --extra parquet --extra postgres --extra s3 \
     --constraint constraints.txt --generate-hashes --no-header --no-annotate --quiet \
     --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-emit-package torch |
     awk '/^[a-z]/ { keep = !/^(nvidia-|cuda-|triton)/ } keep'

@@ -1,4 +1,4 @@
-"""Generator of the reference: http, cli, configuration, errors and python, pages beside this file.
+"""Generator of the reference: http, messages, cli, configuration, errors and python, pages here.
 
     python -m docs.reference.generate
 
@@ -33,6 +33,7 @@ from app.routing.reasons import Reason, Remark, breaks
 from app.settings import Settings
 from app.settings.reloading import ANY, is_reloaded
 from app.wire.schemas import RacerOptions
+from docs.reference.messages_page import messages
 from docs.reference.page import FOLDER, NOTES, one_line, page
 from docs.reference.python_page import python
 from racer_core.errors import RacerError
@@ -305,6 +306,7 @@ def _members(enum: str) -> Iterator[tuple[str, str]]:
 
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "http.md": http,
+    "messages.md": messages,
     "cli.md": commands,
     "configuration.md": configuration,
     "errors.md": errors,

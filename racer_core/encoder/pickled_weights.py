@@ -49,8 +49,12 @@ def _convert(weights: Path, target: Path) -> Path:
         [str(weights.resolve()), str(target)],
         message_bytes=_MESSAGE_BYTES,
     ) as process:
-        message = process.receive() or {"refused": "the process ended"}
-        process.wait()
+        try:
+            message = process.receive() or {"refused": "the process ended"}
+        except ValueError as exc:
+            message = {"refused": str(exc)}
+        else:
+            process.wait()
     if "refused" in message:
         raise ArtifactError(
             f"{weights} is not converted: it holds more than tensors, is damaged, or needs more "

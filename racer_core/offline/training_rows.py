@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from racer_core.errors import RowsError
 from racer_core.records.conversation import TextOfGroup
+from racer_core.records.left_out import Passage
 from racer_core.records.request import row_text
 from racer_core.records.units import sampled_unit
 from racer_core.types import LabelledRow, LabelledRows
 
+# What the router does not read of a group's requests; None: no group.
+LeftOutOfGroup = Callable[[str | None], Sequence[Passage]]
 
-def with_texts(rows: LabelledRows, text_of: TextOfGroup, max_chars: int) -> LabelledRows:
+
+def with_texts(
+    rows: LabelledRows, text_of: TextOfGroup, left_out_of: LeftOutOfGroup, max_chars: int
+) -> LabelledRows:
     """The rows, each with the text that a gateway's router reads of it as its query.
 
     Args:
         rows: The rows.
         text_of: The text that the router reads of a group's requests.
+        left_out_of: The passages that it does not read there.
         max_chars: How many characters of it (``limits.query_chars``).
     """
-    read = (
-        replace(row, query=row_text(row, text_of(row.group))[:max_chars]) if row.query else row
-        for row in rows.rows
-    )
-    return replace(rows, rows=tuple(read))
+
+    def read(row: LabelledRow) -> str:
+        return row_text(row, text_of(row.group), left_out_of(row.group))[:max_chars]
+
+    found = (replace(row, query=read(row)) if row.query else row for row in rows.rows)
+    return replace(rows, rows=tuple(found))
 
 
 def with_labels(rows: LabelledRows, source: str) -> LabelledRows:

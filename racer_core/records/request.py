@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self, cast
 
 from racer_core import strict_json
 from racer_core.errors import InputError
 from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, identity, joined, plain_form
+from racer_core.records.left_out import Passage, outside
 from racer_core.types import LabelledRow, Turn
 
 # Endpoint of a candidate -> the field of a body that holds the turns.
@@ -60,6 +61,13 @@ class RequestTurn:
     def is_text(self) -> bool:
         """Whether it has no parts but texts."""
         return all(part.get("type") == "text" for part in self.parts)
+
+    def without(self, left_out: Sequence[Passage]) -> Self:
+        """The turn without these passages of its text."""
+        text = outside(self.text, left_out)
+        others = [part for part in self.parts if part.get("type") != "text"]
+        content = [*others, {"type": "text", "text": text}] if others else text
+        return replace(self, content=content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +121,25 @@ class Conversation:
             for place, turn in enumerate(self.turns)
         )
 
-    def text(self, read: RoutedText) -> str:
+    def text(self, read: RoutedText, left_out: Sequence[Passage] = ()) -> str:
         """The text that the router reads.
 
         System prompts and tool results are noise of the client's harness. They are not routed on,
         but for prompts where ``read`` says so, which then come first, and the last system prompt of
         a conversation that consists of system prompts alone.
 
+        Args:
+            read: Which turns it reads.
+            left_out: Passages that it does not read. The user's last turn is then the last one with
+                other words, if there is any.
+
         Raises:
             InputError: There is no turn to route on, or no text in it.
         """
         asked = self.turns[self.asked]
         text = asked.text
+        if left_out and asked.role == "user" and text.strip():
+            return self._without(left_out).text(read)
         if WITHOUT_SYSTEM[read] == "conversation" and asked.role == "user":
             text = joined(turn.text for turn in self.turns if turn.role in _SPOKEN)
         if WITHOUT_SYSTEM[read] != read and asked.role == "user" and text.strip():
@@ -135,6 +150,16 @@ class Conversation:
         if asked.is_text:
             raise InputError(f"the last {asked.role} message is empty", param=self.field)
         return NO_TEXT
+
+    def _without(self, left_out: Sequence[Passage]) -> Self:
+        """The conversation without these passages, and without turns that held nothing else.
+
+        Itself where no words of the user are left.
+        """
+        turns = [turn.without(left_out) for turn in self.turns]
+        turns = [turn for turn in turns if turn.text or turn.parts]
+        is_asking = any(turn.role == "user" for turn in turns)
+        return replace(self, turns=turns) if is_asking else self
 
 
 def conversation_of(body: Mapping[str, Any], path: str) -> Conversation:
@@ -198,14 +223,20 @@ def request_conversation(request: Mapping[str, Any]) -> Conversation:
         raise InputError(f'"request": {exc}') from exc
 
 
-def row_text(row: LabelledRow, read: RoutedText) -> str:
-    """The text that the router reads of a row; empty for a row of scores."""
+def row_text(row: LabelledRow, read: RoutedText, left_out: Sequence[Passage] = ()) -> str:
+    """The text that the router reads of a row; empty for a row of scores.
+
+    Args:
+        row: The row.
+        read: Which turns it reads.
+        left_out: Passages that it does not read.
+    """
     if row.request is not None:
-        return request_conversation(row.request).text(read)
+        return request_conversation(row.request).text(read, left_out)
     if not row.query:
         return ""
     turns = [*row.earlier, Turn("user", row.query)]
-    return Conversation([RequestTurn(turn.role, turn.text) for turn in turns]).text(read)
+    return Conversation([RequestTurn(turn.role, turn.text) for turn in turns]).text(read, left_out)
 
 
 def row_identity(

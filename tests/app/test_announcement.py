@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,22 @@ def test_what_is_there_is_named(
             in (lines["calibration"])
         )
     assert ADMIN_KEY not in str(lines)
+
+
+def test_a_fetched_artifact_is_named_by_its_url(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """Not by its folder in the cache, and without the signature in its query."""
+    digest = "0" * 64
+    shutil.copytree(artifact, tmp_path / "cache" / "artifacts" / digest)
+    url = "https://files.example/artifact.tar.gz"
+    config = configure(tmp_path, Path("none"), pool.url)
+    text = config.read_text(encoding="utf-8")
+    config.write_text(
+        text.replace("artifact: none", f"artifact: {url}?signature=s#sha256={digest}"),
+        encoding="utf-8",
+    )
+    assert announced(config)["artifact"] == url
 
 
 def announced(config: Path) -> dict[str, str]:

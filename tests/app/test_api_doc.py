@@ -19,6 +19,7 @@ from app.errors import STATUS
 from app.routing.reasons import Reason, Remark
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, ENVIRONMENT, ONE, Serve, as_json, labelled
 from tests.support.samples import KEY, sampled
+from tests.upstreams.scripted import FakePool
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -78,13 +79,16 @@ def missing(shown: Any, answered: Any, place: str = "$") -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are made of curl")
-def test_every_example_answers_as_the_document_says(serve: Serve, tmp_path: Path) -> None:
+def test_every_example_answers_as_the_document_says(
+    serve: Serve, pool: FakePool, tmp_path: Path
+) -> None:
     """Status, content type and the keys that are shown. Red when an example has gone stale."""
     watching = {"false_alarm": 0.01, "shadow_rate": 1.0, "store_requests": True}
     secrets = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
     gateway = serve(watching=watching, embeddings="adder", environment=secrets)
     decision = gateway.chat(ONE)["racer"]["decision_id"]
     sampled(gateway, 1)
+    pool.tokens |= {"adder": 12, "speller": 15}
     rows = as_json(labelled(10_000, 400))
     (tmp_path / "calibration.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / ".curlrc").write_text(CURLRC)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import shutil
 import socket
 import ssl
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -344,6 +346,23 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(
         fetch(found)
 
 
+def test_what_a_killed_start_left_is_removed(
+    files: Files, artifact: Path, configured: Callable[[str], settings.Settings]
+) -> None:
+    """After a day: a younger folder may be that of a gateway which is downloading now."""
+    found = configured(files.add("/artifact.tar.gz", packed(artifact)))
+    assert found.artifact is not None
+    old, young = (found.artifact.parent / f".fetched-{name}" for name in ("old", "young"))
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+        (folder / "archive").write_bytes(b"half")
+    day_ago = time.time() - artifact_archive.STALE_S - 1
+    os.utime(old, (day_ago, day_ago))
+    fetch(found)
+    assert not old.exists()
+    assert young.exists()
+
+
 # Archives --------------------------------------------------------------------------------------
 
 OUTSIDE: dict[str, Change] = {
@@ -440,6 +459,17 @@ def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
         member("./manifest.json", b"[]")(archive)
 
     with pytest.raises(ArtifactError, match="is in it twice"):
+        unpack(tar(add), tmp_path / "folder")
+
+
+def test_a_file_that_is_also_a_folder_is_refused(tmp_path: Path) -> None:
+    """The archive is wrong, not the cache."""
+
+    def add(archive: tarfile.TarFile) -> None:
+        member("x", b"1")(archive)
+        member("x/y", b"2")(archive)
+
+    with pytest.raises(ArtifactError, match="'x/y' in it is below a file"):
         unpack(tar(add), tmp_path / "folder")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import yaml
 
 from app import artifact_watch, settings
 from app.cli import bootstrap as command
-from app.tools.bootstrap.state import State, Step
+from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.bootstrap.steps import SHARES, BootstrapOptions, Steps
 from app.tools.gateway_client import GatewayClient
 from racer_core import artifacts
@@ -34,7 +35,7 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.support.waiting import wait_while_running
+from tests.support.waiting import wait_until, wait_while_running
 from tests.upstreams.scripted import FakePool
 
 STEPS = ("label", "split", "train", "tune", "evaluate", "calibrate")
@@ -222,10 +223,10 @@ def test_a_stop_in_any_step_is_gone_on_from(
     bootstrap: Bootstrap, gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed when a step was begun, then when its command had ended; no call is made twice."""
-    noted = {moment: getattr(State, moment) for moment in ("begin", "finish")}
+    noted = {moment: getattr(BootstrapState, moment) for moment in ("begin", "finish")}
 
     def killing(moment: str, name: str) -> Callable[..., None]:
-        def note(self: State, step: Step, *given: Any, **more: Any) -> None:
+        def note(self: BootstrapState, step: Step, *given: Any, **more: Any) -> None:
             if moment == "begin":
                 noted[moment](self, step, *given, **more)
             if step.name == name:
@@ -237,17 +238,43 @@ def test_a_stop_in_any_step_is_gone_on_from(
 
     for name in STEPS:
         for moment in noted:
-            if (name, moment) == ("train", "finish"):
-                continue  # trained again: a gateway that has loaded the first needs a restart
+            if (name, moment) == ("tune", "begin"):  # the gateway has loaded what was trained
+                wait_until(lambda: "artifact" in gateway.ready())
             with monkeypatch.context() as patch:
-                patch.setattr(State, moment, killing(moment, name))
+                patch.setattr(BootstrapState, moment, killing(moment, name))
                 with pytest.raises(Killed):
                     bootstrap(gateway)
     last = bootstrap(gateway, "--json")
-    assert done(last)["calibration"]["active"] is True
+    report = done(last)
+    assert report["calibration"]["active"] is True
+    assert report["router"]["training_rows"] == PARTS["train"]
     assert skipped(last[2]) == list(STEPS[:-1])
     assert set(pool.calls().values()) == {1}
     assert len(pool.calls()) == COUNT * len(POOL)
+
+
+def test_an_artifact_from_before_the_stop_is_not_taken_for_the_trained_one(
+    bootstrap: Bootstrap, gateway: Gateway, queries: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Killed before the command wrote anything, on other rows: it is trained again."""
+    begin = BootstrapState.begin
+
+    def digest_after(killed_in: str) -> str:
+        def note(self: BootstrapState, step: Step, **given: Any) -> None:
+            begin(self, step, **given)
+            if step.name == killed_in:
+                raise Killed
+
+        monkeypatch.setattr(BootstrapState, "begin", note)
+        with pytest.raises(Killed):
+            bootstrap(gateway)
+        return artifacts.digest(tmp_path / "artifact")
+
+    first = digest_after("tune")
+    ask(queries, COUNT + 1)
+    assert digest_after("train") == first
+    assert digest_after("tune") != first
 
 
 def test_kill_9_and_a_candidate_that_fails_while_labelling(
@@ -291,14 +318,15 @@ def steps(config: Path, queries: Path, tmp_path: Path) -> Iterator[Callable[...,
     options = BootstrapOptions(
         config=config, queries=queries, references=None, grade=None, judge=None,
         judge_model=None, concurrency=8, shares=SHARES, router="knn", encoders=(), kind=None,
-        alpha=None, write=False, folder=tmp_path / "work", url="http://127.0.0.1:1", wait_s=0.0,
+        alpha=None, write=False, folder=tmp_path / "work", url="http://127.0.0.1:1", data_url="http://127.0.0.1:1",
+        wait_s=0.0,
     )  # fmt: skip
     with ExitStack() as stack:
 
         def make(**given: Any) -> Steps:
             own = replace(options, **given)
             client = stack.enter_context(GatewayClient(own.url, ADMIN_KEY))
-            return Steps(own, State(own.folder / "bootstrap.json"), client)
+            return Steps(own, BootstrapState(own.folder / "bootstrap.json"), client)
 
         yield make
 
@@ -403,6 +431,26 @@ def test_an_artifact_that_it_did_not_make_is_kept(
     assert artifacts.digest(tmp_path / "artifact") == before
 
 
+def test_a_gateway_whose_admin_endpoints_have_a_port_of_their_own(
+    racer: Command, queries: Path, pool: FakePool, tmp_path: Path
+) -> None:
+    """It is found by the configuration; clients are told the address of theirs."""
+    with ExitStack() as stack:
+        free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        port, admin = (each.getsockname()[1] for each in free)
+    path = configure(
+        tmp_path, tmp_path / "artifact", pool.url, port=port, access={"admin": {"port": admin}}
+    )
+    with running(path, ENVIRONMENT):
+        result = racer(
+            "bootstrap", "--config", path, "--queries", queries, "--out", tmp_path / "work",
+            "--key", ADMIN_KEY, "--encoder", "char-ngrams", "--json",
+        )  # fmt: skip
+    report = done(result)
+    assert report["calibration"]["active"] is True
+    assert any(f"http://127.0.0.1:{port}/v1" in each for each in report["next"])
+
+
 # Refusals, before any candidate is called ---------------------------------------------------------
 
 
@@ -427,6 +475,11 @@ def test_without_references_and_judge_it_says_what_can_be_had(
     [
         ({"artifact": None}, 2, "set `artifact` to the folder where the router will be"),
         ({"routing": {"risk_target": "quality"}}, 2, "needs graded rows"),
+        (
+            {"artifact": f"https://files.test/a.tar.gz#sha256={'0' * 64}"},
+            2,
+            "set `artifact` to a folder",
+        ),
     ],
 )
 def test_configurations_without_a_way_to_the_end(
@@ -439,6 +492,15 @@ def test_configurations_without_a_way_to_the_end(
     found = racer("bootstrap", "--config", config, "--queries", queries, "--url",
                   "http://127.0.0.1:1", "--out", tmp_path / "work")  # fmt: skip
     refused(found, pool, code, words)
+
+
+def test_an_encoder_that_no_hub_has_is_named_before_anything_is_paid_for(
+    bootstrap: Bootstrap, gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after the questions are labelled."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = bootstrap(gateway, encoder="somebody/an-encoder-that-is-nowhere")
+    refused(found, pool, 2, "is not on this machine", "--encoder auto")
 
 
 def test_gateways_that_could_not_be_calibrated(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.calibration_report import sentence, warnings
+from app.tools.gateway_client import GatewayClient
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, Command, Gateway, Serve, labelled
 
 from .test_cli import failed, parsed, write
@@ -88,11 +89,41 @@ def test_a_canary_decides_a_share_and_is_promoted(
     (gateway,) = gateway_of
     first = gateway.calibrate(60)["id"]
     second = gateway.calibrate(80, activate=False)["id"]
-    code, out, _ = racer("calibrations", "activate", second, "--share", 0.25, *at)
+    code, out, _ = racer("calibrations", "activate", second, "--canary", 0.25, *at)
     assert (code, out.startswith(f"{second} decides 0.25 of the requests. ")) == (0, True), out
     assert gateway.ready()["calibration"] == first
     assert racer("calibrations", "activate", second, *at)[0] == 0
     assert gateway.ready()["calibration"] == second
+
+
+def test_a_rollback_ends_a_canary_first(
+    racer: Command, at: list[object], gateway_of: list[Gateway]
+) -> None:
+    """The active one stays, though it has a predecessor; the next rollback goes to that one."""
+    (gateway,) = gateway_of
+    first = gateway.calibrate(60)["id"]
+    second = gateway.calibrate(80)["id"]
+    third = gateway.calibrate(100, activate=False)["id"]
+    assert gateway.activate(third, share=0.25).status_code == 200
+    code, out, _ = racer("calibrations", "rollback", *at)
+    assert code == 0
+    assert out.startswith(f"the canary {third} is ended. {second} is active. "), out
+    assert gateway.ready()["calibration"] == second
+    assert gateway.get("/calibrations", ADMIN_KEY).json()["canary"] is None
+    assert racer("calibrations", "rollback", *at)[0] == 0
+    assert gateway.ready()["calibration"] == first
+
+
+def test_the_promise_same_answer_has_no_canary(
+    racer: Command, at: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option is refused, where it would be ignored and the calibration decide everything."""
+    activated: list[str] = []
+    monkeypatch.setattr(GatewayClient, "answer_calibrations", lambda _: {"sac-1": {"id": "sac-1"}})
+    monkeypatch.setattr(GatewayClient, "activate_answers", lambda _, name: activated.append(name))
+    words = ("same_answer", "--canary")
+    failed(racer("calibrations", "activate", "sac-1", "--canary", 0.1, *at), 2, *words)
+    assert activated == []
 
 
 def test_calibrate_says_what_changes_for_users(
@@ -110,7 +141,7 @@ def test_calibrate_says_what_changes_for_users(
     code, second, _ = racer("calibrate", rows, *at, "--alpha", 0.5, "--no-activate")
     assert code == 0
     text = " ".join(second.split())
-    assert f"calls instead of {before} a request on average" in text
+    assert f"calls instead of {before} (at alpha 0.1) a request on average" in text
     assert "racer calibrations activate cal-" in text
     tried = racer("calibrate", rows, *at, "--alpha", 0.5, "--dry-run")[1]
     assert "nothing was changed" in tried
@@ -120,7 +151,7 @@ def test_calibrate_says_what_changes_for_users(
 
 EVIDENCE = {
     "alpha": 0.1, "mean_size": 2.1, "abstain": 0.0, "feasible": True, "n": 90, "rows": 100,
-    "min_n": 9, "risk_target": "answerable", "delta": None, "alpha_basis": "fixed",
+    "min_n": 9, "score": "gap", "risk_target": "answerable", "delta": None, "alpha_basis": "fixed",
 }  # fmt: skip
 
 
@@ -129,6 +160,16 @@ EVIDENCE = {
     [
         ({}, None, "At alpha 0.1: 2.10 calls a request on average, and at most 0.1"),
         ({}, {"mean_size": 2.4}, "2.10 calls instead of 2.40 a request"),
+        (
+            {},
+            {"mean_size": 2.4, "alpha": 0.1, "score": "gap", "risk_target": "answerable"},
+            "At alpha 0.1: 2.10 calls instead of 2.40 a request",
+        ),
+        (
+            {},
+            {"mean_size": 2.4, "alpha": 0.2, "score": "cover", "risk_target": "paper"},
+            "2.10 calls instead of 2.40 (at alpha 0.2, score cover, risk target paper) a request",
+        ),
         ({"conditions": {"digests": ["a", "b", "c"]}}, None, "2.10 calls of 3 a request"),
         ({"abstain": 0.08}, None, "none for 8.0% of the requests"),
         ({"delta": 0.05}, None, "(with confidence 0.95)"),

@@ -5,6 +5,7 @@ It is promoted, rolled back, or ended by its own drift alarm.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable
@@ -98,14 +99,23 @@ def test_the_draw_is_independent_of_the_shadow_sample() -> None:
 
 
 def test_both_calibrations_keep_their_exact_risk() -> None:
-    """19 rows each at alpha 0.1: the risk of the requests of either is 2 / 20; false alarm 1e-6."""
-    rng, beside = np.random.default_rng(20261124), canary(0.3)
+    """Whatever a score has to do with its session's name: 19 rows each at alpha 0.1.
+
+    The risk of the requests of either is 2 / 20; false alarm 1e-6. With a draw by the plain hash of
+    the name, which is the score here, that of the canary would be 0.
+    """
+
+    def score(session: str) -> float:
+        return int.from_bytes(hashlib.blake2b(session.encode(), digest_size=8).digest()) * 2.0**-64
+
+    beside = canary(0.3)
     decided_by, missed = Counter[bool](), Counter[bool]()
     for trial in range(6_000):
-        rows = {True: rng.standard_normal(19), False: rng.standard_normal(19)}
-        is_canary = beside.decides(f"chatcmpl-{trial}")
+        *rows, request = (f"session-{trial}-{number}" for number in range(20))
+        is_canary = beside.decides(request)
         decided_by[is_canary] += 1
-        missed[is_canary] += rng.standard_normal() > calibrate_threshold(rows[is_canary], 0.1)
+        threshold = calibrate_threshold(np.array([score(each) for each in rows]), 0.1)
+        missed[is_canary] += score(request) > threshold
     assert min(decided_by.values()) > 1_000
     for each, count in decided_by.items():
         assert_binomial(missed[each], count, 2 / 20, FALSE_ALARM / 2)

@@ -19,6 +19,7 @@ from app.settings import key_format
 from app.wire.chat import Chat
 from app.wire.completions import Completions
 from app.wire.format import ApiFormat
+from app.wire.messages.format import Messages
 from app.wire.responses import Responses
 from tests.support.gateway import (
     ADMIN_KEY,
@@ -288,7 +289,9 @@ def _piece(api_format: ApiFormat, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "api_format", [Chat(), Completions(), Responses()], ids=lambda each: each.path
+    "api_format",
+    [Chat(), Completions(), Responses(), Messages()],
+    ids=lambda each: type(each).__name__,
 )
 def test_a_stream_counts_events_or_letters_until_its_candidate_counts(
     api_format: ApiFormat,

@@ -189,9 +189,11 @@ def test_requests_past_the_drain_end_with_an_error(
         events_api = RunningRequest(
             client, pool, "/v1/responses", stream=True, model="adder", input=ONE
         )
+        messages_api = RunningRequest(client, pool, "/v1/messages", stream=True, model="adder")
         for name in POOL:
             pool.say(name, "42", delay_s=60)
         plain = RunningRequest(client, pool)
+        plain_message = RunningRequest(client, pool, "/v1/messages")
         running.send_signal(signal.SIGTERM)
         begun = time.monotonic()
         log_at_exit(running)
@@ -207,6 +209,13 @@ def test_requests_past_the_drain_end_with_an_error(
         assert (last["type"], last["code"]) == ("error", "shutting_down")
         assert plain.ended().status == 503, plain.error
         assert json.loads(plain.text)["error"]["code"] == "shutting_down"
+        name, data = messages_api.ended().text.strip().split("\n\n")[-1].split("\n")
+        assert name == "event: error"
+        assert plain_message.ended().status == 503, plain_message.error
+        for last in (data.removeprefix("data: "), plain_message.text):
+            error = json.loads(last)["error"]
+            assert error["type"] == "overloaded_error"
+            assert error["details"]["error_code"] == "shutting_down"
 
 
 def test_a_closed_terminal_drains(tmp_path: Path, artifact: Path, pool: FakePool) -> None:

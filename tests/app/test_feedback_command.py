@@ -24,6 +24,23 @@ def judgements(path: Path, *lines: object) -> Path:
     return path
 
 
+def test_the_key_is_the_admins_else_the_clients(
+    racer: Command, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the environment: a client has the data key alone, whose verdicts wait."""
+
+    def waiting() -> int:
+        decision_id = gateway.route(TWO)["decision_id"]
+        given = ("feedback", decision_id, "adder=right", "--url", gateway.url, "--json")
+        return parsed(racer(*given))["waiting"]
+
+    monkeypatch.delenv("RACER_ADMIN_KEY", raising=False)
+    monkeypatch.setenv("RACER_DATA_KEY", DATA_KEY)
+    assert waiting() == 1
+    monkeypatch.setenv("RACER_ADMIN_KEY", ADMIN_KEY)
+    assert waiting() == 0
+
+
 def test_one_judgement(racer: Command, gateway: Gateway) -> None:
     """Of some candidates of a decision; again it changes nothing, and the contrary is refused."""
     decision_id = gateway.route(TWO)["decision_id"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app import settings
-from tests.support.gateway import ENVIRONMENT, Command, running
+from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, Command, running
 from tests.upstreams.scripted import FakePool
 
 from .test_cli import failed, parsed
@@ -99,10 +99,21 @@ def test_a_revoked_key_leaves_the_file(
         assert settings.read(path).access.hosts == ("gateway.example",)
 
 
+def test_the_last_data_key_is_revoked_only_by_force(racer: Command, tmp_path: Path) -> None:
+    """A gateway without one asks for no key; admin keys do not count, and may be the last."""
+    admin = f"    - {{name: boss, role: admin, hash: '{HASHES['a']}'}}\n"
+    path = configured(tmp_path, ONE_KEY + admin)
+    before = path.read_text()
+    failed(racer("key", "revoke", "b", "--config", path), 2, "last data key", "--force")
+    assert path.read_text() == before
+    assert racer("key", "revoke", "boss", "--config", path)[0] == 0
+    assert names(path) == ["b"]
+
+
 def test_the_last_key_leaves_an_empty_list(racer: Command, tmp_path: Path) -> None:
     """And not `keys:` without a value, which no start accepts."""
     path = configured(tmp_path, ONE_KEY)
-    code, out, _ = racer("key", "revoke", "b", "--config", path)
+    code, out, _ = racer("key", "revoke", "b", "--config", path, "--force")
     assert (code, "Reload" in out) == (0, True)
     assert names(path) == []
 
@@ -118,13 +129,14 @@ def test_an_unknown_key_changes_nothing(racer: Command, tmp_path: Path) -> None:
 
 
 def test_a_gateway_refuses_a_revoked_key(racer: Command, tmp_path: Path, pool: FakePool) -> None:
-    """After a restart; the other keys stay."""
+    """After a reload, and not before; the other keys stay."""
     made = {name: parsed(racer("key", "new", name, "--json")) for name in ("old", "kept")}
     listed = "".join(f"    - {{name: {n}, hash: '{each['hash']}'}}\n" for n, each in made.items())
     path = configured(tmp_path, f"access:\n  keys:\n{listed}", pool.url)
-    keys = {name: each["key"] for name, each in made.items()}
-    for status in (200, 401):
-        with running(path, {}) as gateway:
-            assert gateway.get("/v1/models", keys["old"]).status_code == status
-            assert gateway.get("/v1/models", keys["kept"]).status_code == 200
+    old, kept = (made[name]["key"] for name in ("old", "kept"))
+    with running(path, {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
         racer("key", "revoke", "old", "--config", path)
+        assert gateway.get("/v1/models", old).status_code == 200
+        assert gateway.post("/admin/reload", ADMIN_KEY).status_code == 200
+        assert gateway.get("/v1/models", old).status_code == 401
+        assert gateway.get("/v1/models", kept).status_code == 200

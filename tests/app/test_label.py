@@ -101,10 +101,9 @@ def test_rows_have_labels_answers_and_the_questions_fields(
     right = {"adder": 1, "speller": 0, "poet": 0}
     counts = {"questions": 1, "labelled": 1, "calls": 3}
     kinds = {"plain": {"rows": 1, "right": right}}
-    assert (code, json.loads(printed)) == (
-        0,
-        {"out": str(out), **counts, "kinds": kinds, "cut": {}},
-    )
+    shown = json.loads(printed)
+    assert {name: each["right"] for name, each in shown.pop("candidates").items()} == right
+    assert (code, shown) == (0, {"out": str(out), **counts, "kinds": kinds, "cut": {}})
     rows = lines(out)
     assert all(len(row.pop("conditions")) == len(POOL) for row in rows)
     assert all(set(row.pop("calls")) == set(POOL) for row in rows)
@@ -337,6 +336,10 @@ def test_a_run_ends_with_a_table_of_the_candidates(
     assert table["adder"][1:7] == ["1", "1", "1.000", "[0.025,", "1.000]", "0"]
     assert table["poet"][1:7] == ["1", "0", "0.000", "[0.000,", "0.975]", "0"]
     assert all(float(each) >= 0 for each in table["adder"][7:])
+    stored = json.loads(racer(*given, "--json")[1])["candidates"]["adder"]
+    assert (stored["labelled"], stored["right"], stored["failed_calls"]) == (1, 1, 0)
+    assert stored["mean_tokens"] == float(table["adder"][7])
+    assert stored["interval"] == pytest.approx([0.025, 1.0])
 
 
 # Failures ---------------------------------------------------------------------------------------

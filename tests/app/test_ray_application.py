@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from app import lifespan
-from app.errors import NotReady, ReloadRefused
+from app.errors import NotReady, ReloadRefused, SettingsError
 from app.services import MissingPart, Services
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, ENVIRONMENT, candidates, user
 from tests.support.lazy import LazyModule
@@ -107,7 +107,7 @@ def test_changed_settings_answer_at_once_and_begun_requests_as_they_began(
         ({"limits": {"queue": 7, "drain_s": 3}}, r"limits\.queue, limits\.drain_s: cannot be"),
         ({"routing": {"fallback": "nobody"}}, r"routing\.fallback: 'nobody' is no candidate"),
         ({"routing": {"alpha": 2}}, r"routing\.alpha"),
-        ({"serves": False}, "there is no setting serves"),
+        ({"rooting": {}}, r"there is no setting rooting; did you mean `routing`\?"),
         ({"access": {"admin": {"port": 9}}}, r"access\.admin"),
     ],
     ids=["fixed", "wrong", "out of range", "no setting", "not on Serve"],
@@ -132,6 +132,24 @@ def test_changes_that_cannot_be_used_are_refused_whole(
         assert gateway.refusal is None
 
     run(gateway, work)
+
+
+@pytest.mark.parametrize("field", ["base_url", "base_urls"])
+def test_candidates_of_the_same_serve_need_its_middleware(
+    config: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    """Without it the proxies serve them to the whole network, and ask for no key."""
+    url = "http://127.0.0.1:8080/candidates/v1"
+    own = {"name": "adder", field: url if field == "base_url" else [url]}
+    changes = {"candidates": [own]}
+    variable = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(SettingsError, match=rf"candidates\.adder: .*{variable}=app\.ray_serve"):
+        deployments.load(config, changes)
+    elsewhere = {"name": "adder", "base_url": "http://pool.example/candidates2/v1"}
+    deployments.load(config, {"candidates": [elsewhere]})
+    monkeypatch.setenv(variable, "app.ray_serve.proxy:middlewares")
+    deployments.load(config, changes)
 
 
 def test_a_replica_takes_requests_only_once_it_is_calibrated(

@@ -151,6 +151,40 @@ def test_a_body_that_is_not_kept_is_not_repeated() -> None:
     assert (serve.status, serve.counted) == (503, ["refused"])
 
 
+def test_all_kept_bodies_have_one_budget() -> None:
+    """A body beyond it is passed on and not kept; what was kept is released in the end."""
+    serve = Serve([])
+    failover = proxy.ReplicaFailover(serve, serve.counted.append, kept_bytes=10)
+
+    async def status_of(body: bytes) -> int:
+        left, sent = [piece(body)], list[dict[str, Any]]()
+
+        async def receive() -> dict[str, Any]:
+            return left.pop(0) if left else DISCONNECT
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "root_path": ""}
+        await failover(scope, receive, send)
+        return sent[0]["status"]
+
+    async def statuses_beside(*sizes: int) -> list[int]:
+        found: list[int] = []
+
+        async def replica(send: Send) -> None:
+            serve.replicas = [DIES, ANSWERS]
+            found.append(await status_of(b"x" * 5))
+            await ANSWERS(send)
+
+        for size in sizes:  # of the body that is kept meanwhile
+            serve.replicas = [replica]
+            assert await status_of(b"x" * size) == 200
+        return found
+
+    assert asyncio.run(statuses_beside(5, 6, 11, 5)) == [200, 503, 200, 200]
+
+
 def test_reading_is_repeated_at_every_path() -> None:
     """Nothing changes by it."""
     serve = Serve([DIES, ANSWERS])
@@ -164,15 +198,16 @@ def test_the_paths_that_are_repeated_are_those_that_answer_queries() -> None:
     assert posted - {"/feedback"} == proxy.REPEATED
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
 def test_a_cut_stream_ends_with_an_error_event(path: str) -> None:
     """In the form of its API. Another answer cannot follow what was sent."""
     serve = Serve([says(start(headers=EVENTS), part(b"data: 1\n\n", more=True)), ANSWERS])
     serve.ask(path)
     *_, last = serve.body.decode().strip().split("\n\n")
     event = json.loads(last[last.index("{") :])
-    assert event["error"]["code"] == "replica_lost"
-    assert (event.get("type") == "error") == (path == "/v1/responses")
+    error = event["error"]
+    assert error.get("code", error.get("details", {}).get("error_code")) == "replica_lost"
+    assert (event.get("type") == "error") == (path != CHAT)
     assert not serve.sent[-1].get("more_body")
     assert serve.counted == ["cut"]
 

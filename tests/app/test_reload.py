@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from app import settings
+from app import main, settings
 from app.access.quotas import Quotas
 from app.errors import RateLimited, ReloadRefused
+from app.http.admission_queue import AdmissionQueue
 from app.reload import Reload
 from app.settings import Secrets, Settings
 from app.settings.access import Key
@@ -101,6 +102,21 @@ def test_differences_are_named_by_their_place() -> None:
     assert places(one, admin) == ["access.admin"]
 
 
+def test_a_fetched_artifact_is_its_digest() -> None:
+    """Another URL of the same file, such as one that was signed again, is no difference."""
+
+    def fetched(signature: str, digest: str, **changes: Any) -> Settings:
+        url = f"https://host.example/router.tar?signature={signature}#sha256={digest * 64}"
+        return base(access={}, artifact=url, **changes)
+
+    before, signed_again = fetched("a", "0"), fetched("b", "0")
+    assert before.remote_artifact != signed_again.remote_artifact
+    assert places(before, signed_again) == []
+    assert places(before, fetched("b", "0", limits={"fan_out": 3})) == ["limits.fan_out"]
+    assert places(before, fetched("a", "1")) == ["artifact"]
+    assert places(before, base(access={}, artifact=str(before.artifact))) == []
+
+
 def test_the_order_and_the_names_of_candidates_need_a_restart() -> None:
     """They are the artifact's; a key, a pool and a candidate's server may change."""
     assert not is_reloaded(("candidates",))
@@ -175,6 +191,25 @@ def test_a_file_that_is_not_valid_changes_nothing(serve: Serve, rewrite: Rewrite
     assert gateway.chat(ONE)["choices"][0]["message"]["content"] == "42"
 
 
+def test_a_reload_that_fails_half_way_is_repeated_by_the_next() -> None:
+    """Red when the next one finds no difference, and a part keeps the old configuration."""
+    old, new = base(access={}), base(access={}, limits={"fan_out": 3})
+    reload, followed = Reload(old, lambda: (new, Secrets())), list[int]()
+
+    def fails_once(_: Settings, __: Secrets) -> None:
+        followed.append(0)
+        if len(followed) == 1:
+            raise RuntimeError("half way")
+
+    reload.subscribe(fails_once)
+    reload.subscribe(lambda settings, _: followed.append(settings.limits.fan_out))
+    with pytest.raises(RuntimeError, match="half way"):
+        asyncio.run(reload())
+    assert asyncio.run(reload()) == ["limits.fan_out"]
+    assert followed == [0, 0, 3]
+    assert asyncio.run(reload()) == []
+
+
 def test_a_gateway_without_a_file_says_so() -> None:
     """On Ray a deployment reads it."""
     with pytest.raises(ReloadRefused, match="restart it"):
@@ -232,6 +267,31 @@ def test_no_request_is_lost_while_the_configuration_changes(serve: Serve, rewrit
         stop.set()
         assert reloading.result() >= 20
     assert statuses == [200] * 120
+
+
+def test_failed_logins_and_waiting_requests_outlive_a_reload(
+    serve: Serve, rewrite: Rewrite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reload forgives no wrong key, and its limit is the new one; the queue stays one queue."""
+    queues: list[AdmissionQueue] = []
+
+    def queue() -> AdmissionQueue:
+        queues.append(AdmissionQueue())
+        return queues[-1]
+
+    monkeypatch.setattr(main, "AdmissionQueue", queue)
+    gateway = serve(access={"failures_per_minute": 3}, calibrated=False)
+
+    def statuses(count: int) -> list[int]:
+        return [gateway.get("/v1/models", "wrong").status_code for _ in range(count)]
+
+    assert statuses(3) == [401] * 3
+    changed = rewrite(gateway, access={"failures_per_minute": 3}, limits={"fan_out": 3})
+    assert changed.json() == {"changed": ["limits.fan_out"]}
+    assert statuses(1) == [429]
+    rewrite(gateway, access={"failures_per_minute": 6}, limits={"fan_out": 3})
+    assert statuses(3) == [401, 401, 429]
+    assert len(queues) == 1
 
 
 def test_spent_quotas_stay_spent(serve: Serve, rewrite: Rewrite) -> None:
@@ -409,6 +469,20 @@ def test_the_first_data_key_is_asked_for(serve: Serve, rewrite: Rewrite) -> None
     assert rewrite(gateway, access={"keys": [entry]}).status_code == 200
     assert gateway.get("/v1/models", None).status_code == 401
     assert gateway.get("/v1/models", key).status_code == 200
+
+
+def test_the_last_data_key_stays(serve: Serve, rewrite: Rewrite) -> None:
+    """Without one, a gateway on loopback would accept every request, also those of a proxy."""
+    key, entry = configured_key("team")
+    gateway = serve(environment={"RACER_ADMIN_KEY": ADMIN_KEY}, access={"keys": [entry]})
+    message = error_message(rewrite(gateway, access={"keys": []}), 409)
+    assert message.startswith("access.keys: ")
+    assert "data key" in message
+    assert gateway.get("/v1/models", None).status_code == 401
+    assert gateway.get("/v1/models", key).status_code == 200
+    other, entry = configured_key("other")
+    assert rewrite(gateway, access={"keys": [entry]}).status_code == 200
+    assert gateway.get("/v1/models", other).status_code == 200
 
 
 def test_a_reload_reads_the_overrides_of_the_command_line(tmp_path: Path) -> None:

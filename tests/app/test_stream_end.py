@@ -19,6 +19,7 @@ from app.wire.chat import Chat
 from app.wire.completions import Completions
 from app.wire.event_template import Piece
 from app.wire.format import ApiFormat
+from app.wire.messages.format import Messages
 from app.wire.responses import Responses
 
 BROKEN_OFF = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
@@ -118,7 +119,9 @@ def test_a_fault_that_is_no_cut_stays_one(kind: str) -> None:
     assert not is_whole(api_format, [event(api_format, 0, "stop")], kind)
 
 
-@pytest.mark.parametrize("api_format", [Chat(), Completions(), Responses()], ids=lambda s: s.path)
+@pytest.mark.parametrize(
+    "api_format", [Chat(), Completions(), Responses(), Messages()], ids=lambda s: type(s).__name__
+)
 @pytest.mark.parametrize(("error", "fails"), [(None, False), ({"message": "no"}, True)])
 def test_an_error_that_is_null_is_none(api_format: ApiFormat, error: Any, fails: bool) -> None:
     """Some servers send the field with every event."""

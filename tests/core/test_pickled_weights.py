@@ -14,6 +14,7 @@ from racer_core.encoder.hub import copy_model
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pickled_weights import converted
 from racer_core.errors import ArtifactError
+from racer_core.sandbox import SandboxedProcess
 from tests.support.lazy import LazyModule
 
 torch = LazyModule("torch")
@@ -89,4 +90,18 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(
     monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", tmp_path / "file")
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="set \\$HF_HOME"):
+        converted(tmp_path / "pytorch_model.bin", "digest")
+
+
+def test_a_process_that_says_no_message_is_not_taken_for_the_cache(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is at fault, whatever its process wrote."""
+
+    def receives(_: SandboxedProcess) -> None:
+        raise ValueError("a message of the child is too long")
+
+    monkeypatch.setattr(SandboxedProcess, "receive", receives)
+    torch.save({"weight": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ArtifactError, match=r"is not converted: .*too long"):
         converted(tmp_path / "pytorch_model.bin", "digest")

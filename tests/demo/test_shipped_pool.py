@@ -61,11 +61,15 @@ def test_splits_are_large_enough_and_apart(splits: dict[str, LabelledRows]) -> N
 
 
 def test_no_candidate_is_good_enough_alone(splits: dict[str, LabelledRows]) -> None:
-    """On the test rows: each candidate below 75 %, the oracle 15 points above the best single."""
+    """On the test rows: each candidate below 75 %, the oracle 10 points above the best single.
+
+    Several candidates are right on most: else a larger set would find nothing.
+    """
     labels = splits["test"].labels(splits["test"].pool)
     best_single, best_of_pool = labels.mean(axis=0).max(), labels.any(axis=1).mean()
     assert best_single <= 0.75
-    assert best_of_pool >= best_single + 0.15
+    assert best_of_pool >= best_single + 0.10
+    assert (labels.sum(axis=1) > 1).mean() >= 0.60
     assert 0.03 <= 1 - best_of_pool <= 0.15
 
 
@@ -118,6 +122,32 @@ def test_sets_are_small_at_alpha_one_tenth(
         assert (metrics.risk if paper else metrics.miss_given_answerable) <= 0.15
         sizes.append(metrics.size)
     assert min(sizes) <= 0.6 * len(racer.pool)
+
+
+def test_alpha_trades_calls_for_risk_and_a_fixed_order_calls_more(
+    racer: Racer,
+    splits: dict[str, LabelledRows],
+    test_scores: RouterScores,
+    calibration: Calibration,
+) -> None:
+    """What the demo shows, on test rows, with the default score and risk target of a gateway."""
+    rows = splits["test"]
+    options = CalibrationOptions(null_threshold=racer.artifact.null_threshold)
+    calibration = replace(calibration, options=options)
+
+    def size(alpha: float, score: Score) -> float:
+        sets = calibration.sets(
+            test_scores.scores,
+            [b""] * len(rows),
+            calibration.lambda_hat(alpha, score),
+            score,
+            test_scores.neighbours,
+        )
+        return float(sets.selected.sum(axis=1).mean())
+
+    assert size(0.02, Score.COVER) > size(0.05, Score.COVER) + 0.5
+    for alpha in (0.02, 0.05):
+        assert size(alpha, Score.STATIC) > size(alpha, Score.COVER) + 0.2
 
 
 def test_scripts_import_names_that_exist() -> None:

@@ -22,6 +22,7 @@ from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from racer_core import __version__
 
+from . import test_bootstrap as bootstrap
 from . import test_kubernetes as plain
 from .chart import CHART, ChartRefused, Manifest, merged, render, values_of
 from .monitoring import ALERTS
@@ -38,6 +39,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "usual": USUAL,
     "gpu": merged(USUAL, {"gateway": {"gpus": 1, "nodeSelector": {"gpu": "small"}}}),
     "volume": {"existingSecret": "gateway", "artifact": {"existingClaim": "artifacts"}},
+    "bootstrap": {
+        "existingSecret": "gateway",
+        "artifact": {"existingClaim": "artifact"},
+        "bootstrap": {"questions": "questions"},
+        "imagePullSecrets": [{"name": "registry"}],
+    },
     "candidates elsewhere": {
         "existingSecret": "gateway",
         "candidates": [{"name": "one", "settings": {"base_url": "https://models.example/v1"}}],
@@ -123,6 +130,7 @@ def test_helm_finds_nothing_to_complain_about() -> None:
         (USUAL | {"candidates": []}, "candidates: name at least one"),
         (merged(USUAL, {"gateway": {"gpu": 1}}), "gpu"),
         (merged(USUAL, {"netwrokPolicy": {}}), "netwrokPolicy"),
+        (USUAL | {"bootstrap": {"questions": "q"}}, "artifact.existingClaim: name the claim"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(values: dict[str, Any], message: str) -> None:
@@ -265,6 +273,66 @@ def test_tables_are_brought_up_to_date_before_a_release() -> None:
     assert "Secret" not in {each["kind"] for each in manifests}
     others = [m for m in manifests if "annotations" in m["metadata"] and m not in (job, policy)]
     assert others == [], "a hook is no part of the release"
+
+
+# The bootstrap ----------------------------------------------------------------------------------
+
+
+def test_the_bootstrap_is_that_of_the_plain_manifests() -> None:
+    """But for the places of configuration and questions. Both write where the gateway reads."""
+    manifests = render(VARIANTS["bootstrap"])
+    ours = pod(manifests, "bootstrap", "Job")
+    theirs = bootstrap.named("Job")["spec"]["template"]["spec"]
+    [job], [other] = ours["containers"], theirs["containers"]
+    differing = {"image", "args", "volumeMounts"}
+    assert {k: v for k, v in job.items() if k not in differing} == {
+        k: v for k, v in other.items() if k not in differing
+    }
+    differing = {"containers", "volumes", "imagePullSecrets"}
+    assert {k: v for k, v in ours.items() if k not in differing} == {
+        k: v for k, v in theirs.items() if k not in differing
+    }
+    place = {"--config": "/bootstrap/racer.yaml", "--queries": "/questions/questions.jsonl"}
+    place |= {"--url": "http://demo-gateway:8080"}
+    assert dict(arg.split("=") for arg in job["args"][1:]) == (
+        dict(arg.split("=") for arg in other["args"][1:]) | place
+    )
+    mounted = {
+        each["mountPath"]: volume
+        for each in job["volumeMounts"]
+        for volume in ours["volumes"]
+        if volume["name"] == each["name"]
+    }
+    claim = mounted[VALUES["config"]["artifact"]]["persistentVolumeClaim"]["claimName"]
+    [read] = [each for each in pod(manifests)["volumes"] if each["name"] == "artifact"]
+    assert claim == read["persistentVolumeClaim"]["claimName"]
+    assert mounted["/bootstrap"]["configMap"] == {"name": "demo-gateway"}
+    assert mounted["/questions"]["configMap"] == {"name": "questions"}
+
+
+def test_the_bootstrap_reaches_the_gateway_alone() -> None:
+    """And the gateway lets it in; without questions neither is there."""
+    manifests = render(VARIANTS["bootstrap"])
+    policy = found(manifests, "NetworkPolicy", "bootstrap")["spec"]
+    peers = [peer for rule in policy["egress"] for peer in rule["to"] if len(peer) == 1]
+    assert [selected(manifests, peer["podSelector"]["matchLabels"]) for peer in peers] == [
+        {"gateway"}
+    ]
+    into = found(manifests, "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    assert {"bootstrap"} in [
+        selected(manifests, peer["podSelector"]["matchLabels"])
+        for peer in into
+        if "podSelector" in peer
+    ]
+    assert "bootstrap" not in str(render(VARIANTS["volume"]))
+
+
+def test_images_come_from_a_private_registry() -> None:
+    """Every pod names the secret."""
+    manifests = render(VARIANTS["bootstrap"])
+    pods = [m["spec"]["template"]["spec"] for m in manifests if m["kind"] in ("Deployment", "Job")]
+    assert len(pods) == 5
+    assert all(each["imagePullSecrets"] == [{"name": "registry"}] for each in pods)
 
 
 # Variants ---------------------------------------------------------------------------------------
@@ -411,6 +479,8 @@ def test_the_readme_names_values_and_labels_that_exist() -> None:
 def test_the_notes_name_commands_that_exist() -> None:
     """What Helm prints after an installation."""
     notes = (CHART / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    named = set(re.findall(r"--set ([\w.]+)=", notes))
+    assert named == {"artifact.existingClaim", "bootstrap.questions"}
     [line] = re.findall(r"^ *racer (\w+) (\S+) (--\w+)", notes, re.MULTILINE)
     known = {option for each in main.cli.commands[line[0]].params for option in each.opts}
     assert line[2] in known

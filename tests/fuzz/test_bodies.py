@@ -19,6 +19,7 @@ from app.access.api_keys import LOCAL
 from app.api.chat import chat_completions
 from app.api.completions import completions
 from app.api.embeddings import embeddings
+from app.api.messages import count_tokens, messages
 from app.api.responses import responses
 from app.api.route import route
 from app.routing.applications import Applications
@@ -26,6 +27,7 @@ from app.routing.conditions import ConditionReader
 from app.settings import Settings, load
 from app.wire.candidate_payload import candidate_payload
 from app.wire.error_envelope import envelope
+from app.wire.messages.blocks import BLOCKS
 from racer_core.errors import RacerError
 from tests.support.gateway import ENVIRONMENT, POOL, configure
 
@@ -75,6 +77,43 @@ _chat = {
     "response_format": _form,
     "stream_options": objects({"include_usage": st.booleans()}),
 }
+_source = objects(
+    {
+        "type": st.sampled_from(["base64", "url", "text", "content", "file"]),
+        "media_type": _text,
+        "data": _text,
+        "url": _text,
+        "content": st.lists(objects({"type": st.just("text"), "text": _text}), max_size=1),
+    }
+)
+_block = objects(
+    {
+        "type": st.sampled_from([*(row.type for row in BLOCKS), "text", "server_tool_use"]),
+        "text": _text,
+        "source": _source,
+        "tool_use_id": _text,
+        "id": _text,
+        "name": _text,
+        "input": st.just({"a": 1}),
+        "content": _content,
+        "thinking": _text,
+        "is_error": st.booleans(),
+    }
+)
+_blocks = st.one_of(_text, st.lists(_block, max_size=3))
+_messages_prompt = {
+    "model": _common["model"],
+    "messages": st.lists(
+        objects({"role": st.sampled_from(["user", "user", "assistant", "system"]),
+                 "content": _blocks}),
+        min_size=1,
+        max_size=3,
+    ),
+    "system": st.one_of(_text, st.lists(objects({"type": st.just("text"), "text": _text}))),
+    "tools": st.lists(objects({"name": _text, "input_schema": st.just({})}), max_size=2),
+    "tool_choice": objects({"type": st.sampled_from(["auto", "any", "tool"]), "name": _text}),
+    "racer": _common["racer"],
+}  # fmt: skip
 _tokens = st.sampled_from(["one", ["one"], ["one", "two"], [1, 2], [[1], [2]], []])
 BODIES: dict[str, tuple[Endpoint, Strategy]] = {
     "chat": (chat_completions, objects(_common | _chat)),
@@ -91,6 +130,19 @@ BODIES: dict[str, tuple[Endpoint, Strategy]] = {
             }
         ),
     ),
+    "messages": (
+        messages,
+        objects(
+            _messages_prompt
+            | {
+                "max_tokens": _common["max_tokens"],
+                "stream": st.booleans(),
+                "thinking": objects({"type": st.sampled_from(["enabled", "disabled"])}),
+                "metadata": objects({"user_id": _text}),
+            }
+        ),
+    ),
+    "count_tokens": (count_tokens, objects(_messages_prompt)),
     "route": (
         route,
         st.one_of(
@@ -134,12 +186,14 @@ class Door:
             applications=Applications(settings),
             chat=_Anyone(),
             named_candidates=_Anyone(),
+            token_counter=_Anyone(),
         )
         self._runner = runner
 
     def ask(self, endpoint: Endpoint, data: bytes) -> tuple[Any, ...] | None:
         """The arguments of the call that reaches the service; None if the body is refused."""
-        state = {"caller": LOCAL, "quota_ticket": SimpleNamespace(spend=_nothing, hold=_nothing)}
+        ticket = SimpleNamespace(spend=_nothing, hold=_nothing)
+        state = {"caller": LOCAL, "quota_ticket": ticket, "request_id": "r"}
         scope = {"type": "http", "method": "POST", "headers": [], "state": state}
         arrived: list[Arrival] = [{"type": "http.request", "body": data, "more_body": False}]
 

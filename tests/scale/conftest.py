@@ -133,9 +133,9 @@ def two_nodes(**environment: str) -> Generator[Cluster]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(postgres: databases.Postgres) -> Iterator[Cluster]:
-    """Two nodes, with what a gateway takes from the environment."""
+    """Two nodes with what a gateway takes from the environment; their store is new."""
     proxy = {
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.ray_serve.proxy:middlewares",
         # The head's proxy stands for those of all nodes, so it must not keep to its own.
@@ -149,7 +149,7 @@ def cluster(postgres: databases.Postgres) -> Iterator[Cluster]:
 Deploy = Callable[..., None]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(
     cluster: Cluster, configuration: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Gateway, Deploy]]:

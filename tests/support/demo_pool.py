@@ -44,12 +44,20 @@ def long_pool(folder: Path) -> Generator[str]:
 
 
 def configure(folder: Path, server: str) -> Path:
-    """The demo's configuration with this pool and a store of its own."""
+    """The demo's configuration with this pool, a store, and a router that refuses no request.
+
+    The router was trained on single questions, and what it refuses of other requests is chance.
+    """
+    for name in ("encoder", "router"):
+        shutil.copytree(run.FOLDER / name, folder / name)
+    manifest = folder / "router" / "manifest.json"
+    trained = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest.write_text(json.dumps(trained | {"null_threshold": 1.0}), encoding="utf-8")
     values = yaml.safe_load((run.FOLDER / "racer.yaml").read_text(encoding="utf-8"))
     for each in values["candidates"]:
         each |= {"base_url": server, "timeout_s": 120}
     values |= {
-        "artifact": str(run.FOLDER / "router"),
+        "artifact": str(folder / "router"),
         "store": f"sqlite:///{folder / 'racer.db'}",
         "port": 0,
         "limits": {"deadline_s": 120},

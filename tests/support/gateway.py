@@ -22,9 +22,10 @@ from racer_core.types import LabelledRow, LabelledRows
 from tests.support.lazy import LazyModule
 
 if TYPE_CHECKING:
+    from anthropic import Anthropic
     from openai import OpenAI
 
-openai = LazyModule("openai")
+anthropic, openai = LazyModule("anthropic"), LazyModule("openai")
 
 POOL = ("adder", "speller", "poet")
 DATA_KEY = "data-key-of-the-tests"
@@ -118,6 +119,13 @@ class Gateway:
             lambda: openai.OpenAI(
                 base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60
             ),
+        )
+
+    def anthropic(self, key: str = DATA_KEY) -> Anthropic:
+        """Anthropic's client, without retries of its own."""
+        return self._client(
+            ("anthropic", key),
+            lambda: anthropic.Anthropic(base_url=self.url, api_key=key, max_retries=0, timeout=60),
         )
 
     def post(self, path: str, key: str | None = DATA_KEY, **request: Any) -> httpx2.Response:

@@ -92,6 +92,8 @@ class FakePool:
     models_status: int = 200
     models_body: bytes | None = None  # instead of the list
     key: str | None = None  # that the list wants
+    tokens: dict[str, int] = field(default_factory=dict)  # of any prompt; others count none
+    tokenized: list[dict[str, Any]] = field(default_factory=list)  # every body that was counted
     ahead_s: float | None = 0.0  # the ``Date`` header, against this machine's clock; None for none
 
     def say(self, name: str, text: str, **behaviour: Any) -> None:
@@ -120,6 +122,8 @@ class FakePool:
         kept = (self.scripts, self.requests, self.headers, self.paths)
         for each in (*kept, self.cancelled, self.trapped, self.seen):
             each.clear()
+        self.tokens.clear()
+        self.tokenized.clear()
         self.raters.clear()
         self.rated.clear()
         self.peak = 0
@@ -152,6 +156,7 @@ class FakePool:
         app.router.add_post("/v1/responses", self._answer)
         app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_get("/v1/models", self._list)  # what a probe asks for
+        app.router.add_post("/tokenize", self._tokenize)
         app.router.add_route("*", "/{path:.*}", self._trap)
         app.on_response_prepare.append(self._prepare)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
@@ -215,6 +220,15 @@ class FakePool:
         self.requests.append(body)
         self.paths.append(request.path)
         return _json(json.dumps(embeddings(body)).encode())
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        """As vLLM; 404 for a model without a number of tokens, as a server without the endpoint."""
+        body = await request.json()
+        self.tokenized.append(body)
+        count = self.tokens.get(body["model"])
+        if count is None:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        return web.json_response({"count": count, "max_model_len": 4096, "tokens": [7] * count})
 
     async def _list(self, request: web.Request) -> web.Response:
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":

@@ -105,7 +105,7 @@ def answers(gateway: Gateway) -> bool:
 
 
 def test_one_file_serves_gateway_router_and_candidates(gateway: Gateway) -> None:
-    """Answers that are certified, by vLLM behind the proxies that serve the gateway.
+    """Answers under a calibrated threshold, by vLLM behind the proxies that serve the gateway.
 
     Red when `ray.serve.llm` refuses the file, the router finds no part of a GPU, or another client
     than the gateway reaches the candidates.

@@ -39,7 +39,7 @@ from app.store.calibrations import (
     unify_digests,
 )
 from app.store.engine import insert_into, notify
-from app.store.schema import lock
+from app.store.schema import lock_schema
 from app.store.store_keys import take_over_keys
 from app.store.tables import (
     ActiveRow,
@@ -157,7 +157,7 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
         pass  # verified, all of them, before anything is written
     restored = RestoreResult()
     with store.transaction() as session:
-        lock(session.connection())  # two gateways that start take one artifact's over
+        lock_schema(session.connection())  # two gateways that start take one artifact's over
         for stored in backup.calibrations():
             found = _find(session, stored.row)
             if found is not None:

@@ -1,1 +1,1 @@
-"""`racer bootstrap`: the commands from questions to a calibration; knows their words, not how."""
+"""Steps of `racer bootstrap`; knows the words of each command, and not how a command works."""

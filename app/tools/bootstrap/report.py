@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.settings import Settings
-from app.tools.bootstrap.state import State
+from app.tools.bootstrap.state import BootstrapState
 from app.tools.bootstrap.steps import Steps, artifact_of
 from app.tools.gateway_client import GatewayClient
 from racer_core.offline.training_rows import with_labels
@@ -13,7 +13,11 @@ from racer_core.records.reader import read_rows
 
 
 def report(
-    state: State, steps: Steps, settings: Settings, gateway: GatewayClient
+    state: BootstrapState,
+    steps: Steps,
+    settings: Settings,
+    gateway: GatewayClient,
+    data_url: str,
 ) -> dict[str, Any]:
     """The figures of all steps, as JSON values.
 
@@ -22,6 +26,7 @@ def report(
         steps: Where their files are.
         settings: The configuration at the end.
         gateway: Says which calibration it runs.
+        data_url: Where clients reach it.
     """
     read = read_rows(steps.rows, settings.pool, text="conversation", takes_unlabelled=True)
     rows = with_labels(read, steps.rows.name)
@@ -34,8 +39,8 @@ def report(
     left: list[str] = []
     if not calibration["active"]:
         left.append(
-            f"another calibration is active; to activate this one: POST "
-            f"{gateway.url}/calibrations/{calibration['id']}/activate"
+            "another calibration is active; to activate this one: racer calibrations activate "
+            f"{calibration['id']} --url {gateway.url}"
         )
     if tuning.get("diff"):
         left.append(
@@ -44,7 +49,7 @@ def report(
             else "`racer tune` proposes another setting; --write applies it"
         )
     artifact = artifact_of(settings)
-    left.append(f"ask `auto` at {gateway.url}/v1: every answer carries its certificate")
+    left.append(f"ask `auto` at {data_url}/v1: every answer carries its certificate")
     left.append(
         f"keep {artifact} and {steps.calibration_rows}: other gateways are calibrated from them"
     )

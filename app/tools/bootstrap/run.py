@@ -12,10 +12,13 @@ from app.errors import SettingsError
 from app.settings import Settings
 from app.tools.bootstrap.gateway import check_gateway
 from app.tools.bootstrap.report import report
-from app.tools.bootstrap.state import State, Step
+from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.bootstrap.steps import BootstrapOptions, Steps
 from app.tools.gateway_client import GatewayClient
+from app.tools.hub_probe import check_hub
+from racer_core.encoder.hub import DEFAULT_ENCODER
 from racer_core.errors import InputError, RacerError
+from racer_core.offline.encoder_choice import offered
 from racer_core.records.questions import read_questions
 from racer_core.types import RiskTarget
 
@@ -50,8 +53,11 @@ def run(
     """
     configured = settings.read(options.config)
     _check(options, configured)
-    state = State(options.folder / STATE)
+    state = BootstrapState(options.folder / STATE)
     check_gateway(gateway, configured)
+    if not state.has_begun("train"):
+        for each in offered(options.encoders) or (DEFAULT_ENCODER,):
+            check_hub(each)
     steps = Steps(options, state, gateway)
     makers = (
         *(steps.label, steps.split, steps.train),
@@ -61,7 +67,7 @@ def run(
         # `racer tune --write` changes what the next steps depend on.
         step = make(settings.read(options.config))
         say_here = partial(_say_at, say, f"[{number}/{len(makers)}]")
-        if state.is_done(step):
+        if state.is_done(step) or state.recover(step):
             say_here(f"{step.name}: nothing has changed, skipped")
             continue
         try:
@@ -72,19 +78,19 @@ def run(
                 "steps are kept"
             )
             raise
-    return report(state, steps, settings.read(options.config), gateway)
+    return report(state, steps, settings.read(options.config), gateway, options.data_url)
 
 
 def _say_at(say: Say, place: str, text: str) -> None:
     say(f"{place} {text}")
 
 
-def _do(step: Step, state: State, command: RunCommand, say: Say) -> None:
+def _do(step: Step, state: BootstrapState, command: RunCommand, say: Say) -> None:
     """Run a step's command and note its result."""
     words = [*step.command, *step.prepare()]
     say(f"racer {shlex.join(words)}")
     inputs = step.inputs
-    state.begin(step)
+    state.begin(step, inputs=inputs)
     try:
         result = step.keep(command(words))
     except step.tolerates as exc:
@@ -98,7 +104,7 @@ def _check(options: BootstrapOptions, configured: Settings) -> None:
 
     Raises:
         InputError: The questions cannot be read, or nothing says which answers are right.
-        SettingsError: The configuration names no artifact, or a risk of graded rows.
+        SettingsError: The configuration names no folder for the artifact, or a risk of graded rows.
     """
     questions = read_questions(options.queries, configured.text_of)
     if options.references is not None:
@@ -109,6 +115,11 @@ def _check(options: BootstrapOptions, configured: Settings) -> None:
         raise SettingsError(
             f"{options.config}: set `artifact` to the folder where the router will be, such as "
             "`artifact: artifact`, and restart the gateway"
+        )
+    if (remote := configured.remote_artifact) is not None:
+        raise SettingsError(
+            f"{options.config}: a router is trained into a folder, not {remote.shown}: set "
+            "`artifact` to a folder here, and to the URL when the trained artifact is there"
         )
     if configured.routing.risk_target is RiskTarget.QUALITY:
         raise SettingsError(

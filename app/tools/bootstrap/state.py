@@ -35,6 +35,8 @@ class Step:
         writes: Files that it writes.
         keep: What the report needs of the command's result, as JSON values.
         prepare: Called before the command; returns further words of it. Raises RacerError.
+        recover: Called where the command wrote its files and ended before that was noted; returns
+            what would have been kept, or None to run the command again. None: it always is.
         stands: Whether a kept result still holds, beyond its files.
         tolerates: Errors of the command after which the next steps go on.
     """
@@ -46,6 +48,7 @@ class Step:
     writes: tuple[Path, ...] = ()
     keep: Callable[[Any], Any] = _as_it_is
     prepare: Callable[[], Sequence[str]] = tuple
+    recover: Callable[[], Any] | None = None
     stands: Callable[[Any], bool] = _stands
     tolerates: tuple[type[RacerError], ...] = ()
 
@@ -62,7 +65,7 @@ class Step:
         return {str(path): _digest(path) if path.is_file() else None for path in self.writes}
 
 
-class State:
+class BootstrapState:
     """Finished steps with their results, in a file that is replaced whole.
 
     Args:
@@ -100,10 +103,23 @@ class State:
             and step.stands(found["result"])
         )
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: Step, *, inputs: str) -> None:
         """Note that a step may have written some of its files from now on."""
-        self._steps[step.name] = {}
+        self._steps[step.name] = {"begun_with": inputs, "before": step.outputs}
         self._write()
+
+    def recover(self, step: Step) -> bool:
+        """Finish a step whose command ended before that was noted, if it says what it did."""
+        found = self._steps.get(step.name, {})
+        if step.recover is None or found.get("begun_with") != step.inputs:
+            return False
+        if any(digest in (None, found["before"][name]) for name, digest in step.outputs.items()):
+            return False
+        result = step.recover()
+        if result is None:
+            return False
+        self.finish(step, result, inputs=found["begun_with"])
+        return True
 
     def finish(self, step: Step, result: Any, *, inputs: str) -> None:
         """Note a finished step; ``inputs`` is the digest from before the command ran."""

@@ -9,12 +9,15 @@ from typing import Any, Final
 
 from app.errors import UpstreamError
 from app.settings import Settings
+from app.settings.applications import leave_out_digest
 from app.tools.bootstrap.gateway import wait_for_artifact
 from app.tools.bootstrap.results import calibrated, evaluated, labelled, trained, tuned
-from app.tools.bootstrap.state import State, Step
+from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.gateway_client import GatewayClient
+from app.tools.router_rows import read_rows
 from racer_core import artifacts
 from racer_core.errors import ArtifactError, CalibrationError, RowsError
+from racer_core.offline.training_rows import with_labels
 
 GRADES: Final = ("choice", "number", "math", "exact")  # of answers that have references
 _VOTES: Final = ("choice", "number", "exact")  # equalities that `racer evaluate` measures
@@ -40,14 +43,17 @@ class BootstrapOptions:
     alpha: float | None
     write: bool
     folder: Path
-    url: str
+    url: str  # of the admin endpoints
+    data_url: str  # of clients
     wait_s: float  # for the gateway to load the artifact
 
 
 class Steps:
     """The steps, each made when the ones before it are done."""
 
-    def __init__(self, options: BootstrapOptions, state: State, gateway: GatewayClient) -> None:
+    def __init__(
+        self, options: BootstrapOptions, state: BootstrapState, gateway: GatewayClient
+    ) -> None:
         self._options = options
         self._state = state
         self._gateway = gateway
@@ -137,6 +143,7 @@ class Steps:
             writes=_files_of(artifact),
             keep=trained,
             prepare=prepare,
+            recover=lambda: _trained_before(artifact, data, settings),
         )
 
     def tune(self, settings: Settings) -> Step:
@@ -230,6 +237,22 @@ def _files_of(artifact: Path) -> tuple[Path, ...]:
     return tuple(artifact / name for name in artifacts.FILES)
 
 
+def _trained_before(artifact: Path, data: Path, settings: Settings) -> dict[str, Any] | None:
+    """What is kept of a training that ended; None if it has something left to do."""
+    if (artifact / "checkpoint").exists():
+        return None
+    try:
+        found = artifacts.load(artifact, settings.pool)
+    except ArtifactError:
+        return None
+    return {
+        "artifact": str(artifact),
+        "router": found.router.kind,
+        "encoder": found.encoder.kind,
+        "training_rows": len(with_labels(read_rows(data, settings, None), data.name)),
+    }
+
+
 def _option(name: str, value: object) -> Iterable[str]:
     return () if value is None else (name, str(value))
 
@@ -253,5 +276,6 @@ def _router_depends_on(settings: Settings) -> list[Any]:
         settings.aggregation.equality,
         settings.routing.text,
         settings.own_texts,
+        leave_out_digest(settings.applications),
         settings.limits.query_chars,
     ]

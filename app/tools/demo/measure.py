@@ -31,7 +31,7 @@ from racer_core.types import (
     Score,
 )
 
-ALPHAS = (0.05, 0.1, 0.2)
+ALPHAS = (0.02, 0.05, 0.1)
 CONCURRENCY = 8
 Report = Callable[[str, int, int], None]
 T = TypeVar("T")

@@ -58,4 +58,6 @@ def routed_question(question: Question, settings: Settings) -> str:
     """The text that the router reads, which an evaluator is shown when serving."""
     request = replayed(question, settings)
     conversation = conversation_of(request.fields, request.api_format.path)
-    return conversation.text(settings.text_of(question.group))[: settings.limits.query_chars]
+    group = question.group
+    text = conversation.text(settings.text_of(group), settings.leave_out_of(group))
+    return text[: settings.limits.query_chars]

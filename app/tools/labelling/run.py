@@ -73,6 +73,10 @@ class LabellingReport:
             "calls": self.calls,
             **({"reused": self.reused} if self.reused else {}),
             **rated,
+            "candidates": {
+                name: {**each.as_json(), "failed_calls": self.failed_calls[name]}
+                for name, each in self.rows.candidates.items()
+            },
             **self.rows.as_json(),
         }
 

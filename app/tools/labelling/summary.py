@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import Any, Final, cast
 
 from racer_core.calibration.learn_then_test import clopper_pearson_lower, clopper_pearson_upper
@@ -49,6 +50,16 @@ class CandidateSummary:
             clopper_pearson_lower(self.right, self.rows, half),
             clopper_pearson_upper(self.right, self.rows, half),
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that are printed; means are of the calls that say so."""
+        return {
+            "labelled": self.rows,
+            "right": self.right,
+            "interval": list(self.interval) if self.rows else None,
+            "mean_tokens": mean(self.tokens) if self.tokens else None,
+            "mean_seconds": mean(self.seconds) if self.seconds else None,
+        }
 
     def add(self, row: LabelledRow, name: str) -> None:
         """Count a row, and the call that gave the answer in it."""

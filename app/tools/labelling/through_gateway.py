@@ -1,6 +1,6 @@
 """Calls of candidates through a running gateway, by their names.
 
-Only the gateway may reach them: candidates in a cluster, or behind keys that nobody else has. It
+Only the gateway may reach them: candidates in a cluster, or behind keys that it alone has. It
 adds each candidate's parameters, so what candidates are sent is the same as without it.
 """
 

@@ -1,4 +1,4 @@
-"""How each API format is called and read: chat, completions, responses."""
+"""How each API format is called and read: chat, completions, responses, messages."""
 
 from __future__ import annotations
 
@@ -24,9 +24,13 @@ class Api:
     text: Callable[[dict[str, Any]], str]  # of a whole answer
     delta: Callable[[dict[str, Any]], str]  # of one event
     inner: Callable[[dict[str, Any]], dict[str, Any]]  # where an event says id and model
-    counts: tuple[str, str, str]
+    counts: tuple[str, ...]
     ends: bool  # its streams end with [DONE]
     guarantee: str = "holds"  # the header of a plain request
+    upstream: str = ""  # where candidates are called, if not at the same path
+    keeps_fields: bool = True  # of candidates' answers that nobody knows
+    closing: int = -1  # the place of the event with the racer object
+    code: Callable[[dict[str, Any]], str] = lambda error: error["code"]
 
     def post(self, gateway: Gateway, text: str, /, **fields: Any) -> Any:
         """A whole answer of any status."""
@@ -60,11 +64,23 @@ class Api:
         """Whether an event says that the answer is complete."""
         if self.ends:
             return [choice["finish_reason"] for choice in event["choices"]] == ["stop"]
-        return event["type"] == "response.completed"
+        return event["type"] in ("response.completed", "message_stop")
+
+    def racer(self, events: list[dict[str, Any]]) -> dict[str, Any]:
+        """The racer object of a stream; that no other event has one is checked."""
+        carriers = [event.get("response", event) for event in events]
+        assert [each for each in carriers if "racer" in each] == [carriers[self.closing]]
+        return carriers[self.closing]["racer"]
 
     def usage(self, body: dict[str, Any]) -> tuple[int, ...]:
         """Prompt, completion and total tokens."""
-        return tuple(body["usage"][name] for name in self.counts)
+        found = tuple(body["usage"][name] for name in self.counts)
+        return found if len(found) == 3 else (*found, sum(found))
+
+    @property
+    def called(self) -> str:
+        """The path at which candidates are called."""
+        return f"/v1/{self.upstream or self.path}"
 
 
 def _choice_text(choice: dict[str, Any]) -> str:
@@ -108,5 +124,21 @@ RESPONSES = Api(
     ends=False,
     guarantee="void; reason=conditions_differ:endpoint",
 )
-EVERY_API = pytest.mark.parametrize("api", [CHAT, COMPLETIONS, RESPONSES], ids=lambda api: api.path)
+MESSAGES = Api(
+    path="messages",
+    prefix="msg_",
+    asks=CHAT.asks,
+    text=lambda body: "".join(block["text"] for block in body["content"]),
+    delta=lambda event: event.get("delta", {}).get("text", ""),
+    inner=lambda event: event.get("message", {}),
+    counts=("input_tokens", "output_tokens"),
+    ends=False,
+    upstream="chat/completions",
+    keeps_fields=False,
+    closing=-2,
+    code=lambda error: error["details"]["error_code"],
+)
+EVERY_API = pytest.mark.parametrize(
+    "api", [CHAT, COMPLETIONS, RESPONSES, MESSAGES], ids=lambda api: api.path
+)
 CHUNKED_APIS = pytest.mark.parametrize("api", [CHAT, COMPLETIONS], ids=lambda api: api.path)

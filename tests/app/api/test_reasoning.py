@@ -23,8 +23,7 @@ def ask(gateway: Gateway, api: Api, query: str, *, stream: bool) -> tuple[str, d
         answer = api.answer(gateway, query, racer=racer)
         return api.text(answer), answer["racer"]
     _, events = api.stream(gateway, query, racer=racer)
-    last = events[-1]
-    return "".join(map(api.delta, events)), (last if api.ends else last["response"])["racer"]
+    return "".join(map(api.delta, events)), api.racer(events)
 
 
 @STREAMED

@@ -1,0 +1,301 @@
+"""Errors below ``/v1/messages`` in Anthropic's envelope, at whatever stage they are made."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from app.errors import STATUS
+from app.routing.service import RoutingService
+from app.wire.messages.errors import ERROR_TYPES, PATH, concerns
+from tests.support.gateway import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    Gateway,
+    configure,
+    running,
+    user,
+)
+from tests.upstreams.scripted import FakePool
+
+BODY = {"model": "auto", "messages": user(ONE)}
+PATHS = pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])
+
+
+def checked(response: httpx2.Response, status: int, code: str) -> dict[str, Any]:
+    """The error: status, exact envelope, the id in both headers, advice on retries."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert body.keys() == {"type", "error", "request_id"}
+    assert body["type"] == "error"
+    assert body["request_id"] == response.headers["request-id"]
+    assert body["request_id"] == response.headers["x-request-id"]
+    error = body["error"]
+    assert error.keys() == {"type", "message", "details"}
+    assert error["details"].keys() == {"error_code", "param"}
+    assert error["details"]["error_code"] == code
+    usual = "api_error" if status >= 500 else "invalid_request_error"
+    assert error["type"] == ERROR_TYPES.get(status, usual)
+    advice = "retry-after" if status in (429, 502, 503, 504) else "x-should-retry"
+    assert response.headers[advice] in ("1", "false")
+    return error
+
+
+@pytest.fixture(scope="module")
+def small(
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway with small limits."""
+    path = configure(
+        tmp_path_factory.mktemp("small"),
+        artifact,
+        shared_pool.url,
+        limits={"body_bytes": 2_000, "max_tokens": 100, "tools": 1, "in_flight": 1},
+    )
+    with running(path, ENVIRONMENT) as gateway:
+        yield gateway
+
+
+# Before the handler.
+
+
+@PATHS
+def test_keys_come_in_either_header(gateway: Gateway, pool: FakePool, path: str) -> None:
+    """Both of Anthropic's; where both are sent, `authorization` counts."""
+    pool.tokens |= dict.fromkeys(POOL, 7)
+    cases: list[tuple[list[tuple[str, str]], int]] = [
+        ([("x-api-key", DATA_KEY)], 200),
+        ([("authorization", f"Bearer {DATA_KEY}")], 200),
+        ([("authorization", f"Bearer {DATA_KEY}"), ("x-api-key", "another")], 200),
+        ([("x-api-key", DATA_KEY), ("authorization", "Bearer another")], 401),
+        ([("x-api-key", DATA_KEY), ("x-api-key", DATA_KEY)], 401),
+        ([("x-api-key", "another")], 401),
+        ([], 401),
+    ]
+    with gateway.http(None) as client:
+        for headers, status in cases:
+            response = client.post(path, json=BODY, headers=headers)
+            if status == 200:
+                assert response.status_code == 200, response.text
+            else:
+                error = checked(response, 401, "invalid_api_key")
+                assert "x-api-key" in error["message"]
+
+
+def test_an_api_key_header_opens_every_endpoint(gateway: Gateway) -> None:
+    """Also those of an administrator, with that key alone."""
+    with gateway.http(None) as client:
+        for key, status in ((ADMIN_KEY, 200), (DATA_KEY, 403), ("another", 401)):
+            found = client.get("/calibrations", headers={"x-api-key": key}).status_code
+            assert found == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", PATH, 405, "method_not_allowed"),
+        ("PUT", f"{PATH}/count_tokens", 405, "method_not_allowed"),
+        ("POST", f"{PATH}/batches", 404, "not_found"),
+        ("GET", f"{PATH}/batches/b1", 404, "not_found"),
+        ("POST", f"{PATH}/", 404, "not_found"),
+    ],
+)
+def test_paths_and_methods_that_are_not_served(
+    gateway: Gateway, method: str, path: str, status: int, code: str
+) -> None:
+    """The envelope is that of everything below the path, whether it is a route or not."""
+    with gateway.http() as client:
+        checked(client.request(method, path), status, code)
+
+
+def test_other_paths_keep_openais_envelope(gateway: Gateway) -> None:
+    """Also one that only begins with the same letters."""
+    for path in ("/v1/messages2", "/v1/message", "/v1/chat/messages"):
+        assert not concerns(path)
+        assert gateway.post(path, json=BODY).json().keys() == {"error"}
+
+
+def test_hosts_and_other_sites(gateway: Gateway) -> None:
+    """Checked before the key."""
+    with gateway.http() as client:
+        headers = {"host": "elsewhere.example"}
+        checked(client.post(PATH, json=BODY, headers=headers), 400, "invalid_host")
+        headers = {"sec-fetch-site": "cross-site"}
+        checked(client.post(PATH, json=BODY, headers=headers), 403, "cross_site")
+
+
+def test_limits_of_keys_and_of_the_process(small: Gateway, pool: FakePool) -> None:
+    """The only place is taken by a stream that is still open."""
+    for name in POOL:
+        pool.say(name, "42" * 50, pause_s=0.2)
+    body = {**BODY, "model": "adder", "stream": True}
+    with (
+        small.http() as client,
+        client.stream("POST", PATH, json=body) as response,
+    ):
+        lines = response.iter_lines()  # kept: dropping it would close the connection
+        next(lines)
+        checked(small.post(PATH, json=BODY), 429, "rate_limited")
+
+
+# Within it.
+
+
+@PATHS
+def test_bodies_that_are_not_read(small: Gateway, path: str) -> None:
+    """Too large, compressed, of another type, or no JSON."""
+    large = {"model": "auto", "messages": user("a" * 3_000)}
+    checked(small.post(path, json=large), 413, "too_large")
+    data = json.dumps(BODY).encode()
+    with small.http() as client:
+        packed = {"content-type": "application/json", "content-encoding": "gzip"}
+        checked(
+            client.post(path, content=gzip.compress(data), headers=packed), 415, "unsupported_body"
+        )
+        plain = {"content-type": "text/plain"}
+        checked(client.post(path, content=data, headers=plain), 415, "unsupported_body")
+    checked(small.post(path, content=b"{"), 400, "invalid_request")
+
+
+@PATHS
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"messages": []}, 422, "messages"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, 422, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 7}]}, 422, None),
+        ({"system": 7}, 422, None),
+        ({"tools": [7]}, 422, "tools.0"),
+        ({"racer": {"alpha": "x"}}, 422, "racer.alpha"),
+        ({"mcp_servers": [{"url": "https://example.org"}]}, 400, "mcp_servers"),
+        ({"guided_json": {}}, 400, "guided_json"),
+        ({"tools": [{"name": "a", "input_schema": {}}] * 2}, 422, "tools"),
+        ({"model": "gpt-4o"}, 404, "model"),
+    ],
+    ids=str,
+)
+def test_bodies_of_another_shape(
+    small: Gateway, path: str, fields: dict[str, Any], status: int, param: str | None
+) -> None:
+    """The error names the field; fields that reach into servers are refused here, too."""
+    codes = {400: "invalid_request", 404: "model_not_found", 422: "invalid_schema"}
+    error = checked(small.post(path, json=BODY | fields), status, codes[status])
+    assert param is None or error["details"]["param"] == param
+
+
+def test_a_limit_on_tokens_is_checked_after_the_translation(small: Gateway) -> None:
+    """Under the name that the client used."""
+    error = checked(small.post(PATH, json={**BODY, "max_tokens": 101}), 422, "invalid_schema")
+    assert error["details"]["param"] == "max_tokens"
+
+
+@PATHS
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [
+        (None, 200),
+        ("2023-06-01", 200),
+        ("2026-10-21", 200),
+        ("2099-01-01", 200),
+        ("2023-01-01", 400),
+        ("2024-01-01", 400),
+        ("x", 400),
+        ("9", 400),
+    ],
+)
+def test_versions(
+    gateway: Gateway, pool: FakePool, path: str, version: str | None, status: int
+) -> None:
+    """Without a header it is that of today, as with a later one; earlier ones had other events."""
+    pool.tokens |= dict.fromkeys(POOL, 7)
+    headers = {} if version is None else {"anthropic-version": version}
+    with gateway.http() as client:
+        response = client.post(path, json=BODY, headers=headers)
+    if status == 200:
+        assert response.status_code == 200
+    else:
+        error = checked(response, 400, "invalid_request")
+        assert "2026-10-21" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_is_a_500_without_its_text(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """It may hold a prompt."""
+
+    async def route(*_: object) -> None:
+        raise RuntimeError("a prompt")
+
+    monkeypatch.setattr(RoutingService, "route", route)
+    error = checked(gateway.post(PATH, json={**BODY, "stream": stream}), 500, "internal_error")
+    assert "a prompt" not in error["message"]
+
+
+def test_every_status_has_a_type_of_anthropics() -> None:
+    """Those of the table of errors; a client reads any other type as a general error."""
+    known = {
+        "invalid_request_error", "authentication_error", "permission_error", "not_found_error",
+        "conflict_error", "request_too_large", "rate_limit_error", "api_error", "overloaded_error",
+        "timeout_error", "billing_error",
+    }  # fmt: skip
+    assert set(ERROR_TYPES.values()) <= known
+    assert {status for status, _, _ in STATUS.values()} & set(ERROR_TYPES) >= {401, 403, 404, 429}
+
+
+# Before there is a request.
+
+
+def answer_to(gateway: Gateway, data: bytes) -> tuple[int, dict[str, Any]]:
+    """What the server says to these bytes."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(data)
+        answer = b""
+        while part := connection.recv(2**16):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+LINE = f"POST {PATH}?beta=true HTTP/1.1\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (LINE + b"a: b\r\n" * 101 + b"\r\n", 431, "headers_too_large"),
+        (f"POST {PATH}?{'a' * 9_000} HTTP/1.1\r\n\r\n".encode(), 414, "uri_too_long"),
+        (LINE + b"host: a\r\n b\x00\r\n\r\n", 400, "invalid_http"),
+    ],
+    ids=["headers", "line", "head"],
+)
+def test_what_the_server_refuses_itself(
+    gateway: Gateway, data: bytes, status: int, code: str
+) -> None:
+    """There is no request yet, hence no id; the path is known."""
+    found, body = answer_to(gateway, data)
+    assert found == status
+    assert body["error"]["details"]["error_code"] == code
+    assert body.keys() == {"type", "error", "request_id"}
+    assert body["request_id"] is None
+
+
+def test_a_body_that_comes_too_slowly(serve: Any) -> None:
+    """Its head has arrived."""
+    gateway = serve(calibrated=False, limits={"body_s": 0.5})
+    head = f"host: localhost\r\nauthorization: Bearer {DATA_KEY}\r\ncontent-length: 9\r\n\r\n"
+    found, body = answer_to(gateway, LINE + head.encode())
+    assert (found, body["error"]["type"]) == (408, "timeout_error")
+    assert body["error"]["details"]["error_code"] == "request_timeout"
