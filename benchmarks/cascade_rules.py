@@ -102,18 +102,18 @@ class Cascade:
         }
         return replace(self, **parts)
 
-    def served(self, threshold: float) -> Served:
+    def served(self, threshold: float) -> ServedAnswers:
         """The cheap answer from this score on, else the strong one, which is called then."""
         is_cheap = self.score >= threshold
         return self.serving(is_cheap, self.cost[:, 0] + np.where(is_cheap, 0.0, self.cost[:, 1]))
 
-    def strong_alone(self) -> Served:
+    def strong_alone(self) -> ServedAnswers:
         """The strong candidate, without a call of the cheap one."""
         return self.serving(np.zeros(len(self), dtype=bool), self.cost[:, 1])
 
-    def serving(self, is_cheap: Any, dollars: Any) -> Served:
+    def serving(self, is_cheap: Any, dollars: Any) -> ServedAnswers:
         """The cheap answer of some tasks and the strong one of the others, at these costs."""
-        return Served(is_cheap, np.where(is_cheap, self.cheap, self.strong), dollars)
+        return ServedAnswers(is_cheap, np.where(is_cheap, self.cheap, self.strong), dollars)
 
     @property
     def levels(self) -> list[float]:
@@ -122,7 +122,7 @@ class Cascade:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedAnswers:
     """What a policy serves of some tasks: whether the cheap answer, whether right, dollars."""
 
     is_cheap: Any
@@ -154,7 +154,7 @@ def halves(tasks: Cascade, rng: np.random.Generator) -> tuple[Cascade, Cascade, 
 
 
 @dataclass(frozen=True)
-class Certified:
+class CertifiedPrefix:
     """What Firstpass's default rule certifies: a threshold by a prefix of the sorted rows.
 
     Attributes:
@@ -178,7 +178,7 @@ def hoeffding_upper(wrong: Any, served: Any, delta: float) -> Any:
     return wrong / served + np.sqrt(math.log(1 / delta) / (2 * served))
 
 
-def firstpass_conformal(rows: Cascade, alpha: float, delta: float = 0.05) -> Certified:
+def firstpass_conformal(rows: Cascade, alpha: float, delta: float = 0.05) -> CertifiedPrefix:
     """Firstpass's default: the longest prefix, by falling score, that keeps Hoeffding's bound.
 
     Every prefix is looked at, also one that ends among equal scores, and nothing corrects for it.
@@ -189,9 +189,9 @@ def firstpass_conformal(rows: Cascade, alpha: float, delta: float = 0.05) -> Cer
     holds = hoeffding_upper(wrong, served, delta) <= alpha
     holds[: FEWEST - 1] = False
     if not holds.any():
-        return Certified()
+        return CertifiedPrefix()
     last = int(np.flatnonzero(holds)[-1])
-    return Certified(float(rows.score[order[last]]), int(wrong[last]), last + 1)
+    return CertifiedPrefix(float(rows.score[order[last]]), int(wrong[last]), last + 1)
 
 
 def firstpass_ltt(rows: Cascade, alpha: float, delta: float = 0.05) -> float:
@@ -245,7 +245,7 @@ def rounds(
     delta: float | None,
     *,
     order: Sequence[str] | None,
-) -> tuple[Served, float]:
+) -> tuple[ServedAnswers, float]:
     """The promise of misses in rounds, with the check as its checker, and its realised risk.
 
     There are no texts of answers, so that no two are equal.
@@ -268,7 +268,7 @@ def rounds(
     columns = [POOL.index(name) for name in policy.order]
     spent = np.cumsum(test.cost[:, columns], axis=1)[np.arange(len(test)), stops.calls - 1]
     right = np.column_stack([test.cheap, test.strong])
-    served = Served(stops.winner == 0, right[np.arange(len(test)), stops.winner], spent)
+    served = ServedAnswers(stops.winner == 0, right[np.arange(len(test)), stops.winner], spent)
     return served, float(stops.differs[right.any(axis=1)].mean())
 
 

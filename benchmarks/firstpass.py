@@ -21,7 +21,7 @@ from cascade_rules import (
     NEVER,
     POOL,
     Cascade,
-    Served,
+    ServedAnswers,
     firstpass_conformal,
     firstpass_ltt,
     halves,
@@ -77,7 +77,7 @@ RULES_OF_ALL: Mapping[str, Rule] = {
 }
 
 
-def mixed(tasks: Cascade, rng: np.random.Generator) -> Served:
+def mixed(tasks: Cascade, rng: np.random.Generator) -> ServedAnswers:
     """The cheap candidate for a random share of tasks that spends as much as the whole check."""
     cheap, strong = tasks.cost.mean(axis=0)
     share = max(0.0, (strong - tasks.served(1.0).dollars.mean()) / (strong - cheap))
@@ -85,7 +85,7 @@ def mixed(tasks: Cascade, rng: np.random.Generator) -> Served:
     return tasks.serving(is_cheap, np.where(is_cheap, tasks.cost[:, 0], tasks.cost[:, 1]))
 
 
-POLICIES: Mapping[str, Callable[[Cascade, np.random.Generator], Served]] = {
+POLICIES: Mapping[str, Callable[[Cascade, np.random.Generator], ServedAnswers]] = {
     "always the strong candidate": lambda tasks, _: tasks.strong_alone(),
     "always the cheap one": lambda tasks, _: tasks.serving(
         np.ones(len(tasks), dtype=bool), tasks.cost[:, 0]
