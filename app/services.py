@@ -9,19 +9,23 @@ from typing import Final, Literal, Protocol, get_args
 from app.access.api_keys import KeyRing
 from app.access.quotas import Quotas
 from app.answering.chat_services import ChatServices
+from app.answering.costs import Costs
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.answering.token_count import TokenCounter
+from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
 from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.answer_progress import rows_needed
 from app.monitoring.monitor import Monitor
+from app.monitoring.typical_usage import TypicalUsage
 from app.reload import Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
 from app.routing.artifact import LoadedRouter
 from app.routing.calibration_sync import CalibrationSync
+from app.routing.canary import Canary
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.settings import DEFAULT, Secrets, Settings
@@ -84,6 +88,7 @@ class StoreServices:
     store: Store
     calibration_sync: CalibrationSync
     active: ActiveCalibration
+    mean_levels: MeanLevels
     grouping: Grouping
     monitor: Monitor
     answer_calibrator: AnswerCalibrator
@@ -141,6 +146,7 @@ class Services:
     # Those outlive it.
     reload: Reload
     quotas: Quotas
+    typical_usage: TypicalUsage
     drain: Drain
     metrics: Metrics
     tracer: Tracer | None
@@ -151,14 +157,15 @@ class Services:
 
     def under(self, settings: Settings, secrets: Secrets) -> Services:
         """The services of the requests that begin under another configuration."""
+        costs = Costs.of(settings, self.typical_usage, self.metrics)
         return replace(
             self,
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
             applications=Applications(settings),
-            named_candidates=NamedCandidateService(settings, self.chats.fleet),
+            named_candidates=NamedCandidateService(settings, self.chats.fleet, costs),
             token_counter=TokenCounter(settings, self.chats.fleet),
-            chats=replace(self.chats, settings=settings),
+            chats=replace(self.chats, settings=settings, costs=costs),
         )
 
     @property
@@ -178,6 +185,16 @@ class Services:
         if self.artifact.router is None:
             raise NoRouter
         return self.artifact.router.calibrations
+
+    @property
+    def mean_levels(self) -> MeanLevels:
+        """Mean sets of the active calibration at every risk level."""
+        return self._stored.mean_levels
+
+    @property
+    def canary(self) -> Canary | None:
+        """The calibration that decides a share of the requests beside the active one."""
+        return self._stored.active.canary
 
     @property
     def monitor(self) -> Monitor:

@@ -154,7 +154,7 @@ def halves(tasks: Cascade, rng: np.random.Generator) -> tuple[Cascade, Cascade, 
 
 
 @dataclass(frozen=True)
-class CertifiedPrefix:
+class CertifiedTasks:
     """What Firstpass's default rule certifies: a threshold by a prefix of the sorted rows.
 
     Attributes:
@@ -178,7 +178,7 @@ def hoeffding_upper(wrong: Any, served: Any, delta: float) -> Any:
     return wrong / served + np.sqrt(math.log(1 / delta) / (2 * served))
 
 
-def firstpass_conformal(rows: Cascade, alpha: float, delta: float = 0.05) -> CertifiedPrefix:
+def firstpass_conformal(rows: Cascade, alpha: float, delta: float = 0.05) -> CertifiedTasks:
     """Firstpass's default: the longest prefix, by falling score, that keeps Hoeffding's bound.
 
     Every prefix is looked at, also one that ends among equal scores, and nothing corrects for it.
@@ -189,9 +189,9 @@ def firstpass_conformal(rows: Cascade, alpha: float, delta: float = 0.05) -> Cer
     holds = hoeffding_upper(wrong, served, delta) <= alpha
     holds[: FEWEST - 1] = False
     if not holds.any():
-        return CertifiedPrefix()
+        return CertifiedTasks()
     last = int(np.flatnonzero(holds)[-1])
-    return CertifiedPrefix(float(rows.score[order[last]]), int(wrong[last]), last + 1)
+    return CertifiedTasks(float(rows.score[order[last]]), int(wrong[last]), last + 1)
 
 
 def firstpass_ltt(rows: Cascade, alpha: float, delta: float = 0.05) -> float:

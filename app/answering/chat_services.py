@@ -8,6 +8,7 @@ from functools import partial
 
 from app.answering.answer_cache import AnswerCaches
 from app.answering.answer_forms import AnswerReader, Embed
+from app.answering.costs import Costs
 from app.answering.evidence import EvidenceChecks
 from app.answering.math_process import MathPool
 from app.answering.repeats import Repeats
@@ -55,6 +56,7 @@ class ChatServices:
     answer_caches: AnswerCaches | None  # None: no answers are cached
     metrics: Metrics
     tracer: Tracer | None
+    costs: Costs | None  # None: candidates have no prices
     salt: str = field(default_factory=artifacts.new_salt)  # of this process
     _made: dict[LoadedRouter | None, ChatService] = field(
         init=False, default_factory=dict[LoadedRouter | None, ChatService]
@@ -149,5 +151,6 @@ class ChatServices:
             ),
             repeats=self.answer_caches and Repeats(self.answer_caches, self.settings, artifact),
             metrics=self.metrics,
+            costs=self.costs,
             tracer=self.tracer,
         )

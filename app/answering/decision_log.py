@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from app.answering.costs import Costs
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome
 from app.answering.request import RequestState
@@ -32,8 +33,10 @@ class DecisionLog:
         store_queries: bool,
         group_by: GroupBy,
         shadow_calls: ShadowCalls,
+        costs: Costs | None,
     ) -> None:
         self._monitor = monitor
+        self._costs = costs
         self._shadow_calls = shadow_calls
         self._metrics = metrics
         self._tracer = tracer
@@ -120,6 +123,7 @@ class DecisionLog:
                         for name, verdict in (state.rounds.verdicts if state.rounds else {}).items()
                         if name in results.replies
                     },
+                    costs=self._costs,
                 )
             )
 
@@ -146,6 +150,8 @@ class DecisionLog:
     def _store(self, outcome: Outcome, request: RoutingRequest) -> None:
         if (calls := outcome.routed.calls_in_rounds) is not None:
             self._metrics.count_decision(calls, holds=outcome.routed.certificate.holds)
+        if self._costs is not None and outcome.cost is not None:
+            self._costs.book(outcome.cost, outcome.routed.application, request.pool)
         if self._monitor is None:  # no store is open
             return
         query = request.query.text if self._store_queries else None
@@ -213,4 +219,5 @@ def _decision_record(
         query=query,
         group_by=group_by,
         sequence=certificate.same_answer,
+        cost=None if outcome.cost is None else outcome.cost.as_json(),
     )

@@ -88,13 +88,19 @@ class Dispatcher:
         api_format = state.request.api_format
         payload = api_format.streamed(self._payload(state, name))
         return self._fleet.stream(
-            name, api_format, payload, deadline=state.deadline, caller=state.request.caller.name
+            name,
+            api_format,
+            payload,
+            deadline=state.deadline,
+            caller=state.request.caller.name,
+            session=state.request.session,
+            meter=state.meter,
         )
 
     async def _fan_out(
         self, state: RequestState, names: Sequence[str], results: FanOutResult
     ) -> None:
-        rounds = state.rounds
+        rounds, meter = state.rounds, state.meter
 
         async def call(name: str) -> Reply:
             reply = await self._fleet.ask(
@@ -103,7 +109,11 @@ class Dispatcher:
                 self._payload(state, name),
                 deadline=state.deadline,
                 caller=state.request.caller.name,
+                session=state.request.session,
+                meter=meter,
             )
+            if meter is not None:
+                meter.answered(reply)
             self._latencies.record(state.routed.application, name, reply.seconds)
             reply.check_not_empty()
             if rounds is not None and rounds.is_checked:

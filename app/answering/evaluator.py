@@ -27,6 +27,7 @@ class Ratings:
     usage: Mapping[str, int] = field(default_factory=dict[str, int])  # of all calls together
     calls: int = 0
     seconds: float = 0.0
+    candidate: str | None = None  # that is the evaluator; None: another model
 
     def as_json(self) -> dict[str, Any] | None:
         """The wire form, without the weights; None where no evaluator was called."""
@@ -118,4 +119,5 @@ class Evaluator:
             usage=rated.usage,
             calls=rated.calls,
             seconds=time.monotonic() - started,
+            candidate=rater.candidate,
         )

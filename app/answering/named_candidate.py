@@ -7,8 +7,12 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from app.answering.cost_meter import CostMeter
+from app.answering.costs import Costs
+from app.answering.request_cost import RequestCost
 from app.answering.token_usage import TokenMeter, answer_tokens, prompt_tokens
 from app.concurrency.background_stream import BackgroundStream
 from app.settings import Settings
@@ -27,31 +31,44 @@ class NamedCandidateRequest:
     fields: Mapping[str, Any]
     timeout_s: float | None = None
     caller: str = GATEWAY  # the name of the API key
+    session: Callable[[], str | None] = lambda: None  # the id of its session
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
 
 
 class NamedCandidateService:
     """Calls candidates by name: there is no set, hence no certificate and no decision."""
 
-    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet, costs: Costs | None = None) -> None:
         self._fleet = fleet
+        self._costs = costs
         self._longest_s = settings.limits.deadline_s
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
+        self._with_replicas = {each.name for each in settings.candidates if each.base_urls}
 
-    async def answer(self, request: NamedCandidateRequest) -> dict[str, Any]:
-        """One candidate's whole answer. Raises UpstreamError."""
+    async def answer(
+        self, request: NamedCandidateRequest
+    ) -> tuple[dict[str, Any], RequestCost | None]:
+        """One candidate's whole answer, and its cost where it has a price. Raises UpstreamError."""
         name, api_format = request.name, request.api_format
         payload = candidate_payload(request.fields, self._candidates[name], api_format.path)
-        with _charging_if_cancelled(request.fields, request.spend):
-            reply = await self._fleet.ask(
-                name,
-                api_format,
-                payload,
-                deadline=self._deadline(request.timeout_s),
-                caller=request.caller,
-            )
+        meter = None if self._costs is None else self._costs.meter(request.fields)
+        try:
+            with _charging_if_cancelled(request.fields, request.spend):
+                reply = await self._fleet.ask(
+                    name,
+                    api_format,
+                    payload,
+                    deadline=self._deadline(request.timeout_s),
+                    caller=request.caller,
+                    session=self._session_of(request),
+                    meter=meter,
+                )
+            if meter is not None:
+                meter.answered(reply)
+        finally:
+            cost = None if meter is None else self._booked(meter)
         request.spend(answer_tokens(request.fields, reply))
-        return api_format.named(reply.body, name)
+        return api_format.named(reply.body, name), cost
 
     async def stream(self, request: NamedCandidateRequest) -> BackgroundStream:
         """One candidate's stream. Raises UpstreamError if it fails before its first piece."""
@@ -65,16 +82,27 @@ class NamedCandidateService:
         fields: Mapping[str, Any],
         spend: Callable[[int], None],
         caller: str = GATEWAY,
-    ) -> dict[str, Any]:
-        """The embeddings of one candidate. Raises UpstreamError."""
+    ) -> tuple[dict[str, Any], RequestCost | None]:
+        """The embeddings of one candidate, and their cost as in :meth:`answer`."""
         payload = {**fields, "model": self._candidates[name].served_as}
-        with _charging_if_cancelled(fields, spend):
-            answer = await self._fleet.forward(
-                name, "embeddings", payload, deadline=self._deadline(None), caller=caller
-            )
-        usage = parsing.counts(answer.get("usage"), parsing.CHAT_USAGE)
+        meter = None if self._costs is None else self._costs.meter(fields)
+        try:
+            with _charging_if_cancelled(fields, spend):
+                answer = await self._fleet.forward(
+                    name,
+                    "embeddings",
+                    payload,
+                    deadline=self._deadline(None),
+                    caller=caller,
+                    meter=meter,
+                )
+            usage = parsing.counts(answer.get("usage"), parsing.CHAT_USAGE)
+            if meter is not None:
+                meter.embedded(name, usage)
+        finally:
+            cost = None if meter is None else self._booked(meter)
         spend(usage.get("total_tokens", prompt_tokens(fields)))
-        return {**answer, "model": name}
+        return {**answer, "model": name}, cost
 
     async def _events(
         self, request: NamedCandidateRequest, deadline: float
@@ -83,19 +111,43 @@ class NamedCandidateService:
         payload = api_format.streamed(
             candidate_payload(request.fields, self._candidates[name], api_format.path)
         )
-        meter, writer = TokenMeter(api_format, request.fields), api_format.renamed(name)
-        with meter.charging(request.spend):
-            async with self._fleet.stream(
-                name, api_format, payload, deadline=deadline, caller=request.caller
-            ) as stream:
-                while pieces := await stream.read():
-                    events = list[bytes]()
-                    for piece in pieces:
-                        meter.count(piece)
-                        events += writer.feed(piece)
-                    if events:
-                        yield b"".join(events)
+        costs = None if self._costs is None else self._costs.meter(request.fields)
+        ended = None if costs is None else partial(costs.streamed, name)
+        meter = TokenMeter(api_format, request.fields, ended)
+        writer = api_format.renamed(name)
+        try:
+            with meter.charging(request.spend):
+                async with self._fleet.stream(
+                    name,
+                    api_format,
+                    payload,
+                    deadline=deadline,
+                    caller=request.caller,
+                    session=self._session_of(request),
+                    meter=costs,
+                ) as stream:
+                    while pieces := await stream.read():
+                        events = list[bytes]()
+                        for piece in pieces:
+                            meter.count(piece)
+                            events += writer.feed(piece)
+                        if events:
+                            yield b"".join(events)
+        finally:
+            if costs is not None:
+                self._booked(costs)
         yield writer.end()
+
+    def _session_of(self, request: NamedCandidateRequest) -> str | None:
+        """The session, by which one of several replicas is chosen."""
+        return request.session() if request.name in self._with_replicas else None
+
+    def _booked(self, meter: CostMeter) -> RequestCost:
+        """Count what a request has cost."""
+        assert self._costs is not None
+        cost = meter.cost()
+        self._costs.book(cost, application=None, pool=None)
+        return cost
 
     def _deadline(self, timeout_s: float | None) -> float:
         longest_s = self._longest_s

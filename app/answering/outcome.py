@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from app.answering.evaluator import UNRATED, Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
+from app.answering.request_cost import RequestCost
 from app.monitoring.decision_record import RequestEnd
 from app.monitoring.shadow_sample import ConversationTurn
 from app.routing.certificate import ServedCertificate
@@ -51,6 +52,7 @@ class Outcome:
     sampling_rate: float | None = None  # in force for the request; None: no candidate answers it
     shadow_rate: float | None = None  # of the shadow sample to which the request belongs
     turn: ConversationTurn | None = None  # by which the sample drew it
+    cost: RequestCost | None = None  # None: candidates have no prices, or none could be called
     explain: bool = False
     ended: RequestEnd = RequestEnd.ANSWERED
     is_cacheable: bool = False  # its answer is no cached one, but may be cached
@@ -111,6 +113,7 @@ class Outcome:
             sampling_rate=state.sampling_rate,
             shadow_rate=state.shadow_rate,
             turn=state.turn,
+            cost=None if state.meter is None else state.meter.cost(routed, ratings),
             explain=options.explain,
             ended=ended,
             is_cacheable=state.slot is not None,
@@ -122,6 +125,8 @@ class Outcome:
         headers = routing_headers(self.decision_id, self.routed, self.certificate.header)
         if self.merged:
             headers["x-racer-served-by"] = self.merged.winner
+        if self.cost is not None:
+            headers["x-racer-cost"] = self.cost.header
         headers["x-racer-overhead-ms"] = f"{self.overhead_ms:.2f}"
         if self.repeats is not None:
             headers[CACHE_HEADER] = "hit"
@@ -149,6 +154,8 @@ class Outcome:
             racer["answers"] = {
                 each.candidate: each.as_json() for each in self.answers if each.body
             }
+        if self.cost is not None:
+            racer["cost"] = self.cost.as_json()
         if self.shadow_rate is not None:
             racer["shadow_rate"] = self.shadow_rate
         if self.repeats is not None:

@@ -71,6 +71,7 @@ class Rater:
             candidate = next(each for each in settings.candidates if each.name == spec.candidate)
             target, self._model = candidate.name, candidate.served_as
         self.timeout_s = spec.timeout_s
+        self.candidate = spec.candidate
         self._endpoint = Endpoint(name=name, target=target, timeout_s=spec.timeout_s)
         self._prompt_chars = spec.prompt_chars
         self._kinds = tuple(kinds)

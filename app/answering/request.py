@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from app.answering.answer_cache import CacheSlot
+from app.answering.cost_meter import CostMeter
 from app.answering.rounds import Rounds, RoundsVote
 from app.answering.vote import Vote
 from app.monitoring.shadow_sample import ConversationTurn
@@ -41,6 +42,7 @@ class RequestState:
     sampling_rate: float  # of the shadow sample, in force for it
     shadow_rate: float | None  # the same if it was drawn; None: it was not
     turn: ConversationTurn | None = None  # by which it was drawn; None: by its decision id
+    meter: CostMeter | None = None  # of its costs; None: candidates have no prices
     replacements: tuple[str, ...] | None = None  # of a set that failed: the surviving pool's set
     slot: CacheSlot | None = None  # where its answer is cached; None: it is not
 

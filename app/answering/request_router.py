@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from app.answering import answer_forms
 from app.answering.answer_forms import AnswerReader
+from app.answering.costs import Costs
 from app.answering.decision_log import DecisionLog
 from app.answering.outcome import Outcome
 from app.answering.overrides import Overrides
@@ -45,7 +46,9 @@ class RequestRouter:
         decision_log: DecisionLog,
         same_answer: SameAnswerRouting,
         latencies: UsualLatencies,
+        costs: Costs | None,
     ) -> None:
+        self._costs = costs
         self._settings = settings
         self._routing = routing
         self._monitor = monitor
@@ -78,6 +81,8 @@ class RequestRouter:
             turn = _turn_of(request, sampler)
             sampling_rate = sampler.rate_of(routed.application)
             is_sampled = sampler.draw(decision_id, sampling_rate, turn)
+        costs = self._costs
+        meter = None if costs is None else costs.meter(request.fields, routed.application)
         kind = answer_forms.equality_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
@@ -112,6 +117,7 @@ class RequestRouter:
                 sampling_rate=sampling_rate,
                 shadow_rate=sampling_rate if is_sampled else None,
                 turn=turn if is_sampled else None,
+                meter=meter,
             )
 
         try:

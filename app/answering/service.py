@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from app.answering.answer_forms import AnswerReader
+from app.answering.costs import Costs
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.evaluator import Evaluator
@@ -54,6 +55,7 @@ class ChatService:
         evidence: EvidenceChecks,
         shadow_calls: ShadowCalls,
         repeats: Repeats | None = None,
+        costs: Costs | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._evaluator = Evaluator(settings, fleet)
@@ -64,6 +66,7 @@ class ChatService:
             store_queries=settings.watching.store_queries,
             group_by=settings.group_by,
             shadow_calls=shadow_calls,
+            costs=costs,
         )
         latencies = UsualLatencies()
         self._router = RequestRouter(
@@ -75,6 +78,7 @@ class ChatService:
             decision_log=self._decision_log,
             same_answer=same_answer,
             latencies=latencies,
+            costs=costs,
         )
         self._dispatcher = Dispatcher(
             settings, routing, fleet, evidence=evidence, latencies=latencies

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.answering.answer_forms import AnswerReader
+from app.answering.cost_meter import CostMeter
+from app.answering.costs import Costs
 from app.answering.evidence import EvidenceChecks
 from app.answering.request import InferenceRequest
 from app.concurrency.background_queue import BackgroundQueue
@@ -54,6 +56,7 @@ class ShadowCall:
         replies: The answers that it has.
         failures: The candidates that reject the request itself; they are not called again.
         verdicts: Those of a checker that it has, on its answers.
+        costs: The prices of its calls; None: they have none.
     """
 
     decision_id: str
@@ -65,6 +68,7 @@ class ShadowCall:
     replies: dict[str, Reply] = field(default_factory=dict[str, Reply])
     failures: dict[str, UpstreamError] = field(default_factory=dict[str, UpstreamError])
     verdicts: dict[str, int] = field(default_factory=dict[str, int])
+    costs: Costs | None = None
 
 
 class ShadowCalls:
@@ -125,16 +129,24 @@ class ShadowCalls:
             name for name in call.pool if name not in call.replies and name not in call.failures
         ]
         deadline = time.monotonic() + self._settings.limits.deadline_s
-        calls = asyncio.gather(*(self._call(call, name, deadline) for name in missing))
+        request, costs = call.request, call.costs
+        application = None if request.application is None else request.application.name
+        meter = None if costs is None else costs.meter(request.fields, application)
+        calls = asyncio.gather(*(self._call(call, name, deadline, meter) for name in missing))
         try:
             await calls
             await self._check(call)
         except asyncio.CancelledError:
             await self._store(call)
             raise
+        finally:
+            if costs is not None and meter is not None:
+                costs.book_shadow(meter, application)
         await self._store(call)
 
-    async def _call(self, call: ShadowCall, name: str, deadline: float) -> None:
+    async def _call(
+        self, call: ShadowCall, name: str, deadline: float, meter: CostMeter | None
+    ) -> None:
         request = call.request
         try:
             reply = await self._fleet.ask(
@@ -145,7 +157,11 @@ class ShadowCalls:
                 # To circuit breakers it is a call of the client, whose prompt may be why it fails:
                 # under another name one prompt would fail for two callers, and so for all.
                 caller=request.caller.name,
+                session=request.session,
+                meter=meter,
             )
+            if meter is not None:
+                meter.answered(reply)
             reply.check_not_empty()
         except UpstreamError as exc:
             call.failures[name] = exc

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from app.answering.decision_log import DecisionLog
@@ -98,7 +99,8 @@ class Streaming:
         started = time.monotonic()
         overhead_ms = (started - state.started - results.seconds) * 1e3
         writer = api_format.live(decision_id=state.decision_id, model=name)
-        meter = TokenMeter(api_format, state.request.fields)
+        ended = None if state.meter is None else partial(state.meter.streamed, name)
+        meter = TokenMeter(api_format, state.request.fields, ended)
         beginning = _Beginning(api_format, self._reasoning)
         sample = None if state.shadow_rate is None else list[dict[str, Any]]()
         slot = state.slot

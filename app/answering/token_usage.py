@@ -1,6 +1,6 @@
 """Token accounting: the candidate's own counts, else an estimate.
 
-Without a tokenizer the estimate is low rather than high. Only the quota of a key uses it.
+Without a tokenizer the estimate is low rather than high. Quotas and costs use it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,44 @@ def answer_tokens(fields: Mapping[str, Any], reply: Reply) -> int:
     counted = reply.usage.get("total_tokens")
     if counted is not None:
         return counted
+    return prompt_tokens(fields) + written_tokens(reply)
+
+
+def written_tokens(reply: Reply) -> int:
+    """Estimated tokens of an answer."""
     chars = sum(
         parsing.text_length(choice.text) + parsing.text_length(list(choice.tool_calls))
         for choice in reply.choices
     )
-    return prompt_tokens(fields) + math.ceil(chars / CHARS_PER_TOKEN)
+    return math.ceil(chars / CHARS_PER_TOKEN)
 
 
 class TokenMeter:
-    """Counts the tokens of a stream while it passes."""
+    """Counts the tokens of a stream while it passes.
 
-    def __init__(self, api_format: ApiFormat, fields: Mapping[str, Any]) -> None:
+    Args:
+        api_format: Reads its pieces.
+        fields: Those of the request.
+        ended: Called when a stream that had begun ends, with the meter and whether it is whole.
+
+    Attributes:
+        usage: The candidate's counts so far, by their chat names.
+        reported: The piece with the last of them; empty before.
+    """
+
+    def __init__(
+        self,
+        api_format: ApiFormat,
+        fields: Mapping[str, Any],
+        ended: Callable[[TokenMeter, bool], None] | None = None,
+    ) -> None:
         self._api_format = api_format
         self._fields = fields
+        self._ended = ended
         self._began = False
         self._is_waived = False
-        self._counted: int | None = None
+        self.usage: Mapping[str, int] = {}
+        self.reported: Mapping[str, Any] = {}
         self._events = 0
         self._chars = 0
 
@@ -58,7 +80,8 @@ class TokenMeter:
             self._events += chars > 0
             self._chars += chars
             return
-        self._counted = self._api_format.usage(piece).get("total_tokens", self._counted)
+        if usage := self._api_format.usage(piece):
+            self.usage, self.reported = {**self.usage, **usage}, piece
         chars = self._api_format.chars(piece)
         self._events += chars > 0
         self._chars += chars
@@ -69,11 +92,14 @@ class TokenMeter:
 
     @property
     def tokens(self) -> int:
-        """The candidate's count, else the prompt and a token for each event or four characters."""
-        if self._counted is not None:
-            return self._counted
-        written = max(self._events, math.ceil(self._chars / CHARS_PER_TOKEN))
-        return prompt_tokens(self._fields) + written
+        """The candidate's count, else an estimate."""
+        counted = self.usage.get("total_tokens")
+        return prompt_tokens(self._fields) + self.written if counted is None else counted
+
+    @property
+    def written(self) -> int:
+        """Estimated tokens of the answer so far: one for each event, or for four characters."""
+        return max(self._events, math.ceil(self._chars / CHARS_PER_TOKEN))
 
     @contextlib.contextmanager
     def charging(self, spend: Callable[[int], None]) -> Generator[None]:
@@ -81,12 +107,15 @@ class TokenMeter:
 
         A call that failed before its first piece costs nothing; a cancelled call costs its prompt.
         """
-        failed = False
+        failed, is_whole = False, False
         try:
             yield
+            is_whole = True
         except UpstreamError:
             failed = True
             raise
         finally:
+            if self._ended is not None and self._began:
+                self._ended(self, is_whole)
             if not self._is_waived and (self._began or not failed):
                 spend(self.tokens)

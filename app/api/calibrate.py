@@ -16,7 +16,9 @@ from app.api.openapi import BODY, EVENTS, KEYED, content, errors, inline
 from app.calibrations.jobs import Job
 from app.calibrations.upload import receive, spool_folder
 from app.route_table import JsonBody, Routes
+from app.routing.canary import Canary
 from app.services import Services
+from app.store import Summary
 from app.wire import bodies, sse
 from app.wire.schemas import ActivateRequest, CalibrateOptions, CalibrateQuery
 from racer_core import strict_json
@@ -158,14 +160,14 @@ async def cancel_job(request: Request, services: Services) -> Response:
     responses=errors(*KEYED),
 )
 async def list_calibrations(_: Request, services: Services) -> Response:
-    """The history, with evidence.
+    """The history, with evidence; `active` decides, and a canary has its `share`.
 
     `canary` is the calibration that decides a share of the requests, if there is one: its share,
     what it and the active one have realised since it began (mean set, abstentions, and the risk of
     judged samples with its 95 % interval), and the alarm that `ended` it.
     """
     summaries = await services.store.run(services.store.summaries)
-    data = [asdict(each) for each in summaries]
+    data = [_as_json(each, services.canary) for each in summaries]
     canary = await services.monitor.canary_report()
     return bodies.json_response({"object": "list", "data": data, "canary": canary})
 
@@ -178,11 +180,11 @@ async def list_calibrations(_: Request, services: Services) -> Response:
     responses=errors(*KEYED, 404),
 )
 async def get_calibration(request: Request, services: Services) -> Response:
-    """Options and evidence."""
+    """Options and evidence; a canary has its `share`."""
     summary = await services.store.run(
         services.store.summary, request.path_params["calibration_id"]
     )
-    return bodies.json_response(asdict(summary))
+    return bodies.json_response(_as_json(summary, services.canary))
 
 
 @routes.add(
@@ -210,6 +212,13 @@ async def activate(request: Request, services: Services) -> Response:
     shared = {} if options.share is None else {"share": options.share}
     answer = {"id": record.id, "active": not shared, "evidence": record.evidence}
     return bodies.json_response(answer | shared)
+
+
+def _as_json(summary: Summary, canary: Canary | None) -> dict[str, Any]:
+    found = asdict(summary)
+    if canary is None or canary.record.id != summary.id:
+        return found
+    return found | {"share": canary.share}
 
 
 async def _events(job: Job, repeat_s: float) -> AsyncGenerator[bytes]:

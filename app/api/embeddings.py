@@ -47,7 +47,10 @@ async def embeddings(request: Request, services: Services) -> Response:
     fields = candidate_payload.passed_through(raw, allowed=settings.limits.extra_fields)
     check_fields(fields, settings.limits)
     spend = request.state.quota_ticket.spend
-    answer = await unless_disconnected(
+    answer, cost = await unless_disconnected(
         request, services.named_candidates.embeddings(name, fields, spend, caller_of(request).name)
     )
-    return bodies.json_response(answer, headers={"x-racer-served-by": name})
+    headers = {"x-racer-served-by": name}
+    if cost is not None:
+        headers["x-racer-cost"] = cost.header
+    return bodies.json_response(answer, headers=headers)

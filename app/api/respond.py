@@ -68,6 +68,7 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
         fields=parsed.fields,
         timeout_s=parsed.options.timeout,
         caller=caller_of(http).name,
+        session=lambda: _session_of(http),
         spend=http.state.quota_ticket.spend,
     )
     served_by = {"x-racer-served-by": parsed.model}
@@ -80,8 +81,10 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
             headers=served_by,
             metrics=services.metrics,
         )
-    answer = await unless_disconnected(http, services.named_candidates.answer(named))
+    answer, cost = await unless_disconnected(http, services.named_candidates.answer(named))
     note_answer(http, services, parsed.api_format, answer)
+    if cost is not None:
+        served_by["x-racer-cost"] = cost.header
     return bodies.json_response(answer, headers=served_by)
 
 

@@ -1,6 +1,7 @@
 """POST /route: the routing decision and its certificate; no candidate is called by default.
 
-POST /route/levels: the set at every alpha, as a basis for choosing one.
+POST /route/levels: the set at every alpha, as a basis for choosing one. GET /route/levels: the mean
+over the calibration rows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from app.api.caller import caller_of
 from app.api.openapi import BODY, CALLS, KEYED, errors
 from app.api.respond import application_of, note_answer, note_prompt
 from app.concurrency.client_disconnect import unless_disconnected
+from app.errors import Conflict
 from app.route_table import JsonBody, Routes
 from app.routing import query
 from app.routing.request import RoutingRequest
@@ -119,6 +121,33 @@ async def levels(request: HttpRequest, services: Services) -> Response:
         application=application,
     )
     return bodies.json_response((await services.chat.levels(routing_request)).as_json())
+
+
+@routes.add(
+    "GET",
+    "/route/levels",
+    role="data",
+    summary="The mean set at every alpha",
+    responses=errors(*KEYED, 404, 409),
+)
+async def mean_levels(request: HttpRequest, services: Services) -> Response:
+    """Over the rows of the active calibration: what a choice of alpha trades.
+
+    The rows are those of first turns of the caller's group or application, and the candidates those
+    that its key may call.
+    """
+    settings = services.settings
+    if settings.same_answer is not None:
+        raise Conflict(
+            "alpha bounds differences from the whole pool here: GET /same-answer has the calls "
+            "at every alpha, as `frontier`"
+        )
+    report = await services.mean_levels.report(
+        caller_of(request),
+        application_of(request, services, None, {}),
+        allows_infeasible=settings.routing.on_infeasible != "reject",
+    )
+    return bodies.json_response(report)
 
 
 def _as_messages(query: str) -> dict[str, Any]:

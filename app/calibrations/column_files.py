@@ -10,6 +10,7 @@ import mmap
 import os
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from hashlib import blake2b
 from typing import BinaryIO, Final
 
@@ -21,11 +22,13 @@ from app.calibrations.row_draw import draw_of
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import Markers, ReasoningFilter
+from racer_core.prices import MeanUsage
 from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, fingerprint
 from racer_core.records.left_out import Passage
 from racer_core.records.request import row_identity, row_text
 from racer_core.records.units import sampled_unit
-from racer_core.types import LabelledRow, RowsKind
+from racer_core.records.usage import UsageMeans
+from racer_core.types import FloatArray, LabelledRow, RowsKind
 
 PRINT_BYTES: Final = 16
 _HASH_BYTES: Final = 8
@@ -108,9 +111,11 @@ class ColumnWriter:
         self.other_judge: tuple[int, str, str] | None = None
         self._condition_ids = array("l")
         self._conditions: dict[tuple[str, ...], int] = {}
+        self._usage = UsageMeans()
 
     def add(self, row: LabelledRow) -> None:
         """Add a row."""
+        self._usage.add(row)
         read = self._own_texts.get(row.group or "", self._text)
         left_out = self._leave_out.get(row.group or "", ())
         text = row_text(row, read, left_out)
@@ -235,6 +240,7 @@ class ColumnWriter:
             judge=np.array([self._judge or ""], dtype=np.str_),
             conditions=np.array([*self._conditions], dtype=np.str_),
             condition_ids=np.asarray(self._condition_ids, np.int64),
+            usage=_usage_table(self._pool, self._usage.means),
         )
 
     def _table(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -292,7 +298,24 @@ def load(
             near_duplicates=near_duplicates,
             assumed=assumed,
             guessed_kind=guessed_kind,
+            usage=_usage_from(pool, saved["usage"]),
         )
+
+
+def _usage_table(pool: Sequence[str], usage: Mapping[str, MeanUsage]) -> FloatArray:
+    """Mean usage as an array, shape (K, 3); NaN where it is not known."""
+    rows = [astuple(usage.get(name, MeanUsage())) for name in pool]
+    return np.array(rows, dtype=np.float64)
+
+
+def _usage_from(pool: Sequence[str], table: FloatArray) -> dict[str, MeanUsage]:
+    """What :func:`_usage_table` was made of."""
+    rows = [[None if math.isnan(each) else each for each in row] for row in table.tolist()]
+    found = {
+        name: MeanUsage(input_tokens=given[0], output_tokens=given[1], seconds=given[2])
+        for name, given in zip(pool, rows, strict=True)
+    }
+    return {name: each for name, each in found.items() if each != MeanUsage()}
 
 
 def _digests(joined: NDArray[np.uint8]) -> tuple[bytes, ...]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray
+from racer_core.prices import MeanUsage
 from racer_core.types import BoolArray, FloatArray, RowsKind
 
 _ROUNDING: Final = 1e-9  # of a sum of weights
@@ -115,6 +116,7 @@ class RowColumns:
             no row has one.
         sample_prints: Keyed hash of the sampled conversation, else decision, of each row, zeros for
             a row without; None: no row has one.
+        usage: What recorded calls used on average, by candidate; empty without any.
         verified: Whether a row's scores are those that the gateway stored, shape (n,); None: none.
     """
 
@@ -149,6 +151,7 @@ class RowColumns:
     judged: NDArray[np.int8] | None = None
     judge: str | None = None
     other_hashes: NDArray[np.uint64] | None = None
+    usage: Mapping[str, MeanUsage] = field(default_factory=dict[str, MeanUsage])
 
     def __post_init__(self) -> None:
         """Refuse columns that do not belong together."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from app.calibrations.columns import RowColumns
 from app.store.calibration_record import OwnAlpha, Population
 from racer_core.calibration.calibration import Calibration
-from racer_core.types import RiskTarget, any_column
+from racer_core.types import RiskTarget, Score, any_column
 
 # The grid of risk levels, here and in offline evaluation.
 ALPHAS: Final = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.15, 0.2, 0.25, 0.3,
@@ -154,28 +154,40 @@ def parts_evidence(populations: Sequence[Population]) -> list[dict[str, Any]]:
     ]
 
 
-def curve(calibration: Calibration) -> list[dict[str, Any]]:
-    """Threshold, realised risk, set size, cost and abstention at every alpha of the grid.
+def curve(calibration: Calibration, alphas: Sequence[float] = ALPHAS) -> list[dict[str, Any]]:
+    """Threshold, realised risk, set size, cost and abstention at every alpha.
 
     ``risk_band`` is the bound on the risk that holds for an alpha chosen from these points: with
     probability 0.95 all of them hold together.
     Thresholds are those of all rows; sizes, costs and abstentions are means over at most 10,000 of
     them, chosen at random.
     """
-    count = len(calibration.fingerprints)
-    if count > CURVE_ROWS:
-        chosen = np.random.default_rng(0).choice(count, CURVE_ROWS, replace=False)
-        shown = calibration.take(chosen.tolist())
-    else:
-        shown = calibration
+    shown = _shown(calibration)
     points: list[dict[str, Any]] = []
-    for alpha in ALPHAS:
+    for alpha in alphas:
         lambda_hat = calibration.lambda_hat(alpha, calibration.options.score)
         finite = math.isfinite(lambda_hat)
         point = {"alpha": alpha, "lambda_hat": lambda_hat if finite else None, "feasible": finite}
         band = {"risk_band": calibration.risk_band(alpha)}
         points.append(point | realised_risk(calibration, alpha) | band | _sets(shown, lambda_hat))
     return points
+
+
+def mean_sizes(calibration: Calibration, alphas: Sequence[float], score: Score) -> list[float]:
+    """The mean set size of another score at every alpha, over the rows of :func:`curve`."""
+    shown = _shown(calibration)
+    return [
+        _sets(shown, calibration.lambda_hat(alpha, score), score)["mean_size"] for alpha in alphas
+    ]
+
+
+def _shown(calibration: Calibration) -> Calibration:
+    """The rows over which the means of a curve are taken."""
+    count = len(calibration.fingerprints)
+    if count <= CURVE_ROWS:
+        return calibration
+    chosen = np.random.default_rng(0).choice(count, CURVE_ROWS, replace=False)
+    return calibration.take(chosen.tolist())
 
 
 def groups(calibration: Calibration) -> list[dict[str, Any]]:
@@ -293,13 +305,15 @@ def _change(before: float | None, after: float | None) -> float | None:
     return None if not before or after is None else after / before - 1.0
 
 
-def _sets(calibration: Calibration, lambda_hat: float) -> dict[str, float]:
+def _sets(
+    calibration: Calibration, lambda_hat: float, score: Score | None = None
+) -> dict[str, float]:
     """Weighted mean size, abstention and, if prices are known, price of the rows' own sets."""
     sets = calibration.sets(
         calibration.scores,
         calibration.fingerprints,
         lambda_hat,
-        calibration.options.score,
+        score or calibration.options.score,
         calibration.neighbours,
     )
 

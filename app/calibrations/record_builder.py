@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ from racer_core.trained_router import (
     TrainedRouter,
     refuse_uncounted,
 )
-from racer_core.types import FloatArray, RowsKind
+from racer_core.types import FloatArray, RowsKind, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +121,20 @@ class RecordBuilder:
             guarantee = replace(guarantee, is_alpha_fixed=False)
         rows_kind = options.rows_kind or rows.guessed_kind
         terms = partial(_with_clusters, guarantee, kind=rows_kind)
+        prices = self._call_prices(rows, guarantee)
         first, *others = self._calibrating_rows(rows, guarantee, options)
         either = self._trained.artifact.either_print
         prints = tuple(map(either, rows.fingerprints, rows.overlap_prints))
         if not options.allow_overlap:
             self._trained.refuse_overlap(prints, options.rows_kind)
-        built = self._build(first.rows, terms(first.rows), progress)
+        built = self._build(first.rows, terms(first.rows), prices, progress)
         if served is not None:  # first turns only, under the conditions of most rows
             built = replace(built, calibration=built.calibration.reweighted(served))
             others = []
         refuse_uncounted(built.calibration)
         largest = max([guarantee.alpha, *(each.alpha for each in alphas.values())])
         used = list(_used(others, first, min_n(largest, guarantee.delta)))
-        built_others = [self._build(each.rows, terms(each.rows), progress) for each in used]
+        built_others = [self._build(each.rows, terms(each.rows), prices, progress) for each in used]
         rows_of_first, limit = first.rows, None
         if options.answer_risk_max is not None:
             _check_limit(options.answer_risk_max, is_picked=is_limit_picked, is_one_kind=not used)
@@ -160,6 +161,10 @@ class RecordBuilder:
             "overlap_voids": overlap_voids,
             "sample": _sample_evidence(rows, options, built.calibration.options.unit),
         }
+        if prices is not None:
+            usage = {name: asdict(each) for name, each in rows.usage.items()}
+            currency = self._settings.currency
+            found["prices"] = {"currency": currency, "of_calls": prices, "usage": usage}
         if limit is not None:
             found["answer_limit"] = limit
         found["conditions"] = conditions_evidence(rows, first.conditions, populations)
@@ -302,8 +307,29 @@ class RecordBuilder:
             if each.alpha is not None:
                 yield name, each.alpha, [*terms_of(replace(guarantee, alpha=each.alpha)), name]
 
+    def _call_prices(
+        self, rows: RowColumns, guarantee: CalibrationOptions
+    ) -> dict[str, float] | None:
+        """Expected price of a call of each candidate; None without prices, or without usage.
+
+        Raises:
+            CalibrationError: The score needs them.
+        """
+        prices = self._settings.call_prices(rows.usage)
+        if prices is None and guarantee.score is Score.COVER_COST and self._settings.exact_prices:
+            raise CalibrationError(
+                "cover_cost weighs candidates by what a call is expected to cost, and no row "
+                "records what calls used: send rows with `calls`, as `racer label` and samples "
+                "have them, or let `price` be the number of a call"
+            )
+        return prices
+
     def _build(
-        self, rows: RowColumns, guarantee: CalibrationOptions, progress: Progress
+        self,
+        rows: RowColumns,
+        guarantee: CalibrationOptions,
+        prices: Mapping[str, float] | None,
+        progress: Progress,
     ) -> BuiltCalibration:
         progress("scoring", 0, len(rows))
         return build(
@@ -311,7 +337,7 @@ class RecordBuilder:
             replace(rows, groups=self._groups(rows)),
             guarantee,
             scorer=partial(self._scorer.score_rows, progress=partial(progress, "scoring")),
-            prices=self._settings.prices,
+            prices=None if prices is None else [prices[name] for name in self._trained.pool],
         )
 
     def _groups(self, rows: RowColumns) -> tuple[str | None, ...] | None:

@@ -141,11 +141,10 @@ def history(summaries: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("terms")
     for each in summaries:
         found = each["evidence"]
-        state = "active" if each["active"] else "refused" if found.get("refused") else ""
         table.add_row(
             Text(each["id"]),
-            each["created_at"][:16].replace("T", " "),
-            Text(state, style="green" if each["active"] else "yellow"),
+            _minute(each["created_at"]),
+            Text(state(each), style="green" if each["active"] else "yellow"),
             f"{found['alpha']:.3g}",
             str(found["rows"]),
             f"{found['mean_size']:.2f}",
@@ -153,6 +152,55 @@ def history(summaries: Sequence[Mapping[str, Any]]) -> Table:
             f"{found['score']}, {found['risk_target']}",
         )
     return table
+
+
+def state(calibration: Mapping[str, Any]) -> str:
+    """Whether a stored calibration decides, or why it does not; empty if it was not activated."""
+    if calibration["active"]:
+        return "active"
+    if (share := calibration.get("share")) is not None:
+        return f"canary of {share:.3g}"
+    return "refused" if calibration["evidence"].get("refused") else ""
+
+
+def canary(found: Mapping[str, Any]) -> Table:
+    """What a canary and the active calibration have realised since it began, by application."""
+    title = f"canary of {found['share']:.3g} of the requests, since {_minute(found['since'])}"
+    if found["ended"]:
+        title += f"; ended by its drift alarm: {found['ended']}"
+    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD)
+    for name in ("calibration", "application"):
+        table.add_column(name)
+    for name in ("decisions", "calls", "none called", "judged", "risk", "95 % interval"):
+        table.add_column(name, justify="right")
+    for one in (found, found["active"]):
+        for application, figures in _by_application(one["realised"]):
+            table.add_row(Text(one["calibration_id"]), Text(application), *_realised(figures))
+    return table
+
+
+def _by_application(
+    realised: Mapping[str, Any] | None,
+) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+    """The figures with their application; ``-`` without applications."""
+    if realised is None or "decisions" in realised:
+        yield "-", realised
+    else:
+        yield from realised.items()
+
+
+def _realised(figures: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if figures is None:  # the canary ended before the gateway started
+        return ("-",) * 6
+    size, abstained, risk = (figures[name] for name in ("mean_set", "abstained", "risk"))
+    return (
+        str(figures["decisions"]),
+        "-" if size is None else f"{size:.2f}",
+        "-" if abstained is None else f"{abstained:.1%}",
+        str(figures["judged"]),
+        "-" if risk is None else f"{risk:.3f}",
+        "-" if risk is None else _interval(figures["lower"], figures["upper"]),
+    )
 
 
 def answers_history(summaries: Sequence[Mapping[str, Any]]) -> Table:
@@ -163,11 +211,10 @@ def answers_history(summaries: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("reference")
     for each in summaries:
         found = each["evidence"]
-        state = "active" if each["active"] else "refused" if found.get("refused") else ""
         table.add_row(
             Text(each["id"]),
-            each["created_at"][:16].replace("T", " "),
-            Text(state, style="green" if each["active"] else "yellow"),
+            _minute(each["created_at"]),
+            Text(state(each), style="green" if each["active"] else "yellow"),
             Text(each["application"] or "-"),
             f"{found['alpha']:.3g}",
             str(found["rows"]),
@@ -175,6 +222,11 @@ def answers_history(summaries: Sequence[Mapping[str, Any]]) -> Table:
             Text(found["reference"]),
         )
     return table
+
+
+def _minute(moment: str) -> str:
+    """A time in ISO 8601 to the minute."""
+    return moment[:16].replace("T", " ")
 
 
 def _interval(low: float | None, high: float | None) -> str:

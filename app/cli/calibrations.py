@@ -30,15 +30,21 @@ def calibrations() -> None:
 @ADMIN_KEY
 @JSON
 def list_all(url: str, key: str | None, as_json: bool) -> None:
-    """List the stored calibrations, those of the promise `same_answer`, too, newest first."""
+    """List the stored calibrations, those of the promise `same_answer`, too, newest first.
+
+    Of a canary also what it and the active one have realised since it began.
+    """
     with GatewayClient(url, key) as gateway:
-        found = [*gateway.calibrations().values()]
+        history = gateway.calibration_history()
         answers = [*gateway.answer_calibrations().values()]
+    found, canary = history["data"], history["canary"]
     if as_json:
-        print_json({"calibrations": found, "same_answer": answers})
+        print_json({"calibrations": found, "canary": canary, "same_answer": answers})
         return
     if found:
         out.print(calibration_report.history(found))
+    if canary is not None:
+        out.print(calibration_report.canary(canary))
     if answers:
         out.print(calibration_report.answers_history(answers))
     if not found and not answers:
@@ -176,7 +182,7 @@ def _nothing_before(calibration_id: str) -> InputError:
 
 def _print(found: Mapping[str, Any]) -> None:
     evidence = found["evidence"]
-    state = "active" if found["active"] else "not active"
+    state = calibration_report.state(found) or "not active"
     head = {"calibration": f"{found['id']}, {state}", "made": found["created_at"]}
     out.print(tables.fields(head | calibration_report.terms(evidence)))
     for table in (calibration_report.levels(evidence), *calibration_report.parts(evidence)):

@@ -147,9 +147,10 @@ def _assertions(
 @click.option(
     "--price",
     "prices",
-    metavar="CANDIDATE=NUMBER",
+    metavar="CANDIDATE=PRICE",
     multiple=True,
-    help="Price of a call, once per candidate; adds cover_cost and the cost.",
+    help="As `candidates[].price`: the price of a call, or `{input: 0.15, output: 0.6}` (rows must "
+    "record their calls); once per candidate. Adds cover_cost and the cost.",
 )
 @ROWS_KIND
 @SEED

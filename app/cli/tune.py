@@ -25,6 +25,12 @@ from racer_core.types import RiskTarget, RowsKind
     type=click.Choice(["size", "cost"]),
     help="What to minimise; default: cost if the configuration has prices, else size.",
 )
+@click.option(
+    "--at",
+    type=float,
+    metavar="ALPHA",
+    help="Choose the point of the table at this alpha instead.",
+)
 @click.option("--write", is_flag=True, help="Apply the diff to the configuration.")
 @ROWS_KIND
 @JSON
@@ -32,29 +38,42 @@ def tune(
     config: Path,
     validation: Path,
     objective: str | None,
+    at: float | None,
     write: bool,
     kind: str | None,
     as_json: bool,
 ) -> dict[str, Any]:
     """Choose score, alpha and vote on validation rows; print the change as a diff.
 
+    The table and the plot show what each alpha costs, misses and gets right; `--at` chooses
+    another point than the cheapest that is as accurate as the best. With prices by the token the
+    rows must record what calls used.
+
     Votes by an evaluator use recorded confidences; without any, an evaluator in the
     configuration rates the answers. Graded rows (`risk_target: quality`) choose no vote. The second
     table says what the promise `same_answer` takes of these rows.
     """
     from app.routing.artifact import open_racer
-    from app.tools import tuning
+    from app.tools import tuning, tuning_frontier
     from app.tools.router_rows import read_rows
     from racer_core.offline import tune as search
     from racer_core.offline.training_rows import with_labels
+    from racer_core.records.usage import mean_usage
 
     configured = settings.read(config)
-    if objective == "cost" and configured.prices is None:
+    if objective == "cost" and not configured.exact_prices:
         raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
     read = read_rows(validation, configured, None if kind is None else RowsKind(kind))
     rows = with_labels(read, "validation rows")
     if left_out := len(read) - len(rows):
         err.print(f"racer: {left_out} of {len(read)} rows have no label and are left out")
+    prices = None if objective == "size" else configured.call_prices(mean_usage(rows.rows))
+    if prices is None and objective != "size" and configured.exact_prices:
+        raise SettingsError(
+            f"{config}: what a call costs is not known, for prices depend on tokens and no row "
+            "records what calls used: take rows of `racer label`, let `price` be the number of a "
+            "call, or give --objective size"
+        )
     opened = open_racer(configured)
     search.check_rows(opened, rows, configured.routing.risk_target)
     rows = tuning.servable_confidences(rows, configured)
@@ -70,12 +89,13 @@ def tune(
             rows,
             equality=configured.aggregation.equality,
             risk_target=configured.routing.risk_target,
-            prices=None if objective == "size" else configured.prices,
+            prices=None if prices is None else tuple(prices[name] for name in opened.pool),
             ratings=rated.ratings if rated else None,
             reasoning=configured.aggregation.reasoning,
             progress=progress,
         )
-        levels = () if is_graded else tuning.same_answer(configured, rows)
+        levels = () if is_graded else tuning.same_answer(configured, rows, prices)
+    tuned = tuned if at is None else tuned.at(at)
     change = tuning.configuration_change(config, tuned, configured.aggregation)
     if rated and rated.failed:
         err.print(
@@ -86,6 +106,7 @@ def tune(
     if write:
         change.write()
     shown = asdict(tuned) | {
+        "frontier": [each.alpha for each in tuned.frontier],
         "evaluators": [each.as_json() for each in tuned.evaluators],
         "kind": tables.rows_kind(rows),
         "diff": change.diff,
@@ -97,7 +118,9 @@ def tune(
         return shown
     if tuned.evaluators:
         out.print(tuning.evaluator_table(tuned))
-    out.print(tuning.table(tuned))
+    unit = None if prices is None else configured.currency
+    out.print(tuning_frontier.table(tuned, unit))
+    out.print(tuning_frontier.plot(tuned, unit), markup=False, highlight=False, soft_wrap=True)
     if levels:
         out.print(tuning.same_answer_table(levels))
         out.print(tuning.same_answer_advice(levels, configured), highlight=False, markup=False)

@@ -13,6 +13,7 @@ from app.ids import IdGenerator
 from app.monitoring.answer_evidence import NO_ENCODER, evidence_of, refusal_of
 from app.monitoring.answer_progress import fitting_rows, rows_needed
 from app.monitoring.answer_rows import AnswerRows
+from app.monitoring.typical_usage import TypicalUsage
 from app.routing.answer_calibrations import AnswerCalibrations, terms_of
 from app.settings import COMPARABLE, SameAnswer, Settings
 from app.store import now
@@ -53,7 +54,10 @@ def comparable_terms(settings: Settings, application: str, setup: str) -> SameAn
 
 
 def calibration_of(
-    rows: AnswerRows, settings: Settings, calibrations: AnswerCalibrations
+    rows: AnswerRows,
+    settings: Settings,
+    calibrations: AnswerCalibrations,
+    typical_usage: TypicalUsage,
 ) -> AnswerCalibrationRecord:
     """The calibration by rows; its evidence says why it is refused, if it is.
 
@@ -61,11 +65,12 @@ def calibration_of(
         rows: The rows.
         settings: Candidates, terms, prices and equality.
         calibrations: Fits the policy.
+        typical_usage: What calls use, by which they have an expected price.
 
     Raises:
-        InputError: Too few rows, or answers that cannot be compared.
+        InputError: Too few rows, answers that cannot be compared, or an unknown price of a call.
     """
-    application, pool, prices = rows.application, settings.pool, settings.prices
+    application, pool = rows.application, settings.pool
     terms = comparable_terms(settings, application, calibrations.setup)
     counts_misses = terms_of(terms).counts_misses
     total = len(rows.rows)
@@ -80,6 +85,16 @@ def calibration_of(
             "calls: wait for more, or raise `watching.shadow_rate` or alpha",
             param="rows",
         )
+    known = {name: typical_usage.of(application or None, name) for name in pool}
+    usage = {name: each for name, each in known.items() if each is not None}
+    prices = settings.call_prices(usage)
+    if prices is None and settings.exact_prices:
+        raise InputError(
+            "what a call of each candidate costs is not known yet, for it depends on the tokens "
+            "that they use: wait until all have answered since the start of this gateway, or let "
+            "`price` be the number of a call",
+            param="price",
+        )
     record = AnswerCalibrationRecord(
         id=f"answers-{IdGenerator().new_id()}",
         created_at=now(),
@@ -90,7 +105,7 @@ def calibration_of(
         lost=rows.lost(fitting),
         salt=secrets.token_bytes(_SALT_BYTES),
         alpha=terms.alpha,
-        prices=None if prices is None else dict(zip(pool, prices, strict=True)),
+        prices=prices,
         evidence={},
     )
     if not len(record.fitting) or not len(record.rows):
@@ -100,7 +115,7 @@ def calibration_of(
             param="rows",
         )
     found = calibrations.plan(record, pool, terms_of(terms), terms.alpha).calibration
-    evidence = evidence_of(settings, terms, found) | {
+    evidence = evidence_of(settings, terms, found, prices) | {
         "rows": total,
         "fitting": fitting,
         "n": found.n,
@@ -110,6 +125,6 @@ def calibration_of(
         "not_before": rows.since,
         "since": rows.rows[0].created_at,
         "until": rows.rows[-1].created_at,
-        "refused": refusal_of(settings, terms, found, record.fitting),
+        "refused": refusal_of(settings, terms, found, record.fitting, prices),
     }
     return replace(record, evidence=evidence)

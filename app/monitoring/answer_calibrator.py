@@ -22,6 +22,7 @@ from app.monitoring.answer_report import log_cost, progress_of
 from app.monitoring.answer_rows import AnswerSample
 from app.monitoring.answer_schedule import Attempt, is_due, samples_wanted
 from app.monitoring.answer_watch import AnswerWatch
+from app.monitoring.typical_usage import TypicalUsage
 from app.routing.answer_calibrations import AnswerCalibrations, Staleness, age_of
 from app.settings import ANSWERABLE, DEFAULT, Settings
 from app.store import Store, now
@@ -62,6 +63,7 @@ class AnswerCalibrator:
         key: Key of the draws of the sample.
         setup: Digest of the configuration, by which records are stored.
         show: Shows the state of an application's calibration.
+        typical_usage: What calls use, by which they have an expected price.
 
     Attributes:
         calibrations: The active ones.
@@ -75,7 +77,9 @@ class AnswerCalibrator:
         key: bytes,
         setup: str,
         show: Show,
+        typical_usage: TypicalUsage,
     ) -> None:
+        self._typical_usage = typical_usage
         self._settings = settings
         self._show = show
         self._store = store
@@ -215,7 +219,7 @@ class AnswerCalibrator:
             return
         rows = self._alarms.rows_for_next(application, record)
         try:
-            made = calibration_of(rows, self._settings, self.calibrations)
+            made = calibration_of(rows, self._settings, self.calibrations, self._typical_usage)
             refusal, level = made.evidence["refused"], logging.WARNING
             if refusal is None:
                 expected = "" if record is None else record.id
@@ -254,7 +258,7 @@ class AnswerCalibrator:
         record = self.calibrations.find(application)
         self._alarms.watch(record)
         rows = self._alarms.rows_for_next(application, record)
-        made = calibration_of(rows, self._settings, self.calibrations)
+        made = calibration_of(rows, self._settings, self.calibrations, self._typical_usage)
         refusal = made.evidence["refused"]
         is_active = not dry_run and refusal is None
         if not dry_run:

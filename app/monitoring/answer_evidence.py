@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,10 +31,13 @@ UNPRICED: Final = (
 
 
 def evidence_of(
-    settings: Settings, terms: SameAnswer, found: SequentialCalibration
+    settings: Settings,
+    terms: SameAnswer,
+    found: SequentialCalibration,
+    prices: Mapping[str, float] | None,
 ) -> dict[str, Any]:
     """What the rows of a calibration show at its alpha, and at other levels."""
-    policy, prices = found.policy, _prices(settings)
+    policy = found.policy
     (own,) = found.frontier([terms.alpha], prices)
     return {
         "alpha": terms.alpha,
@@ -75,13 +79,12 @@ def _levels(found: SequentialCalibration, alpha: float) -> list[float]:
     return sorted(grid | {least, min(found.least_alpha, LARGEST_LEVEL), alpha})
 
 
-def _prices(settings: Settings) -> dict[str, float] | None:
-    prices = settings.prices
-    return None if prices is None else dict(zip(settings.pool, prices, strict=True))
-
-
 def refusal_of(
-    settings: Settings, terms: SameAnswer, found: SequentialCalibration, fitting: AnswerClasses
+    settings: Settings,
+    terms: SameAnswer,
+    found: SequentialCalibration,
+    fitting: AnswerClasses,
+    prices: Mapping[str, float] | None,
 ) -> str | None:
     """Why the calibration is not activated.
 
@@ -90,10 +93,11 @@ def refusal_of(
     pay, a risk of up to twice alpha was measured.
 
     Args:
-        settings: Prices and equality.
+        settings: The equality.
         terms: The terms.
         found: The calibration.
         fitting: The rows that fitted its policy.
+        prices: Expected price of a call of each candidate; None: they have none.
     """
     counts_misses = found.policy.loss is Loss.MISSES
     is_pool = counts_misses or terms.reference == VOTE
@@ -107,7 +111,7 @@ def refusal_of(
             f"no finite threshold keeps alpha {terms.alpha:g}: {found.lost} of {found.n} rows lack "
             f"{lacking}"
         )
-    if not is_pool and settings.prices is None:
+    if not is_pool and prices is None:
         return UNPRICED
     agreement = _agreement(fitting)
     if agreement < MIN_AGREEMENT and not counts_misses:
@@ -119,7 +123,7 @@ def refusal_of(
     fitted = replace(found, answers=fitting, lost=0)
     # Of few rows at the smallest alpha with a finite threshold.
     threshold = fitted.lambda_hat(max(terms.alpha, 1.0 / (len(fitting) + 1)))
-    calls, prices = fitted.stops(fitting, threshold).calls, _prices(settings)
+    calls = fitted.stops(fitting, threshold).calls
     share = None if prices is None else fitted.price_share(calls, prices)
     if share is not None and share >= 1.0:
         what = "all candidates" if is_pool else f"{terms.reference!r} alone"

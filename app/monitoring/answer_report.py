@@ -85,5 +85,5 @@ def log_cost(settings: Settings, applications: Collection[str]) -> None:
             "any number of" if limit is None else f"at most {limit:,}",
         )
     for place, section in settings.same_answers.items():
-        if section.reference not in (VOTE, ANSWERABLE) and settings.prices is None:
+        if section.reference not in (VOTE, ANSWERABLE) and not settings.exact_prices:
             log.warning("%s.reference: %s", place, UNPRICED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final, Self
@@ -83,6 +83,8 @@ class DecisionRecord(RoutingRecord):
         group_by: ``Settings.group_by``, which says what the group means; None in records of version
             0.1.
         sequence: Of the promise `same_answer`: the order of calls, and the calls made.
+        cost: What its calls cost, with their usage, as :mod:`app.answering.request_cost` gives it;
+            None: candidates had no prices, and it is in no form.
     """
 
     decision_id: str
@@ -102,6 +104,7 @@ class DecisionRecord(RoutingRecord):
     query: str | None = None
     group_by: str | None = None
     sequence: AnswerGuarantee | None = None
+    cost: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, routing: RoutingRecord, **request: Any) -> Self:
@@ -145,6 +148,8 @@ class DecisionRecord(RoutingRecord):
 
     def _request_as_json(self) -> dict[str, Any]:
         shown = {name: getattr(self, name) for name in _REQUEST_FIELDS}
+        if self.cost is None:
+            del shown["cost"]
         return shown | {"sequence": self.sequence and self.sequence.as_json()}
 
     def as_its_key_sees_it(self) -> DecisionRecord:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from app.settings.base import Frozen, http_url
+from app.settings.prices import CandidatePrice
 
 # Valid in a header, in a path and in a comma-separated list.
 Name = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
@@ -90,8 +91,8 @@ class Candidate(Frozen):
     """Timeout of one call in seconds; the deadline of the request may be earlier."""
     concurrency: Annotated[int, Field(gt=0)] = 64
     """Concurrent calls, over all replicas."""
-    price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Average price of a call, in one unit for all; set it for all candidates or for none."""
+    price: CandidatePrice | None = None
+    """What its calls cost; set it for all candidates or for none."""
     capabilities: Capabilities = Capabilities()
     verify_tls: bool = True
     """Verify TLS certificates; false accepts any, with a warning at every start."""
@@ -135,3 +136,7 @@ class FleetSettings(Frozen):
     """Connect timeout in seconds."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Read timeout in seconds between two chunks of an answer."""
+    max_load: Annotated[float, Field(ge=1, le=1000)] | None = 1.25
+    """Turns of a conversation go to one replica of a candidate, for its prompt cache, while its
+    calls in flight stay within this multiple of the mean; null: each turn goes to the replica with
+    the fewest."""

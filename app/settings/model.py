@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import parse_qs, urlsplit
@@ -33,6 +34,7 @@ from app.settings.remote_artifact import RemoteArtifact
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, with_sampling
 from app.settings.telemetry import TelemetrySettings
+from racer_core.prices import MeanUsage, Price, expected_prices
 from racer_core.records.conversation import RoutedText
 from racer_core.records.left_out import LeftOut
 from racer_core.types import Score
@@ -71,6 +73,8 @@ class Settings(Frozen):
     """Environment variable with a database URL, including its password, that replaces `store`."""
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     """The models of the pool."""
+    currency: Annotated[str, Field(max_length=16, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")] = "USD"
+    """Name of the currency of all prices and costs."""
     pools: dict[Name, Pool] = Field(
         default_factory=dict[str, Pool],
         # Otherwise an editor would accept a wrong name.
@@ -362,10 +366,21 @@ class Settings(Frozen):
         return tuple(name for name, each in self.applications.items() if each.turns == "together")
 
     @property
-    def prices(self) -> tuple[float, ...] | None:
-        """Prices in the order of the candidates; None if they have none."""
-        prices = tuple(each.price for each in self.candidates if each.price is not None)
-        return prices or None
+    def exact_prices(self) -> dict[str, Price]:
+        """The price of every candidate; empty if they have none."""
+        return {each.name: each.price.exact for each in self.candidates if each.price is not None}
+
+    def call_prices(self, usage: Mapping[str, MeanUsage]) -> dict[str, float] | None:
+        """Expected price of a call of every candidate.
+
+        None if they have no prices, or if one depends on what calls use and that is not known.
+
+        Args:
+            usage: What calls use on average, by candidate.
+        """
+        found = expected_prices(self.exact_prices, usage)
+        known = {name: price for name, price in found.items() if price is not None}
+        return known if known and len(known) == len(found) else None
 
     @property
     def pool(self) -> tuple[str, ...]:

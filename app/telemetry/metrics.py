@@ -115,6 +115,27 @@ class Metrics:
             ("candidate",),
             registry=self.registry,
         )
+        self.cost = Counter(
+            "racer_cost",
+            "What requests cost by the configured prices, in their currency",
+            ("application", "pool", "candidate"),
+            registry=self.registry,
+        )
+        self.cost_of = cache(self.cost.labels)
+        self.alternative_cost = Counter(
+            "racer_alternative_cost",
+            "Estimates of what routed requests would have cost by other calls",
+            ("application", "pool", "alternative"),
+            registry=self.registry,
+        )
+        self.alternative_cost_of = cache(self.alternative_cost.labels)
+        self.shadow_cost = Counter(
+            "racer_shadow_cost",
+            "What the calls cost that complete the shadow sample",
+            ("application", "candidate"),
+            registry=self.registry,
+        )
+        self.shadow_cost_of = cache(self.shadow_cost.labels)
         self.router_seconds = Histogram(
             "racer_router_seconds",
             "Time that encoder and router took for a batch",

@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+from pydantic import ValidationError
+
+from app.settings.prices import CandidatePrice
 from app.tools.hub_probe import check_hub
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.hybrid import HybridEncoder
-from racer_core.errors import InputError
+from racer_core.errors import InputError, RowsError
 from racer_core.offline.embeddings import CachedEncoder, default_cache
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import AVERAGE, MERGED, Evaluation
@@ -23,9 +27,11 @@ from racer_core.offline.score_matrix import read_scores
 from racer_core.offline.sources import FixedSource, RouterSource, trained_source
 from racer_core.offline.table import build_table
 from racer_core.offline.train import EncoderChoice
+from racer_core.prices import Price, expected_prices
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
 from racer_core.records.row import MAX_QUERY_CHARS
+from racer_core.records.usage import mean_usage
 from racer_core.routers import registry
 from racer_core.types import LabelledRows, RowsKind, Score
 
@@ -83,7 +89,7 @@ def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
     return EvaluationInputs(
         arguments=arguments,
         rows=rows,
-        protocol=with_prices(protocol, arguments.prices, next(iter(rows.values()))),
+        protocol=with_prices(protocol, arguments.prices, rows),
         source=open_source(arguments, rows),
     )
 
@@ -185,29 +191,46 @@ def with_shares(protocol: Protocol, given: Iterable[str], names: Iterable[str]) 
     return replace(protocol, shares=default, shares_of=by_name)
 
 
-def with_prices(protocol: Protocol, given: Iterable[str], rows: LabelledRows) -> Protocol:
-    """Add the prices of --price to the protocol: one for every candidate, or none at all.
+def with_prices(
+    protocol: Protocol, given: Iterable[str], rows: Mapping[str, LabelledRows]
+) -> Protocol:
+    """Add the expected price of a call to the protocol: one for every candidate, or none at all.
+
+    Args:
+        protocol: The protocol.
+        given: The values of --price.
+        rows: The rows by benchmark, whose recorded calls say what calls use.
 
     Raises:
         InputError: An unknown candidate, a candidate without a price, or an invalid price.
+        RowsError: A price depends on what calls use, and no row records that.
     """
-    prices: dict[str, float] = {}
+    pool = next(iter(rows.values())).pool
+    prices: dict[str, Price] = {}
     for each in given:
-        name, number = _pair(each, "--price", "CANDIDATE=NUMBER")
-        if name not in rows.pool:
-            raise InputError(f"--price: {name!r} is none of {', '.join(rows.pool)}")
-        prices[name] = _number(number, each)
-        if not 0.0 < prices[name] < math.inf:
-            raise InputError(f"--price: {each!r} must be above 0")
+        name, price = _pair(each, "--price", "CANDIDATE=PRICE")
+        if name not in pool:
+            raise InputError(f"--price: {name!r} is none of {', '.join(pool)}")
+        prices[name] = _price(price, each)
     if not prices:
         if Score.COVER_COST in protocol.scores:
             raise InputError("--score cover_cost needs a --price for every candidate")
         return protocol
-    if missing := [name for name in rows.pool if name not in prices]:
+    if missing := [name for name in pool if name not in prices]:
         raise InputError(
             f"--price: {missing[0]!r} has no price; give a price to all candidates or to none"
         )
-    return replace(protocol, prices=tuple(prices[name] for name in rows.pool))
+    expected = expected_prices(prices, mean_usage(row for each in rows.values() for row in each))
+    unknown = [name for name in pool if expected[name] is None]
+    if unknown:
+        raise RowsError(
+            "--data",
+            [
+                f"no row records what calls of {unknown[0]!r} used, on which its price depends: "
+                "take rows of `racer label`, or give the price of a call as a number"
+            ],
+        )
+    return replace(protocol, prices=tuple(expected[name] or 0.0 for name in pool))
 
 
 def with_cache(encoder: Encoder, cache: str | None, ray: str | None = None) -> Encoder:
@@ -280,6 +303,17 @@ def _number(text: str, given: str) -> float:
     if math.isnan(number):
         raise InputError(f"{given!r}: {text!r} is not a number")
     return number
+
+
+def _price(text: str, given: str) -> Price:
+    """A number, or the fields of `candidates[].price` as a mapping."""
+    try:
+        return CandidatePrice.model_validate(yaml.safe_load(text)).exact
+    except (yaml.YAMLError, ValidationError) as exc:
+        raise InputError(
+            f"--price: {given!r}: give the price of a call, a number above 0, or such as "
+            "CANDIDATE='{input: 0.15, output: 0.6}', per million tokens"
+        ) from exc
 
 
 def default_scores(prices: tuple[str, ...]) -> tuple[Order, ...]:

@@ -106,9 +106,13 @@ class GatewayClient:
         """GET /readyz: the loaded artifact, the active calibration, and what is missing."""
         return self._request("GET", "/readyz")
 
+    def calibration_history(self) -> dict[str, Any]:
+        """GET /calibrations: the stored calibrations as ``data``, newest first, and ``canary``."""
+        return self._request("GET", "/calibrations")
+
     def calibrations(self) -> dict[str, dict[str, Any]]:
         """GET /calibrations: every stored calibration by its id, newest first."""
-        return {each["id"]: each for each in self._request("GET", "/calibrations")["data"]}
+        return {each["id"]: each for each in self.calibration_history()["data"]}
 
     def running_canary(self) -> str | None:
         """GET /calibrations: the calibration that decides a share of the requests."""

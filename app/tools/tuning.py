@@ -242,29 +242,6 @@ def _vote(chosen: Trial) -> dict[str, Any]:
     return vote
 
 
-def table(tuning: Tuning) -> Table:
-    """Table of the best vote at every alpha, with the chosen setting."""
-    votes = tuning.chosen.rule is not None
-    measure = "accuracy" if votes else "quality"
-    shown = Table(
-        title=f"{tuning.rows} validation rows; a difference in {measure} of at most "
-        f"{tuning.slack:.3f} from the best counts as equal, and the cheapest is chosen"
-        + ("; a vote counts where it beats the majority by two paired standard errors" * votes),
-        caption=_best_rated_note(tuning),
-        box=SIMPLE_HEAD,
-        padding=(0, 1),
-    )
-    for name in ("alpha", "score", "vote", measure, "size", "cost", ""):
-        shown.add_column(name, no_wrap=True)
-    for alpha in dict.fromkeys(trial.alpha for trial in tuning.trials):
-        trials = [trial for trial in tuning.trials if trial.alpha == alpha and trial.proven]
-        chosen = tuning.chosen in trials
-        best = tuning.chosen if chosen else max(trials, key=lambda trial: trial.accuracy)
-        values = f"{best.accuracy:.3f}", f"{best.size:.2f}", f"{best.cost:.4g}"
-        shown.add_row(f"{alpha:g}", best.score, _name(best), *values, "chosen" if chosen else "")
-    return shown
-
-
 def evaluator_table(tuning: Tuning) -> Table:
     """The quality of each evaluator, and which were chosen by it."""
     shown = Table(
@@ -290,16 +267,15 @@ def evaluator_table(tuning: Tuning) -> Table:
     return shown
 
 
-def same_answer(configured: Settings, rows: LabelledRows) -> tuple[SameAnswerLevel, ...]:
+def same_answer(
+    configured: Settings, rows: LabelledRows, prices: Mapping[str, float] | None
+) -> tuple[SameAnswerLevel, ...]:
     """What the promise `same_answer` takes of the rows; none under `auto`, or by meaning."""
     rule = configured.aggregation
     if rule.equality in (Equality.AUTO, Equality.SEMANTIC):
         return ()
     prints = [number.to_bytes(8) for number in range(len(rows))]
     answers = AnswerClasses.of(rows, rule.equality, prints, rule.reasoning)
-    prices = None
-    if configured.prices is not None and min(configured.prices) > 0.0:
-        prices = dict(zip(configured.pool, configured.prices, strict=True))
     return tuple(same_answer_levels(answers, rows.labels(), prices))
 
 
@@ -332,22 +308,4 @@ def same_answer_advice(levels: Sequence[SameAnswerLevel], configured: Settings) 
         f"max_rounds: {best.max_rounds}}}: {best.calls:.2f} of {len(configured.pool)} calls, "
         f"accuracy {best.accuracy:.3f}; settings within a standard error of the best count as "
         "equal, and the cheapest is chosen."
-    )
-
-
-def _name(trial: Trial) -> str:
-    if trial.rule is None:
-        return "-"
-    return trial.rule + (f" by {trial.weight}, T {trial.temperature:g}" if trial.weight else "")
-
-
-def _best_rated_note(tuning: Tuning) -> str | None:
-    """The best vote with ratings if the chosen vote uses none: the ratings were paid for."""
-    rated = [trial for trial in tuning.trials if trial.evaluated]
-    if tuning.chosen.evaluated or not rated:
-        return None
-    best = min(rated, key=lambda trial: (-trial.accuracy, trial.cost))
-    return (
-        f"the chosen vote uses no evaluator; the best that does: {_name(best)}, accuracy "
-        f"{best.accuracy:.3f} at alpha {best.alpha:g}, cost {best.cost:.4g}"
     )

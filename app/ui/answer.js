@@ -62,7 +62,7 @@ function facts(response, { ms, size }) {
 function paid(response, { size, level, slowest }) {
   const called = callsMade(response);
   const priceShare = level?.cost_share != null && sameNames(called, level.selected) ? level.cost_share : null;
-  return paidBeside({ called, size, priceShare, slowest });
+  return paidBeside({ called, size, priceShare, slowest, cost: response.cost });
 }
 
 /** The calls that were made. */

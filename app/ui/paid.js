@@ -2,6 +2,7 @@
 
 import { el, setShare } from "./dom.js";
 import { duration, percent } from "./format.js";
+import { amountInWords } from "./words.js";
 
 /** The latest duration of each candidate's calls on this page: what calling everyone would wait for. */
 export function latestCalls() {
@@ -20,11 +21,14 @@ export function latestCalls() {
  * @param called The calls that were made.
  * @param priceShare Their price as a share of calling everyone; null without prices.
  * @param slowest See `latestCalls`.
+ * @param cost What they cost, and what calling everyone would have cost; undefined without prices.
  */
-export function paidBeside({ called, size, priceShare, slowest }) {
+export function paidBeside({ called, size, priceShare, slowest, cost }) {
   if (called.length === 0 || called.length === size) return null;
   const pairs = [["Calls", called.length / size, String(called.length), String(size)]];
-  if (priceShare !== null) pairs.push(["Price", priceShare, percent(priceShare, 0), "100 %"]);
+  const all = cost?.alternatives.everyone;
+  if (all?.cost > 0) pairs.push(["Cost", cost.cost / all.cost, amountInWords(cost, cost.currency), amountInWords(all, cost.currency)]);
+  else if (priceShare !== null) pairs.push(["Price", priceShare, percent(priceShare, 0), "100 %"]);
   const ms = Math.max(...called.filter((call) => call.ms !== undefined).map((call) => call.ms));
   if (Number.isFinite(ms)) {
     const least = slowest.untimed > 0 ? `at least ${duration(slowest.ms)}` : duration(slowest.ms);

@@ -161,6 +161,12 @@ export function streamInWords(name) {
   return STREAMS[name] ?? name;
 }
 
+/** An amount of money in its currency; "about" where it is estimated. */
+export function amountInWords({ cost, estimated }, currency) {
+  const digits = cost.toLocaleString("en", { maximumSignificantDigits: 3 });
+  return `${estimated ? "about " : ""}${digits} ${currency}`;
+}
+
 /** A message as a sentence. */
 export function sentence(text) {
   return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");

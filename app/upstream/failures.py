@@ -31,6 +31,22 @@ _FAULTS = frozenset(
     }
 )
 
+# The candidate may have computed an answer, or a part of one.
+_WORKED = frozenset(
+    {
+        "upstream_disconnected",
+        "upstream_empty",
+        "upstream_invalid_response",
+        "upstream_response_too_large",
+        "upstream_timeout",
+    }
+)
+
+
+def may_be_charged(exc: UpstreamError) -> bool:
+    """Whether a candidate may charge for a failed call: it did not answer with an error status."""
+    return exc.kind in _WORKED and exc.status is None
+
 
 def is_replica_fault(exc: UpstreamError, *, had_full_time: bool) -> bool:
     """Whether a failure counts against the replica.

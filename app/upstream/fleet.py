@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from app.concurrency.memory_budget import MemoryBudget
 from app.concurrency.threads import SMALL_BYTES, off_loop
@@ -23,6 +23,7 @@ from app.json_output import dump_json
 from app.settings import Secrets, Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import CallSpan, Tracer
+from app.upstream.affinity import conversation_key
 from app.upstream.circuit_breaker import ALL_CALLERS, STATES
 from app.upstream.completions import Completion, Endpoint, completion
 from app.upstream.failures import is_replica_fault, is_unreachable
@@ -43,6 +44,20 @@ T = TypeVar("T")
 GATEWAY: Final = ""  # the caller of calls that no API key causes
 
 ModelAndUsage = tuple[object, Mapping[str, int]]  # as the answer reports them
+
+
+class CallMeter(Protocol):
+    """Measures the calls of one request."""
+
+    def attempted(self, candidate: str, seconds: float, exc: BaseException | None) -> None:
+        """Take an attempt that ended.
+
+        Args:
+            candidate: Its candidate.
+            seconds: Its duration, without the time that it waited to be sent.
+            exc: What ended it; None: it was answered.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +82,10 @@ class UpstreamCall:
     timeout_s: float  # of an attempt, or of all of them
     is_timed_in_all: bool
     deadline: float
+    conversation: bytes | None  # its key; None: a single turn, or one replica
     tried: list[Replica]
     buffers: MemoryBudget  # of large payloads and answers
+    meter: CallMeter | None = None
     span: CallSpan | None = None  # of the latest attempt
 
     def __enter__(self) -> Self:
@@ -173,6 +190,8 @@ class Fleet:
         *,
         deadline: float,
         caller: str = GATEWAY,
+        session: str | None = None,
+        meter: CallMeter | None = None,
     ) -> Reply:
         """Call one candidate for a whole answer.
 
@@ -182,12 +201,16 @@ class Fleet:
             payload: The request.
             deadline: A ``time.monotonic()``; one attempt has the candidate's own limit, too.
             caller: The name of the API key that causes the call.
+            session: Id of its request's session, whose calls go to one replica.
+            meter: Takes its attempts; None: they are not measured.
 
         Raises:
             UpstreamError: No usable answer; its ``kind`` says why.
         """
         started = time.monotonic()
-        with self._open_call(candidate, api_format.path, payload, deadline, caller) as call:
+        with self._open_call(
+            candidate, api_format.path, payload, deadline, caller, session=session, meter=meter
+        ) as call:
             body, choices = await self._read_answer(
                 call,
                 partial(self._body_and_choices, candidate, api_format),
@@ -211,13 +234,17 @@ class Fleet:
         *,
         deadline: float,
         caller: str = GATEWAY,
+        session: str | None = None,
+        meter: CallMeter | None = None,
     ) -> AsyncGenerator[CandidateStream]:
         """Call one candidate for a stream. The context opens with the first piece.
 
         Until then failed attempts are repeated as in :meth:`ask`. Reading raises UpstreamError
         when the stream ends before the answer does. Arguments and errors as in :meth:`ask`.
         """
-        with self._open_call(candidate, api_format.path, payload, deadline, caller) as call:
+        with self._open_call(
+            candidate, api_format.path, payload, deadline, caller, session=session, meter=meter
+        ) as call:
             attempt, stream = await self._begin_stream(call, api_format)
             with attempt:
                 yield stream
@@ -245,9 +272,10 @@ class Fleet:
         *,
         deadline: float,
         caller: str = GATEWAY,
+        meter: CallMeter | None = None,
     ) -> dict[str, Any]:
         """Send a document and return the answered object. Raises as :meth:`ask`."""
-        with self._open_call(candidate, path, payload, deadline, caller) as call:
+        with self._open_call(candidate, path, payload, deadline, caller, meter=meter) as call:
             return await self._read_answer(
                 call, partial(parsing.json_object, candidate), report=_model_and_usage
             )
@@ -298,9 +326,14 @@ class Fleet:
         deadline: float,
         caller: str,
         endpoint: Endpoint | None = None,
+        session: str | None = None,
+        meter: CallMeter | None = None,
     ) -> UpstreamCall:
         """Encode a payload; as a context, the call counts its bytes as buffered."""
         target = self._targets[name]
+        conversation = None
+        if target.replicas.keep_conversations:
+            conversation = conversation_key(payload, path, caller=caller, session=session)
         return UpstreamCall(
             name=endpoint.name if endpoint else target.name,
             caller=caller,
@@ -311,8 +344,10 @@ class Fleet:
             timeout_s=endpoint.timeout_s if endpoint else target.timeout_s,
             is_timed_in_all=endpoint is not None,
             deadline=deadline,
+            conversation=conversation,
             tried=[],
             buffers=self._client.buffers,
+            meter=meter,
         )
 
     async def _read_answer(
@@ -383,6 +418,7 @@ class Fleet:
             caller=call.caller,
             deadline=call.deadline,
             even_if_out=lambda: not self._is_skipped(call),
+            conversation=call.conversation,
         )
         attempt.replica = replica  # from here on it is released
         attempt.started = started = time.monotonic()
@@ -420,6 +456,8 @@ class Fleet:
         call.target.replicas.release(replica)
         self._metrics.call_seconds_of(call.name).observe(now - attempt.started)
         self._metrics.calls_of(call.name, outcome).inc()
+        if call.meter is not None and attempt.limit_s > 0:  # it was sent
+            call.meter.attempted(call.name, now - attempt.started, exc)
         if call.span is not None:
             call.span.end(outcome)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from app.errors import UpstreamTimeout, UpstreamUnavailable
 from app.settings import FleetSettings
+from app.upstream.affinity import nearest
 from app.upstream.circuit_breaker import CircuitBreaker
 
 
@@ -36,7 +37,7 @@ class Replicas:
     Args:
         name: The model's, in messages.
         base_urls: At least one.
-        rules: When a replica is ejected.
+        rules: When a replica is ejected, and how far it keeps conversations.
         concurrency: Limit of calls in flight, over all replicas.
     """
 
@@ -45,6 +46,8 @@ class Replicas:
     ) -> None:
         self._name = name
         self.all = tuple(Replica(base_url, rules) for base_url in base_urls)
+        self._max_load = rules.max_load if len(self.all) > 1 else None
+        self.keep_conversations = self._max_load is not None
         self._concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
         self._next_idle = 0
@@ -74,6 +77,7 @@ class Replicas:
         caller: str,
         deadline: float,
         even_if_out: Callable[[], bool],
+        conversation: bytes | None = None,
     ) -> Replica:
         """Wait for a free slot and choose the replica to call. Call :meth:`release` afterwards.
 
@@ -82,6 +86,7 @@ class Replicas:
             caller: The owner of the API key.
             deadline: Limit of the wait for a slot, a ``time.monotonic()``.
             even_if_out: Whether one is chosen where all replicas are ejected.
+            conversation: Its key, whose calls go to one replica; None: a single turn.
 
         Raises:
             UpstreamTimeout: No slot became free in time.
@@ -92,7 +97,7 @@ class Replicas:
         else:
             await self._slots.acquire()
         try:
-            replica = self._choose(tried, caller, even_if_out=even_if_out)
+            replica = self._choose(tried, caller, conversation, even_if_out=even_if_out)
         except UpstreamUnavailable:
             self._slots.release()
             raise
@@ -112,9 +117,17 @@ class Replicas:
             raise UpstreamTimeout(f"{self._name} has too many calls to take one more") from exc
 
     def _choose(
-        self, tried: Collection[Replica], caller: str, *, even_if_out: Callable[[], bool]
+        self,
+        tried: Collection[Replica],
+        caller: str,
+        conversation: bytes | None,
+        *,
+        even_if_out: Callable[[], bool],
     ) -> Replica:
-        """The untried replica with the fewest calls in flight; ties are broken in rotation."""
+        """The untried replica of the conversation, or else that with the fewest calls in flight.
+
+        Ties are broken in rotation.
+        """
         usable = [each for each in self.all if not each.is_out_for(caller)] or (
             list(self.all) if even_if_out() else []
         )
@@ -126,6 +139,8 @@ class Replicas:
                 f"{self._name} is down", retry_after_s=max(0.0, next_check - time.monotonic())
             )
         untried = [each for each in usable if each not in tried] or usable
+        if conversation is not None and self._max_load is not None:
+            return nearest(untried, conversation, self._max_load)
         least = min(each.outstanding for each in untried)
         idle = [each for each in untried if each.outstanding == least]
         self._next_idle += 1

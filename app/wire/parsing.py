@@ -105,6 +105,23 @@ def counts(usage: object, names: Mapping[str, str]) -> dict[str, int]:
 CHAT_USAGE: Final = {name: name for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
 
 
+def cached_tokens(document: Mapping[str, Any]) -> int:
+    """Prompt tokens that a candidate read from its cache; 0 if it does not say.
+
+    Args:
+        document: A whole answer, or the piece of a stream with its usage, of any API format.
+    """
+    usage = _part(_part(document, "response") or document, "usage")
+    details = _part(usage, "prompt_tokens_details") or _part(usage, "input_tokens_details")
+    return counts(details, {"cached_tokens": "cached_tokens"}).get("cached_tokens", 0)
+
+
+def _part(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object in a field; an empty one where it has none."""
+    value = document.get(name)
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 _MEDIA: Final = ("image", "audio", "video", "file")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
@@ -47,6 +48,7 @@ from racer_core.types import (
     RiskTarget,
     RowsKind,
     Score,
+    any_column,
     enum_member,
 )
 
@@ -81,12 +83,24 @@ class Trial:
     se: float  # of the accuracy, over rows or clusters of rows
     size: float
     cost: float  # mean price of a query; the size where there are no prices; ratings are not in it
+    # Share of the answerable queries whose set has no right candidate; of graded rows the mean
+    # shortfall of the set from the pool.
+    missed: float
     proven: bool  # the majority, or better than it by two paired standard errors
 
     @property
     def evaluated(self) -> bool:
         """Whether this vote needs an evaluator."""
         return self.weight not in (None, Weight.ROUTER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedCalls:
+    """What calling the same candidates for every query gives, for comparison."""
+
+    candidates: tuple[str, ...]
+    accuracy: float  # of the majority vote, or of the only candidate; quality as in `Trial`
+    cost: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +116,37 @@ class Tuning:
     evaluator_choices: Mapping[str, EvaluatorChoice] = field(
         default_factory=dict[str, EvaluatorChoice]
     )
+    everyone: FixedCalls | None = None
+    best_single: FixedCalls | None = None  # the best of these rows, in hindsight
+
+    @property
+    def points(self) -> tuple[Trial, ...]:
+        """The most accurate setting of each alpha; of its own alpha the chosen one."""
+        found: dict[float, Trial] = {}
+        for trial in self.trials:
+            best = found.get(trial.alpha)
+            if trial.proven and (best is None or trial.accuracy > best.accuracy):
+                found[trial.alpha] = trial
+        return tuple((found | {self.chosen.alpha: self.chosen}).values())
+
+    @property
+    def frontier(self) -> tuple[Trial, ...]:
+        """The points of which no other is at once as cheap and more accurate, or the reverse."""
+
+        def beats(other: Trial, point: Trial) -> bool:
+            is_no_worse = other.cost <= point.cost and other.accuracy >= point.accuracy
+            return is_no_worse and (other.cost, other.accuracy) != (point.cost, point.accuracy)
+
+        points = self.points
+        return tuple(each for each in points if not any(beats(other, each) for other in points))
+
+    def at(self, alpha: float) -> Self:
+        """The same with the point of this alpha as the chosen one. Raises InputError."""
+        for point in self.points:
+            if point.alpha == alpha:
+                return replace(self, chosen=point)
+        levels = ", ".join(f"{point.alpha:g}" for point in self.points)
+        raise InputError(f"no point is at alpha {alpha:g}; there are points at {levels}")
 
 
 def tune(
@@ -188,7 +233,7 @@ def tune(
         if sets is None:
             continue
         if scored.quality is None:
-            trials += _trials(options, schemes, sets, per_call, scored.split_units)
+            trials += _trials(options, schemes, sets, per_call, scored)
         else:
             trials.append(_graded_trial(options, scored, sets, per_call))
         progress("alphas", number, len(alphas))
@@ -206,6 +251,30 @@ def tune(
         rows=len(rows),
         evaluators=evaluators,
         evaluator_choices=choices,
+        everyone=_everyone(scored, schemes, per_call),
+        best_single=_best_single(scored, per_call),
+    )
+
+
+def _everyone(scored: ScoredRows, schemes: Sequence[_Scheme], per_call: FloatArray) -> FixedCalls:
+    if scored.quality is None:
+        everything = np.ones(scored.labels.shape, dtype=bool)
+        majority = next(each for each in schemes if each.rule == Method.MAJORITY)
+        accuracy = float(majority.right(everything).mean())
+    else:
+        accuracy = float(scored.quality.max(axis=1).mean())
+    return FixedCalls(candidates=scored.pool, accuracy=accuracy, cost=float(per_call.sum()))
+
+
+def _best_single(scored: ScoredRows, per_call: FloatArray) -> FixedCalls:
+    """Of equals the cheapest."""
+    merits = scored.labels if scored.quality is None else scored.quality
+    accuracies, places = merits.mean(axis=0), range(len(scored.pool))
+    best = max(places, key=lambda place: (accuracies[place], -per_call[place]))
+    return FixedCalls(
+        candidates=(scored.pool[best],),
+        accuracy=float(accuracies[best]),
+        cost=float(per_call[best]),
     )
 
 
@@ -366,7 +435,8 @@ def _graded_trial(
 ) -> Trial:
     """What the best called candidates are worth."""
     assert scored.quality is not None
-    best = scored.quality.max(axis=1) - shortfalls(selected, scored.quality)
+    lost = shortfalls(selected, scored.quality)
+    best = scored.quality.max(axis=1) - lost
     return Trial(
         alpha=options.alpha,
         score=options.score,
@@ -377,6 +447,7 @@ def _graded_trial(
         se=standard_error_of_mean(best, scored.split_units),
         size=float(selected.sum(axis=1).mean()),
         cost=float((selected @ per_call).mean()),
+        missed=float(lost.mean()),
         proven=True,
     )
 
@@ -386,8 +457,10 @@ def _trials(
     schemes: Sequence[_Scheme],
     selected: BoolArray,
     per_call: FloatArray,
-    units: Rows,
+    scored: ScoredRows,
 ) -> Iterator[Trial]:
+    units, answerable = scored.split_units, any_column(scored.labels)
+    missed = float((~any_column(selected & scored.labels))[answerable].mean())
     size = float(selected.sum(axis=1).mean())
     cost = float((selected @ per_call).mean())
     voted = [(scheme, scheme.right(selected)) for scheme in schemes]
@@ -405,5 +478,6 @@ def _trials(
             se=standard_error_of_mean(right.astype(np.float64), units),
             size=size,
             cost=cost,
+            missed=missed,
             proven=scheme.rule == Method.MAJORITY or float(lead.mean()) > margin,
         )

@@ -49,7 +49,7 @@ def test_rows_that_set_the_threshold_choose_no_calibration() -> None:
             SequentialCalibration(policy=policy, answers=rows(rng, 60), salt=b"salt")
             for _ in range(20)
         ]
-        verdicts.append({refusal_of(settings(), TERMS, each, fitting) for each in found})
+        verdicts.append({refusal_of(settings(), TERMS, each, fitting, PRICES) for each in found})
     assert [len(each) for each in verdicts] == [1] * 8
     assert len(set.union(*verdicts)) > 1
 
@@ -91,10 +91,7 @@ def test_a_named_reference_needs_prices() -> None:
         policy=fit_policy(fitting, reference="ref"), answers=own, salt=b"salt"
     )
     given = settings()
-    bare = [each.model_copy(update={"price": None}) for each in given.candidates]
-    unpriced = given.model_copy(update={"candidates": tuple(bare)})
-    assert unpriced.prices is None
-    assert refusal_of(unpriced, TERMS, found, fitting) == UNPRICED
-    assert refusal_of(given, TERMS, found, fitting) != UNPRICED
+    assert refusal_of(given, TERMS, found, fitting, None) == UNPRICED
+    assert refusal_of(given, TERMS, found, fitting, PRICES) != UNPRICED
     vote = SequentialCalibration(policy=fit_policy(fitting), answers=own, salt=b"salt")
-    assert refusal_of(unpriced, SameAnswer(alpha=0.05), vote, fitting) != UNPRICED
+    assert refusal_of(given, SameAnswer(alpha=0.05), vote, fitting, None) != UNPRICED

@@ -25,6 +25,7 @@ from app.monitoring.answer_schedule import Attempt, samples_wanted
 from app.monitoring.answer_watch import AnswerWatch, level_of
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_store import DecisionStore
+from app.monitoring.typical_usage import TypicalUsage
 from app.routing.answer_calibrations import Staleness
 from app.routing.decision import ChosenBy
 from app.settings import Settings
@@ -62,7 +63,12 @@ class World:
             }
         )
         self.calibrator = AnswerCalibrator(
-            settings, self.store, key=b"key", setup=SETUP, show=self._show
+            settings,
+            self.store,
+            key=b"key",
+            setup=SETUP,
+            show=self._show,
+            typical_usage=TypicalUsage(),
         )
 
     def _show(

@@ -285,7 +285,8 @@ def test_kill_9_and_a_candidate_that_fails_while_labelling(
     pool.say("poet", "no", delay_s=60)
     process = subprocess.Popen(
         [sys.executable, "-m", "app", "bootstrap", "--config", config, "--queries", queries,
-         "--out", tmp_path / "work", "--url", gateway.url, "--key", ADMIN_KEY],
+         "--out", tmp_path / "work", "--url", gateway.url, "--key", ADMIN_KEY,
+         "--encoder", "char-ngrams"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

@@ -318,6 +318,7 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
     evidence = evidence_without_source(result)
     conditions = evidence.pop("conditions")
     assert (conditions["assumed"], conditions["parts"]) == (120, [])
+    assert evidence.pop("prices") == {"currency": "USD", "of_calls": price, "usage": {}}
     assert evidence.pop("shift")["active_id"] == unsure.ready()["calibration"]
     assert evidence == {
         "alpha": 0.1,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
+from app.cli import calibration_report
 from app.cli.calibration_report import sentence, warnings
 from app.tools.gateway_client import GatewayClient
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, Command, Gateway, Serve, labelled
+from tests.support.waiting import wait_until
 
 from .test_cli import failed, parsed, write
 
@@ -31,6 +37,7 @@ def test_a_gateway_without_calibrations(racer: Command, at: list[object]) -> Non
     assert "racer calibrate ROWS" in racer("calibrations", "list", *at)[1]
     assert parsed(racer("calibrations", "list", *at, "--json")) == {
         "calibrations": [],
+        "canary": None,
         "same_answer": [],
     }
     failed(racer("calibrations", "show", *at), 1, "no calibration is active")
@@ -85,15 +92,39 @@ def test_what_needs_confirmation_is_refused(
 def test_a_canary_decides_a_share_and_is_promoted(
     racer: Command, at: list[object], gateway_of: list[Gateway]
 ) -> None:
-    """The active one stays until the canary is activated without a share."""
+    """The active one stays until the canary is activated without a share.
+
+    The list marks both and has what they have realised.
+    """
     (gateway,) = gateway_of
     first = gateway.calibrate(60)["id"]
     second = gateway.calibrate(80, activate=False)["id"]
     code, out, _ = racer("calibrations", "activate", second, "--canary", 0.25, *at)
     assert (code, out.startswith(f"{second} decides 0.25 of the requests. ")) == (0, True), out
     assert gateway.ready()["calibration"] == first
+    sizes: dict[str, list[int]] = {first: [], second: []}
+    for number in range(40):
+        answer = gateway.route(f"What is {number} plus 7?")
+        sizes[answer["certificate"]["calibration_id"]].append(len(answer["selected"]))
+    result = parsed(racer("calibrations", "list", *at, "--json"))
+    shares = {each["id"]: each.get("share") for each in result["calibrations"]}
+    assert shares == {first: None, second: 0.25}
+    assert result["canary"]["calibration_id"] == second
+    lines = racer("calibrations", "list", *at)[1].splitlines()
+    assert any(second in line and "canary of 0.25" in line for line in lines)
+    assert any(first in line and "active" in line for line in lines)
+    for each, decided in sizes.items():
+        expected = [each, "-", str(len(decided)), f"{sum(decided) / len(decided):.2f}"]
+        wait_until(  # decisions are stored after their answers
+            lambda wanted=expected: any(
+                line.split()[:4] == wanted
+                for line in racer("calibrations", "list", *at)[1].splitlines()
+            )
+        )
+    assert f"{second}, canary of 0.25" in racer("calibrations", "show", second, *at)[1]
     assert racer("calibrations", "activate", second, *at)[0] == 0
     assert gateway.ready()["calibration"] == second
+    assert "canary" not in racer("calibrations", "list", *at)[1]
 
 
 def test_a_rollback_ends_a_canary_first(
@@ -147,6 +178,47 @@ def test_calibrate_says_what_changes_for_users(
     assert "nothing was changed" in tried
     for field in ("risk_q95", "near_duplicates", "overlap_voids", "min_n"):
         assert field not in first + tried
+
+
+REALISED = {
+    "decisions": 120, "mean_set": 1.5, "abstained": 0.025, "judged": 40, "risk": 0.05,
+    "lower": 0.006, "upper": 0.169,
+}  # fmt: skip
+NOTHING_YET = {
+    "decisions": 0, "mean_set": None, "abstained": None, "judged": 0, "risk": None, "lower": 0.0,
+    "upper": 1.0,
+}  # fmt: skip
+
+
+def test_a_canary_that_an_alarm_ended_and_one_by_application() -> None:
+    """Why it ended; a line for each application of both; nothing is known before the start."""
+    found: dict[str, Any] = {
+        "calibration_id": "cal-2", "share": 0.1, "since": "2026-11-24T08:30:00.5+00:00",
+        "ended": "risk of bot", "realised": {"bot": REALISED, "default": NOTHING_YET},
+        "active": {"calibration_id": "cal-1", "realised": {"bot": NOTHING_YET}},
+    }  # fmt: skip
+    assert printed(calibration_report.canary(found)) == [
+        "canary of 0.1 of the requests, since 2026-11-24 08:30; ended by its drift alarm: risk of "
+        "bot",
+        "calibration application decisions calls none called judged risk 95 % interval",
+        "cal-2 bot 120 1.50 2.5% 40 0.050 0.006-0.169",
+        "cal-2 default 0 - - 0 - -",
+        "cal-1 bot 0 - - 0 - -",
+    ]
+    found |= {"realised": None, "active": {"calibration_id": "cal-1", "realised": REALISED}}
+    assert printed(calibration_report.canary(found))[-2:] == [
+        "cal-2 - - - - - - -",
+        "cal-1 - 120 1.50 2.5% 40 0.050 0.006-0.169",
+    ]
+
+
+def printed(table: Table) -> list[str]:
+    """The lines of a table, without its frame, and one space between words."""
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table)
+    lines = (" ".join(line.split()) for line in captured.get().splitlines())
+    return [line for line in lines if line.strip("─ ")]
 
 
 EVIDENCE = {

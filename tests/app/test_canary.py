@@ -60,6 +60,12 @@ def listed(gateway: Gateway) -> dict[str, Any] | None:
     return gateway.get("/calibrations", ADMIN_KEY).json()["canary"]
 
 
+def shares(gateway: Gateway) -> dict[str, float]:
+    """The calibrations that GET /calibrations marks with a share."""
+    data = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    return {each["id"]: each["share"] for each in data if "share" in each}
+
+
 def deciding(gateway: Gateway, texts: Iterable[str]) -> Counter[str]:
     """How many certificates each calibration gives."""
     return Counter(gateway.route(text)["certificate"]["calibration_id"] for text in texts)
@@ -179,6 +185,8 @@ def test_promotion_and_rollback(serve: Serve) -> None:
     gateway.activate(other, share=0.5)
     begun = listed(gateway)
     assert begun is not None
+    assert shares(gateway) == {other: 0.5}
+    assert gateway.get(f"/calibrations/{other}", ADMIN_KEY).json()["share"] == 0.5
     assert (begun["calibration_id"], begun["share"], begun["ended"]) == (other, 0.5, None)
     gateway.activate(other, share=0.999)
     raised = listed(gateway)
@@ -187,6 +195,7 @@ def test_promotion_and_rollback(serve: Serve) -> None:
     assert deciding(gateway, questions(0, 20))[other] >= 18
     gateway.activate(active)  # rolled back
     assert listed(gateway) is None
+    assert shares(gateway) == {}
     assert deciding(gateway, questions(0, 20)) == {active: 20}
     gateway.activate(other, share=0.5)
     gateway.activate(other)  # promoted
@@ -238,8 +247,8 @@ def test_a_restart_keeps_the_canary(serve: Serve, tmp_path: Path) -> None:
         for session in range(20):
             assert calibration(gateway, session) == calibration(second, session)
         second.activate(other)
+        wait_until(lambda: gateway.ready()["calibration"] == other)
         wait_until(lambda: listed(gateway) is None)
-        assert gateway.ready()["calibration"] == other
 
 
 # What both realise -------------------------------------------------------------------------------
@@ -309,6 +318,7 @@ def test_a_canary_that_breaks_its_promise_is_ended(serve: Serve) -> None:
     assert shown["false_alarm"] == 0.01
     assert shown["realised"]["risk"] == 1.0
     assert deciding(gateway, questions(2_000, 20)) == {active: 20}
+    assert shares(gateway) == {}
     again = gateway.activate(other, share=0.5)
     assert "has drift alarms" in error_message(again, 409)
 

@@ -419,7 +419,11 @@ def test_evaluate_writes_a_report(racer: Command, tmp_path: Path) -> None:
         (["--price", "adder=1"], ["give a price to all candidates"]),
         (["--price", "adder=0"], ["above 0"]),
         (["--price", "adder=inf"], ["above 0"]),
-        (["--price", "adder"], ["CANDIDATE=NUMBER"]),
+        (["--price", "adder"], ["CANDIDATE=PRICE"]),
+        (
+            ["--price", "adder={input: 1}", "--price", "speller=1", "--price", "poet=1"],
+            ["no row records what calls of 'adder' used"],
+        ),
         (["--score", "cover_cost"], ["--price"]),
         (["--false-abstain-budget", "2"], ["0 to 1", "off"]),
         (["--false-abstain-budget", "nan"], ["not a number"]),

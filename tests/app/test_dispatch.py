@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi import Request, Response
+from starlette.types import Scope
 
 from app.http.handler_dispatch import HandlerDispatch
 from app.route_table import Route
@@ -34,7 +35,7 @@ async def answers(request: Request, services: Any) -> Response:
             return Response(request.path_params["b"].encode())
 
 
-def failed(exc: Exception) -> Response:
+def failed(exc: Exception, _scope: Scope) -> Response:
     """What a known error becomes."""
     return Response(type(exc).__name__.encode(), status_code=409)
 

@@ -274,6 +274,8 @@ def test_route_says_order_first_round_and_expected_calls(certified: Gateway) -> 
     levels = certified.post("/route/levels", ADMIN_KEY, json=asked).json()
     found = certified.route("question 1", alpha=0.5)["certificate"]
     assert levels["certificate"] == found | {"remarks": []}
+    means = error_message(certified.get("/route/levels", ADMIN_KEY), 409)
+    assert "GET /same-answer" in means  # no set is chosen here
 
 
 def sets_counted(gateway: Gateway, what: str = "count") -> float:

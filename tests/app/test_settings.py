@@ -322,7 +322,7 @@ def test_the_documented_defaults(tmp_path: Path, artifact: Path) -> None:
     assert (configured.host, configured.port) == ("127.0.0.1", 8080)
     assert (configured.routing.alpha, configured.routing.on_abstain) == (0.1, "refuse")
     assert configured.routing.score is Score.COVER
-    assert configured.prices is None
+    assert configured.exact_prices == {}
     assert secrets.data_key is None
     assert secrets.admin_key is None
 

@@ -32,7 +32,7 @@ def suggested(**changes: Any) -> Tuning:
         "temperature": 0.3,
         **changes,
     }
-    chosen = Trial(**fields, accuracy=0.8, se=0.01, size=1.5, cost=1.5, proven=True)
+    chosen = Trial(**fields, accuracy=0.8, se=0.01, size=1.5, cost=1.5, missed=0.1, proven=True)
     return Tuning(trials=(chosen,), chosen=chosen, slack=0.01, rows=100)
 
 

@@ -147,7 +147,11 @@ def test_every_misspelt_setting_names_itself() -> None:
         ({"candidates": candidates(URL, adder={"model": 7})},
          "candidates.0.model: must be a string"),
         ({"candidates": candidates(URL, adder={"price": float("inf")})},
-         "candidates.0.price: must be a finite number"),
+         "candidates.0.price.call: must be a finite number"),
+        ({"candidates": candidates(URL, adder={"price": 0})},
+         "candidates.0.price: give a price above 0 for tokens, for calls or for `gpu_second`"),
+        ({"candidates": candidates(URL, adder={"price": {"input": 1, "gpu_seconds": 1}})},
+         "candidates.0.price.gpu_seconds: unknown setting; did you mean `gpu_second`?"),
         ({"schema_version": 2}, "schema_version: must be 1"),
     ],
 )  # fmt: skip

@@ -331,6 +331,85 @@ def test_prices_change_the_choice(racer, rows):
     assert priced.chosen.cost < (unpriced_sets @ np.array(prices)).mean()
 
 
+def test_the_frontier_is_what_no_other_point_beats(racer, rows):
+    """Of each alpha the best proven vote; no point is at once as cheap and more accurate."""
+    prices = tuple(range(1, len(POOL) + 1))
+    found = tuned(racer, rows, alphas=PAPER_ALPHAS, prices=prices)
+    points = {point.alpha: point for point in found.points}
+    for alpha, point in points.items():
+        proven = [each for each in found.trials if each.alpha == alpha and each.proven]
+        best = max(each.accuracy for each in proven)
+        assert point is found.chosen or point.accuracy == best
+    beaten = [
+        point
+        for point in points.values()
+        if any(
+            (other.cost < point.cost and other.accuracy >= point.accuracy)
+            or (other.cost <= point.cost and other.accuracy > point.accuracy)
+            for other in points.values()
+        )
+    ]
+    assert beaten, "else the test would show nothing"
+    assert {id(each) for each in found.frontier} == {
+        id(each) for each in points.values() if each not in beaten
+    }
+
+
+def test_a_point_is_chosen_by_its_alpha(racer, rows):
+    """What else was measured stays; an alpha without a point is refused."""
+    found = tuned(racer, rows)
+    for point in found.points:
+        other = found.at(point.alpha)
+        assert other.chosen == point
+        assert other.trials == found.trials
+    with pytest.raises(InputError, match=r"there are points at 0\.05, 0\.1, 0\.2"):
+        found.at(0.15)
+
+
+@pytest.mark.parametrize("target", BINARY_TARGETS)
+def test_missed_is_the_share_of_sets_without_a_right_candidate(racer, rows, target):
+    """Of the queries that some candidate answers right; an abstention misses them, too."""
+    found = tuned(racer, rows, risk_target=target)
+    scored = score_rows(racer, rows)
+    for point in found.points:
+        options = CalibrationOptions(
+            alpha=point.alpha, score=point.score, risk_target=target,
+            null_threshold=racer.artifact.null_threshold,
+        )  # fmt: skip
+        sets = cross_fitted_sets(scored, options, racer.artifact.patterns, None)
+        answerable = [
+            (labels, chosen) for labels, chosen in zip(scored.labels, sets, strict=True)
+            if labels.any()
+        ]  # fmt: skip
+        missed = np.mean([not (labels & chosen).any() for labels, chosen in answerable])
+        assert point.missed == pytest.approx(missed)
+
+
+def test_fixed_calls_are_those_of_the_rows(racer, rows):
+    """The majority of all candidates, and the candidate that is right most often."""
+    prices = tuple(range(1, len(POOL) + 1))
+    found = tuned(racer, rows, prices=prices)
+    right = rows.labels(racer.pool).mean(axis=0)
+    best = found.best_single
+    assert best.candidates == (racer.pool[right.argmax()],)
+    assert (best.accuracy, best.cost) == (right.max(), prices[right.argmax()])
+    everyone = found.everyone
+    assert (everyone.candidates, everyone.cost) == (racer.pool, sum(prices))
+    texts = [[each.answers[name] for name in racer.pool] for each in rows.rows]
+    scores = score_rows(racer, rows).scores
+    votes = [
+        aggregate(
+            [
+                CandidateAnswer(candidate=n, text=t, form=normalise(Equality.EXACT, t), score=s)
+                for n, t, s in zip(racer.pool, row, own, strict=True)
+            ]
+        ).winner
+        for row, own in zip(texts, scores.tolist(), strict=True)
+    ]
+    hits = [winner in row.correct for winner, row in zip(votes, rows.rows, strict=True)]
+    assert everyone.accuracy == pytest.approx(np.mean(hits))
+
+
 def test_equal_prices_choose_as_calls_do(racer, rows):
     """A price of 1 each is no price."""
     assert tuned(racer, rows, prices=(1.0, 1.0, 1.0)).chosen == tuned(racer, rows).chosen

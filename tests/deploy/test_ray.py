@@ -108,7 +108,9 @@ def test_one_cluster_serves_what_serve_yaml_does_with_candidates_beside_it(
     candidates, racer = one["applications"]
     assert candidates["route_prefix"] == proxy.CANDIDATES
     gateway, router = racer["deployments"]
-    for key, value in (ENVIRONMENT | STORE | {proxy.CANDIDATES_KEY: "of-the-candidates"}).items():
+    callback = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.ray_serve.proxy:middlewares"}
+    given = ENVIRONMENT | STORE | callback | {proxy.CANDIDATES_KEY: "of-the-candidates"}
+    for key, value in given.items():
         monkeypatch.setenv(key, value)
     configured, secrets = deployments.load(FOLDER / "racer.yaml", gateway["user_config"])
     port = one["http_options"]["port"]

@@ -181,6 +181,7 @@ class Door:
 
     def __init__(self, settings: Settings, runner: asyncio.Runner) -> None:
         self._services = SimpleNamespace(
+            chats=SimpleNamespace(answer_caches=None),
             settings=settings,
             conditions=ConditionReader(settings.candidates),
             applications=Applications(settings),

@@ -132,9 +132,9 @@ class Gateway:
         """One request."""
         return self._client(key, lambda: self.http(key)).post(path, **request)
 
-    def get(self, path: str, key: str | None = DATA_KEY) -> httpx2.Response:
+    def get(self, path: str, key: str | None = DATA_KEY, **request: Any) -> httpx2.Response:
         """One request."""
-        return self._client(key, lambda: self.http(key)).get(path)
+        return self._client(key, lambda: self.http(key)).get(path, **request)
 
     def _client(self, key: Any, make: Callable[[], Any]) -> Any:
         with self.lock:

@@ -91,13 +91,13 @@ def activate(
     salt: bytes = b"",
 ) -> AnswerCalibrationRecord:
     """Store a calibration beside the gateway, and activate it through the gateway."""
-    prices = gateway.settings.prices
+    prices = gateway.settings.call_prices({})
     record = replace(
         calibration(classes(10_000, 100), classes(20_000, count), salt=salt),
         id=f"answers-{application or 'all'}-{np.random.default_rng().integers(1 << 60)}",
         answer_setup=setup or setup_of(gateway),
         application=application,
-        prices=prices and dict(zip(NAMES, prices, strict=True)),
+        prices=prices,
     )
     with Store(gateway.settings.store) as store:
         AnswerCalibrationStore(store).add(record, activate=False)

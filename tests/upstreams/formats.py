@@ -80,7 +80,8 @@ def _chunked_ending(body: Body, script: Script, finish: dict[str, Any], kind: st
     """What remains to be said, the usage if it was asked for, the end."""
     events = [event(chunk(body, [choice], kind)) for choice in script.choices or [finish]]
     if (body.get("stream_options") or {}).get("include_usage"):
-        events.append(event(chunk(body, [], kind) | {"usage": usage_of(script.text)}))
+        usage = script.fields.get("usage", usage_of(script.text))
+        events.append(event(chunk(body, [], kind) | {"usage": usage}))
     return [*events, DONE]
 
 

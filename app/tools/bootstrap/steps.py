@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +159,7 @@ class Steps:
             name="tune",
             command=tuple(command),
             reads=(validation, *_files_of(artifact_of(settings))),
-            facts=[*_router_depends_on(settings), settings.prices, settings.routing.risk_target],
+            facts=[*_router_depends_on(settings), _prices(settings), settings.routing.risk_target],
             keep=tuned,
             tolerates=(RowsError, UpstreamError),
         )
@@ -166,13 +167,12 @@ class Steps:
     def evaluate(self, settings: Settings) -> Step:
         """Risk, set size and accuracy of the router on rows that it did not learn from."""
         artifact = artifact_of(settings)
-        prices = zip(settings.pool, settings.prices or (), strict=False)
         equality = settings.aggregation.equality.value
         command = [
             *("evaluate", "--artifact", str(artifact), "--data", str(self._rows)),
             *self._promise(settings),
             *(("--equality", equality) if equality in _VOTES else ()),
-            *(f"--price={name}={price!r}" for name, price in prices),
+            *(f"--price={name}={price}" for name, price in _prices(settings).items()),
             *self._kind,
         ]
         return Step(
@@ -279,3 +279,11 @@ def _router_depends_on(settings: Settings) -> list[Any]:
         leave_out_digest(settings.applications),
         settings.limits.query_chars,
     ]
+
+
+def _prices(settings: Settings) -> dict[str, str]:
+    """The prices of the candidates, as `racer evaluate` takes them."""
+    given = {each.name: each.price for each in settings.candidates if each.price is not None}
+    return {
+        name: json.dumps(price.model_dump(exclude_defaults=True)) for name, price in given.items()
+    }
