@@ -342,6 +342,10 @@ def test_endpoints_share_nothing(caching: Gateway) -> None:
     paths = ["/v1/completions", "/v1/responses"] * 2
     found = [cached(send(caching, path=path, **prompt)) for path in paths]
     assert found == ["miss", "miss", "hit", "hit"]
+    chat: dict[str, Any] = {"user": ..., "max_tokens": 50, "stop": [str(COLD["user"])]}
+    assert cached(send(caching, **chat)) == "miss"
+    stop = {"stop": ..., "stop_sequences": chat["stop"]}
+    assert cached(send(caching, path="/v1/messages", **chat | stop)) == "miss"
 
 
 def test_answers_reach_the_key_and_the_application_that_they_were_made_for(serve: Serve) -> None:
@@ -604,6 +608,34 @@ def test_streams_of_other_endpoints_are_repeated(
         texts = ["".join(c["text"] for e in each for c in e["choices"]) for each in (first, second)]
         assert texts == ["seven", "seven"]
         assert second[-1]["racer"]["calls"] == []
+
+
+@pytest.mark.parametrize("query", [ONE, TWO])
+@pytest.mark.parametrize("stream", [False, True])
+def test_messages_are_repeated(caching: Gateway, pool: FakePool, query: str, stream: bool) -> None:
+    """Anthropic's API: each request has an id of its own, which makes no other answer of it."""
+    for name in POOL:
+        pool.say(name, "seven")
+    body: dict[str, Any] = {"messages": user(query), "max_tokens": 50, "stream": stream}
+    body |= {"user": ..., "metadata": {"user_id": COLD["user"]}}
+    first = send(caching, path="/v1/messages", **body)
+    pool.reset()
+    second = send(caching, path="/v1/messages", **body)
+    assert [cached(each) for each in (first, second)] == ["miss", "hit"]
+    assert pool.models_called() == []
+    if not stream:
+        one, two = first.json(), second.json()
+        assert two["content"] == one["content"]
+        assert (two["usage"]["input_tokens"], two["usage"]["output_tokens"]) == (0, 0)
+        assert two["racer"]["repeats"]["decision_id"] == one["id"] != two["id"]
+        return
+    found = [
+        "".join(each["delta"].get("text", "") for each in events(response) if "delta" in each)
+        for response in (first, second)
+    ]
+    assert found == ["seven", "seven"]
+    racer = next(each["racer"] for each in events(second) if "racer" in each)
+    assert racer["certificate"]["remarks"] == ["repeated_query"]
 
 
 def test_tool_calls_and_probabilities_of_a_stream_are_repeated(

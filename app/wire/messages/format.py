@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from app.wire import parsing, sse
@@ -24,7 +24,7 @@ class Messages(Chat):
         shows_thinking: Whether the answer shows a candidate's reasoning.
     """
 
-    request_id: str | None = None
+    request_id: str | None = field(default=None, repr=False)  # of no effect on an answer
     stop_sequences: Sequence[str] = ()
     shows_thinking: bool = False
     id_prefix: ClassVar[str] = "msg_"
