@@ -357,11 +357,6 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
             "unit": "request",
             "later_turns_answered_by": {},
         },
-        "prices": {
-            "currency": "USD",
-            "of_calls": dict(zip(POOL, PRICES, strict=True)),
-            "usage": {},
-        },
     }
     assert evidence["risk_q05"] < 0.1 < evidence["risk_q95"] < 0.2
 

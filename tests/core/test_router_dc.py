@@ -450,10 +450,10 @@ DEMO = Path(__file__).parents[2] / "deploy" / "demo"
 
 @pytest.mark.slow
 def test_router_dc_on_the_demos_pool_is_worth_having(tmp_path):
-    """200 steps: right on three quarters at least, where the best single candidate is on 42 %.
+    """200 steps: right more often than the best single candidate, which is on 74 %.
 
-    The seed is fixed. It is right on .84 of the 1,600 test rows, 9 standard errors above .75: drawn
-    anew they would fail it with probability below 1e-12.
+    The seed is fixed. It is right on 0.079 more of the 1,600 test rows, 6 standard errors of the
+    paired difference above 0.03: drawn anew they would fail it with probability below 1e-9.
     """
     rows, validation, test = (
         read_rows(DEMO / "data" / f"{split}.jsonl") for split in ("train", "validation", "test")
@@ -464,7 +464,7 @@ def test_router_dc_on_the_demos_pool_is_worth_having(tmp_path):
     train(rows, validation, tmp_path, encoder=encoder, kind="routerdc", steps=200)
     labels = test.labels(rows.pool)
     first = Racer.load(tmp_path, rows.pool).score(test.queries).scores.argmax(axis=1)
-    assert labels[np.arange(len(first)), first].mean() > 0.75 > 1.5 * labels.mean(axis=0).max()
+    assert labels[np.arange(len(first)), first].mean() > 0.03 + labels.mean(axis=0).max()
 
 
 @pytest.mark.gpu

@@ -45,7 +45,8 @@ EXAMPLES = max(20, settings.default.max_examples // 100)
 def gateway(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
-    """Everything that can be watched is watched, and every candidate is well."""
+    """Everything that can be watched is watched; every candidate is well, and counts tokens."""
+    shared_pool.tokens |= dict.fromkeys(POOL, 12)
     path = configure(
         tmp_path_factory.mktemp("fuzz"),
         artifact,

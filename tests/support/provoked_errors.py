@@ -23,7 +23,7 @@ from tests.support.gateway import (
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
-TEAM_KEY, POOR_KEY = key_format.new_key(), key_format.new_key()
+TEAM_KEY, POOR_KEY, THRIFTY_KEY = (key_format.new_key() for _ in range(3))
 TABLE: Final = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 
@@ -42,12 +42,13 @@ def strict_configuration(folder: Path, artifact: Path, upstream: str) -> Path:
     keys = [
         {"name": "team", "hash": _hash_of(TEAM_KEY), "max_alpha": 0.05},
         {"name": "poor", "hash": _hash_of(POOR_KEY), "tokens_per_minute": 1},
+        {"name": "thrifty", "hash": _hash_of(THRIFTY_KEY), "budget": {"hard": 1e-6}},
     ]
     return configure(
         folder,
         artifact,
         upstream,
-        candidates=candidates(upstream, timeout_s=0.5),
+        candidates=candidates(upstream, timeout_s=0.5, price={"output": 1.0}),
         routing={"on_infeasible": "reject"},
         fleet={"attempts": 1, "failures": 1000},
         limits={"body_bytes": 20_000, "answer_bytes": 500_000},
@@ -142,6 +143,7 @@ CASES: Final[Mapping[str, Case]] = {
     "key": Case(status=401, code="invalid_api_key", key="a-wrong-key"),
     "forbidden": Case(status=403, code="forbidden", racer={"alpha": 0.2}, key=TEAM_KEY),
     "quota": Case(status=429, code="rate_limited", key=POOR_KEY, retry=True),
+    "budget": Case(status=429, code="budget_exceeded", key=THRIFTY_KEY),
     # Candidates that fail.
     "rejected": _fault(400, "upstream_rejected", "400"),
     "rejected as unknown": _fault(404, "upstream_rejected", "404"),
