@@ -73,7 +73,8 @@ def test_rows_are_rows(block: Block, tmp_path: Path) -> None:
 @of("yaml")
 def test_settings_are_settings(block: Block) -> None:
     """Alone, or in a configuration with the candidates that documents name."""
-    pool = [{"name": name, "base_url": "http://10.0.0.1:8000/v1"} for name in NAMES]
+    server = {"base_url": "http://10.0.0.1:8000/v1", "price": 1.0}  # budgets need prices
+    pool = [{"name": name} | server for name in NAMES]
     least = {"schema_version": 1, "artifact": "artifact", "candidates": pool}
     Settings.model_validate(least | yaml.safe_load(block.text))
 
