@@ -196,20 +196,20 @@ async def open_services(
         await chats.of(None).check()
         await asyncio.to_thread(fetch, settings)
 
-        def follow(new: Settings, new_secrets: Secrets) -> None:
-            fleet.follow(new, new_secrets)
-            quotas.follow(
+        def reconfigure(new: Settings, new_secrets: Secrets) -> None:
+            fleet.reconfigure(new, new_secrets)
+            quotas.reconfigure(
                 new.access.keys,
                 in_flight=new.limits.in_flight,
                 body_bytes=new.limits.body_buffer_bytes,
             )
             if stored is not None:
-                stored.monitor.follow(new.watching, new.shadow_rates)
-                stored.answer_calibrator.follow(new)
+                stored.monitor.reconfigure(new.watching, new.shadow_rates)
+                stored.answer_calibrator.reconfigure(new)
             if budgets is not None:
-                budgets.follow(new)
+                budgets.reconfigure(new)
 
-        reload.subscribe(follow)
+        reload.subscribe(reconfigure)
 
         def router_services() -> AbstractAsyncContextManager[RouterServices]:
             assert stored is not None
@@ -425,6 +425,6 @@ async def _open_router_services(
             ),
             sampling_rates=partial(_sampling_rates, stored.store),
         )
-        reload.subscribe(lambda new, _: calibrations.follow(new))
+        reload.subscribe(lambda new, _: calibrations.reconfigure(new))
         async with calibrations:
             yield RouterServices(loaded=LoadedRouter(trained, scoring), calibrations=calibrations)

@@ -65,9 +65,9 @@ class Budgets(Leases):
         self._accounts: dict[str, BudgetAccount] = {}
         self._next_draw: asyncio.Event = asyncio.Event()  # set when it is over
         self._wake = asyncio.Event()
-        self.follow(settings)
+        self.reconfigure(settings)
 
-    def follow(self, settings: Settings) -> None:
+    def reconfigure(self, settings: Settings) -> None:
         """Follow another configuration; what was spent and reserved still counts."""
         self._currency = settings.currency
         before, self._accounts = self._accounts, {}

@@ -121,7 +121,7 @@ class Account:
         self.running = 0
         self.receiving = 0  # of these, requests whose bodies have not arrived
 
-    def follow(self, key: Key) -> None:
+    def reconfigure(self, key: Key) -> None:
         """Follow the limits of a key."""
         self._concurrency = key.concurrency
         self._requests = _bucket(key.requests_per_minute, self._requests, self._clock)
@@ -230,14 +230,14 @@ class Quotas:
         self.bodies = MemoryBudget(
             body_bytes, Overloaded, "too many large requests are under way; try again soon"
         )
-        self.follow(keys, in_flight=in_flight, body_bytes=body_bytes)
+        self.reconfigure(keys, in_flight=in_flight, body_bytes=body_bytes)
 
-    def follow(self, keys: Iterable[Key], *, in_flight: int, body_bytes: int) -> None:
+    def reconfigure(self, keys: Iterable[Key], *, in_flight: int, body_bytes: int) -> None:
         """Follow other limits; running requests and spent units still count."""
         before, self._accounts = self._accounts, {}
         for key in keys:
             account = self._accounts[key.name] = before.get(key.name) or Account(self._clock)
-            account.follow(key)
+            account.reconfigure(key)
         self.buckets.clear()
         for name, account in self._accounts.items():
             for unit, per_minute, bucket in account.buckets():

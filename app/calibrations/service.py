@@ -122,7 +122,7 @@ class CalibrationService:
             conditions=conditions,
             setup=setup,
         )
-        self.follow(settings)
+        self.reconfigure(settings)
         self._seen_rows = SeenRows(store)
         self._write_lock = asyncio.Lock()
         self.jobs = JobQueue()
@@ -142,7 +142,7 @@ class CalibrationService:
     async def __aexit__(self, *_: object) -> None:
         await self.jobs.close()
 
-    def follow(self, settings: Settings) -> None:
+    def reconfigure(self, settings: Settings) -> None:
         """Calibrate under another configuration; jobs that have begun keep their own."""
         self._settings = settings
         self._reader = self._new_reader(settings=settings)

@@ -117,7 +117,7 @@ class AnswerCalibrator:
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def follow(self, settings: Settings) -> None:
+    def reconfigure(self, settings: Settings) -> None:
         """Follow other prices; promises, and which requests are rows, stay as they are."""
         self._settings = settings
 

@@ -59,7 +59,7 @@ class Feedback:
         self._on_verdicts = on_verdicts
         self._metrics = metrics
 
-    def follow(self, counting: Literal["admin", "all"]) -> None:
+    def reconfigure(self, counting: Literal["admin", "all"]) -> None:
         """Count the verdicts of other keys at once."""
         self._counting = counting
 

@@ -47,7 +47,7 @@ class Housekeeping:
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def follow(self, settings: MonitoringSettings) -> None:
+    def reconfigure(self, settings: MonitoringSettings) -> None:
         """Keep to other limits, and fit the sampling rates in the next round."""
         self._settings = settings
         self._rounds = BUDGET_ROUNDS - 1

@@ -136,16 +136,16 @@ class Monitor:
         await self._stack.aclose()
         await self.flush_drift()
 
-    def follow(self, settings: MonitoringSettings, rates: Mapping[str, float]) -> None:
+    def reconfigure(self, settings: MonitoringSettings, rates: Mapping[str, float]) -> None:
         """Follow other rates, limits and rules of feedback; decisions are stored as before.
 
         Args:
             settings: What is recorded and watched.
             rates: Sampling rates of applications with one of their own.
         """
-        self.sampler.follow_rates(settings, rates)
-        self._housekeeping.follow(settings)
-        self.feedback.follow(settings.feedback)
+        self.sampler.reconfigure(settings, rates)
+        self._housekeeping.reconfigure(settings)
+        self.feedback.reconfigure(settings.feedback)
 
     def show_answers(
         self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool

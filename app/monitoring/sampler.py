@@ -106,7 +106,7 @@ class Sampler:
         """
         self._setup, self.answer_setup = setup, answer_setup
 
-    def follow_rates(self, settings: MonitoringSettings, rates: Mapping[str, float]) -> None:
+    def reconfigure(self, settings: MonitoringSettings, rates: Mapping[str, float]) -> None:
         """Draw at other rates; the next :meth:`fit_budget` fits them to the budget.
 
         Args:

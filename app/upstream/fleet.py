@@ -169,7 +169,7 @@ class Fleet:
         await self._health_checks.close()
         await self._client.__aexit__(*error)
 
-    def follow(self, settings: Settings, secrets: Secrets) -> None:
+    def reconfigure(self, settings: Settings, secrets: Secrets) -> None:
         """Call what another configuration says; calls in flight go on as they began.
 
         The pool has the same candidates. Replicas whose settings are the same keep their circuit

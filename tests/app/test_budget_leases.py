@@ -245,7 +245,7 @@ def test_metrics_show_every_budget(run: Callable[..., World]) -> None:
         assert value("racer_budget_limit", labels | {"kind": "hard"}) == 100.0
         assert value("racer_budget_limit", labels | {"kind": "soft"}) is None
         assert value("racer_budget_refusals_total", labels) == 0.0
-        world.budgets.follow(configured())
+        world.budgets.reconfigure(configured())
         assert value("racer_budget_reserved", labels) is None
 
     run(story)

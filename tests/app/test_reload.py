@@ -317,19 +317,19 @@ def test_limits_follow_and_usage_stays() -> None:
     buckets = quotas.buckets
     with quotas.admit("a", is_work=True) as running_request:
         running_request.hold(100)
-        quotas.follow([key(concurrency=2)], in_flight=1, body_bytes=150)
+        quotas.reconfigure([key(concurrency=2)], in_flight=1, body_bytes=150)
         with pytest.raises(RateLimited, match="1 requests running"):
             quotas.admit("a", is_work=True)
         with quotas.admit("a", is_work=False) as second:
             second.hold(50)
         with pytest.raises(RateLimited, match="requests of the minute"):
             quotas.admit("a", is_work=False)
-    quotas.follow([key(requests_per_minute=60, concurrency=5)], in_flight=1, body_bytes=150)
+    quotas.reconfigure([key(requests_per_minute=60, concurrency=5)], in_flight=1, body_bytes=150)
     assert quotas.buckets is buckets
     assert [(limit.per_minute, bucket.level) for limit, bucket in buckets.items()] == [(60, 0)]
     now[0] += 1
     quotas.admit("a", is_work=True)
-    quotas.follow([key(requests_per_minute=None, concurrency=5)], in_flight=2, body_bytes=150)
+    quotas.reconfigure([key(requests_per_minute=None, concurrency=5)], in_flight=2, body_bytes=150)
     quotas.admit("a", is_work=True)
     assert not buckets
 
