@@ -63,6 +63,8 @@ class Budgets(Leases):
         self._wall_clock = wall_clock
         self._clock = clock
         self._accounts: dict[str, BudgetAccount] = {}
+        # No longer configured, in a period that is not over: a reload may add them again.
+        self._former: dict[budget_ledger.Place, BudgetAccount] = {}
         self._next_draw: asyncio.Event = asyncio.Event()  # set when it is over
         self._wake = asyncio.Event()
         self.reconfigure(settings)
@@ -70,14 +72,16 @@ class Budgets(Leases):
     def reconfigure(self, settings: Settings) -> None:
         """Follow another configuration; what was spent and reserved still counts."""
         self._currency = settings.currency
-        before, self._accounts = self._accounts, {}
+        known = self._former | {_place(each): each for each in self._accounts.values()}
+        self._accounts = {}
         for scope, terms in settings.budgets.items():
             account = self._new(scope, terms)
-            kept = before.get(scope)
-            if kept is not None and kept.period.id == account.period.id:
+            if (kept := known.pop(_place(account), None)) is not None:
                 kept.terms, kept.period = terms, account.period
                 account = kept
             self._accounts[scope] = account
+        now = self._wall_clock()
+        self._former = {place: each for place, each in known.items() if now < each.period.end}
         self._show()
 
     def reservation(
@@ -204,7 +208,7 @@ class Budgets(Leases):
             drawn.set()
 
     async def _sync(self) -> None:
-        due = {(each.scope, each.period.id): each for each in self.accounts() if each.is_due()}
+        due = {_place(each): each for each in self._all() if each.is_due()}
         if not due:
             return
         reported_at = self._clock()
@@ -214,11 +218,12 @@ class Budgets(Leases):
         )
         for place, grant in (grants or {}).items():
             due[place].take(grant, reported_at)
-            self.note_spending(due[place])
+            if place not in self._former:
+                self.note_spending(due[place])
 
     def _give_back(self) -> None:
         reports: Mapping[budget_ledger.Place, Report] = {
-            (each.scope, each.period.id): each.final_report() for each in self.accounts()
+            _place(each): each.final_report() for each in self._all()
         }
         if reports:
             budget_ledger.sync(self._store, self._gateway, reports)
@@ -226,6 +231,10 @@ class Budgets(Leases):
     def _continue_without_store(self, why: str) -> None:
         if not self._is_cut_off:
             log.warning("budgets continue within their leases without the store: %s", why)
+
+    def _all(self) -> Sequence[BudgetAccount]:
+        """The accounts of which the store hears."""
+        return (*self.accounts(), *self._former.values())
 
     def _account(self, scope: str) -> BudgetAccount:
         account = self._accounts[scope]
@@ -254,6 +263,10 @@ class Budgets(Leases):
 
     def _reserved(self, scope: str) -> float:
         return as_number(self._account(scope).total_reserved)
+
+
+def _place(account: BudgetAccount) -> budget_ledger.Place:
+    return account.scope, account.period.id
 
 
 def _shown(amount: int) -> str:

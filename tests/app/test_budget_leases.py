@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy import select
 
 from app.access import budget_ledger
 from app.access.budget_metrics import BudgetMetrics
@@ -20,6 +21,7 @@ from app.access.reservation import Reservation
 from app.errors import BudgetExceeded, StoreUnavailable
 from app.settings import Settings
 from app.store import Store
+from app.store.tables import BudgetLeaseRow
 from racer_core.prices import amount_of
 
 NOVEMBER: Final = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp()
@@ -247,5 +249,32 @@ def test_metrics_show_every_budget(run: Callable[..., World]) -> None:
         assert value("racer_budget_refusals_total", labels) == 0.0
         world.budgets.reconfigure(configured())
         assert value("racer_budget_reserved", labels) is None
+
+    run(story)
+
+
+@pytest.mark.parametrize("between", [{}, {"hard": 100, "per": "day"}])
+def test_a_budget_that_is_removed_and_added_again_is_spent_still(
+    run: Callable[..., World], between: dict[str, Any]
+) -> None:
+    """Also if its period was another one in between; what its requests still spend counts."""
+
+    async def story(world: World) -> None:
+        (await world.made(60.0)).settle(amount_of(55.0))
+        under_way = await world.made(10.0)
+        world.budgets.reconfigure(configured(**between))
+        under_way.settle(amount_of(5.0))
+        world.now += 2.0
+        await asyncio.sleep(0.1)
+        with world.store.transaction() as session:
+            spent = session.scalars(
+                select(BudgetLeaseRow.spent).where(BudgetLeaseRow.period == "2026-11")
+            )
+            assert list(spent) == [amount_of(60.0)]
+        world.budgets.reconfigure(configured(hard=100))
+        assert world.shown() == (60.0, 0.0)
+        with pytest.raises(BudgetExceeded):
+            await world.made(41.0)
+        await world.made(40.0)
 
     run(story)
