@@ -18,7 +18,6 @@ from app.answering.request import InferenceRequest, RequestState
 from app.answering.worst_case import WorstCase
 from app.routing.applications import Membership
 from app.routing.reasons import Reason
-from app.routing.same_answer import RISK_TARGET
 from app.settings import Settings
 
 
@@ -61,15 +60,10 @@ class Spending:
         return ticket.reservation
 
     def eased(self, request: InferenceRequest) -> InferenceRequest:
-        """The request with the alpha of a budget above its soft limit, unless it states its own."""
-        reservation, options = request.reservation, request.options
+        """The request with the least alpha of its budgets above their soft limits."""
+        reservation = request.reservation
         least = None if reservation is None else reservation.least_alpha
-        if least is None or options.alpha is not None:
-            return request
-        alpha = max(least, self._usual_alpha(request))
-        if request.caller.max_alpha is not None:
-            alpha = min(alpha, request.caller.max_alpha)
-        return replace(request, options=options.model_copy(update={"alpha": alpha}))
+        return request if least is None else replace(request, least_alpha=least)
 
     def limited(self, state: RequestState) -> RequestState:
         """The request by the cheapest candidate, if a budget above its soft limit wants that."""
@@ -127,16 +121,6 @@ class Spending:
                 break
             found.append(name)
         return found
-
-    def _usual_alpha(self, request: InferenceRequest) -> float:
-        """The configured alpha of a request that states none."""
-        settings, application = self._settings, request.application
-        section = settings.same_answer_of(application and application.name)
-        if section is not None and request.options.promise in (None, RISK_TARGET):
-            return section.alpha
-        pool = None if request.pool is None else settings.pools[request.pool].alpha
-        member = None if application is None else application.terms.alpha
-        return pool or member or settings.routing.alpha
 
     def _of_calls(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
         request = state.request

@@ -338,6 +338,19 @@ def test_above_the_soft_limit_a_larger_alpha_decides(
     assert 'racer_budget_spent{budget="all"} ' in metrics
 
 
+def test_above_the_soft_limit_no_smaller_alpha_decides(budgeted: Budgeted) -> None:
+    """The usual alpha is that of the calibration, whatever alpha is configured by now."""
+    gateway = budgeted(
+        budget={"soft": 0.5, "above_soft": 0.2}, calibrated=False, routing={"fallback": "adder"}
+    )
+    assert gateway.ask(ONE).status_code == 200
+    assert shown(gateway)["above_soft"]
+    gateway.calibrate(alpha=0.3)
+    certificate = gateway.chat(TWO)["racer"]["certificate"]
+    assert certificate["guarantee"]["alpha"] == 0.3
+    assert "alpha_assumed_independent_of_query" not in certificate["reasons"]
+
+
 def test_above_the_soft_limit_the_cheapest_candidate_is_called(
     budgeted: Budgeted, pool: FakePool
 ) -> None:
