@@ -371,6 +371,19 @@ def test_above_the_soft_limit_the_cheapest_candidate_is_called(
     assert gateway.chat(UNANSWERABLE)["racer"]["abstained"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_above_the_soft_limit_the_next_cheapest_candidate_replaces_one(
+    budgeted: Budgeted, pool: FakePool, stream: bool
+) -> None:
+    """It alone, instead of the set of the candidates that are left."""
+    gateway = budgeted(budget={"soft": 0.5, "hard": 100.0, "above_soft": "cheapest"})
+    assert gateway.ask(TWO).status_code == 200
+    pool.requests.clear()
+    pool.fail("poet", "500")
+    assert gateway.ask(TWO, stream=stream).status_code == 200
+    assert pool.models_called() == ["adder", "poet"]
+
+
 @pytest.mark.parametrize("above_soft", [0.3, "cheapest"])
 def test_rounds_reserve_all_that_they_may_call(
     serve: Serve, talking: FakePool, above_soft: float | str
