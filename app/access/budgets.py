@@ -94,7 +94,8 @@ class Budgets(Leases):
             application: Its application.
             pool: The configured pool that it names.
         """
-        scopes = (ALL, f"key:{key}", f"application:{application}", f"pool:{pool}")
+        named = {"key": key, "application": application, "pool": pool}
+        scopes = [ALL, *(f"{kind}:{name}" for kind, name in named.items() if name is not None)]
         own = [scope for scope in scopes if scope in self._accounts]
         return Reservation(self, partial(self.accounts, own)) if own else None
 
@@ -208,7 +209,7 @@ class Budgets(Leases):
             drawn.set()
 
     async def _sync(self) -> None:
-        due = {_place(each): each for each in self._all() if each.is_due()}
+        due = {_place(each): each for each in self._all() if self._is_cut_off or each.is_due()}
         if not due:
             return
         reported_at = self._clock()

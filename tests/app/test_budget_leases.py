@@ -182,6 +182,47 @@ def test_without_the_store_the_lease_is_spent_and_no_more(
     run(story)
 
 
+def test_after_a_failed_draw_the_store_is_tried_again_at_once(
+    run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although no request waits any longer, and no time passes by the clock of leases."""
+
+    async def story(world: World) -> None:
+        await world.made(1.0)
+        before = budget_ledger.sync
+
+        def away(*_: Any) -> Any:
+            raise StoreUnavailable("not there")
+
+        monkeypatch.setattr(budget_ledger, "sync", away)
+        with pytest.raises(StoreUnavailable):
+            await world.made(50.0)
+        monkeypatch.setattr(budget_ledger, "sync", before)
+        await asyncio.sleep(0.2)  # of draws every 0.01 s
+        await world.made(50.0)
+
+    run(story)
+
+
+@pytest.mark.parametrize("kind", ["application", "pool"])
+def test_none_is_no_name(run: Callable[..., World], kind: str) -> None:
+    """A request without one does not count towards the budget of one that is called so."""
+    section = {"None": {"candidates": ["a"], "budget": {"hard": 1}}}
+    if kind == "application":
+        section["None"].pop("candidates")
+    settings = Settings.model_validate(
+        configured().model_dump(exclude_unset=True) | {f"{kind}s": section}
+    )
+
+    async def story(world: World) -> None:
+        world.budgets.reconfigure(settings)
+        find = world.budgets.reservation
+        assert find(key="k", application=None, pool=None) is None
+        assert find(key="k", application="None", pool="None") is not None
+
+    run(story)
+
+
 def test_a_new_period_begins_with_nothing_spent(run: Callable[..., World]) -> None:
     """A request that spans both counts in the first, where it was reserved."""
 
