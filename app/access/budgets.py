@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from app.access import budget_ledger
 from app.access.budget_account import BudgetAccount, Clock, Report
@@ -22,7 +22,7 @@ from app.access.budget_metrics import BudgetMetrics
 from app.access.leases import RENEW_S, Leases
 from app.access.periods import period_at
 from app.access.reservation import Reservation
-from app.errors import BudgetExceeded, StoreError, StoreUnavailable
+from app.errors import BudgetExceeded, StoreUnavailable
 from app.settings import Settings
 from app.settings.budgets import ALL, Budget
 from app.store import Store
@@ -30,6 +30,7 @@ from racer_core.prices import as_number
 
 log = logging.getLogger(__name__)
 
+DELETE_EVERY_S: Final = 24 * 3_600.0
 STORE_TIMEOUT_S: Final = 5.0  # more than of quotas: without the store a request may be refused
 _AWAY: Final = "the store of the budgets does not respond, and more was asked than is leased"
 
@@ -67,6 +68,7 @@ class Budgets(Leases):
         self._former: dict[budget_ledger.Place, BudgetAccount] = {}
         self._next_draw: asyncio.Event = asyncio.Event()  # set when it is over
         self._wake = asyncio.Event()
+        self._delete_at = -math.inf
         self.reconfigure(settings)
 
     def reconfigure(self, settings: Settings) -> None:
@@ -190,11 +192,6 @@ class Budgets(Leases):
             ],
         }
 
-    async def __aenter__(self) -> Self:
-        with contextlib.suppress(StoreError):  # it may be away at the start
-            await self._store.run(budget_ledger.delete_old, self._store)
-        return await super().__aenter__()
-
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._draw_every_s):
@@ -207,6 +204,9 @@ class Budgets(Leases):
             await self._sync()
         finally:
             drawn.set()
+        if not self._is_cut_off and self._clock() >= self._delete_at:
+            self._delete_at = self._clock() + DELETE_EVERY_S
+            await self._from_store(partial(budget_ledger.delete_old, self._store))
 
     async def _sync(self) -> None:
         due = {_place(each): each for each in self._all() if self._is_cut_off or each.is_due()}

@@ -319,3 +319,20 @@ def test_a_budget_that_is_removed_and_added_again_is_spent_still(
         await world.made(40.0)
 
     run(story)
+
+
+def test_old_rows_are_deleted_daily(
+    run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start, and once in each day that the gateway runs."""
+    deleted: list[float] = []
+
+    async def story(world: World) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.1)  # of draws every 0.01 s
+            world.now += 24 * 3_600
+        await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(budget_ledger, "delete_old", deleted.append)
+    run(story)
+    assert len(deleted) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
+import httpx2
 import numpy as np
 import pytest
 
@@ -204,6 +206,30 @@ def test_a_client_that_leaves_pays_what_had_arrived(
         assert left(gateway) == (0.0, pytest.approx(180.0, rel=0.1))
     wait_until(lambda: left(gateway)[1] == 0.0)
     assert 0.0 < left(gateway)[0] < 2.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_pays_ratings_under_way(
+    budgeted: Budgeted, pool: FakePool, stream: bool
+) -> None:
+    """Of the two answers of a set, by a candidate: each call costs a half."""
+    rule = {"method": "weighted", "weight": "verbal", "evaluator": {"candidate": "poet"}}
+    gateway = budgeted(hard=100.0, aggregation=rule)
+    pool.say("adder", "7")
+    pool.say("speller", "8")
+    pool.rate("poet", {}, delay_s=5.0)
+    pool.rated.clear()
+    body = {"model": "auto", "messages": user(TWO), "stream": stream}
+    with ThreadPoolExecutor() as threads, gateway.http() as client:
+
+        def ask() -> None:
+            with contextlib.suppress(httpx2.TimeoutException):
+                client.post("/v1/chat/completions", json=body, timeout=1.5)
+
+        threads.submit(ask)
+        wait_until(lambda: len(pool.rated) == 2)
+    wait_until(lambda: left(gateway)[1] == 0.0)
+    assert left(gateway)[0] == 1.0 + 2.0 + 2 * 0.5
 
 
 def test_a_replacement_that_cannot_be_paid_is_not_called(
