@@ -145,9 +145,7 @@ class Budgets(Leases):
         if amount > hard:
             return BudgetExceeded(
                 f"{costs}, more than the whole budget of {account.scope}: lower `max_tokens`, or "
-                "raise the budget",
-                retry_after_s=None,
-                lasting=True,
+                "raise the budget"
             )
         if account.total_spent + amount <= hard:
             return BudgetExceeded(
@@ -157,9 +155,7 @@ class Budgets(Leases):
             )
         return BudgetExceeded(
             f"{costs}, more than is left of the budget of {account.scope} for this {terms.per}; it "
-            f"begins anew at {period.ends_at}. Until then lower `max_tokens`, or raise the budget",
-            retry_after_s=max(1, math.ceil(period.end - self._wall_clock())),
-            lasting=True,
+            f"begins anew at {period.ends_at}. Until then lower `max_tokens`, or raise the budget"
         )
 
     def note_spending(self, account: BudgetAccount) -> None:
