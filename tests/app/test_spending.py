@@ -15,7 +15,7 @@ from racer_core.prices import amount_of
 PRICES: Final = {"a": 1.0, "b": 2.0, "c": 4.0, "judge": 0.25}  # of a call
 
 
-class Reserved:
+class FakeReservation:
     """A reservation that takes a number of calls."""
 
     def __init__(self, most: int) -> None:
@@ -55,7 +55,7 @@ def test_further_answers_are_reserved_with_their_ratings(
             "fleet": {"attempts": 1},
         }
     )
-    reservation = Reserved(2)
+    reservation = FakeReservation(2)
     budgets: Any = SimpleNamespace()
     request = SimpleNamespace(
         reservation=reservation, fields={}, api_format=SimpleNamespace(path="chat/completions")
