@@ -308,10 +308,10 @@ def test_the_page_works_with_the_keyboard_alone(demo: Fleet, opened: Open, quest
 
 
 def test_the_promise_of_a_conversation_is_an_average_over_its_turns(
-    fleet: Fleet, opened: Open
+    demo: Fleet, opened: Open
 ) -> None:
     """Of conversations, and not of requests; n counts conversations."""
-    tab = opened(fleet)
+    tab = opened(demo)
     guarantee = {
         "risk_target": "answerable",
         "alpha": 0.1,
