@@ -226,14 +226,14 @@ class BudgetExceeded(RateLimited):
     """The request may cost more than is left of a budget.
 
     Attributes:
-        lasting: Only the next period can cure it, or a larger budget.
+        lasting: Only the next period can cure it, or a larger budget: too long for a client to wait.
     """
 
     code = "budget_exceeded"
 
-    def __init__(self, message: str, *, retry_after_s: int | None, lasting: bool = False) -> None:
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
-        self.lasting = lasting
+        self.lasting = retry_after_s is None
 
 
 _LASTING = frozenset(

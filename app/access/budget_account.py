@@ -94,7 +94,7 @@ class BudgetAccount:
         self._others_spent = self._others_reserved = 0
         self._ceiling = self._target = 0
         self._leased_until = self._dry_until = self._used_at = self._synced_at = -math.inf
-        self._is_changed = False  # since the last report
+        self._reported = self._known = 0, 0  # of spent and reserved: last told, and taken
 
     @property
     def total_spent(self) -> int:
@@ -126,13 +126,11 @@ class BudgetAccount:
         """Reserve an amount that fits."""
         self.reserved += amount
         self._used_at = self._clock()
-        self._is_changed = True
 
     def settle(self, reserved: int, spent: int) -> None:
         """End a reservation; more may be spent than it reserved."""
         self.reserved -= reserved
         self.spent += spent
-        self._is_changed = True
 
     def is_due(self) -> bool:
         """Whether the store must hear of it, or renew its lease."""
@@ -140,7 +138,8 @@ class BudgetAccount:
             return True
         now = self._clock()
         since = now - self._synced_at
-        if since > RENEW_S or (self._is_changed and since > REPORT_S):
+        is_changed = self._known != (self.spent, self.reserved)
+        if since > RENEW_S or (is_changed and since > REPORT_S):
             return True
         is_low = 2 * self._free < self._target and not self._is_idle(now)
         return self.terms.hard is not None and (is_low or self._free > 2 * self._target)
@@ -150,7 +149,7 @@ class BudgetAccount:
         is_idle = self._is_idle(self._clock()) and not self.waiting
         most = 0 if is_idle else 2 * self._target
         kept = self._ceiling = self._used + min(self._free, most)
-        self._is_changed = False
+        self._reported = self.spent, self.reserved
         return Report(
             spent=self.spent,
             reserved=self.reserved,
@@ -176,6 +175,7 @@ class BudgetAccount:
         self._ceiling, self._target = grant.ceiling, grant.target
         self._leased_until = reported_at + LEASE_S
         self._synced_at = reported_at
+        self._known = self._reported
         if not self.fits(self.waiting):
             self._dry_until = self._clock() + DRAW_EVERY_S
 

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from app.access import budget_ledger
 from app.access.budget_account import BudgetAccount, Clock, Report
@@ -22,7 +22,7 @@ from app.access.budget_metrics import BudgetMetrics
 from app.access.leases import RENEW_S, Leases
 from app.access.periods import period_at
 from app.access.reservation import Reservation
-from app.errors import BudgetExceeded, StoreError, StoreUnavailable
+from app.errors import BudgetExceeded, StoreUnavailable
 from app.settings import Settings
 from app.settings.budgets import ALL, Budget
 from app.store import Store
@@ -30,6 +30,7 @@ from racer_core.prices import as_number
 
 log = logging.getLogger(__name__)
 
+DELETE_EVERY_S: Final = 24 * 3_600.0
 STORE_TIMEOUT_S: Final = 5.0  # more than of quotas: without the store a request may be refused
 _AWAY: Final = "the store of the budgets does not respond, and more was asked than is leased"
 
@@ -63,21 +64,26 @@ class Budgets(Leases):
         self._wall_clock = wall_clock
         self._clock = clock
         self._accounts: dict[str, BudgetAccount] = {}
+        # No longer configured, in a period that is not over: a reload may add them again.
+        self._former: dict[budget_ledger.Place, BudgetAccount] = {}
         self._next_draw: asyncio.Event = asyncio.Event()  # set when it is over
         self._wake = asyncio.Event()
+        self._delete_at = -math.inf
         self.reconfigure(settings)
 
     def reconfigure(self, settings: Settings) -> None:
         """Follow another configuration; what was spent and reserved still counts."""
         self._currency = settings.currency
-        before, self._accounts = self._accounts, {}
+        known = self._former | {_place(each): each for each in self._accounts.values()}
+        self._accounts = {}
         for scope, terms in settings.budgets.items():
             account = self._new(scope, terms)
-            kept = before.get(scope)
-            if kept is not None and kept.period.id == account.period.id:
+            if (kept := known.pop(_place(account), None)) is not None:
                 kept.terms, kept.period = terms, account.period
                 account = kept
             self._accounts[scope] = account
+        now = self._wall_clock()
+        self._former = {place: each for place, each in known.items() if now < each.period.end}
         self._show()
 
     def reservation(
@@ -90,7 +96,8 @@ class Budgets(Leases):
             application: Its application.
             pool: The configured pool that it names.
         """
-        scopes = (ALL, f"key:{key}", f"application:{application}", f"pool:{pool}")
+        named = {"key": key, "application": application, "pool": pool}
+        scopes = [ALL, *(f"{kind}:{name}" for kind, name in named.items() if name is not None)]
         own = [scope for scope in scopes if scope in self._accounts]
         return Reservation(self, partial(self.accounts, own)) if own else None
 
@@ -138,9 +145,7 @@ class Budgets(Leases):
         if amount > hard:
             return BudgetExceeded(
                 f"{costs}, more than the whole budget of {account.scope}: lower `max_tokens`, or "
-                "raise the budget",
-                retry_after_s=None,
-                lasting=True,
+                "raise the budget"
             )
         if account.total_spent + amount <= hard:
             return BudgetExceeded(
@@ -150,9 +155,7 @@ class Budgets(Leases):
             )
         return BudgetExceeded(
             f"{costs}, more than is left of the budget of {account.scope} for this {terms.per}; it "
-            f"begins anew at {period.ends_at}. Until then lower `max_tokens`, or raise the budget",
-            retry_after_s=max(1, math.ceil(period.end - self._wall_clock())),
-            lasting=True,
+            f"begins anew at {period.ends_at}. Until then lower `max_tokens`, or raise the budget"
         )
 
     def note_spending(self, account: BudgetAccount) -> None:
@@ -185,11 +188,6 @@ class Budgets(Leases):
             ],
         }
 
-    async def __aenter__(self) -> Self:
-        with contextlib.suppress(StoreError):  # it may be away at the start
-            await self._store.run(budget_ledger.delete_old, self._store)
-        return await super().__aenter__()
-
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._draw_every_s):
@@ -202,9 +200,12 @@ class Budgets(Leases):
             await self._sync()
         finally:
             drawn.set()
+        if not self._is_cut_off and self._clock() >= self._delete_at:
+            self._delete_at = self._clock() + DELETE_EVERY_S
+            await self._from_store(partial(budget_ledger.delete_old, self._store))
 
     async def _sync(self) -> None:
-        due = {(each.scope, each.period.id): each for each in self.accounts() if each.is_due()}
+        due = {_place(each): each for each in self._all() if self._is_cut_off or each.is_due()}
         if not due:
             return
         reported_at = self._clock()
@@ -214,11 +215,12 @@ class Budgets(Leases):
         )
         for place, grant in (grants or {}).items():
             due[place].take(grant, reported_at)
-            self.note_spending(due[place])
+            if place not in self._former:
+                self.note_spending(due[place])
 
     def _give_back(self) -> None:
         reports: Mapping[budget_ledger.Place, Report] = {
-            (each.scope, each.period.id): each.final_report() for each in self.accounts()
+            _place(each): each.final_report() for each in self._all()
         }
         if reports:
             budget_ledger.sync(self._store, self._gateway, reports)
@@ -226,6 +228,10 @@ class Budgets(Leases):
     def _continue_without_store(self, why: str) -> None:
         if not self._is_cut_off:
             log.warning("budgets continue within their leases without the store: %s", why)
+
+    def _all(self) -> Sequence[BudgetAccount]:
+        """The accounts of which the store hears."""
+        return (*self.accounts(), *self._former.values())
 
     def _account(self, scope: str) -> BudgetAccount:
         account = self._accounts[scope]
@@ -254,6 +260,10 @@ class Budgets(Leases):
 
     def _reserved(self, scope: str) -> float:
         return as_number(self._account(scope).total_reserved)
+
+
+def _place(account: BudgetAccount) -> budget_ledger.Place:
+    return account.scope, account.period.id
 
 
 def _shown(amount: int) -> str:

@@ -88,6 +88,7 @@ class CostMeter:
         self._application = application
         self._best_of = best_of
         self._attempts: list[_Attempt] = []
+        self._left = UNRATED
 
     def attempted(self, candidate: str, seconds: float, exc: BaseException | None) -> None:
         """See :class:`app.upstream.fleet.CallMeter`."""
@@ -122,9 +123,13 @@ class CostMeter:
         count = usage.get("prompt_tokens", usage.get("total_tokens"))
         self._report(candidate, count, 0, 0, is_known=True, is_whole=False)
 
+    def left(self, ratings: Ratings) -> None:
+        """Take the evaluator's calls of a request whose client left meanwhile."""
+        self._left = ratings
+
     def calls(self, ratings: Ratings = UNRATED) -> list[CallCost]:
         """The cost of every call so far, and of the evaluator's, if it is a candidate."""
-        input_tokens = self._input_tokens()
+        input_tokens, ratings = self._input_tokens(), ratings if ratings.calls else self._left
         used = [(each.candidate, each.usage(input_tokens)) for each in self._attempts]
         if ratings.calls and ratings.candidate is not None:
             used.append((ratings.candidate, _rating_usage(ratings)))
@@ -135,7 +140,7 @@ class CostMeter:
         return [each for each in costs if each.usage.calls or each.amount]
 
     def amount(self) -> int:
-        """What all calls so far have cost, without the evaluator's."""
+        """What all calls so far have cost, without ratings that have a result."""
         return sum([each.amount for each in self.calls()])
 
     def cost(
@@ -244,5 +249,5 @@ def _rating_usage(ratings: Ratings) -> Usage:
         output_tokens=usage.get("completion_tokens", 0),
         microseconds=microseconds(ratings.seconds),
         calls=ratings.calls,
-        is_estimated=not usage or bool(ratings.failures),
+        is_estimated=ratings.is_estimated or not usage or bool(ratings.failures),
     )

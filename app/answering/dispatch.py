@@ -77,13 +77,19 @@ class Dispatcher:
         if self._is_observing:  # no other traffic than without the router
             return []
         called = {*results.replies, *results.failures}
-        silent = {
-            name for name in called if name in results.failures or results.is_unanswered_by((name,))
-        }
-        surviving = await self._routing.without(state.routed, state.request, silent)
+        surviving = self._spending and self._spending.replacements(state, called)
+        if surviving is None:
+            silent = {
+                name
+                for name in called
+                if name in results.failures or results.is_unanswered_by((name,))
+            }
+            surviving = await self._routing.without(state.routed, state.request, silent)
         left = max(0, self._max_calls - len(called))
         names = [name for name in surviving if name not in called][:left]
-        return names if self._spending is None else await self._spending.affordable(state, names)
+        if self._spending is None:
+            return names
+        return await self._spending.affordable(state, names, len(results.replies))
 
     def stream(
         self, state: RequestState, name: str

@@ -6,9 +6,10 @@ rating voids no certificate.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ class Ratings:
     calls: int = 0
     seconds: float = 0.0
     candidate: str | None = None  # that is the evaluator; None: another model
+    is_estimated: bool = False  # what the calls used
 
     def as_json(self) -> dict[str, Any] | None:
         """The wire form, without the weights; None where no evaluator was called."""
@@ -83,6 +85,7 @@ class Evaluator:
         *,
         deadline: float = math.inf,
         caller: str = GATEWAY,
+        left: Callable[[Ratings], None] | None = None,
     ) -> Ratings:
         """Rate the answers that can win a vote, all at once. Equal answers are not rated.
 
@@ -94,6 +97,7 @@ class Evaluator:
             forms: Normal forms of the answers; None derives them by the configured equality.
             deadline: A ``time.monotonic()``; the evaluator has its own time limit, too.
             caller: The name of the API key that causes the calls.
+            left: Takes the calls, without weights, where the client leaves meanwhile.
 
         Returns:
             A weight for every readable answer; None where the evaluator gave none.
@@ -108,7 +112,22 @@ class Evaluator:
         rater = self._raters.get(rater_name(group)) or self._raters[rater_name(None)]
         started = time.monotonic()
         until = min(deadline, started + rater.timeout_s)
-        rated = await rater.rate(question, readable.values(), deadline=until, caller=caller)
+        texts = readable.values()
+        try:
+            rated = await rater.rate(question, texts, deadline=until, caller=caller)
+        except asyncio.CancelledError:
+            if left is not None:
+                calls = rater.unheard(question, texts)
+                left(
+                    Ratings(
+                        usage=calls.usage,
+                        calls=calls.calls,
+                        seconds=time.monotonic() - started,
+                        candidate=rater.candidate,
+                        is_estimated=True,
+                    )
+                )
+            raise
         weight = self._rule.weight
         ratings = {name: rated.ratings[text] for name, text in readable.items()}
         return Ratings(

@@ -56,6 +56,7 @@ class Merger:
                 results.forms,
                 deadline=state.deadline,
                 caller=state.request.caller.name,
+                left=state.meter and state.meter.left,
             )
         merged = state.vote.elect(results, voters, ratings, medoids)
         return Outcome.of(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from app.answering.evaluator_prompt import TOP, prompt, read
+from app.answering.token_usage import CHARS_PER_TOKEN
 from app.errors import SettingsError, UpstreamError
 from app.settings import EvaluatorModel, Settings
 from app.upstream.completions import Completion, Endpoint
@@ -103,6 +104,12 @@ class Rater:
             calls=len(distinct),
             usage=_summed([each.usage for each in rated]),
         )
+
+    def unheard(self, question: str, texts: Collection[str]) -> RatedTexts:
+        """The calls of ratings that were cancelled, with an estimate of their prompts' tokens."""
+        prompts = {prompt(question, text, self._prompt_chars) for text in texts}
+        tokens = sum([math.ceil(len(each) / CHARS_PER_TOKEN) for each in prompts])
+        return RatedTexts(ratings={}, calls=len(prompts), usage={"prompt_tokens": tokens})
 
     async def check(self, *, cure: str, other: str) -> None:
         """Call the evaluator a few times, to learn whether it can rate as configured.

@@ -18,7 +18,6 @@ from app.answering.request import InferenceRequest, RequestState
 from app.answering.worst_case import WorstCase
 from app.routing.applications import Membership
 from app.routing.reasons import Reason
-from app.routing.same_answer import RISK_TARGET
 from app.settings import Settings
 
 
@@ -61,28 +60,29 @@ class Spending:
         return ticket.reservation
 
     def eased(self, request: InferenceRequest) -> InferenceRequest:
-        """The request with the alpha of a budget above its soft limit, unless it states its own."""
-        reservation, options = request.reservation, request.options
+        """The request with the least alpha of its budgets above their soft limits."""
+        reservation = request.reservation
         least = None if reservation is None else reservation.least_alpha
-        if least is None or options.alpha is not None:
-            return request
-        alpha = max(least, self._usual_alpha(request))
-        if request.caller.max_alpha is not None:
-            alpha = min(alpha, request.caller.max_alpha)
-        return replace(request, options=options.model_copy(update={"alpha": alpha}))
+        return request if least is None else replace(request, least_alpha=least)
 
     def limited(self, state: RequestState) -> RequestState:
         """The request by the cheapest candidate, if a budget above its soft limit wants that."""
-        reservation, is_observing = state.request.reservation, self._settings.routing.observe
-        if (
-            reservation is None
-            or not reservation.calls_cheapest
-            or is_observing
-            or not state.called
-        ):
+        if not self._is_limited(state) or not state.called:
             return state
-        amounts = self._of_calls(state, state.routed.certificate.pool)
-        return state.by(min(amounts, key=amounts.__getitem__), Reason.ABOVE_BUDGET)
+        cheapest = self._by_cost(state, state.routed.certificate.pool)[0]
+        return state.by(cheapest, Reason.ABOVE_BUDGET)
+
+    def replacements(self, state: RequestState, called: Collection[str]) -> Sequence[str] | None:
+        """The next cheapest candidate of a request that :meth:`limited` limits; None: it does not.
+
+        Args:
+            state: The request.
+            called: Those that it has called.
+        """
+        if not self._is_limited(state):
+            return None
+        left = [name for name in state.routed.certificate.pool if name not in called]
+        return self._by_cost(state, left)[:1]
 
     async def reserve(self, state: RequestState) -> None:
         """Reserve what the calls of a request may cost.
@@ -94,10 +94,7 @@ class Spending:
         reservation = state.request.reservation
         if reservation is None:
             return
-        names = state.selected
-        amount = sum(self._of_calls(state, names).values())
-        if state.vote.is_rated:
-            amount += self._worst_case.of_ratings(len(names))
+        amount = sum(self._of_calls(state, state.selected).values()) + self._of_ratings(state, 0)
         assert state.meter is not None
         await reservation.make(amount, state.meter.amount)
 
@@ -116,27 +113,41 @@ class Spending:
         amount = self._worst_case.of_calls((name,), fields, path)[name]
         await reservation.make(amount, meter.amount)
 
-    async def affordable(self, state: RequestState, names: Sequence[str]) -> Sequence[str]:
-        """The first of these further candidates, as far as their calls could be reserved."""
+    async def affordable(
+        self, state: RequestState, names: Sequence[str], answers: int
+    ) -> Sequence[str]:
+        """The first of these further candidates, as far as their calls could be reserved.
+
+        Args:
+            state: The request.
+            names: The candidates.
+            answers: How many there are already.
+        """
         reservation = state.request.reservation
         if reservation is None:
             return names
         found = list[str]()
-        for name, amount in self._of_calls(state, names).items():
-            if not await reservation.add(amount):
+        rated = self._of_ratings(state, answers)
+        for number, (name, amount) in enumerate(self._of_calls(state, names).items(), answers + 1):
+            before, rated = rated, self._of_ratings(state, number)
+            if not await reservation.add(amount + rated - before):
                 break
             found.append(name)
         return found
 
-    def _usual_alpha(self, request: InferenceRequest) -> float:
-        """The configured alpha of a request that states none."""
-        settings, application = self._settings, request.application
-        section = settings.same_answer_of(application and application.name)
-        if section is not None and request.options.promise in (None, RISK_TARGET):
-            return section.alpha
-        pool = None if request.pool is None else settings.pools[request.pool].alpha
-        member = None if application is None else application.terms.alpha
-        return pool or member or settings.routing.alpha
+    def _is_limited(self, state: RequestState) -> bool:
+        reservation, is_observing = state.request.reservation, self._settings.routing.observe
+        return reservation is not None and reservation.calls_cheapest and not is_observing
+
+    def _by_cost(self, state: RequestState, names: Collection[str]) -> Sequence[str]:
+        amounts = self._of_calls(state, names)
+        return sorted(amounts, key=amounts.__getitem__)
+
+    def _of_ratings(self, state: RequestState, answers: int) -> int:
+        """The bound of rating so many answers, at least those of the set."""
+        if not state.vote.is_rated:
+            return 0
+        return self._worst_case.of_ratings(max(answers, len(state.selected)))
 
     def _of_calls(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
         request = state.request

@@ -2,20 +2,20 @@
 
 Tokens of the input are bounded by the bytes of the request: no tokenizer of today's models makes
 more tokens than bytes. A chat template adds at most ``TEMPLATE_TOKENS``, an image, a sound or a
-file counts ``MEDIA_TOKENS``. The answer is bounded by the limit that the request names, else by
-that of the candidate's parameters, else by `limits.max_tokens`, for each choice. A call takes no
+file counts ``MEDIA_TOKENS`` in place of its data or URL. The answer is bounded by the limit that
+the candidate is sent, else by `limits.max_tokens`, for each choice. A call takes no
 longer than its timeout, and may be made `fleet.attempts` times. A candidate that goes beyond this
 is charged in full, as every call is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, cast
 
 from app.json_output import dump_json
 from app.settings import Settings
-from app.wire.candidate_payload import TOKEN_LIMITS_OF
+from app.wire.candidate_payload import TOKEN_LIMITS_OF, candidate_payload
 from app.wire.parsing import is_media
 from app.wire.request_limits import texts
 from racer_core.prices import Price
@@ -23,6 +23,7 @@ from racer_core.prices import Price
 TEMPLATE_TOKENS: Final = 256
 MEDIA_TOKENS: Final = 16_384
 BYTES_PER_CHARACTER: Final = 4  # of UTF-8, at most
+_CONTENT: Final = ("data", "url")  # ends of the names of the fields that have a medium
 _LATE_S: Final = 1.0  # a call ends so long after its timeout, at most
 
 
@@ -58,11 +59,12 @@ class WorstCase:
         return answers * self._rating if answers > 1 else 0
 
     def _of_call(self, name: str, tokens: int, fields: Mapping[str, Any], path: str) -> int:
-        candidate = self._candidates[name]
-        parameters, written = candidate.parameters, 0
+        candidate, written = self._candidates[name], 0
         if path in TOKEN_LIMITS_OF:
-            limit = _limit(fields, path) or _limit(parameters, path) or self._max_tokens
-            written = limit * _choices(fields, parameters)
+            sent = candidate_payload(fields, candidate, path)
+            limit = _largest(sent, TOKEN_LIMITS_OF[path], candidate.renames) or self._max_tokens
+            choices = _largest(sent, ("n", "best_of"), candidate.renames)
+            written = limit * max(1, choices) * texts(fields.get("prompt"))
         return self._attempts * self._prices[name].worst_case(
             tokens + self._parameter_bytes[name],
             written,
@@ -92,27 +94,34 @@ def _raters(settings: Settings) -> list[tuple[str, int, float]]:
     ]
 
 
-def _without_media(value: object, media: list[object]) -> Any:
-    """A JSON value without its images, sounds and files, which are added to ``media``."""
+def _without_media(value: object, media: list[object], *, is_part: bool = False) -> Any:
+    """A JSON value without the data and URLs of its media.
+
+    Args:
+        value: The value.
+        media: Takes its images, sounds and files. A message, with a role, is none.
+        is_part: It is a part of one.
+    """
     if isinstance(value, Mapping):
         given = cast("Mapping[str, object]", value)
-        if is_media(given):
+        if "role" in given:
+            is_part = False
+        elif is_media(given):
             media.append(given)
-            return None
-        return {name: _without_media(each, media) for name, each in given.items()}
+            is_part = True
+        return {
+            name: None
+            if is_part and isinstance(each, str) and name.endswith(_CONTENT)
+            else _without_media(each, media, is_part=is_part)
+            for name, each in given.items()
+        }
     if isinstance(value, list):
-        return [_without_media(each, media) for each in cast("list[object]", value)]
+        found = cast("list[object]", value)
+        return [_without_media(each, media, is_part=is_part) for each in found]
     return value
 
 
-def _limit(fields: Mapping[str, Any], path: str) -> int | None:
-    """The limit on output tokens of each choice, the largest if it is named twice."""
-    named = [fields.get(name) for name in TOKEN_LIMITS_OF[path]]
-    return max([each for each in named if isinstance(each, int)], default=None)
-
-
-def _choices(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> int:
-    """How many answers are written: for each prompt of a completion, returned or not."""
-    sent = [fields.get(name) or parameters.get(name) for name in ("n", "best_of")]
-    each = max([1, *(number for number in sent if isinstance(number, int))])
-    return each * texts(fields.get("prompt"))
+def _largest(sent: Mapping[str, Any], names: Sequence[str], renames: Mapping[str, str]) -> int:
+    """The largest number of these fields, which the server may know by another name; else 0."""
+    values = [sent.get(renames.get(name, name)) for name in names]
+    return max([0, *(each for each in values if isinstance(each, int))])

@@ -50,25 +50,31 @@ class CandidateChooser:
         )
 
     def requested_alpha(self, request: RoutingRequest) -> float | None:
-        """The alpha that the request chose, by itself or with its pool; None: none."""
-        if request.options.alpha is None and request.pool is not None:
-            return self._settings.pools[request.pool].alpha
-        return request.options.alpha
+        """The alpha of the request, of its pool or of its budget; None: none."""
+        alpha, least = request.options.alpha, request.least_alpha
+        if alpha is None and request.pool is not None:
+            alpha = self._settings.pools[request.pool].alpha
+        return least if alpha is None else alpha
 
     def alpha(self, request: RoutingRequest, usual: float) -> float | None:
         """The alpha in force, within the key's bound; None: the usual one.
 
-        That of the request, else of its pool, else of its application.
+        That of the request; else of its pool, else of its application, else the usual one, or that
+        of its budget where that is larger.
 
         Raises:
             Forbidden: The request itself asks for more than its key may.
         """
-        alpha, most = request.options.alpha, request.caller.max_alpha
-        if alpha is not None and most is not None and alpha > most:
+        stated, least, most = request.options.alpha, request.least_alpha, request.caller.max_alpha
+        if stated is not None and most is not None and stated > most:
             raise Forbidden(f"this key may request an alpha of at most {most:g}")
-        alpha = self.requested_alpha(request)
+        alpha = stated
+        if alpha is None and request.pool is not None:
+            alpha = self._settings.pools[request.pool].alpha
         if alpha is None and request.application is not None:
             alpha = request.application.terms.alpha
+        if stated is None and least is not None:
+            alpha = max(usual if alpha is None else alpha, least)
         if most is not None:
             alpha = min(usual if alpha is None else alpha, most)
         return alpha
@@ -83,6 +89,8 @@ class CandidateChooser:
         if alpha is not None:
             self.alpha(request, usual)  # refuses it
             return alpha
+        if request.least_alpha is not None:
+            usual = max(usual, request.least_alpha)
         return usual if most is None else min(usual, most)
 
     def _allowed(self, request: RoutingRequest) -> tuple[str, ...]:

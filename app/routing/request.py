@@ -24,6 +24,7 @@ class RoutingRequest:
     caller: Caller
     pool: str | None = None  # a named part of the pool
     application: Membership | None = None  # None: none is configured
+    least_alpha: float | None = None  # that of its budget, if it states none; None: any
     turn: SessionTurn | None = None  # of the conversation of its session; None: it has none
 
 

@@ -71,8 +71,6 @@ def error_response(
         headers = {"retry-after": str(max(1, math.ceil(min(wait_s, MAX_RETRY_AFTER_S))))}
     else:
         headers = {"x-should-retry": "false"}
-        if lasting and retry_after_s is not None:  # when it is cured; too long for a client to wait
-            headers["retry-after"] = str(math.ceil(retry_after_s))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     if messages.concerns(path):

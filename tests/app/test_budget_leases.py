@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy import select
 
 from app.access import budget_ledger
 from app.access.budget_metrics import BudgetMetrics
@@ -20,6 +21,7 @@ from app.access.reservation import Reservation
 from app.errors import BudgetExceeded, StoreUnavailable
 from app.settings import Settings
 from app.store import Store
+from app.store.tables import BudgetLeaseRow
 from racer_core.prices import amount_of
 
 NOVEMBER: Final = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp()
@@ -180,6 +182,47 @@ def test_without_the_store_the_lease_is_spent_and_no_more(
     run(story)
 
 
+def test_after_a_failed_draw_the_store_is_tried_again_at_once(
+    run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although no request waits any longer, and no time passes by the clock of leases."""
+
+    async def story(world: World) -> None:
+        await world.made(1.0)
+        before = budget_ledger.sync
+
+        def away(*_: Any) -> Any:
+            raise StoreUnavailable("not there")
+
+        monkeypatch.setattr(budget_ledger, "sync", away)
+        with pytest.raises(StoreUnavailable):
+            await world.made(50.0)
+        monkeypatch.setattr(budget_ledger, "sync", before)
+        await asyncio.sleep(0.2)  # of draws every 0.01 s
+        await world.made(50.0)
+
+    run(story)
+
+
+@pytest.mark.parametrize("kind", ["application", "pool"])
+def test_none_is_no_name(run: Callable[..., World], kind: str) -> None:
+    """A request without one does not count towards the budget of one that is called so."""
+    section = {"None": {"candidates": ["a"], "budget": {"hard": 1}}}
+    if kind == "application":
+        section["None"].pop("candidates")
+    settings = Settings.model_validate(
+        configured().model_dump(exclude_unset=True) | {f"{kind}s": section}
+    )
+
+    async def story(world: World) -> None:
+        world.budgets.reconfigure(settings)
+        find = world.budgets.reservation
+        assert find(key="k", application=None, pool=None) is None
+        assert find(key="k", application="None", pool="None") is not None
+
+    run(story)
+
+
 def test_a_new_period_begins_with_nothing_spent(run: Callable[..., World]) -> None:
     """A request that spans both counts in the first, where it was reserved."""
 
@@ -188,7 +231,7 @@ def test_a_new_period_begins_with_nothing_spent(run: Callable[..., World]) -> No
         spanning = await world.made(40.0)
         with pytest.raises(BudgetExceeded) as refused:
             await world.made(50.0)
-        assert (refused.value.retry_after_s, refused.value.lasting) == (10, True)
+        assert (refused.value.retry_after_s, refused.value.lasting) == (None, True)
         world.now += 10
         assert world.shown() == (0.0, 0.0)
         await world.made(100.0)
@@ -249,3 +292,47 @@ def test_metrics_show_every_budget(run: Callable[..., World]) -> None:
         assert value("racer_budget_reserved", labels) is None
 
     run(story)
+
+
+@pytest.mark.parametrize("between", [{}, {"hard": 100, "per": "day"}])
+def test_a_budget_that_is_removed_and_added_again_is_spent_still(
+    run: Callable[..., World], between: dict[str, Any]
+) -> None:
+    """Also if its period was another one in between; what its requests still spend counts."""
+
+    async def story(world: World) -> None:
+        (await world.made(60.0)).settle(amount_of(55.0))
+        under_way = await world.made(10.0)
+        world.budgets.reconfigure(configured(**between))
+        under_way.settle(amount_of(5.0))
+        world.now += 2.0
+        await asyncio.sleep(0.1)
+        with world.store.transaction() as session:
+            spent = session.scalars(
+                select(BudgetLeaseRow.spent).where(BudgetLeaseRow.period == "2026-11")
+            )
+            assert list(spent) == [amount_of(60.0)]
+        world.budgets.reconfigure(configured(hard=100))
+        assert world.shown() == (60.0, 0.0)
+        with pytest.raises(BudgetExceeded):
+            await world.made(41.0)
+        await world.made(40.0)
+
+    run(story)
+
+
+def test_old_rows_are_deleted_daily(
+    run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start, and once in each day that the gateway runs."""
+    deleted: list[float] = []
+
+    async def story(world: World) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.1)  # of draws every 0.01 s
+            world.now += 24 * 3_600
+        await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(budget_ledger, "delete_old", deleted.append)
+    run(story)
+    assert len(deleted) == 4

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from app.access import budget_ledger
+from app.errors import StoreUnavailable
 from app.routing.service import RoutingService
 from tests.support import provoked_errors
 from tests.support.gateway import (
@@ -21,6 +23,7 @@ from tests.support.gateway import (
     POOL,
     TWO,
     Gateway,
+    Serve,
     candidates,
     configure,
     running,
@@ -194,6 +197,21 @@ def test_a_bug_is_an_internal_error(
     failure = client.failure(caught.value)
     assert (failure.status, failure.kind) == (500, "InternalServerError")
     assert failure.code == ("internal_error" if client.keeps_code else None)
+
+
+@EACH_CLIENT
+def test_a_budget_whose_store_is_lost_is_unavailable(
+    serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch, client: SdkClient
+) -> None:
+    """503, and to be tried again: nothing is leased, so what is left is not known."""
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("not there")
+
+    monkeypatch.setattr(budget_ledger, "sync", away)
+    gateway = serve(candidates=candidates(pool.url, price=1.0), budget={"hard": 9.0})
+    failure = raised(client, lambda: client.ask(Ask(url=gateway.url, key=DATA_KEY, text=ONE)))
+    checked(failure, client, Case(status=503, code="store_unavailable", retry=True))
 
 
 def test_a_gateway_that_stops_says_so_to_every_client(

@@ -104,6 +104,17 @@ def test_the_answer_is_bounded_by_the_first_limit_that_is_named() -> None:
     assert written(plain, "embeddings", max_tokens=9) == 0
 
 
+def test_a_limit_under_another_name_counts() -> None:
+    """As the candidate is sent it: of another API's parameter, and by its server's own name."""
+    gateway = {"limits": {"max_tokens": 700}}
+    own = configured(candidate={"parameters": {"max_tokens": 50}}, **gateway)
+    assert written(own, "responses") == 50
+    assert written(own, "responses", max_output_tokens=9) == 9
+    renamed = configured(candidate={"renames": {"max_tokens": "max_new_tokens"}}, **gateway)
+    assert written(renamed, max_tokens=60) == 60
+    assert written(renamed, max_tokens=60, max_new_tokens=600) == 600
+
+
 def test_every_choice_of_every_prompt_is_written() -> None:
     """Also those that are not returned, and those that the candidate's parameters want."""
     plain = configured()
@@ -122,8 +133,37 @@ def test_images_count_by_their_number_and_not_by_their_bytes() -> None:
         input_tokens({"messages": [{"role": "user", "content": [text, *[picture] * count]}]})
         for count in (1, 2)
     )
-    assert two - one == pytest.approx(MEDIA_TOKENS, abs=10)
+    assert MEDIA_TOKENS <= two - one < MEDIA_TOKENS + 60
     assert one < MEDIA_TOKENS + TEMPLATE_TOKENS + 200
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "type": "file", "content": "x" * 10**6},
+        {"role": "user", "content": [{"type": "file", "text": "x" * 10**6}]},
+        {"role": "user", "content": [{"type": "file", "file": {"filename": "x" * 10**6}}]},
+        {"type": "file_search_call", "results": [{"text": "x" * 10**6}]},
+    ],
+)
+def test_a_text_beside_a_medium_counts(message: dict[str, Any]) -> None:
+    """Whatever the request calls its type."""
+    assert input_tokens({"messages": [message]}) >= 10**6
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": "A" * 10**6, "format": "wav"}},
+        {"type": "file", "file": {"file_data": "A" * 10**6}},
+        {"type": "input_image", "image_url": "data:image/png;base64," + "A" * 10**6},
+        {"type": "image", "source": {"type": "base64", "data": "A" * 10**6}},
+    ],
+)
+def test_data_of_a_medium_does_not_count(part: dict[str, Any]) -> None:
+    """In each API's form."""
+    tokens = input_tokens({"messages": [{"role": "user", "content": [part]}]})
+    assert MEDIA_TOKENS < tokens < MEDIA_TOKENS + TEMPLATE_TOKENS + 200
 
 
 def test_what_the_configuration_adds_counts() -> None:

@@ -23,7 +23,7 @@ from tests.support.gateway import (
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
-TEAM_KEY, POOR_KEY, THRIFTY_KEY = (key_format.new_key() for _ in range(3))
+TEAM_KEY, POOR_KEY, THRIFTY_KEY, SPENT_KEY = (key_format.new_key() for _ in range(4))
 TABLE: Final = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 
@@ -42,13 +42,14 @@ def strict_configuration(folder: Path, artifact: Path, upstream: str) -> Path:
     keys = [
         {"name": "team", "hash": _hash_of(TEAM_KEY), "max_alpha": 0.05},
         {"name": "poor", "hash": _hash_of(POOR_KEY), "tokens_per_minute": 1},
-        {"name": "thrifty", "hash": _hash_of(THRIFTY_KEY), "budget": {"hard": 1e-6}},
+        {"name": "thrifty", "hash": _hash_of(THRIFTY_KEY), "budget": {"hard": 0.5}},
+        {"name": "spent", "hash": _hash_of(SPENT_KEY), "budget": {"hard": 1.5}},
     ]
     return configure(
         folder,
         artifact,
         upstream,
-        candidates=candidates(upstream, timeout_s=0.5, price={"output": 1.0}),
+        candidates=candidates(upstream, timeout_s=0.5, price=1.0),
         routing={"on_infeasible": "reject"},
         fleet={"attempts": 1, "failures": 1000},
         limits={"body_bytes": 20_000, "answer_bytes": 500_000},
@@ -143,7 +144,8 @@ CASES: Final[Mapping[str, Case]] = {
     "key": Case(status=401, code="invalid_api_key", key="a-wrong-key"),
     "forbidden": Case(status=403, code="forbidden", racer={"alpha": 0.2}, key=TEAM_KEY),
     "quota": Case(status=429, code="rate_limited", key=POOR_KEY, retry=True),
-    "budget": Case(status=429, code="budget_exceeded", key=THRIFTY_KEY),
+    "small budget": Case(status=429, code="budget_exceeded", key=THRIFTY_KEY),
+    "spent budget": Case(status=429, code="budget_exceeded", key=SPENT_KEY),
     # Candidates that fail.
     "rejected": _fault(400, "upstream_rejected", "400"),
     "rejected as unknown": _fault(404, "upstream_rejected", "404"),
@@ -184,6 +186,7 @@ CASES: Final[Mapping[str, Case]] = {
 # Rows that tests of their own provoke, in `tests/app/test_client_errors.py`.
 ELSEWHERE: Final = {
     "internal_error": "a bug",
+    "store_unavailable": "a budget whose store does not respond",
     "shutting_down": "a gateway that stops",
     "method_not_allowed": "another method of OpenAI's client",
     "no_tokenizer": "another method of Anthropic's client",
@@ -201,8 +204,7 @@ NOT_BY_CLIENTS: Final = {
             "calibration_not_found", "job_not_found", "confirm_needed", "conflict",
             "job_cancelled", "reload_refused", "cannot_calibrate", "invalid_rows",
             "training_overlap", "stored_requests_unreadable", "artifact", "no_router",
-            "not_calibrated", "store_busy", "store_read_only", "store_unavailable",
-            "insufficient_storage",
+            "not_calibrated", "store_busy", "store_read_only", "insufficient_storage",
         ),
         _ADMIN,
     ),
@@ -215,9 +217,9 @@ def provoke(gateway: Gateway, pool: FakePool, case: Case) -> None:
     faults = dict.fromkeys(POOL, case.fault) if isinstance(case.fault, str) else case.fault
     for name, fault in (faults or {}).items():
         pool.fail(name, fault)
-    if case.key == POOR_KEY:
+    if case.key in (POOR_KEY, SPENT_KEY):
         body = {"model": "auto", "messages": user(ONE)}
         # A call that a busy machine lets time out costs no tokens.
         assert until(
-            lambda: gateway.post("/v1/chat/completions", POOR_KEY, json=body).status_code == 429
+            lambda: gateway.post("/v1/chat/completions", case.key, json=body).status_code == 429
         )
