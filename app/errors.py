@@ -226,7 +226,7 @@ class BudgetExceeded(RateLimited):
     """The request may cost more than is left of a budget.
 
     Attributes:
-        lasting: Only the next period can cure it, or a larger budget: too long for a client to wait.
+        lasting: Only the next period or a larger budget cures it: too long for a client to wait.
     """
 
     code = "budget_exceeded"

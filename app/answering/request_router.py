@@ -59,7 +59,7 @@ class RequestRouter:
         self._same_answer = same_answer
         self._latencies = latencies
         self._overrides = Overrides(settings)
-        self._sessions = Sessions(settings.routing.session_ttl_s)
+        self._sessions = Sessions(settings.routing.session_ttl_s, settings.limits.query_chars)
         self._rule = self._rule_without_scores = settings.aggregation
         if self._rule.method in (Method.LOG_ODDS, Method.STACKED):  # a score of 0 votes against
             self._rule_without_scores = self._rule.model_copy(update={"method": Method.MAJORITY})
@@ -80,7 +80,7 @@ class RequestRouter:
             request = replace(request, turn=self._sessions.turn_of(session, request))
         routed = await self._decision(request, deadline, drawn_by=session or decision_id)
         if session is not None:
-            self._sessions.keep(session, routed)
+            self._sessions.keep(session, request.turn, routed)
         sampling_rate, is_sampled, turn = 0.0, False, None
         if self._monitor is not None and (sampler := self._monitor.sampler).is_on:
             # Drawn before anything overrides, refuses or fails it.

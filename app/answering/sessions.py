@@ -25,6 +25,7 @@ from app.routing.decision import CertifiedDecision
 from racer_core.calibration.kept_order import Continuation
 from racer_core.records.conversation import turn_sizes
 from racer_core.records.request import conversation_of
+from racer_core.records.whole_conversations import TurnMark
 
 _MAX_SESSIONS: Final = 10_000
 
@@ -33,6 +34,7 @@ _MAX_SESSIONS: Final = 10_000
 class _Session:
     order: tuple[str, ...]
     terms: ConversationTerms | None
+    mark: TurnMark
 
 
 class Sessions:
@@ -40,9 +42,11 @@ class Sessions:
 
     Args:
         ttl_s: Seconds that one is kept after its last turn; None keeps none.
+        query_chars: Characters of a query that are read, as of a row.
     """
 
-    def __init__(self, ttl_s: float | None) -> None:
+    def __init__(self, ttl_s: float | None, query_chars: int) -> None:
+        self._query_chars = query_chars
         self._sessions: TTLCache[bytes, _Session] | None = None
         if ttl_s is not None:
             self._sessions = TTLCache(_MAX_SESSIONS, ttl_s)
@@ -57,25 +61,33 @@ class Sessions:
         if self._sessions is None:
             return None
         conversation = conversation_of(request.fields, request.api_format.path)
-        sizes = turn_sizes(conversation.earlier, conversation.query)
+        sizes = turn_sizes(conversation.earlier, conversation.query[: self._query_chars])
         before = self._sessions.get(_key(session)) if request.query.later else None
+        texts = conversation.texts
+        is_next = before is not None and before.mark.is_followed_by(texts)
         return SessionTurn(
             continuation=Continuation(() if before is None else before.order, sizes),
             is_first=not request.query.later,
-            terms=None if before is None else before.terms,
+            mark=TurnMark.of(texts),
+            terms=before.terms if before is not None and is_next else None,
         )
 
-    def keep(self, session: str, routed: CertifiedDecision) -> None:
+    def keep(self, session: str, turn: SessionTurn | None, routed: CertifiedDecision) -> None:
         """Note what the next turn of a session takes over; its time begins anew.
 
         A turn that no threshold decided changes no order, and it ends the conversation's terms.
+
+        Args:
+            session: The session, with its caller.
+            turn: The turn that was decided.
+            routed: Its decision.
         """
-        if self._sessions is None:
+        if self._sessions is None or turn is None:
             return
         key = _key(session)
         before = self._sessions.get(key)
         order = routed.decision.order or (() if before is None else before.order)
-        self._sessions[key] = _Session(order, routed.conversation)
+        self._sessions[key] = _Session(order, routed.conversation, turn.mark)
 
 
 def _key(session: str) -> bytes:

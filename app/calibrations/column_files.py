@@ -25,9 +25,10 @@ from racer_core.aggregation.reasoning import Markers, ReasoningFilter
 from racer_core.prices import MeanUsage
 from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, fingerprint, turn_sizes
 from racer_core.records.left_out import Passage
-from racer_core.records.request import row_identity, row_text
-from racer_core.records.units import incomplete_conversation, sampled_unit
+from racer_core.records.request import row_identity, row_text, row_turns
+from racer_core.records.units import sampled_unit
 from racer_core.records.usage import UsageMeans
+from racer_core.records.whole_conversations import WholeConversations
 from racer_core.types import FloatArray, LabelledRow, RowsKind
 
 PRINT_BYTES: Final = 16
@@ -101,6 +102,7 @@ class ColumnWriter:
         self._conversations: dict[str, int] = {}
         self._turn_numbers = array("l")
         self._turn_sizes = array("d")
+        self._whole = WholeConversations(query_chars)
         self._classes = array("h")
         self._answered = bytearray()
         self._later = bytearray()
@@ -155,6 +157,8 @@ class ColumnWriter:
         self._cluster_ids.append(-1 if cluster is None else ids.setdefault(cluster, len(ids)))
         ids, talk = self._conversations, row.conversation
         self._conversation_ids.append(-1 if talk is None else ids.setdefault(talk, len(ids)))
+        if talk is not None:
+            self._whole.add(talk, row_turns(row))
         self._turn_numbers.append(len(row.earlier))
         self._turn_sizes.extend(astuple(turn_sizes(row.earlier, row.query)))
         if self._equality is not None:
@@ -192,12 +196,9 @@ class ColumnWriter:
         return self._unjudged if self._is_judged else None
 
     @property
-    def incomplete_conversation(self) -> str | None:
-        """The first conversation without its first turn, or with a turn twice; None: none."""
-        found = incomplete_conversation(
-            np.asarray(self._conversation_ids, np.int64), np.asarray(self._turn_numbers, np.int64)
-        )
-        return None if found is None else [*self._conversations][found]
+    def problem_of_conversations(self) -> str | None:
+        """What is wrong with the first conversation that is not whole; None: all are whole."""
+        return self._whole.problem
 
     def _answer_classes(self, row: LabelledRow, equality: Equality) -> list[int]:
         if not row.answers:

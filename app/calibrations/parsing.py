@@ -175,15 +175,8 @@ def parse(
             if number % _CLOCK_EVERY == 0 and time.monotonic() - reported_at > _REPORT_EVERY_S:
                 reported_at = time.monotonic()
                 progress(file.tell(), size)
-        if (incomplete := writer.incomplete_conversation) is not None:
-            raise RowsError(
-                instructions.source,
-                [
-                    f"conversation {incomplete[:128]!r} lacks its first turn, or has a turn twice: "
-                    'give all its turns, each a row with the turns before it in "messages" or '
-                    '"request", or leave "conversation" out of its rows'
-                ],
-            )
+        if (problem := writer.problem_of_conversations) is not None:
+            raise RowsError(instructions.source, [problem])
         if (unjudged := writer.labelled_without_verdicts) is not None:
             raise RowsError(
                 instructions.source,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from racer_core.calibration.kept_order import Continuation
+from racer_core.records.whole_conversations import TurnMark
 from racer_core.types import Score
 
 
@@ -37,11 +38,14 @@ class SessionTurn:
     Attributes:
         continuation: The order of the turn before, and lengths.
         is_first: The conversation begins with it.
-        terms: Those of all turns before it; None: it is the first, or they had no terms in common.
+        mark: By which the next turn is known.
+        terms: Those of all turns before it; None: it is the first, they had no terms in common, or
+            it is not the next turn.
     """
 
     continuation: Continuation
     is_first: bool
+    mark: TurnMark
     terms: ConversationTerms | None = None
 
     def continues(self, terms: ConversationTerms | None) -> bool:

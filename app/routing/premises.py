@@ -101,7 +101,7 @@ class Premises:
             (self.is_too_large, Reason.REQUEST_TOO_LARGE),
             (self.is_not_drawn, Reason.NOT_DRAWN),
             (rows.is_chosen_by_conditions, Reason.LABELLED_CONDITIONS),
-            (rows.turn is TurnKind.LATER, Reason.LATER_TURN),
+            (rows.turn is TurnKind.LATER or rows.is_after_answers, Reason.LATER_TURN),
             (rows.turn is TurnKind.UNCALIBRATED, Reason.MULTI_TURN),
             (self.is_pending, Reason.SUB_POOL_PENDING),
             (not self.has_rows, Reason.NO_CALIBRATION_FOR_POOL),

@@ -158,9 +158,9 @@ class Reason(StrEnum):
     """
 
     LATER_TURN = "later_turn"
-    """A later turn of a conversation, decided by rows of such turns. The bound holds while
-    earlier answers come from where those of the rows came: from the same sets, or fallback
-    (`sample.later_turns_answered_by` in the evidence).
+    """A later turn of a conversation, decided by rows of such turns or of whole conversations. The
+    bound holds while earlier answers come from where those of the rows came: from the same sets,
+    or fallback (`sample.later_turns_answered_by` in the evidence of sampled turns).
 
     Nothing; after a change of calibration sample later turns anew.
     """

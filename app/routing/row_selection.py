@@ -71,6 +71,7 @@ class RowSelection:
             them.
         premise: Why rows cover a request that does not differ.
         turns: Whether rows of first and of later turns are one population.
+        is_after_answers: The turn is one of a whole conversation, after earlier answers.
     """
 
     population: int
@@ -78,6 +79,7 @@ class RowSelection:
     differing: tuple[str, ...] = ()
     premise: Premise = "alike"
     turns: Turns = "separate"
+    is_after_answers: bool = False
 
     @property
     def is_chosen_by_conditions(self) -> bool:
@@ -130,7 +132,11 @@ class RowSelector:
         if is_whole:
             place = index.conversations.get((digests, group if record.has_groups else None))
             if place is not None:
-                return RowSelection(population=place, turn=TurnKind.CONVERSATION)
+                return RowSelection(
+                    population=place,
+                    turn=TurnKind.CONVERSATION,
+                    is_after_answers=query.later,
+                )
         turn = TurnKind.LATER if query.later else TurnKind.FIRST
         population = index.alike(query.later, digests, group)
         if population is not None:

@@ -260,7 +260,7 @@ class RoutingService:
             member=application,
             chosen=decision.selected,
             chosen_by=chosen_by,
-            conversation=terms if is_conversation else None,
+            conversation=terms if is_conversation and decision.order else None,
         )
         if decision.abstained and premises.is_other_kind:
             # The router judged the text alone, which is not what the request asks for.

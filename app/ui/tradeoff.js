@@ -69,7 +69,7 @@ function tradeoffView({ levels, alpha: usual, pool }) {
 
 /** One level as a sentence or two. */
 function inWords({ alpha, feasible, mean_size: size, fixed_order_size: fixed, risk_band: band }, candidates) {
-  if (!feasible) return `At ${percent(alpha)} there are too few rows for a threshold, so all ${candidates} candidates are called.`;
+  if (!feasible) return `At ${percent(alpha)} the rows allow no threshold (too few, or too many that no set answers), so all ${candidates} candidates are called.`;
   const order = fixed === undefined ? "" : `; one fixed order, the same for every question, needs ${number(fixed)}`;
   const bound = band === null ? "" : ` With 95 % certainty at most ${percent(band)} miss.`;
   return `At ${percent(alpha)}: ${number(size)} of ${candidates} candidates are called on average${order}.${bound}`;

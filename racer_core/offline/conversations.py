@@ -22,8 +22,9 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InputError
 from racer_core.racer import Racer
 from racer_core.records.conversation import RoutedText, turn_sizes
-from racer_core.records.request import row_text
-from racer_core.records.units import incomplete_conversation, renumbered, turns_in_order
+from racer_core.records.request import row_text, row_turns
+from racer_core.records.units import renumbered, turns_in_order
+from racer_core.records.whole_conversations import WholeConversations
 from racer_core.trained_router import LabelledColumns
 from racer_core.types import BoolArray, FloatArray, LabelledRows
 
@@ -82,19 +83,21 @@ def conversation_rows(
         text: What the router reads of a turn.
 
     Raises:
-        InputError: A row is of no conversation, or a conversation lacks turns.
+        InputError: A row is of no conversation, or a conversation is not whole.
     """
-    names = [row.conversation for row in rows]
-    if None in names:
-        raise InputError(
-            f'row {names.index(None) + 1} has no "conversation": whole conversations are measured, '
-            "all turns of each"
-        )
+    names, whole = list[str](), WholeConversations()
+    for row in rows:
+        if row.conversation is None:
+            raise InputError(
+                f'row {len(names) + 1} has no "conversation": whole conversations are measured, '
+                "all turns of each"
+            )
+        names.append(row.conversation)
+        whole.add(row.conversation, row_turns(row))
+    if whole.problem is not None:
+        raise InputError(whole.problem)
     ids = renumbered(np.unique(np.array(names), return_inverse=True)[1].astype(np.intp))
     numbers = np.array([len(row.earlier) for row in rows], dtype=np.int64)
-    if (wrong := incomplete_conversation(ids.astype(np.int64), numbers)) is not None:
-        name = names[int(np.argmax(ids == wrong))]
-        raise InputError(f"conversation {name!r} lacks its first turn, or has a turn twice")
     order = turns_in_order(ids.astype(np.int64), numbers)
     rows, ids = rows[order], ids[order].astype(np.int64)
     texts = [row_text(row, text) for row in rows]

@@ -98,6 +98,13 @@ class Conversation:
         return last
 
     @property
+    def texts(self) -> tuple[Turn, ...]:
+        """The texts of all turns, in order, without system prompts."""
+        return tuple(
+            Turn(turn.role, turn.text) for turn in self.turns if turn.role not in SYSTEM_ROLES
+        )
+
+    @property
     def earlier(self) -> tuple[Turn, ...]:
         """The turns beside the one that asks, without system prompts."""
         asked = self.asked
@@ -235,8 +242,15 @@ def row_text(row: LabelledRow, read: RoutedText, left_out: Sequence[Passage] = (
         return request_conversation(row.request).text(read, left_out)
     if not row.query:
         return ""
-    turns = [*row.earlier, Turn("user", row.query)]
+    turns = row_turns(row)
     return Conversation([RequestTurn(turn.role, turn.text) for turn in turns]).text(read, left_out)
+
+
+def row_turns(row: LabelledRow) -> tuple[Turn, ...]:
+    """The texts of a row's request, in order, without system prompts."""
+    if row.request is not None:
+        return request_conversation(row.request).texts
+    return (*row.earlier, Turn("user", row.query))
 
 
 def row_identity(

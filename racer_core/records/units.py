@@ -147,20 +147,6 @@ def turns_in_order(
     return order[conversations[order] >= 0]
 
 
-def incomplete_conversation(
-    conversations: NDArray[np.int64], numbers: NDArray[np.int64]
-) -> int | None:
-    """The first conversation without its first turn, or with a turn twice; None: there is none.
-
-    Arguments as of :func:`turns_in_order`.
-    """
-    order = turns_in_order(conversations, numbers)
-    ids, places = conversations[order], numbers[order]
-    is_first = np.diff(ids, prepend=-1) > 0
-    wrong = np.where(is_first, places > 0, np.diff(places, prepend=-1) == 0)
-    return int(ids[wrong][0]) if wrong.any() else None
-
-
 def plain_names(rows: LabelledRows) -> list[str | None]:
     """What each row asks, equal for copies but for case, space and Unicode form; None: no query."""
     return [

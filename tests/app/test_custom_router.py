@@ -24,6 +24,7 @@ from tests.support.packages import install
 from tests.upstreams.scripted import FakePool
 
 from .test_cli import failed, parsed, write
+from .test_whole_conversations import ROWS, TWO, chat, rows_of, stated, upload
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "routers.md"
@@ -80,6 +81,19 @@ def own_artifact(router: object, tmp_path: Path) -> Path:
     train(labelled(0, 40), labelled(5_000, 200), folder, encoder=CharNgramEncoder(),
           kind="by-first-word")  # fmt: skip
     return folder
+
+
+def test_a_turn_without_scores_ends_the_promise_of_its_conversation(
+    serve: Serve, own_artifact: Path, pool: FakePool, router: Callable[[str], None]
+) -> None:
+    """The whole pool answers it, which holds; the next turn has no order to follow."""
+    gateway = serve(artifact=own_artifact, routing={"session_ttl_s": 600})
+    upload(gateway, rows_of(ROWS))
+    for number, fault in enumerate(("", "raise", "")):
+        router(fault)
+        answer = chat(gateway, [ONE, TWO, ONE][: number + 1], "failing")
+        expected = "request" if number == 2 else "conversation"
+        assert stated(answer)[:2] == (number < 2, expected), number
 
 
 def test_a_router_of_ones_own_routes(serve: Serve, own_artifact: Path, pool: FakePool) -> None:

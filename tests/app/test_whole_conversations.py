@@ -173,7 +173,9 @@ def test_turns_of_a_session_are_certified_by_whole_conversations(
             expected = {m for m, s in zip(racer.pool, kept[number], strict=True) if s <= lambda_hat}
             assert answer["certificate"]["lambda_hat"] == lambda_hat
             assert set(answer["selected"]) == expected
-            assert stated(answer) == (True, "conversation", [])
+            # Rows say nothing of earlier answers that come from elsewhere.
+            assumed = ["later_turn"] if number else []
+            assert stated(answer) == (True, "conversation", assumed)
             assert answer["certificate"]["guarantee"]["law"] == "expectation"
             moved += alone(racer, queries[number], lambda_hat) != expected
     assert moved > 0
@@ -214,6 +216,33 @@ def test_a_conversation_whose_terms_change_is_certified_no_more(calibrated: Gate
     fixed = [chat(calibrated, [ONE, TWO][:n], "alpha", {"alpha": 0.4}) for n in (1, 2)]
     # Another alpha than the calibration's is assumed to depend on no query, as everywhere.
     assert [stated(each)[:2] for each in fixed] == [(True, "conversation")] * 2
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        pytest.param([ONE, ONE, TWO], id="a turn was served elsewhere"),
+        pytest.param([TWO, ONE], id="the turns before are of another conversation"),
+    ],
+)
+def test_what_does_not_follow_the_turn_before_ends_the_promise(
+    calibrated: Gateway, turns: list[str], request: pytest.FixtureRequest
+) -> None:
+    """Its order would be that of other turns. The same turn sent again is no other one."""
+    session = request.node.callspec.id
+    for queries in ([ONE], [ONE]):
+        assert stated(chat(calibrated, queries, session))[1] == "conversation"
+    assert stated(chat(calibrated, turns, session))[:2] == (False, "request")
+    assert stated(chat(calibrated, [*turns, ONE], session))[:2] == (False, "request")
+
+
+def test_a_turn_that_is_sent_again_is_the_same_turn(calibrated: Gateway) -> None:
+    """It keeps its candidates and its certificate, and the next turn follows it."""
+    chat(calibrated, [ONE], "again")
+    first, second = (chat(calibrated, [ONE, TWO], "again") for _ in range(2))
+    assert first["selected"] == second["selected"]
+    assert stated(second) == (True, "conversation", ["later_turn"])
+    assert stated(chat(calibrated, [ONE, TWO, ONE], "again"))[:2] == (True, "conversation")
 
 
 def test_a_turn_that_no_threshold_decides_ends_the_promise(
@@ -278,8 +307,10 @@ def test_decisions_of_conversations_can_be_verified(calibrated: Gateway) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows: rows[1:], "'talk 0' lacks its first turn"),
-        (lambda rows: [rows[0], *rows], "has a turn twice"),
+        (lambda rows: rows[1:], "'talk 0' lacks a turn"),
+        (lambda rows: [rows[0], *rows[2:]], "'talk 0' lacks a turn"),
+        (lambda rows: [rows[0], *rows], "has one twice"),
+        (lambda rows: [*rows[:2], rows[5] | {"conversation": "talk 0"}], "do not continue"),
         (lambda rows: [rows[0] | {"weight": 2}, *rows[1:]], '"weight" stands beside'),
         (lambda rows: [rows[0] | {"group": "x"}, *rows[1:]], "differ in their group"),
     ],

@@ -13,21 +13,20 @@ from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.types import LabelledRow, LabelledRows
 from tests.support.lazy import LazyModule
+from tests.support.shared_demo import DemoAddress
 
 if TYPE_CHECKING:
     from openai import OpenAI
-
-    from app.tools.demo.run import RunningDemo
 
 openai = LazyModule("openai")
 run = LazyModule("app.tools.demo.run")
 measure = LazyModule("app.tools.demo.measure")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a busy machine starts it late
 
 
 @pytest.fixture
-def client(running_demo: RunningDemo) -> Iterator[OpenAI]:
+def client(running_demo: DemoAddress) -> Iterator[OpenAI]:
     """The official client, pointed at the demo."""
     url = f"{running_demo.url}/v1"
     with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
@@ -76,7 +75,7 @@ def test_a_routed_answer_streams(client: OpenAI, test_rows: LabelledRows) -> Non
     assert text == plain.choices[0].message.content
 
 
-def test_the_demo_is_ready(running_demo: RunningDemo) -> None:
+def test_the_demo_is_ready(running_demo: DemoAddress) -> None:
     """Readiness names the active calibration."""
     ready = httpx2.get(f"{running_demo.url}/readyz", trust_env=False).json()
     assert ready["status"] == "ready"
@@ -84,7 +83,7 @@ def test_the_demo_is_ready(running_demo: RunningDemo) -> None:
 
 
 def test_the_demos_table_has_every_column(
-    running_demo: RunningDemo, test_rows: LabelledRows
+    running_demo: DemoAddress, test_rows: LabelledRows
 ) -> None:
     """Twenty queries measured as `racer demo` does: both risks with intervals, and the controls."""
     with GatewayClient(running_demo.url, running_demo.admin_key) as admin:

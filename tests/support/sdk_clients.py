@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
+from app.routing.reasons import breaks
 from tests.support.gateway import user
 from tests.support.lazy import LazyModule
 
@@ -20,7 +21,7 @@ anthropic, openai = LazyModule("anthropic"), LazyModule("openai")
 langchain_anthropic = LazyModule("langchain_anthropic")
 langchain_openai = LazyModule("langchain_openai")
 
-MAX_TOKENS: Final = 64  # which Anthropic's API requires
+MAX_TOKENS: Final = 16  # which Anthropic's API requires; as the demo's rows were labelled
 TIMEOUT_S: Final = 60
 
 
@@ -31,6 +32,7 @@ class Ask:
     Attributes:
         url: The gateway's address, and whatever a user may have put behind it.
         retries: How often the library may ask again.
+        fields: Of the body, beside the library's own.
     """
 
     url: str
@@ -40,19 +42,27 @@ class Ask:
     racer: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     retries: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
 
     @property
     def more(self) -> dict[str, Any]:
         """Keyword arguments that every library hands on."""
-        return {"extra_headers": self.headers, "extra_body": {"racer": self.racer}}
+        return {"extra_headers": self.headers, "extra_body": {"racer": self.racer, **self.fields}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the library returned."""
+    """What the library returned.
+
+    Attributes:
+        model: The candidate that served.
+        reasons: Those that void the certificate, none where it holds; None where the library drops
+            it.
+    """
 
     text: str
-    holds: bool  # the certificate, from where the library keeps it
+    model: str
+    reasons: list[str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +87,7 @@ class SdkClient(ABC):
         """A whole answer."""
 
     @abstractmethod
-    def stream(self, ask: Ask) -> str:
+    def stream(self, ask: Ask) -> Answer:
         """A streamed answer, put together."""
 
     def failure(self, exc: Any) -> Failure:
@@ -109,15 +119,13 @@ class OpenAI(SdkClient):
     def ask(self, ask: Ask) -> Answer:
         """A whole answer."""
         completion = self.create(ask)
-        return Answer(
-            text=completion.choices[0].message.content,
-            holds=completion.racer["certificate"]["holds"],
-        )
+        return _answer(completion.choices[0].message.content, completion.racer, completion.model)
 
-    def stream(self, ask: Ask) -> str:
+    def stream(self, ask: Ask) -> Answer:
         """A streamed answer, put together."""
-        chunks = self.create(ask, stream=True)
-        return "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+        *chunks, last = self.create(ask, stream=True)
+        text = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+        return _answer(text, last.racer, last.model)
 
     def create(self, ask: Ask, **more: Any) -> Any:
         """A request as the library's users write it."""
@@ -133,12 +141,13 @@ class Responses(OpenAI):
     def ask(self, ask: Ask) -> Answer:
         """A whole answer."""
         response = self.create(ask)
-        return Answer(text=response.output_text, holds=response.racer["certificate"]["holds"])
+        return _answer(response.output_text, response.racer, response.model)
 
-    def stream(self, ask: Ask) -> str:
+    def stream(self, ask: Ask) -> Answer:
         """A streamed answer, put together."""
-        events = self.create(ask, stream=True)
-        return "".join(each.delta for each in events if each.type == "response.output_text.delta")
+        *events, last = self.create(ask, stream=True)
+        deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+        return _answer("".join(deltas), last.response.racer, last.response.model)
 
     def create(self, ask: Ask, **more: Any) -> Any:
         """A request as the library's users write it."""
@@ -159,12 +168,13 @@ class Anthropic(SdkClient):
     def ask(self, ask: Ask) -> Answer:
         """A whole answer."""
         message = self.create(ask)
-        return Answer(text=message.content[0].text, holds=message.racer["certificate"]["holds"])
+        return _answer(message.content[0].text, message.racer, message.model)
 
-    def stream(self, ask: Ask) -> str:
+    def stream(self, ask: Ask) -> Answer:
         """A streamed answer, put together."""
-        events = self.create(ask, stream=True)
-        return "".join(each.delta.text for each in events if each.type == "content_block_delta")
+        start, *events, last, _ = self.create(ask, stream=True)
+        deltas = [each.delta.text for each in events if each.type == "content_block_delta"]
+        return _answer("".join(deltas), last.racer, start.message.model)
 
     def create(self, ask: Ask, **more: Any) -> Any:
         """A request as the library's users write it."""
@@ -183,13 +193,19 @@ class LangChain(OpenAI):
 
     def ask(self, ask: Ask) -> Answer:
         """A whole answer."""
-        message = self.model(ask).invoke(ask.text, **ask.more)
-        guarantee = message.response_metadata["headers"]["x-racer-guarantee"]
-        return Answer(text=message.text, holds=guarantee.startswith("holds"))
+        return self.answer([self.model(ask).invoke(ask.text, **ask.more)])
 
-    def stream(self, ask: Ask) -> str:
+    def stream(self, ask: Ask) -> Answer:
         """A streamed answer, put together."""
-        return "".join(each.text for each in self.model(ask).stream(ask.text, **ask.more))
+        return self.answer(list(self.model(ask).stream(ask.text, **ask.more)))
+
+    def answer(self, messages: list[Any]) -> Answer:
+        """Of the parts of a message; the library keeps headers, and drops ``racer`` of a stream."""
+        known = _metadata(messages)
+        guarantee = known["headers"]["x-racer-guarantee"]
+        reasons = {"pending": None, "holds": []}
+        found = reasons.get(guarantee, guarantee.removeprefix("void; reason=").split(","))
+        return Answer(text=_text(messages), model=known["model_name"], reasons=found)
 
     def model(self, ask: Ask) -> Any:
         """LangChain's model."""
@@ -207,12 +223,14 @@ class LangChainAnthropic(Anthropic):
     def ask(self, ask: Ask) -> Answer:
         """A whole answer."""
         message = self.model(ask).invoke(ask.text, **ask.more)
-        certificate = message.response_metadata["racer"]["certificate"]
-        return Answer(text=message.text, holds=certificate["holds"])
+        known = message.response_metadata
+        return _answer(message.text, known["racer"], known["model_name"])
 
-    def stream(self, ask: Ask) -> str:
-        """A streamed answer, put together."""
-        return "".join(each.text for each in self.model(ask).stream(ask.text, **ask.more))
+    def stream(self, ask: Ask) -> Answer:
+        """A streamed answer, put together; the library drops ``racer``."""
+        messages = list(self.model(ask).stream(ask.text, **ask.more))
+        model = _metadata(messages)["model_name"]
+        return Answer(text=_text(messages), model=model, reasons=None)
 
     def model(self, ask: Ask) -> Any:
         """LangChain's model."""
@@ -234,14 +252,13 @@ class LiteLLM(SdkClient):
     def ask(self, ask: Ask) -> Answer:
         """A whole answer."""
         answer = self.create(ask)
-        return Answer(
-            text=answer.choices[0].message.content, holds=answer.racer["certificate"]["holds"]
-        )
+        return _answer(answer.choices[0].message.content, answer.racer, answer.model)
 
-    def stream(self, ask: Ask) -> str:
-        """A streamed answer, put together."""
-        chunks = self.create(ask, stream=True)
-        return "".join(each.choices[0].delta.content or "" for each in chunks)
+    def stream(self, ask: Ask) -> Answer:
+        """A streamed answer, put together; the library names the model that was asked for."""
+        *chunks, last = self.create(ask, stream=True)
+        text = "".join(each.choices[0].delta.content or "" for each in chunks)
+        return _answer(text, last.racer, last.racer["served_by"])
 
     def create(self, ask: Ask, **more: Any) -> Any:
         """A request as the library's users write it."""
@@ -276,7 +293,27 @@ CLIENTS: Final[Mapping[str, SdkClient]] = {
 }
 
 
-# Made once for an address and a key: they are slow to make.
+# Answers ----------------------------------------------------------------------------------------
+
+
+def _answer(text: str, racer: Mapping[str, Any], model: str) -> Answer:
+    """Of a library that keeps the object ``racer``."""
+    certificate = racer["certificate"]
+    reasons = [each for each in certificate["reasons"] if breaks(each)]
+    assert certificate["holds"] == (not reasons)
+    return Answer(text=text, model=model, reasons=reasons)
+
+
+def _text(messages: list[Any]) -> str:
+    return "".join(each.text for each in messages)
+
+
+def _metadata(messages: list[Any]) -> dict[str, Any]:
+    """Of all parts of LangChain's message."""
+    return {name: value for each in messages for name, value in each.response_metadata.items()}
+
+
+# Made once for an address and a key: they are slow to make ----------------------------------------
 
 
 @cache

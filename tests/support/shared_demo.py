@@ -15,10 +15,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from unittest import mock
 
 from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 START_LIMIT_S: Final = 500.0  # the machine may be busy
@@ -59,6 +62,12 @@ class SharedDemo:
 
     def _ended(self) -> str:
         return f"the demo did not start: {self._log.read_text(encoding='utf-8')[-2000:]}"
+
+
+def folder_of_run(factory: pytest.TempPathFactory) -> Path:
+    """The folder that all processes of this test run name."""
+    folder = factory.getbasetemp()
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "demo"
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-from tests.support.shared_demo import SharedDemo, started_demo
+from tests.support.shared_demo import SharedDemo, folder_of_run, started_demo
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -56,10 +55,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session", autouse=True)
 def _starting_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedDemo]:
     """The demo, which starts while the first tests run that do not need it."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with started_demo(folder / "demo") as demo:
+    with started_demo(folder_of_run(tmp_path_factory)) as demo:
         yield demo
 
 

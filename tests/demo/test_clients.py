@@ -1,0 +1,81 @@
+"""The client libraries that people use, unchanged, before the demo and its real models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx2
+import pytest
+
+from racer_core.types import LabelledRows
+from tests.support.harness import harness_request
+from tests.support.lazy import LazyModule
+from tests.support.sdk_clients import CLIENTS, Ask, SdkClient
+from tests.support.shared_demo import DemoAddress
+
+anthropic = LazyModule("anthropic")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a busy machine starts the demo late
+
+EACH_CLIENT = pytest.mark.parametrize("name", CLIENTS)
+
+
+@pytest.fixture(scope="module")
+def asks(running_demo: DemoAddress, test_rows: LabelledRows) -> dict[int, Ask]:
+    """Questions that one candidate answers, and two, by their number."""
+    found: dict[int, Ask] = {}
+    alpha = {"alpha": 0.02}  # at the demo's own no set has two
+    with httpx2.Client(base_url=running_demo.url, trust_env=False, timeout=60) as client:
+        for row in test_rows.rows:
+            ask = Ask(url=running_demo.url, key="unused", text=row.query)
+            for each in (ask, replace(ask, racer=alpha)):
+                body = {"query": each.text, "execute": False, **each.racer}
+                size = len(client.post("/route", json=body).json()["selected"])
+                found.setdefault(size, each)
+            if found.keys() >= {1, 2}:
+                return found
+    raise AssertionError(f"no question of the demo has one candidate, or two: {found}")
+
+
+@EACH_CLIENT
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_client_gets_a_candidates_answer(asks: dict[int, Ask], name: str, size: int) -> None:
+    """Whole and streamed: its text, its name, and the certificate where the library keeps it."""
+    client: SdkClient = CLIENTS[name]
+    answer, streamed = client.ask(asks[size]), client.stream(asks[size])
+    direct = CLIENTS["openai"].create(replace(asks[size], model=answer.model))
+    assert answer.text == direct.choices[0].message.content
+    assert (streamed.text, streamed.model) == (answer.text, answer.model)
+    # The demo's rows were labelled by chat.
+    void = ["conditions_differ:endpoint"] if name == "openai-responses" else []
+    is_dropped = name in ("langchain-openai", "langchain-anthropic")
+    assert answer.reasons == void
+    assert streamed.reasons == (None if is_dropped else void)
+
+
+@EACH_CLIENT
+def test_another_limit_on_tokens_voids(asks: dict[int, Ask], name: str) -> None:
+    """And is named."""
+    is_chat = name != "openai-responses"
+    differ = ("max_tokens",) if is_chat else ("endpoint", "max_output_tokens")
+    answer = CLIENTS[name].ask(replace(asks[1], fields={differ[-1]: 64}))
+    assert answer.reasons == [f"conditions_differ:{each}" for each in differ]
+
+
+def test_a_harness_is_answered(running_demo: DemoAddress) -> None:
+    """As Claude Code asks: a prompt, cache markers, twenty tools, results of parallel calls."""
+    request = harness_request(rules=20, max_tokens=16)
+    for name in ("stream", "temperature"):  # it sends the one itself, and knows the other no more
+        del request[name]
+    with anthropic.Anthropic(base_url=running_demo.url, api_key="unused", max_retries=0) as client:
+        with client.beta.messages.stream(**request) as stream:
+            streamed = stream.get_final_message()
+        whole = client.beta.messages.create(**request)
+    assert streamed.content[0].text == whole.content[0].text
+    assert whole.stop_reason in ("end_turn", "max_tokens")
+    differ = ("tools", "messages.system", "messages.assistant", "messages.tool")
+    assert set(whole.racer["certificate"]["reasons"]) - {"abstained_strongest"} == {
+        *(f"conditions_differ:{name}" for name in differ),
+        "unlabelled_request_kind",
+        "multi_turn_uncalibrated",
+    }
