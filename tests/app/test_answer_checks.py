@@ -25,7 +25,7 @@ from tests.support.same_answer import configured, talk
 from tests.support.samples import sampled
 from tests.upstreams.scripted import FakePool
 
-FUNCTION = {"function": "tests.support.answer_check:check", "timeout_s": 0.5}
+FUNCTION = {"function": "tests.support.answer_check:check", "timeout_s": 2.0}
 TERMS = {"alpha": 0.03, "evidence": FUNCTION}
 
 

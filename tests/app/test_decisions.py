@@ -106,7 +106,7 @@ def test_a_decision_that_is_served_again_is_stored_for_each_request(
     for name in POOL:
         pool.say(name, "12")
     told = gateway.route(TWO)["decision_id"]
-    answered = [gateway.chat(TWO)["id"] for _ in range(2)]
+    answered = [gateway.chat(TWO, {"explain": True})["id"] for _ in range(2)]  # waits for all
     pool.fail("adder", "500")
     failed = gateway.chat(TWO)["id"]
     records = [seen(gateway, each) for each in (told, *answered, failed)]
