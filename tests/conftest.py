@@ -67,6 +67,7 @@ TORCH = (
 # stands for all of its files.
 LONG = (
     *TORCH,
+    "benchmarks/test_every_script.py",
     "faults",
     "fuzz",
     "core/test_groups.py",
