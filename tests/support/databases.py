@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -89,13 +89,11 @@ class Postgres:
     def frozen(self) -> Generator[None]:
         """Connected as ever, and silent."""
         pids = self._pids()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
         try:
+            _signal(pids, signal.SIGSTOP)
             yield
         finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+            _signal(pids, signal.SIGCONT)
 
     def _pids(self) -> list[int]:
         """The server's own process, first, and one for every connection."""
@@ -124,6 +122,13 @@ class Postgres:
 
     def _run(self, program: str, *arguments: str) -> None:
         _run(self._folder, str(self._binaries / program), *arguments)
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to these processes; those of connections may have ended."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 class PgBouncer:
