@@ -9,6 +9,7 @@ conservative. Answers are stored, so that the next run repeats no call.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -306,13 +307,23 @@ class _LabellingRun:
         """Label in other processes, and write their results."""
         if not self._pending:
             return
+
+        def interrupt(*_: object) -> None:
+            self._workers.interrupted = True  # libraries may swallow what is raised in their code
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, interrupt)
         try:
             for result in remote(
                 [self._pending_question(each) for each in self._pending], conditions
             ):
                 self._store(result)
+                if self._workers.interrupted:
+                    break
         except KeyboardInterrupt:
             self._workers.interrupted = True
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _pending_question(self, question: Question) -> PendingQuestion:
         answers = dict(self._files.answers(question))
