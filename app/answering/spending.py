@@ -144,7 +144,7 @@ class Spending:
         return sorted(amounts, key=amounts.__getitem__)
 
     def _of_ratings(self, state: RequestState, answers: int) -> int:
-        """The bound of rating so many answers, at least those of the set."""
+        """The largest cost of rating so many answers, or one of each member of the set if more."""
         if not state.vote.is_rated:
             return 0
         return self._worst_case.of_ratings(max(answers, len(state.selected)))

@@ -45,7 +45,8 @@ def build(
         options: The guarantee.
         scorer: Scores the rows that brought no scores.
         prices: Price per call of each candidate, in the order of the router's pool.
-        token_prices: Prices of an input, a cached and an output token of each candidate, likewise.
+        token_prices: For each candidate, in the same order, its prices of an input token, of a
+            cached input token and of an output token.
         are_conversations: The rows are all turns of conversations, turn by turn.
 
     Raises:

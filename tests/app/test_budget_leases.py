@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -152,6 +152,11 @@ def test_a_request_that_leaves_while_it_waits_reserves_nothing(
     run(story)
 
 
+def away(*_: object) -> NoReturn:
+    """The ledger while the store does not respond."""
+    raise StoreUnavailable("not there")
+
+
 def test_without_the_store_the_lease_is_spent_and_no_more(
     run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,17 +164,12 @@ def test_without_the_store_the_lease_is_spent_and_no_more(
 
     async def story(world: World) -> None:
         await world.made(1.0)
-        before = budget_ledger.sync
-
-        def away(*_: Any) -> Any:
-            raise StoreUnavailable("not there")
-
-        monkeypatch.setattr(budget_ledger, "sync", away)
-        for _ in range(24):
-            await world.made(1.0)
-        with pytest.raises(StoreUnavailable, match="more was asked than is leased"):
-            await world.made(1.0)
-        monkeypatch.setattr(budget_ledger, "sync", before)
+        with monkeypatch.context() as patch:
+            patch.setattr(budget_ledger, "sync", away)
+            for _ in range(24):
+                await world.made(1.0)
+            with pytest.raises(StoreUnavailable, match="more was asked than is leased"):
+                await world.made(1.0)
         for _ in range(500):
             await asyncio.sleep(0.01)
             try:
@@ -189,15 +189,10 @@ def test_after_a_failed_draw_the_store_is_tried_again_at_once(
 
     async def story(world: World) -> None:
         await world.made(1.0)
-        before = budget_ledger.sync
-
-        def away(*_: Any) -> Any:
-            raise StoreUnavailable("not there")
-
-        monkeypatch.setattr(budget_ledger, "sync", away)
-        with pytest.raises(StoreUnavailable):
-            await world.made(50.0)
-        monkeypatch.setattr(budget_ledger, "sync", before)
+        with monkeypatch.context() as patch:
+            patch.setattr(budget_ledger, "sync", away)
+            with pytest.raises(StoreUnavailable):
+                await world.made(50.0)
         await asyncio.sleep(0.2)  # of draws every 0.01 s
         await world.made(50.0)
 

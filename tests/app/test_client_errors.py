@@ -57,7 +57,7 @@ def gateways(
             url = shared_pool.url
             if name == "small":
                 port = stack.enter_context(socket.socket())
-                port.bind(("127.0.0.1", 0))  # and nobody listens
+                port.bind(("127.0.0.1", 0))  # no server listens on it
                 closed = f"http://127.0.0.1:{port.getsockname()[1]}/v1"
                 path = provoked_errors.small_configuration(folder / name, artifact, url, closed)
                 return stack.enter_context(running(path, ENVIRONMENT))
@@ -158,7 +158,7 @@ def test_a_client_asks_again_when_it_is_told(
 
 
 class Clock:
-    """The module ``time``, but nobody sleeps."""
+    """The module ``time``, whose ``sleep`` notes the pause and returns at once."""
 
     def __init__(self, pauses: list[float]) -> None:
         self.sleep = pauses.append
