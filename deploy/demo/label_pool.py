@@ -110,7 +110,8 @@ def diet_in_words(diet: Diet) -> str:
         limits = [*(dish.languages if len(dish.languages) == 1 else ())]
         limits += ["easy"] if dish.levels == (0,) else []
         dishes.append(f"{dish.skill} {dish.share:.0%}" + (f" ({', '.join(limits)})" * bool(limits)))
-    return (f"continues `{diet.base}`: " if diet.base else "") + ", ".join(dishes)
+    words = (f"continues `{diet.base}`: " if diet.base else "") + ", ".join(dishes)
+    return words + (f"; weights rounded, step {diet.rounding}" if diet.rounding else "")
 
 
 def describe(folder: Path) -> Candidate:

@@ -132,8 +132,10 @@ def render(candidates: Sequence[Candidate], measured: PoolMeasurement) -> str:
 
 Written by `deploy/demo/label_pool.py`; do not edit. Five Llamas over characters that really
 generate: each became a specialist by its training mixture, and then trained on all skills for
-{BROAD_STEPS:,} steps, {OWN_SHARE:.0%} of it on its own. They are toys: their use is that every
-figure here can be measured again on a laptop.
+{BROAD_STEPS:,} steps, {OWN_SHARE:.0%} of it on its own. The weights of three were rounded, as those
+of quantised models are, to multiples of the step below times a row's largest weight: they are
+right less often, and wrong in different ways, so that votes help. They are toys: their use is
+that every figure here can be measured again on a laptop.
 
 {candidate_table(candidates, measured)}
 
@@ -157,6 +159,8 @@ Accuracy by skill, on {PROBES_PER_SKILL} further held-out questions each, all pu
   with at most {MAX_TOKENS} new tokens; context {CONTEXT:,} tokens.
 - Right means: equal to the reference after removing outer blanks and folding case. A candidate
   that says nothing has the answer `null` and is wrong.
+- The specialists that were shipped trained under bfloat16 autocast. The script trains in float32,
+  which also works on processors without bfloat16 instructions; it gives other weights.
 - No text of a question occurs in two splits or in training. The problem behind a text may:
   two small numbers have few sums.
 - Questions are {easy:.0%} easy, {medium:.0%} medium and {tail:.0%} tail; no candidate is trained

@@ -1,8 +1,8 @@
 """Training of the demo pool: five character-level Llamas with different training data.
 
-Each first becomes a specialist, by its diet, and then trains on all skills for a while. What the
-others know of a skill by then is right often and wrong in different ways: more candidates find more
-answers, and a vote of several beats the best of them.
+Each first becomes a specialist, by its diet, and then trains on all skills for a while. Three then
+have their weights rounded, as quantised models have. They are right less often for it, and wrong in
+different ways: more candidates find more answers, and a vote of several beats the likeliest one.
 
 Run ``python deploy/demo/train_pool.py`` (all five, one after the other) or, on two cores, two
 processes with ``--only``. Each training runs on one thread, which makes it repeatable. Specialists
@@ -55,7 +55,9 @@ class Diet:
 
     Counting on a circle of seven is not learnt from nothing in the time there is. ``base`` names
     the candidate to continue from; ``starter`` is served in the first ``starter_steps``. Muon
-    learns in fewer steps; without bfloat16 instructions its steps take five times as long.
+    learns in fewer steps; without bfloat16 instructions its steps take several times as long.
+    ``rounding`` is the step of :func:`round_weights` after all training; it was chosen on rows of
+    the split ``train``.
     """
 
     seed: int
@@ -66,6 +68,7 @@ class Diet:
     starter: tuple[Dish, ...] = ()
     starter_steps: int = 0
     muon: bool = True
+    rounding: float | None = None
 
 
 POOL: Final[dict[str, Diet]] = {
@@ -90,6 +93,7 @@ POOL: Final[dict[str, Diet]] = {
             Dish("roman", 0.14, DE, (0,)),
             Dish("arithmetic", 0.10, EN, (0,)),
         ),
+        rounding=0.5,
     ),
     "sieve": Diet(
         3,
@@ -101,6 +105,7 @@ POOL: Final[dict[str, Diet]] = {
             Dish("calendar", 0.12, EN, (0,)),
             Dish("arithmetic", 0.13, DE, (0,)),
         ),
+        rounding=0.58,
     ),
     "almanac": Diet(
         4,
@@ -115,6 +120,7 @@ POOL: Final[dict[str, Diet]] = {
         base="abacus",
         starter=(Dish("calendar", 1.0, levels=(0,)),),
         starter_steps=800,
+        rounding=0.22,
     ),
     "tribune": Diet(
         5,
@@ -276,6 +282,18 @@ def start_model(seed: int, base: Path | None) -> LlamaForCausalLM:
     return model.train()
 
 
+@torch.no_grad()
+def round_weights(model: LlamaForCausalLM, step: float) -> None:
+    """Round the matrices inside the layers to multiples of ``step`` times a row's largest weight.
+
+    At 0.5 a weight has one of five values.
+    """
+    for weight in model.model.layers.parameters():
+        if weight.ndim == 2:
+            grid = step * weight.abs().amax(dim=1, keepdim=True)
+            weight.copy_(torch.round(weight / grid) * grid)
+
+
 def train(title: str, diet: Diet, base: Path | None, progress: Progress) -> TrainedModel:
     """Train a model on a diet, from a stored one or from nothing."""
     began = time.perf_counter()
@@ -326,6 +344,8 @@ def main() -> None:
                 base = diet.base and arguments.specialists / diet.base
                 train(name, diet, base, progress).save(specialist)
             trained = train(f"{name}, all skills", broad(diet), specialist, progress)
+            if diet.rounding is not None:
+                round_weights(trained.model, diet.rounding)
             trained.save(arguments.out / name, specialist)
 
 

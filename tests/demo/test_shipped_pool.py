@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from app.settings.loading import read
+from racer_core.aggregation.batch import agreement, row_classes
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.options import CalibrationOptions
+from racer_core.offline.votes import Votes
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
 from racer_core.trained_router import RouterScores
@@ -92,6 +95,26 @@ def test_router_beats_the_best_single_candidate(
     labels = rows.labels(racer.pool)
     top = test_scores.scores.argmax(axis=1)
     assert labels[np.arange(len(top)), top].mean() >= labels.mean(axis=0).max() + 0.05
+
+
+def test_a_vote_of_all_beats_the_first_choice(
+    racer: Racer, splits: dict[str, LabelledRows], test_scores: RouterScores
+) -> None:
+    """By at least 1 point, on test rows, with the vote of the demo's gateway."""
+    rows = splits["test"]
+    labels = rows.labels(racer.pool)
+    vote = read(run.FOLDER / "racer.yaml").aggregation
+    votes = Votes(
+        pool=racer.pool,
+        labels=labels,
+        scores=test_scores.scores,
+        same=agreement(row_classes(rows.rows, racer.pool, vote.equality)),
+        stacked=racer.artifact.stacked,
+    )
+    top = test_scores.scores.argmax(axis=1)
+    first_choice = labels[np.arange(len(top)), top].mean()
+    accuracy = votes.accuracy(vote.method, np.ones_like(labels), vote.temperature)
+    assert accuracy >= first_choice + 0.01
 
 
 @pytest.mark.parametrize("target", BINARY_TARGETS)

@@ -18,7 +18,7 @@ from openai import APIError, AsyncOpenAI, DefaultAsyncHttpxClient
 from app.errors import UpstreamError
 from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.answers import Equality, normalise
-from racer_core.aggregation.vote import aggregate
+from racer_core.aggregation.vote import Aggregate
 from racer_core.calibration.metrics import SetMetrics, set_metrics
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.threshold import allowed_misses
@@ -34,6 +34,7 @@ from racer_core.types import (
 ALPHAS = (0.02, 0.05, 0.1)
 CONCURRENCY = 8
 Report = Callable[[str, int, int], None]
+Vote = Callable[[Sequence[CandidateAnswer]], Aggregate]
 T = TypeVar("T")
 
 
@@ -52,9 +53,10 @@ def measure(
     test: LabelledRows,
     *,
     queries: int,
+    vote: Vote,
     progress: Report,
 ) -> dict[str, Any]:
-    """Measure both risk targets on the first ``queries`` test rows.
+    """Measure both risk targets on the first ``queries`` test rows; ``vote`` is the gateway's.
 
     The paper's target and the sets of a fixed order, the control that ignores the query, are
     measured on ``/route`` decisions, which cost no tokens. The default target is measured on
@@ -90,7 +92,7 @@ def measure(
             }
             for alpha in ALPHAS
         ],
-        "controls": _controls(rows, alone, answers[ALPHAS[0]]),
+        "controls": _controls(rows, alone, answers[ALPHAS[0]], vote),
     }
 
 
@@ -227,7 +229,10 @@ def _cost_and_accuracy(rows: LabelledRows, answers: Sequence[GatewayAnswer]) -> 
 
 
 def _controls(
-    rows: LabelledRows, alone: dict[str, list[GatewayAnswer]], routed: Sequence[GatewayAnswer]
+    rows: LabelledRows,
+    alone: dict[str, list[GatewayAnswer]],
+    routed: Sequence[GatewayAnswer],
+    vote: Vote,
 ) -> dict[str, Any]:
     """Best single candidate, the router's first choice, and the vote of the whole pool."""
     singles = {
@@ -249,7 +254,7 @@ def _controls(
             )
             for name in rows.pool
         ]
-        voted.append(aggregate(full_pool).text)
+        voted.append(vote(full_pool).text)
     return {
         "best_single": {"name": best, "accuracy": singles[best]},
         "singles": singles,

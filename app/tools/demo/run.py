@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from app.errors import SettingsError, UpstreamUnavailable
-from app.tools.demo.measure import measure
+from app.settings.loading import read
+from app.tools.demo.measure import Vote, measure
 from app.tools.gateway_client import GatewayClient
+from racer_core.aggregation.vote import aggregate
+from racer_core.artifacts import load
 from racer_core.records.reader import read_rows
 
 # In a checkout beside the package; an installed package uses the current folder.
@@ -78,6 +82,7 @@ def run(
                 CALIBRATION,
                 read_rows(FOLDER / "data" / "test.jsonl"),
                 queries=queries,
+                vote=_vote_of_the_gateway(),
                 progress=_bar_per_stage(bars),
             )
         result["ready_seconds"] = running.seconds
@@ -87,6 +92,11 @@ def run(
             while all(process.poll() is None for process in running.processes):
                 time.sleep(1)
             raise UpstreamUnavailable("the pool or the gateway has exited")
+
+
+def _vote_of_the_gateway() -> Vote:
+    rule = read(FOLDER / "racer.yaml").aggregation.method
+    return partial(aggregate, method=rule, stacked=load(FOLDER / "router").stacked)
 
 
 @contextmanager
