@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import pytest
@@ -199,12 +200,11 @@ def width(tab: Tab, name: str) -> float:
 
 
 def duration(ms: float) -> str:
-    """A duration as the page writes it."""
-    if ms < 10:
-        return f"{ms:.1f} ms"
+    """A duration as the page writes it; a browser rounds 0.5 up."""
     if ms < 1_000:
-        return f"{ms:.0f} ms"
-    return f"{ms / 1_000:.{2 if ms < 10_000 else 0}f} s"
+        return f"{Decimal(ms).quantize(Decimal('0.1' if ms < 10 else '1'), ROUND_HALF_UP)} ms"
+    seconds = Decimal(ms / 1_000)
+    return f"{seconds.quantize(Decimal('0.01' if ms < 10_000 else '1'), ROUND_HALF_UP)} s"
 
 
 def test_a_chosen_level_is_sent_and_shown(demo: Fleet, opened: Open, question: str) -> None:
