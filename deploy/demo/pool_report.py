@@ -13,7 +13,7 @@ import numpy as np
 from charmodel import CONTEXT, MAX_TOKENS
 from numpy.typing import NDArray
 from skills import LEVEL_SHARES, PROBES_PER_SKILL, SPLIT_SIZES
-from train_pool import BROAD_STEPS, OWN_SHARE
+from train_pool import BROAD_STEPS, OWN_SHARE, POOL
 
 MOST_SINGLE: Final = 0.75
 LEAST_ORACLE_GAIN: Final = 0.10
@@ -128,13 +128,15 @@ def render(candidates: Sequence[Candidate], measured: PoolMeasurement) -> str:
     best = measured.overall.max()
     rows = ", ".join(f"{name} {size:,}" for name, size in SPLIT_SIZES.items())
     easy, medium, tail = LEVEL_SHARES
+    rounded = sum(diet.rounding is not None for diet in POOL.values())
     return f"""# The demo pool
 
 Written by `deploy/demo/label_pool.py`; do not edit. Five Llamas over characters that really
 generate: each became a specialist by its training mixture, and then trained on all skills for
-{BROAD_STEPS:,} steps, {OWN_SHARE:.0%} of it on its own. The weights of three were rounded, as those
-of quantised models are, to multiples of the step below times a row's largest weight: they are
-right less often, and wrong in different ways, so that votes help. They are toys: their use is
+{BROAD_STEPS:,} steps, {OWN_SHARE:.0%} of it on its own.
+The layers' matrices of {rounded} of them were rounded, as those of quantised models are, to
+multiples of the step below times a row's largest magnitude: they are right less often, and wrong in
+different ways, so that votes weighted by the router's scores help. They are toys: their use is
 that every figure here can be measured again on a laptop.
 
 {candidate_table(candidates, measured)}
@@ -159,8 +161,6 @@ Accuracy by skill, on {PROBES_PER_SKILL} further held-out questions each, all pu
   with at most {MAX_TOKENS} new tokens; context {CONTEXT:,} tokens.
 - Right means: equal to the reference after removing outer blanks and folding case. A candidate
   that says nothing has the answer `null` and is wrong.
-- The specialists that were shipped trained under bfloat16 autocast. The script trains in float32,
-  which also works on processors without bfloat16 instructions; it gives other weights.
 - No text of a question occurs in two splits or in training. The problem behind a text may:
   two small numbers have few sums.
 - Questions are {easy:.0%} easy, {medium:.0%} medium and {tail:.0%} tail; no candidate is trained

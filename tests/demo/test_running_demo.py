@@ -93,6 +93,7 @@ def test_the_demos_table_has_every_column(
             run.CALIBRATION,
             test_rows,
             queries=20,
+            merge=run.gateway_merge(),
             progress=lambda _stage, _done, _total: None,
         )
     assert [row["alpha"] for row in result["alphas"]] == list(measure.ALPHAS)
@@ -105,3 +106,4 @@ def test_the_demos_table_has_every_column(
     controls = result["controls"]
     assert controls["best_single"]["accuracy"] == max(controls["singles"].values())
     assert controls["router_top1"] >= controls["best_single"]["accuracy"]
+    assert 0 < controls["full_vote"] <= 1

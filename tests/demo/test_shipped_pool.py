@@ -103,17 +103,17 @@ def test_a_vote_of_all_beats_the_first_choice(
     """By at least 1 point, on test rows, with the vote of the demo's gateway."""
     rows = splits["test"]
     labels = rows.labels(racer.pool)
-    vote = read(run.FOLDER / "racer.yaml").aggregation
+    rule = read(run.FOLDER / "racer.yaml").aggregation
     votes = Votes(
         pool=racer.pool,
         labels=labels,
         scores=test_scores.scores,
-        same=agreement(row_classes(rows.rows, racer.pool, vote.equality)),
+        same=agreement(row_classes(rows.rows, racer.pool, rule.equality)),
         stacked=racer.artifact.stacked,
     )
     top = test_scores.scores.argmax(axis=1)
     first_choice = labels[np.arange(len(top)), top].mean()
-    accuracy = votes.accuracy(vote.method, np.ones_like(labels), vote.temperature)
+    accuracy = votes.accuracy(rule.method, np.ones_like(labels), rule.temperature)
     assert accuracy >= first_choice + 0.01
 
 

@@ -18,11 +18,11 @@ from openai import APIError, AsyncOpenAI, DefaultAsyncHttpxClient
 from app.errors import UpstreamError
 from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.answers import Equality, normalise
-from racer_core.aggregation.vote import Aggregate
 from racer_core.calibration.metrics import SetMetrics, set_metrics
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.types import (
+    Aggregate,
     BoolArray,
     CandidateAnswer,
     LabelledRow,
@@ -34,7 +34,7 @@ from racer_core.types import (
 ALPHAS = (0.02, 0.05, 0.1)
 CONCURRENCY = 8
 Report = Callable[[str, int, int], None]
-Vote = Callable[[Sequence[CandidateAnswer]], Aggregate]
+MergeAnswers = Callable[[Sequence[CandidateAnswer]], Aggregate]
 T = TypeVar("T")
 
 
@@ -53,10 +53,10 @@ def measure(
     test: LabelledRows,
     *,
     queries: int,
-    vote: Vote,
+    merge: MergeAnswers,
     progress: Report,
 ) -> dict[str, Any]:
-    """Measure both risk targets on the first ``queries`` test rows; ``vote`` is the gateway's.
+    """Measure both risk targets on the first ``queries`` test rows; ``merge`` is the gateway's.
 
     The paper's target and the sets of a fixed order, the control that ignores the query, are
     measured on ``/route`` decisions, which cost no tokens. The default target is measured on
@@ -92,7 +92,7 @@ def measure(
             }
             for alpha in ALPHAS
         ],
-        "controls": _controls(rows, alone, answers[ALPHAS[0]], vote),
+        "controls": _controls(rows, alone, answers[ALPHAS[0]], merge),
     }
 
 
@@ -232,7 +232,7 @@ def _controls(
     rows: LabelledRows,
     alone: dict[str, list[GatewayAnswer]],
     routed: Sequence[GatewayAnswer],
-    vote: Vote,
+    merge: MergeAnswers,
 ) -> dict[str, Any]:
     """Best single candidate, the router's first choice, and the vote of the whole pool."""
     singles = {
@@ -254,7 +254,7 @@ def _controls(
             )
             for name in rows.pool
         ]
-        voted.append(vote(full_pool).text)
+        voted.append(merge(full_pool).text)
     return {
         "best_single": {"name": best, "accuracy": singles[best]},
         "singles": singles,

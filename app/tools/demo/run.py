@@ -28,10 +28,10 @@ from rich.progress import Progress
 
 from app.errors import SettingsError, UpstreamUnavailable
 from app.settings.loading import read
-from app.tools.demo.measure import Vote, measure
+from app.tools.demo.measure import MergeAnswers, measure
 from app.tools.gateway_client import GatewayClient
+from racer_core import artifacts
 from racer_core.aggregation.vote import aggregate
-from racer_core.artifacts import load
 from racer_core.records.reader import read_rows
 
 # In a checkout beside the package; an installed package uses the current folder.
@@ -82,7 +82,7 @@ def run(
                 CALIBRATION,
                 read_rows(FOLDER / "data" / "test.jsonl"),
                 queries=queries,
-                vote=_vote_of_the_gateway(),
+                merge=gateway_merge(),
                 progress=_bar_per_stage(bars),
             )
         result["ready_seconds"] = running.seconds
@@ -94,9 +94,17 @@ def run(
             raise UpstreamUnavailable("the pool or the gateway has exited")
 
 
-def _vote_of_the_gateway() -> Vote:
-    rule = read(FOLDER / "racer.yaml").aggregation.method
-    return partial(aggregate, method=rule, stacked=load(FOLDER / "router").stacked)
+def gateway_merge() -> MergeAnswers:
+    """How the demo's gateway merges answers: its settings, and what is fitted in its router."""
+    rule = read(FOLDER / "racer.yaml").aggregation
+    return partial(
+        aggregate,
+        method=rule.method,
+        weight=rule.weight,
+        temperature=rule.temperature,
+        options=rule.options,
+        stacked=artifacts.load(FOLDER / "router").stacked,
+    )
 
 
 @contextmanager
