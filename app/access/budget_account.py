@@ -95,6 +95,7 @@ class BudgetAccount:
         self._ceiling = self._target = 0
         self._leased_until = self._dry_until = self._used_at = self._synced_at = -math.inf
         self._reported = self._known = 0, 0  # of spent and reserved: last told, and taken
+        self._asked = 0  # the ceiling that was asked for at the last report
 
     @property
     def total_spent(self) -> int:
@@ -150,6 +151,7 @@ class BudgetAccount:
         most = 0 if is_idle else 2 * self._target
         kept = self._ceiling = self._used + min(self._free, most)
         self._reported = self.spent, self.reserved
+        self._asked = self._used + self.waiting
         return Report(
             spent=self.spent,
             reserved=self.reserved,
@@ -176,7 +178,7 @@ class BudgetAccount:
         self._leased_until = reported_at + LEASE_S
         self._synced_at = reported_at
         self._known = self._reported
-        if not self.fits(self.waiting):
+        if grant.ceiling < self._asked:  # requests that came since then ask with the next report
             self._dry_until = self._clock() + DRAW_EVERY_S
 
     @property

@@ -126,6 +126,37 @@ def test_requests_that_wait_share_a_draw(run: Callable[..., World]) -> None:
     run(story)
 
 
+def test_requests_that_come_during_a_draw_wait_for_the_next_one(
+    run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five that fit, of which the first draw has heard of one: none is refused."""
+
+    async def story(world: World) -> None:
+        begun, turns = threading.Event(), threading.Semaphore(0)
+        sync = budget_ledger.sync
+
+        def held(*args: Any) -> Any:
+            begun.set()
+            assert turns.acquire(timeout=10)
+            return sync(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(budget_ledger, "sync", held)
+            first = asyncio.create_task(world.made(1.0))
+            assert await asyncio.to_thread(begun.wait, 10)
+            during = [asyncio.create_task(world.made(1.0)) for _ in range(3)]
+            await asyncio.sleep(0)
+            turns.release()
+            await first
+            after = asyncio.create_task(world.made(1.0))
+            await asyncio.sleep(0)
+            turns.release(100)
+            await asyncio.gather(*during, after)
+        assert world.shown() == (0.0, 5.0)
+
+    run(story, hard=5.5)
+
+
 def test_a_request_that_leaves_while_it_waits_reserves_nothing(
     run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:

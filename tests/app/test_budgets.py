@@ -76,7 +76,7 @@ def test_a_request_that_could_exceed_is_refused_before_its_calls(
     """All calls of the set count: the first fits, the second does not, a smaller one does."""
     gateway = budgeted(hard=4.0)
     assert gateway.ask(TWO).status_code == 200
-    pool.requests.clear()
+    pool.reset()
     refused = gateway.ask(TWO)
     assert error_message(refused, 429) == (
         "this request may cost up to 3 USD, more than is left of the budget of all for this month; "
