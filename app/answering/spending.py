@@ -144,7 +144,7 @@ class Spending:
         return sorted(amounts, key=amounts.__getitem__)
 
     def _of_ratings(self, state: RequestState, answers: int) -> int:
-        """The largest cost of rating so many answers, or one of each member of the set if more."""
+        """The largest cost of the ratings; each member of the set may give an answer to rate."""
         if not state.vote.is_rated:
             return 0
         return self._worst_case.of_ratings(max(answers, len(state.selected)))

@@ -56,9 +56,8 @@ class Diet:
     Counting on a circle of seven is not learnt from nothing in the time there is. ``base`` names
     the candidate to continue from; ``starter`` is served in the first ``starter_steps``. Muon
     learns in fewer steps; without bfloat16 instructions its steps take several times as long.
-    ``rounding`` is the step of :func:`round_weights` after all training. Of some 200 combinations
-    these are among the best by what a vote of all, weighted by the accuracy on a skill, gains over
-    the best candidate for the skill, on the split ``train``. Other weights need other steps.
+    ``rounding`` is the step of :func:`round_weights` after all training. The steps were found by
+    trial: on the split ``train`` a vote gains over the first choice. Other weights need others.
     """
 
     seed: int
