@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -26,6 +25,7 @@ from app.settings import Secrets
 from app.telemetry.metrics import Metrics
 from app.upstream.completions import Endpoint
 from app.upstream.fleet import Fleet
+from tests.support.descriptors import connections_to
 from tests.support.fleets import CHAT, asking, configured, opened, soon, stream_into, streamed
 from tests.support.waiting import eventually
 from tests.upstreams.hostile.answers import (
@@ -253,16 +253,17 @@ def test_a_server_that_reads_nothing_is_let_go_too() -> None:
 
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as deaf:
-            one = Replica(hangs, port=deaf.getsockname()[1])
+            port = deaf.getsockname()[1]
+            one = Replica(hangs, port=port)
             async with opened({"m": [one]}) as fleet:
                 question = asking("?" * 32 * 2**20)
                 task = asyncio.create_task(fleet.ask("m", CHAT, question, deadline=soon()))
                 with (await asyncio.to_thread(deaf.accept))[0]:
                     await asyncio.sleep(0.3)  # meanwhile the buffers between the two fill
-                    before = len(os.listdir("/proc/self/fd"))
+                    assert connections_to(port) == 1
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
-                    await eventually(lambda: len(os.listdir("/proc/self/fd")) == before - 1)
+                    await eventually(lambda: connections_to(port) == 0)
 
     run(test())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
 from pathlib import Path
@@ -14,6 +13,7 @@ import uvloop
 
 from app.errors import UpstreamError, UpstreamUnavailable
 from app.upstream.dns_cache import CACHE_S, FRESH_S, LOOKUP_S, Address, DnsCache
+from tests.support.descriptors import connections_to
 from tests.support.fleets import CHAT, asking, opened, soon
 from tests.support.waiting import eventually
 from tests.upstreams.hostile.process import certify
@@ -95,19 +95,17 @@ def test_a_handshake_that_never_ends_is_given_up() -> None:
 
     async def test() -> None:
         with socket.create_server(("127.0.0.1", 0)) as deaf:
-            one = Replica(answers, scheme="https", port=deaf.getsockname()[1])
-            async with opened({"m": [one]}, connect_timeout_s=0.1, attempts=1) as fleet:
+            port = deaf.getsockname()[1]
+            one = Replica(answers, scheme="https", port=port)
+            async with opened({"m": [one]}, connect_timeout_s=0.5, attempts=1) as fleet:
                 with pytest.raises(UpstreamUnavailable):
                     await fleet.ask("m", CHAT, asking(), deadline=soon())
-                await asyncio.sleep(0.05)
-                before = len(os.listdir("/proc/self/fd"))
-                with pytest.raises(UpstreamUnavailable):
-                    await fleet.ask("m", CHAT, asking(), deadline=soon())
+                await eventually(lambda: connections_to(port) == 0)
                 call = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
-                await asyncio.sleep(0.05)
+                await eventually(lambda: connections_to(port) == 1)
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)
-                await eventually(lambda: len(os.listdir("/proc/self/fd")) == before)
+                await eventually(lambda: connections_to(port) == 0)
 
     uvloop.run(test())
 
