@@ -140,25 +140,10 @@ def test_the_job_s_files_are_where_the_command_looks() -> None:
         kubernetes.CONFIG["artifact"]: "artifact",
         str(options["folder"]): "bootstrap",
     }
-    assert all(named("PersistentVolumeClaim", each) for each in claims.values())
-
-
-def test_gateways_can_mount_the_claim_instead_of_an_image() -> None:
-    """Red when the commented line is not valid in the image's place, or names another claim."""
-    text = (kubernetes.FOLDER / "gateway.yaml").read_text(encoding="utf-8")
-    commented = "# persistentVolumeClaim: "
-    lines = text.splitlines()
-    [place] = [i for i, line in enumerate(lines) if commented in line]
-    [image] = [i for i, line in enumerate(lines) if line.strip() == "image:"]
-    lines[place] = lines[place].replace("# ", "", 1)
-    changed = list(yaml.safe_load_all("\n".join(lines[:image] + lines[image + 2 :])))
-    [deployment] = [each for each in changed if each["kind"] == "Deployment"]
-    kubernetes_validate.validate(deployment, kubernetes.VERSIONS[-1], strict=True)
-    volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
-    claim = {"claimName": "artifact", "readOnly": True}
-    assert volumes["artifact"] == {"name": "artifact", "persistentVolumeClaim": claim}
-    # Several pods on several nodes read what the Job writes.
-    assert named("PersistentVolumeClaim", "artifact")["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert named("PersistentVolumeClaim")
+    assert kubernetes.mounts(kubernetes.GATEWAY)[kubernetes.CONFIG["artifact"]][
+        "persistentVolumeClaim"
+    ] == {"claimName": "artifact", "readOnly": True}
 
 
 def test_the_job_has_no_rights_and_reaches_the_gateway_alone() -> None:

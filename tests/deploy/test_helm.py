@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "volume": {"existingSecret": "gateway", "artifact": {"existingClaim": "artifacts"}},
     "bootstrap": {
         "existingSecret": "gateway",
-        "artifact": {"existingClaim": "artifact"},
+        "artifact": {"claim": {"create": True, "storageClass": "shared"}},
         "bootstrap": {"questions": "questions"},
         "imagePullSecrets": [{"name": "registry"}],
     },
@@ -52,6 +52,45 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "networkPolicy": {"egress": [ELSEWHERE]},
     },
     "prometheus": merged(USUAL, values_of(FOLDER / "prometheus.yaml")),
+    "everything of one's own": merged(
+        USUAL,
+        {
+            "gateway": {
+                "podLabels": {"team": "one"},
+                "podAnnotations": {"sidecar.istio.io/inject": "false"},
+                "rolloutOnChange": False,
+                "extraVolumes": [
+                    {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}
+                ],
+                "extraVolumeMounts": [{"name": "cache", "mountPath": "/var/cache/racer"}],
+                "serviceAccount": {"create": True, "annotations": {"role-arn": "arn:aws:iam::1"}},
+            },
+            "ingress": {
+                "host": "racer.example",
+                "className": "nginx",
+                "tlsSecret": "tls",
+                "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "300"},
+            },
+            "recalibration": {"schedule": "0 3 * * *"},
+            "candidates": [
+                {"name": "small", "vllm": {"model": "small", "args": []}},
+                {
+                    "name": "large",
+                    "vllm": {
+                        "model": "large",
+                        "args": ["--tensor-parallel-size=2"],
+                        "replicas": 2,
+                        "gpus": 2,
+                        "resources": {"limits": {"memory": "96Gi"}},
+                        "storage": "300Gi",
+                        "nodeSelector": {"gpu": "h100"},
+                        "tolerations": [],
+                        "affinity": {"nodeAffinity": {}},
+                    },
+                },
+            ],
+        },
+    ),
     "nothing optional": merged(
         USUAL,
         {"networkPolicy": {"enabled": False}, "autoscaling": {"enabled": False}},
@@ -83,9 +122,11 @@ def container(manifests: list[Manifest], name: str = "gateway") -> Manifest:
 def selected(manifests: list[Manifest], labels: dict[str, str]) -> set[str]:
     """The deployments and jobs whose pods have these labels."""
     templates = {
-        m["metadata"]["name"].removeprefix("demo-"): m["spec"]["template"]["metadata"]["labels"]
+        m["metadata"]["name"].removeprefix("demo-"): m["spec"].get("jobTemplate", m)["spec"][
+            "template"
+        ]["metadata"]["labels"]
         for m in manifests
-        if m["kind"] in ("Deployment", "Job")
+        if m["kind"] in ("Deployment", "Job", "CronJob")
     }
     return {name for name, has in templates.items() if labels.items() <= has.items()}
 
@@ -130,7 +171,13 @@ def test_helm_finds_nothing_to_complain_about() -> None:
         (USUAL | {"candidates": []}, "candidates: name at least one"),
         (merged(USUAL, {"gateway": {"gpu": 1}}), "gpu"),
         (merged(USUAL, {"netwrokPolicy": {}}), "netwrokPolicy"),
-        (USUAL | {"bootstrap": {"questions": "q"}}, "artifact.existingClaim: name the claim"),
+        (USUAL | {"bootstrap": {"questions": "q"}}, "artifact.claim.create: true"),
+        (merged(USUAL, {"vllm": {"model": "for all"}}), "model"),
+        (
+            USUAL | {"candidates": [{"name": "a", "vllm": {"model": "m", "args": [], "gpu": 2}}]},
+            "gpu",
+        ),
+        (USUAL | {"candidates": [{"name": "a", "vllm": {"args": []}}]}, "model"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(values: dict[str, Any], message: str) -> None:
@@ -154,11 +201,14 @@ def test_the_configuration_loads(variant: str) -> None:
     wanted = VARIANTS[variant].get("candidates", VALUES["candidates"])
     assert loaded.pool == tuple(each["name"] for each in wanted)
     for name, candidate in zip(loaded.pool, loaded.candidates, strict=True):
-        url = urlsplit(candidate.replicas[0])
-        if variant != "candidates elsewhere":
-            service = found(manifests, "Service", name)["spec"]
-            assert url.hostname == f"demo-{name}"
-            assert selected(manifests, service["selector"]) == {name}
+        for number, replica in enumerate(candidate.replicas):
+            if variant == "candidates elsewhere":
+                continue
+            url = urlsplit(replica)
+            server = name if number == 0 else f"{name}-{number + 1}"
+            service = found(manifests, "Service", server)["spec"]
+            assert url.hostname == f"demo-{server}"
+            assert selected(manifests, service["selector"]) == {server}
             assert [port["port"] for port in service["ports"]] == [url.port]
 
 
@@ -172,12 +222,25 @@ def test_a_changed_configuration_is_a_rollout() -> None:
     assert annotations[0] != annotations[1]
 
 
+def test_a_changed_configuration_is_a_reload_where_that_is_chosen() -> None:
+    """Red when pods change with it, or their copy of the file does not."""
+    before = merged(USUAL, {"gateway": {"rolloutOnChange": False}})
+    after = merged(before, {"config": {"routing": {"alpha": 0.2}}})
+    deployments = [found(render(values), "Deployment") for values in (before, after)]
+    assert deployments[0] == deployments[1]
+    configs = [found(render(values), "ConfigMap") for values in (before, after)]
+    assert configs[0] != configs[1]
+    mounts = container(render(after))["volumeMounts"]
+    [mounted] = [each for each in mounts if each["name"] == "configuration"]
+    assert "subPath" not in mounted
+
+
 # As the plain manifests -------------------------------------------------------------------------
 
 
 def test_pods_are_those_of_the_plain_manifests() -> None:
     """But for names, labels and images. Red when one of both is changed and the other forgotten."""
-    manifests = render(USUAL)
+    manifests = render(VARIANTS["volume"])
     theirs = plain.GATEWAY | {"image": None}
     assert container(manifests) | {"image": None} == theirs
     ours, other = pod(manifests), plain.PODS["gateway"]
@@ -238,6 +301,8 @@ def test_selectors_find_their_own_pods(variant: str) -> None:
     """Red when a Service, a policy or a monitor is about other pods, or about none."""
     manifests = render(VARIANTS[variant])
     run = {each["name"] for each in VALUES["candidates"]}
+    if variant == "everything of one's own":
+        run = {"small", "large", "large-2"}
     run = set() if variant == "candidates elsewhere" else run
     for manifest in manifests:
         name = manifest["metadata"]["name"].removeprefix("demo-")
@@ -275,6 +340,36 @@ def test_tables_are_brought_up_to_date_before_a_release() -> None:
     assert others == [], "a hook is no part of the release"
 
 
+# Jobs -------------------------------------------------------------------------------------------
+
+
+def test_the_recalibration_is_that_of_the_plain_manifests() -> None:
+    """But for names and labels; it reaches the gateway alone, which lets it in."""
+    manifests = render(VARIANTS["everything of one's own"])
+    ours, theirs = (
+        each["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        for each in (
+            found(manifests, "CronJob", "recalibration"),
+            plain.named("CronJob", "recalibration"),
+        )
+    )
+    [job], [other] = ours.pop("containers"), dict(theirs)["containers"]
+    assert ours == {k: v for k, v in theirs.items() if k != "containers"}
+    url = {"http://gateway:8080": "http://demo-gateway:8080"}
+    changed = {"image": job["image"], "args": [url.get(each, each) for each in other["args"]]}
+    assert job == other | changed
+    rules = found(manifests, "NetworkPolicy", "recalibration")["spec"]["egress"]
+    peers = [peer["podSelector"]["matchLabels"] for rule in rules[1:] for peer in rule["to"]]
+    assert [selected(manifests, labels) for labels in peers] == [{"gateway"}]
+    into = found(manifests, "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    assert {"recalibration"} in [
+        selected(manifests, peer["podSelector"]["matchLabels"])
+        for peer in into
+        if "podSelector" in peer
+    ]
+    assert "recalibration" not in str(render(USUAL))
+
+
 # The bootstrap ----------------------------------------------------------------------------------
 
 
@@ -305,7 +400,11 @@ def test_the_bootstrap_is_that_of_the_plain_manifests() -> None:
     }
     claim = mounted[VALUES["config"]["artifact"]]["persistentVolumeClaim"]["claimName"]
     [read] = [each for each in pod(manifests)["volumes"] if each["name"] == "artifact"]
-    assert claim == read["persistentVolumeClaim"]["claimName"]
+    assert claim == read["persistentVolumeClaim"]["claimName"] == "demo-artifact"
+    made = found(manifests, "PersistentVolumeClaim", "artifact")
+    assert made["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert made["spec"]["storageClassName"] == "shared"
+    assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert mounted["/bootstrap"]["configMap"] == {"name": "demo-gateway"}
     assert mounted["/questions"]["configMap"] == {"name": "questions"}
 
@@ -395,6 +494,70 @@ def test_candidates_are_optional() -> None:
     assert container(manifests)["env"][-1]["name"] == "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
+OWN = VARIANTS["everything of one's own"]
+
+
+def test_a_candidate_has_servers_of_its_own_size() -> None:
+    """And the others those of all. Red when a value of one reaches another, or none."""
+    manifests = render(OWN)
+    small, large = (container(manifests, name)["resources"] for name in ("small", "large-2"))
+    assert small["limits"] == {"memory": "24Gi", "nvidia.com/gpu": 1}
+    assert large["limits"] == {"memory": "96Gi", "nvidia.com/gpu": 2}
+    assert small["requests"] == large["requests"] == VALUES["vllm"]["resources"]["requests"]
+    assert container(manifests, "large-2")["args"] == [
+        "large", "--served-model-name=large", "--port=8000", *VALUES["vllm"]["args"],
+        "--tensor-parallel-size=2",
+    ]  # fmt: skip
+    assert pod(manifests, "large")["nodeSelector"] == {"gpu": "h100"}
+    assert pod(manifests, "large")["affinity"] == {"nodeAffinity": {}}
+    assert "tolerations" not in pod(manifests, "large")
+    assert pod(manifests, "small")["tolerations"] == VALUES["vllm"]["tolerations"]
+    assert not {"nodeSelector", "affinity"} & set(pod(manifests, "small"))
+    claims = {
+        name: found(manifests, "PersistentVolumeClaim", name)["spec"]["resources"]["requests"]
+        for name in ("small", "large", "large-2")
+    }
+    sizes = {name: each["storage"] for name, each in claims.items()}
+    assert sizes == {"small": "100Gi", "large": "300Gi", "large-2": "300Gi"}
+    [cache] = [v for v in pod(manifests, "large-2")["volumes"] if v["name"] == "cache"]
+    assert cache["persistentVolumeClaim"]["claimName"] == "demo-large-2"
+
+
+def test_pods_carry_what_a_cluster_asks_for() -> None:
+    """Labels, annotations, volumes and a service account, which the usual pod has not."""
+    manifests = render(OWN)
+    template = found(manifests, "Deployment")["spec"]["template"]
+    assert template["metadata"]["labels"]["team"] == "one"
+    assert template["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+    assert template["spec"]["volumes"][-1] == OWN["gateway"]["extraVolumes"][0]
+    mounts = template["spec"]["containers"][0]["volumeMounts"]
+    assert mounts[-1] == OWN["gateway"]["extraVolumeMounts"][0]
+    account = found(manifests, "ServiceAccount")
+    assert template["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    assert account["metadata"]["annotations"] == {"role-arn": "arn:aws:iam::1"}
+    given = render(merged(USUAL, {"gateway": {"serviceAccount": {"name": "given"}}}))
+    assert pod(given)["serviceAccountName"] == "given"
+    assert "ServiceAccount" not in {each["kind"] for each in (*given, *render(USUAL))}
+    assert "serviceAccountName" not in pod(render(USUAL))
+
+
+def test_an_ingress_leads_clients_to_the_service() -> None:
+    """Below /v1 alone, so to one admin endpoint; none without a host."""
+    manifests = render(OWN)
+    ingress = found(manifests, "Ingress")["spec"]
+    [rule], [tls] = ingress["rules"], ingress["tls"]
+    assert [rule["host"]] == tls["hosts"] == ["racer.example"]
+    assert (ingress["ingressClassName"], tls["secretName"]) == ("nginx", "tls")
+    [path] = rule["http"]["paths"]
+    service = found(manifests, "Service")
+    assert path["backend"]["service"]["name"] == service["metadata"]["name"]
+    assert path["backend"]["service"]["port"]["name"] == service["spec"]["ports"][0]["name"]
+    reached = [route for route in plain.ROUTES if f"{route.path}/".startswith(f"{path['path']}/")]
+    assert {route.path for route in reached if route.role != "data"} == {"/v1/calibrate"}
+    assert "/v1/chat/completions" in {route.path for route in reached}
+    assert "Ingress" not in {each["kind"] for each in render(USUAL)}
+
+
 # Monitoring -------------------------------------------------------------------------------------
 
 
@@ -463,7 +626,11 @@ def test_versions_are_those_of_the_program() -> None:
 def test_the_readme_names_values_and_labels_that_exist() -> None:
     """Red when a value is renamed, or the README labels something else than a policy selects."""
     named = set(re.findall(r"--set ([\w.]+)=", README))
-    named |= set(re.findall(r"`((?:gateway|artifact|networkPolicy|autoscaling)\.\w+)", README))
+    named |= set(
+        re.findall(
+            r"`((?:gateway|artifact|networkPolicy|autoscaling|ingress|recalibration)\.\w+)", README
+        )
+    )
     assert named
     for name in named:
         inner: Any = VALUES
@@ -480,7 +647,7 @@ def test_the_notes_name_commands_that_exist() -> None:
     """What Helm prints after an installation."""
     notes = (CHART / "templates" / "NOTES.txt").read_text(encoding="utf-8")
     named = set(re.findall(r"--set ([\w.]+)=", notes))
-    assert named == {"artifact.existingClaim", "bootstrap.questions"}
+    assert named == {"artifact.claim.create", "bootstrap.questions"}
     [line] = re.findall(r"^ *racer (\w+) (\S+) (--\w+)", notes, re.MULTILINE)
     known = {option for each in main.cli.commands[line[0]].params for option in each.opts}
     assert line[2] in known

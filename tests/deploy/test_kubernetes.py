@@ -7,6 +7,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,7 +44,6 @@ MANIFESTS: list[Manifest] = [
 ]
 CONFIG: Manifest = yaml.safe_load((FOLDER / "racer.yaml").read_text("utf-8"))
 RUNTIME = dockerfile.read()["runtime"]
-COMMAND = RUNTIME.one("CMD").words
 PORT = int(RUNTIME.one("EXPOSE").text)
 DATA, ADMIN = (Access.model_fields[f"{role}_key_env"].default for role in ("data", "admin"))
 STORE = Settings.model_fields["store_env"].default
@@ -51,8 +52,9 @@ SECRETS = {
     ADMIN: "admin-key-of-the-tests",
     STORE: "postgresql://racer:secret@postgres:5432/racer",
 }
-# The oldest that has image volumes without being asked, and the newest that is published.
-VERSIONS = ("1.35", kubernetes_validate.latest_version())
+# The oldest that the README names, and the newest that is published.
+VERSIONS = ("1.31", kubernetes_validate.latest_version())
+IMAGE_VOLUMES = "1.35"  # the oldest that has them without being asked
 
 
 def named(kind: str, name: str = "gateway") -> Manifest:
@@ -120,9 +122,9 @@ def group() -> click.Context:
 
 
 def start_arguments() -> dict[str, Any]:
-    """CMD as click reads it; the container must not say another one."""
-    assert not {"command", "args"} & set(GATEWAY)
-    name, *words = COMMAND
+    """The container's command as click reads it: CMD with another configuration."""
+    assert "command" not in GATEWAY
+    name, *words = GATEWAY["args"]
     return main.cli.commands[name].make_context(name, words, parent=group()).params
 
 
@@ -133,16 +135,48 @@ def mounts(container: Manifest) -> dict[str, Manifest]:
 
 
 @pytest.fixture(scope="module")
-def built() -> list[Manifest]:
-    """What `kubectl kustomize` makes of the folder: what `kubectl apply -k` sends."""
+def build() -> Callable[[Path], list[Manifest]]:
+    """`kubectl kustomize`: what `kubectl apply -k` sends."""
     tool = shutil.which("kubectl")
     if tool is None:
         pytest.skip("kubectl is not here")
-    done = subprocess.run(
-        [tool, "kustomize", str(FOLDER)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+
+    def run(folder: Path) -> list[Manifest]:
+        done = subprocess.run(
+            [tool, "kustomize", folder], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return list(yaml.safe_load_all(done.stdout))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def built(build: Callable[[Path], list[Manifest]]) -> list[Manifest]:
+    """What the folder becomes as it is."""
+    return build(FOLDER)
+
+
+def artifact_of(manifests: list[Manifest]) -> Manifest:
+    """The volume that the gateways of a build mount as their artifact."""
+    [pod] = [
+        m["spec"]["template"]["spec"]
+        for m in manifests
+        if (m["kind"], m["metadata"]["name"]) == ("Deployment", "gateway")
+    ]
+    [found] = [each for each in pod["volumes"] if each["name"] == "artifact"]
+    return found
+
+
+def claims_of(manifests: list[Manifest]) -> set[str]:
+    """The claims that a build makes."""
+    return {m["metadata"]["name"] for m in manifests if m["kind"] == "PersistentVolumeClaim"}
+
+
+def commands() -> str:
+    """The README's blocks of commands, their continued lines joined."""
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    return re.sub(r"\\\n *", "", "".join(map(textwrap.dedent, blocks)))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -178,6 +212,70 @@ def test_the_kustomize_build_is_valid_and_self_contained(built: list[Manifest]):
     assert images == {f"{image['newName']}:{image['newTag']}"}
     namespaces = {m["metadata"].get("namespace") for m in built if m["kind"] != "Namespace"}
     assert namespaces == {named("Namespace", "racer")["metadata"]["name"]}
+
+
+def test_an_empty_cluster_needs_nothing_that_comes_later(built: list[Manifest]):
+    """Red when a pod waits for an image or a claim that the same apply does not bring."""
+    claim = {"claimName": "artifact", "readOnly": True}
+    assert artifact_of(built) == {"name": "artifact", "persistentVolumeClaim": claim}
+    wanted = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for each in built
+        if each["kind"] == "Deployment"
+        for volume in each["spec"]["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert wanted == claims_of(built)
+    [artifact] = [m for m in built if m["metadata"]["name"] == "artifact"]
+    assert artifact["spec"]["accessModes"] == ["ReadWriteMany"]  # read on all nodes
+    calibrated = PROBING["readiness"]["httpGet"]["path"]
+    assert calibrated == "/readyz", "ready without a calibration, by the fallback"
+
+
+DIFFERING = ("PersistentVolumeClaim-artifact", "Deployment-gateway")
+
+
+def test_the_artifact_comes_from_an_image_by_the_line_of_the_readme(
+    build: Callable[[Path], list[Manifest]], built: list[Manifest], tmp_path: Path
+):
+    """Red when the component changes another thing than the volume, or leaves the claim."""
+    [line] = re.findall(r"^echo '(.+)' >> deploy/kubernetes/(.+)$", commands(), re.MULTILINE)
+    folder = shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    with (folder / line[1]).open("a", encoding="utf-8") as file:
+        file.write(f"{line[0]}\n")
+    changed = build(folder)
+    image = {"name": "artifact", "image": {"reference": "registry.example/racer-artifact:1"}}
+    assert artifact_of(changed) == image
+    assert claims_of(built) - claims_of(changed) == {"artifact"}
+    for manifest in changed:
+        kubernetes_validate.validate(manifest, IMAGE_VOLUMES, strict=True)
+    others = [[each for each in m if title(each) not in DIFFERING] for m in (built, changed)]
+    assert others[0] == others[1]
+
+
+def test_the_folder_of_gateways_without_shared_storage(
+    build: Callable[[Path], list[Manifest]], tmp_path: Path
+):
+    """Red when the README's patch leaves the claim beside an empty folder, which is refused."""
+    [text] = re.findall(r"kubectl patch deployment gateway .*--patch '(.+)'", commands())
+    patch = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "gateway"}}
+    patch |= yaml.safe_load(text)
+    folder = shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    with (folder / "kustomization.yaml").open("a", encoding="utf-8") as file:
+        yaml.safe_dump({"patches": [{"patch": yaml.safe_dump(patch)}]}, file)
+    assert artifact_of(build(folder)) == {"name": "artifact", "emptyDir": {}}
+
+
+def test_the_registry_is_written_by_one_command(
+    build: Callable[[Path], list[Manifest]], tmp_path: Path
+):
+    """Red when an image stays in a registry that nobody has."""
+    first, *_ = commands().splitlines()
+    shutil.copytree(FOLDER, tmp_path / "deploy" / "kubernetes")
+    subprocess.run(["bash", "-euc", first], cwd=tmp_path, check=True)
+    texts = [path.read_text("utf-8") for path in (tmp_path / "deploy").rglob("*.yaml")]
+    assert not [text for text in texts if "registry.example" in text]
+    assert "YOUR-REGISTRY/racer-gateway:" in str(build(tmp_path / "deploy" / "kubernetes"))
 
 
 def test_every_file_takes_part():
@@ -273,12 +371,16 @@ def test_a_job_brings_tables_up_to_date_and_no_pod_that_restarts():
 def test_mounts_are_where_the_command_and_the_configuration_look():
     """Red when a target is not what CMD or racer.yaml names, or others can be written."""
     found = mounts(GATEWAY)
-    config = COMMAND[COMMAND.index("--config") + 1]
+    config = start_arguments()["config"]
     [volume] = RUNTIME.one("VOLUME").words
-    assert set(found) == {config, CONFIG["artifact"], volume, "/tmp"}
-    assert found[config]["configMap"]["name"] == "gateway"
-    assert found[config]["subPath"] == "racer.yaml"
-    assert "image" in found[CONFIG["artifact"]]
+    assert set(found) == {str(config.parent), CONFIG["artifact"], volume, "/tmp"}
+    configuration = found[str(config.parent)]
+    assert configuration["configMap"]["name"] == "gateway"
+    assert config.name == "racer.yaml"
+    assert "subPath" not in configuration, "a running pod's copy would never change"
+    assert not config.parent.is_relative_to(CONFIG["artifact"])
+    assert not Path(CONFIG["artifact"]).is_relative_to(config.parent), "a folder in a read-only one"
+    assert found[CONFIG["artifact"]]["readOnly"] is True
     assert {path for path, each in found.items() if "emptyDir" in each} == {volume, "/tmp"}
 
 
@@ -514,7 +616,8 @@ def test_images_are_the_ones_that_the_readme_builds():
     )
     assert image["name"] == first
     assert image["newTag"] == __version__
-    artifact = mounts(GATEWAY)[CONFIG["artifact"]]["image"]["reference"]
+    component = yaml.safe_load((FOLDER / "artifact-image/kustomization.yaml").read_text("utf-8"))
+    [artifact] = re.findall(r"reference: (\S+)", component["patches"][1]["patch"])
     wanted = {f"{image['newName']}:{image['newTag']}", artifact}
     for verb in (r"docker build (?:\S+ )*?-t (\S+)", r"docker push (\S+)"):
         assert set(re.findall(verb, README)) == wanted

@@ -53,6 +53,27 @@ capabilities:
   drop: ["ALL"]
 {{- end }}
 
+{{/* The claim that holds the artifact; nothing where there is none. */}}
+{{- define "racer.artifactClaim" -}}
+{{- with .Values.artifact -}}
+{{- if .existingClaim -}}
+{{ .existingClaim }}
+{{- else if .claim.create -}}
+{{ $.Release.Name }}-artifact
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Settings of a candidate's servers: its own above those of all; the argument is (list . candidate). */}}
+{{- define "racer.vllm" -}}
+{{ mergeOverwrite (deepCopy (index . 0).Values.vllm) (index . 1).vllm | toYaml }}
+{{- end }}
+
+{{/* A replica of a candidate; the argument is (list candidate number), from 0. */}}
+{{- define "racer.replica" -}}
+{{ index . 0 }}{{ if index . 1 }}-{{ add1 (index . 1) }}{{ end }}
+{{- end }}
+
 {{/* racer.yaml of every gateway. */}}
 {{- define "racer.config" -}}
 {{ toYaml .Values.config }}
@@ -63,7 +84,11 @@ candidates:
 {{- range .Values.candidates }}
   - name: {{ .name }}
     {{- if .vllm }}
-    base_url: http://{{ $.Release.Name }}-{{ .name }}:8000/v1
+    {{- $name := .name }}
+    base_urls:
+      {{- range $i := until (int (include "racer.vllm" (list $ .) | fromYaml).replicas) }}
+      - http://{{ $.Release.Name }}-{{ include "racer.replica" (list $name $i) }}:8000/v1
+      {{- end }}
     {{- end }}
     {{- with .settings }}
     {{- toYaml . | nindent 4 }}
@@ -96,4 +121,28 @@ candidates:
   ports:
     - protocol: TCP
       port: {{ .Values.networkPolicy.store.port }}
+{{- end }}
+
+{{/* The policy of a job that reaches the gateway alone; the argument is (list . component). */}}
+{{- define "racer.toGatewayOnly" }}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ (index . 0).Release.Name }}-{{ index . 1 }}
+  labels:
+    {{- include "racer.labels" . | nindent 4 }}
+spec:
+  podSelector:
+    matchLabels:
+      {{- include "racer.selector" . | nindent 6 }}
+  policyTypes: ["Ingress", "Egress"]
+  egress:
+    {{- include "racer.toNames" (index . 0) | nindent 4 }}
+    - to:
+        - podSelector:
+            matchLabels:
+              {{- include "racer.selector" (list (index . 0) "gateway") | nindent 14 }}
+      ports:
+        - protocol: TCP
+          port: 8080
 {{- end }}
