@@ -34,6 +34,7 @@ from .dockerfile import ROOT
 from .monitoring import ALERTS, DASHBOARD, FOLDER, PANELS, expressions, read, rules
 
 OF_PROMETHEUS = {"up": {"job", "instance"}}  # made by the scrape itself
+OF_RAY = {"racer_user_config_refused": {}, "racer_lost_replica_requests_total": {"outcome": "cut"}}
 SCRAPED = {"job", "instance"}  # labels that the scrape adds
 TESTS = [ROOT / "tests/deploy" / f"alerts_{name}.yml" for name in ("test", "slow_test")]
 UNITS = {"percentunit", "s", "short", "reqps", "bytes"}
@@ -70,12 +71,24 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
             gateway.get("/same-answer", ADMIN_KEY)
             gateway.chat(ONE)
             texts = text, gateway.get("/metrics").text
-    found: Samples = {}
+    found: Samples = {name: [labels] for name, labels in OF_RAY.items()}
     families = [each for text in texts for each in text_string_to_metric_families(text)]
     for family in families:
         for sample in family.samples:
             found.setdefault(sample.name, []).append(sample.labels)
     return found
+
+
+def test_metrics_of_ray_are_named_as_its_deployments_name_them() -> None:
+    """Red when one of both is renamed. A regular expression of the alerts is checked here, too."""
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "app/ray_serve").glob("*.py"))
+    for name in OF_RAY:
+        assert f'"{name.removesuffix("_total")}"' in sources
+    [outcomes] = re.findall(r"^Outcome = Literal\[(.+)\]$", sources, re.MULTILINE)
+    named = set(re.findall(r'outcome=~"(refused\|cut)"', ALERTS.read_text(encoding="utf-8")))
+    assert {each for text in named for each in text.split("|")} | {"repeated"} == {
+        each.strip(' "') for each in outcomes.split(",")
+    }
 
 
 def unmet(expression: str, samples: Samples) -> list[str]:
