@@ -532,6 +532,8 @@ def test_pods_carry_what_a_cluster_asks_for() -> None:
     assert template["spec"]["volumes"][-1] == OWN["gateway"]["extraVolumes"][0]
     mounts = template["spec"]["containers"][0]["volumeMounts"]
     assert mounts[-1] == OWN["gateway"]["extraVolumeMounts"][0]
+    context = template["spec"]["securityContext"]
+    assert context["fsGroup"] == context["runAsGroup"], "a new claim could not be written"
     account = found(manifests, "ServiceAccount")
     assert template["spec"]["serviceAccountName"] == account["metadata"]["name"]
     assert account["metadata"]["annotations"] == {"role-arn": "arn:aws:iam::1"}
