@@ -46,7 +46,7 @@ def read(path: Path) -> Settings:
     Raises:
         SettingsError: As :func:`load`.
     """
-    return _absolute_paths(_validated(_text(path), path, {}), path.resolve().parent)
+    return _absolute_paths(_validated(_text(path), path, {}), path.absolute().parent)
 
 
 def parse(
@@ -61,7 +61,7 @@ def parse(
     settings = _validated(text, path, overrides)
     variables = os.environ if environment is None else environment
     secrets = read_secrets(settings, variables, serves=serves)
-    return _absolute_paths(settings, path.resolve().parent), secrets
+    return _absolute_paths(settings, path.absolute().parent), secrets
 
 
 def _text(path: Path) -> str:
