@@ -176,6 +176,7 @@ class GatewayClient:
         expected_active_id: str | None = None,
         confirm: bool,
         share: float | None = None,
+        promote_below: float | None = None,
     ) -> dict[str, Any]:
         """POST /calibrations/{id}/activate.
 
@@ -184,9 +185,10 @@ class GatewayClient:
             expected_active_id: Change nothing unless this one is active; None: whichever is.
             confirm: Activate it however far it is from the active one.
             share: Share of the requests that it decides as a canary; None: all of them.
+            promote_below: Limit of the test that promotes a canary; None: by hand alone.
         """
         body = {"expected_active_id": expected_active_id, "confirm": confirm}
-        body |= {} if share is None else {"share": share}
+        body |= {} if share is None else {"share": share, "promote_below": promote_below}
         place = f"/calibrations/{quote(calibration_id, safe='')}/activate"
         return self._request("POST", place, json=body)
 
