@@ -528,9 +528,13 @@ def refused(result: tuple[int, str, str], pool: FakePool, code: int, *words: str
 def test_without_references_and_judge_it_says_what_can_be_had(
     bootstrap: Bootstrap, gateway: Gateway, pool: FakePool, queries: Path
 ) -> None:
-    """Answers alone do not say which are right; the promise `same_answer` needs no labels."""
+    """Answers alone do not say which are right; each way without labels is a command."""
     queries.write_text('{"query": "one?"}\n{"query": "two?"}\n')
-    refused(bootstrap(gateway), pool, 1, "--reference", "--judge", "--calibrate-from-traffic")
+    refused(
+        bootstrap(gateway), pool, 1, "--reference FILE", "--judge CANDIDATE",
+        "racer serve --calibrate-from-traffic", "racer label --from-shadow --grade judge",
+        "racer calibrate --from-shadow --delta",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

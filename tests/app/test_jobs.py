@@ -482,16 +482,16 @@ def test_an_interrupt_cancels_the_job(serve: Serve, tmp_path: Path, brake: Brake
 
 
 @contextmanager
-def two_processes(serve: Serve, folder: Path) -> Iterator[Balanced]:
+def two_processes(serve: Serve, folder: Path) -> Iterator[ProcessPair]:
     """Two gateways on one store: the second one gets two of three requests in turn."""
     gateways = tuple(serve(calibrated=False, folder=folder) for _ in range(2))
     urls, seen = [gateways[n].url for n in (0, 1, 1)], list[tuple[str, str, int]]()
     with balancer(urls, seen) as url:
-        yield Balanced(url, gateways, urls, seen)
+        yield ProcessPair(url, gateways, urls, seen)
 
 
 @dataclass(frozen=True)
-class Balanced:
+class ProcessPair:
     """What is behind a balancer, and what went through it."""
 
     url: str

@@ -27,12 +27,13 @@ RunCommand = Callable[[Sequence[str]], Any]  # runs `racer` with these words, an
 Say = Callable[[str], None]
 
 STATE: Final = "bootstrap.json"
-_NO_LABELS: Final = (
-    "no question has a reference, and there is no judge, so no answer could be called right: add "
-    "`reference` to the questions, or give --reference FILE, or --judge CANDIDATE. Without labels "
-    "`racer serve --calibrate-from-traffic` certifies that the answer is the whole pool's "
-    "(docs/same-answer.md)"
-)
+_NO_LABELS: Final = """\
+no question has a reference, and there is no judge, so no answer could be called right. Add \
+`reference` to the questions, or give --reference FILE. Without labels (docs/quickstart.md):
+- a judge grades the answers: the same command with --judge CANDIDATE
+- an answer is the whole pool's, without questions: racer serve --calibrate-from-traffic
+- sampled requests, judged and partly labelled: `watching.shadow_rate`, racer label --from-shadow \
+--grade judge --judge CANDIDATE, racer calibrate --from-shadow --delta 0.05"""
 
 
 def run(
