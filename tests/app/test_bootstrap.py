@@ -19,12 +19,15 @@ import yaml
 
 from app import artifact_watch, settings
 from app.cli import bootstrap as command
+from app.errors import GatewayRefused
+from app.tools.bootstrap.gateway import wait_for_artifact
 from app.tools.bootstrap.report import client_address, take_over
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.bootstrap.steps import SHARES, BootstrapOptions, Steps
 from app.tools.gateway_client import GatewayClient
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
+from racer_core.errors import ArtifactError
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -37,8 +40,11 @@ from tests.support.gateway import (
     labelled,
     running,
 )
+from tests.support.lazy import LazyModule
 from tests.support.waiting import wait_until, wait_while_running
 from tests.upstreams.scripted import FakePool
+
+deployments = LazyModule("app.ray_serve.deployments")
 
 STEPS = ("label", "split", "train", "tune", "evaluate", "calibrate")
 COUNT = 60
@@ -479,6 +485,29 @@ def test_changed_questions_need_a_restart_of_the_gateway_and_say_so(
         report = done(bootstrap(gateway, "--json"))
         assert report["rows"]["labelled"] == COUNT + 1
         assert gateway.ready()["calibration"] == report["calibration"]["id"]
+
+
+def test_on_ray_it_does_not_wait_for_what_a_deployment_must_load(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is that of /readyz there. Fails when it is asked again, for nothing changes."""
+    replica = deployments.Gateway.__new__(deployments.Gateway)
+    replica._router = None  # as of a deployment without an artifact
+    with pytest.raises(ArtifactError) as refusal:
+        replica._open_router(None, None)
+    asked: list[str] = []
+
+    def readiness(_: GatewayClient) -> dict[str, Any]:
+        asked.append("readyz")
+        assert len(asked) == 1
+        return {"missing": [{"part": "artifact", "reason": str(refusal.value)}]}
+
+    monkeypatch.setattr(GatewayClient, "readiness", readiness)
+    with (
+        GatewayClient("http://127.0.0.1:1") as client,
+        pytest.raises(GatewayRefused, match=r"serve run.*deploy/ray/README\.md"),
+    ):
+        wait_for_artifact(client, artifact, 120.0)
 
 
 def test_an_artifact_that_it_did_not_make_is_kept(
