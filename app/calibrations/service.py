@@ -40,7 +40,7 @@ from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
-from app.store import Store, now
+from app.store import CanaryTerms, Store, now
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.wire import bodies
@@ -176,7 +176,7 @@ class CalibrationService:
         expected_active_id: str | None,
         *,
         confirm: bool = False,
-        share: float | None = None,
+        canary: CanaryTerms | None = None,
     ) -> CalibrationRecord:
         """Make a stored record the active one, or a canary beside it.
 
@@ -184,7 +184,7 @@ class CalibrationService:
             calibration_id: The record.
             expected_active_id: The active one, if the caller knows it; empty: none.
             confirm: Activate it whatever the activation rule says.
-            share: Of the requests, for a canary; None: it decides all, and a canary ends.
+            canary: What it decides as a canary; None: it decides all, and a canary ends.
 
         Raises:
             ConfirmNeeded: The activation rule refuses it, and ``confirm`` is false.
@@ -203,7 +203,7 @@ class CalibrationService:
                 calibration_id,
                 expected_active_id,
                 self._setup,
-                share,
+                canary,
             )
             await self._calibration_sync.catch_up(record)
         return record

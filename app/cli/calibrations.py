@@ -79,6 +79,13 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     help="Let it decide this share of the requests as a canary, beside the active one.",
 )
+@click.option(
+    "--promote-below",
+    metavar="RISK",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="With --canary: promote it by itself once its judged requests show, with 95 % confidence "
+    "at whatever time, that its realised risk is below this.",
+)
 @_FORCE
 @ADMIN_URL
 @ADMIN_KEY
@@ -86,6 +93,7 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
 def activate(
     calibration_id: str,
     share: float | None,
+    promote_below: float | None,
     force: bool,
     url: str,
     key: str | None,
@@ -95,6 +103,8 @@ def activate(
 
     Activating the one that is active ends a canary.
     """
+    if promote_below is not None and share is None:
+        raise click.UsageError("--promote-below needs --canary: only a canary is promoted")
     with GatewayClient(url, key) as gateway:
         answers = gateway.answer_calibrations()
         if calibration_id in answers:
@@ -107,7 +117,9 @@ def activate(
             active = answers[calibration_id] | {"active": True}
             _print_active(active, answers_sentence, as_json=as_json)
             return
-        result = gateway.activate(calibration_id, confirm=force, share=share)
+        result = gateway.activate(
+            calibration_id, confirm=force, share=share, promote_below=promote_below
+        )
     _print_active(result, _sentence, as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""Housekeeping of monitoring, every minute: drift flush, gauge of the realised risk, retention."""
+"""Housekeeping of monitoring, every minute: drift flush, realised risk, canary test, retention."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Housekeeping:
         decision_store: What is pruned.
         flush_drift: Adds pending values to the drift state; blocks.
         show_risk: Shows the realised risk; blocks.
+        promote_canary: Promotes a canary that has passed its test; blocks.
         fit_budget: Fits the sampling rates to the traffic; blocks.
     """
 
@@ -36,12 +37,14 @@ class Housekeeping:
         decision_store: DecisionStore,
         flush_drift: Callable[[], None],
         show_risk: Callable[[], None],
+        promote_canary: Callable[[], None],
         fit_budget: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._decision_store = decision_store
         self._flush_drift = flush_drift
         self._show_risk = show_risk
+        self._promote_canary = promote_canary
         self._fit_budget = fit_budget
         self._rounds = 0
         self._closing = asyncio.Event()
@@ -75,9 +78,12 @@ class Housekeeping:
         self._flush_drift()
         try:
             self._show_risk()
+            self._promote_canary()
             while not self._closing.is_set():
                 limits = self._settings
                 if not self._decision_store.prune(limits.keep_days, limits.keep_rows):
                     return
         except StoreError as exc:
-            log.warning("old decisions are not deleted, nor is the risk shown: %s", exc)
+            log.warning(
+                "old decisions are not deleted, no risk is shown, no canary tested: %s", exc
+            )

@@ -104,6 +104,7 @@ class Monitor:
         unshown = MonitoringMetrics(CollectorRegistry())  # the gauges are the active one's
         self._canary = CanaryWatch(
             self._new_drift and partial(self._new_drift, metrics=unshown),
+            store=store,
             statistics=self._statistics,
             key=sampling.key,
             false_alarm=settings.false_alarm,
@@ -114,6 +115,7 @@ class Monitor:
             flush_drift=self._flush_drift,
             fit_budget=self.sampler.fit_budget,
             show_risk=self._show_risk,
+            promote_canary=self._canary.promote,
         )
         self.feedback = Feedback(
             decision_store=self._decision_store,

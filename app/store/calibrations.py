@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged, StoreError, StoreUnavailable
 from app.store import canaries, engine, schema
 from app.store.calibration_record import DIGESTS, CalibrationRecord, is_of_version_01
-from app.store.canaries import Alarms, StoredCanary
+from app.store.canaries import Alarms, CanaryTerms, StoredCanary
 from app.store.engine import ServerConnections, Transaction
 from app.store.store_keys import KeyPurpose, all_keys, own_key
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
@@ -145,7 +145,7 @@ class Store:
         calibration_id: str,
         expected_active_id: str | None,
         artifact: str,
-        share: float | None = None,
+        canary: CanaryTerms | None = None,
     ) -> CalibrationRecord:
         """Activate a stored record for all requests or, as a canary, for a share; return it.
 
@@ -162,13 +162,22 @@ class Store:
                     f"calibration {calibration_id} was made for another artifact or fleet; "
                     "upload its rows again to POST /calibrate"
                 )
-            if share is not None:
+            if canary is not None:
                 _inherit_alarms(session, record)
-                canaries.begin(session, calibration_id, artifact, share, expected_active_id)
+                canaries.begin(session, calibration_id, artifact, canary, expected_active_id)
             else:
                 _activate(session, calibration_id, artifact, expected_active_id)
                 _inherit_alarms(session, record)
         return record
+
+    def promote_canary(self, artifact: str, canary: StoredCanary) -> bool:
+        """Let it decide all requests; returns False if it has ended or its terms have changed."""
+        with self.transaction() as session:
+            engine.begin_writing(session)
+            if not canaries.is_promotable(session, artifact, canary):
+                return False
+            _activate(session, canary.calibration_id, artifact, None)
+        return True
 
     def end_canary(self, artifact: str, canary: StoredCanary) -> bool:
         """As :func:`app.store.canaries.end_by_alarm`."""

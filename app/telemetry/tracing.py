@@ -9,6 +9,7 @@ otherwise by its own packages.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
@@ -23,6 +24,10 @@ from app.settings.telemetry import TelemetrySettings
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL: Final = "http/protobuf"
+# What stops traces, by the value that does.
+_OFF: Final = {"OTEL_SDK_DISABLED": "true", "OTEL_TRACES_EXPORTER": "none"}
+
+log = logging.getLogger(__name__)
 
 
 class RequestSpan(Protocol):
@@ -113,24 +118,33 @@ class Tracer(Protocol):
 def open_tracer(
     rules: TelemetrySettings, dropped: Counter
 ) -> AbstractAsyncContextManager[Tracer | None]:
-    """Return the tracer; None where no collector is named, or `$OTEL_SDK_DISABLED` is true.
+    """Return the tracer; None where no collector is named, or the environment turns traces off.
+
+    It does by `$OTEL_SDK_DISABLED`, by `$OTEL_TRACES_EXPORTER`, and by another protocol for the
+    collector that it names: spans sent by HTTP would be lost one by one. That is a warning, for
+    injectors set such variables for all pods alike.
 
     Args:
         rules: The collector's address, which goes before that of the environment.
         dropped: Counts spans that did not reach the collector.
 
     Raises:
-        SettingsError: OpenTelemetry is not installed, or another protocol is wanted.
+        SettingsError: OpenTelemetry is not installed.
     """
     named_by = _named_by(rules)
-    if named_by is None or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if named_by is None or any(_is(variable, off) for variable, off in _OFF.items()):
         return nullcontext(None)
     variable = _first_set(_PROTOCOLS)
-    if variable is not None and os.environ[variable] != _PROTOCOL:
-        raise SettingsError(
-            f"${variable} is {os.environ[variable]}, and traces are sent by {_PROTOCOL} only: set "
-            "it to that, and the endpoint to the collector's port for it, usually 4318"
+    if rules.otlp_endpoint is None and variable is not None and not _is(variable, _PROTOCOL):
+        log.warning(
+            "no traces: $%s is %s, and they are sent by %s only. Set it to that, and %s to the "
+            "collector's port for it, usually 4318",
+            variable,
+            os.environ[variable],
+            _PROTOCOL,
+            named_by,
         )
+        return nullcontext(None)
     try:
         from app.telemetry.otlp_tracer import OtlpTracer
     except ImportError as exc:
@@ -147,6 +161,10 @@ def _named_by(rules: TelemetrySettings) -> str | None:
         return "telemetry.otlp_endpoint"
     variable = _first_set(_ENDPOINTS)
     return variable and f"${variable}"
+
+
+def _is(variable: str, value: str) -> bool:
+    return os.environ.get(variable, "").strip().lower() == value
 
 
 def _first_set(variables: Sequence[str]) -> str | None:

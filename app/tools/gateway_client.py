@@ -94,7 +94,13 @@ class GatewayClient:
             raise GatewayRefused("the key must be ASCII")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self.url = url
-        self._client = httpx2.Client(base_url=url, headers=headers, timeout=600.0, trust_env=False)
+        self._client = httpx2.Client(
+            base_url=url,
+            headers=headers,
+            timeout=600.0,
+            trust_env=False,
+            verify=not url.startswith("http:"),  # reading the system's certificates takes long
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +180,7 @@ class GatewayClient:
         expected_active_id: str | None = None,
         confirm: bool,
         share: float | None = None,
+        promote_below: float | None = None,
     ) -> dict[str, Any]:
         """POST /calibrations/{id}/activate.
 
@@ -182,9 +189,10 @@ class GatewayClient:
             expected_active_id: Change nothing unless this one is active; None: whichever is.
             confirm: Activate it however far it is from the active one.
             share: Share of the requests that it decides as a canary; None: all of them.
+            promote_below: Limit of the test that promotes a canary; None: by hand alone.
         """
         body = {"expected_active_id": expected_active_id, "confirm": confirm}
-        body |= {} if share is None else {"share": share}
+        body |= {} if share is None else {"share": share, "promote_below": promote_below}
         place = f"/calibrations/{quote(calibration_id, safe='')}/activate"
         return self._request("POST", place, json=body)
 

@@ -14,7 +14,7 @@ export function canaryView(act) {
     /** Show a canary, or that there is none; while it is the same one, only its figures are renewed. */
     show(canary) {
       if (canary) renew(figures, realisedTable(canary));
-      const identity = canary ? JSON.stringify([canary.calibration_id, canary.active.calibration_id, canary.share, canary.ended]) : "";
+      const identity = canary ? JSON.stringify([canary.calibration_id, canary.active.calibration_id, canary.share, canary.ended, canary.promotion?.below]) : "";
       if (identity === drawn) return;
       drawn = identity;
       fill(view, canary ? card(canary, figures, act) : []);
@@ -50,6 +50,7 @@ function card(canary, figures, act) {
       : el("p", { class: "sentence" }, `${shortId(id)} decides ${percent(share)} of the requests, ${shortId(active)} the others. Requests are drawn without regard to their content, so the certificates of both hold.`),
     figures,
     ended || falseAlarm === null ? null : el("p", { class: "hint" }, `A drift alarm ends it; while nothing changes and its risk is as calibrated, that has a chance of at most ${percent(falseAlarm)}.`),
+    ended || !canary.promotion ? null : el("p", { class: "hint" }, `It is promoted by itself once its judged requests show a risk below ${percent(canary.promotion.below)}; that is false with a chance of at most ${percent(1 / canary.promotion.needed)}.`),
     ended ? null : el("div", { class: "row end" }, button("Roll back", "quiet", rollBack), button("Promote", "primary", promote)),
   );
 }

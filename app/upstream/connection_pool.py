@@ -26,19 +26,24 @@ class ConnectionPool:
     Args:
         base_url: Of the server.
         headers: Sent with every request.
-        tls: Used for an ``https`` URL.
+        tls: Encrypts its connections; None for an ``http`` URL.
         dns: Finds the server.
     """
 
     def __init__(
-        self, base_url: str, headers: Mapping[str, str], *, tls: ssl.SSLContext, dns: DnsCache
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        *,
+        tls: ssl.SSLContext | None,
+        dns: DnsCache,
     ) -> None:
         parts = urlsplit(base_url)
         host = parts.hostname or ""
         self._host = host if host.isascii() else host.encode("idna").decode()
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
-        self._tls = tls if parts.scheme == "https" else None
+        self._tls = tls
         self._dns = dns
         shown = f"[{self._host}]" if ":" in self._host else self._host
         named = {

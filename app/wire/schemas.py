@@ -328,3 +328,16 @@ class ActivateRequest(BaseModel):
         description="Share of the requests that it decides beside the active calibration, as a"
         " canary; null: it decides all, and a canary ends.",
     )
+    promote_below: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="With `share`: promote it by itself once its judged requests show, false with"
+        " probability 0.05 at most, that its realised risk is below this; null: by hand alone.",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_canary(self) -> Self:
+        if self.promote_below is not None and self.share is None:
+            raise ValueError("promote_below needs share: only a canary is promoted")
+        return self

@@ -495,18 +495,25 @@ def test_the_configuration_goes_before_the_environment(
     assert len(listening.routes(1)) == 1
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")],
+    ids=["all signals", "traces"],
+)
 @pytest.mark.parametrize("setting", [True, False], ids=["configured", "by variable"])
 def test_the_environment_turns_traces_off(
     serve: Serve,
     pool: FakePool,
     listening: Collector,
     monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
     *,
     setting: bool,
 ) -> None:
-    """`OTEL_SDK_DISABLED`: nothing is exported, and neither candidates nor log know a trace."""
+    """Nothing is exported, and neither candidates nor log know a trace."""
     monkeypatch.setenv(ENDPOINT, listening.url)
-    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    monkeypatch.setenv(variable, value)
     gateway = serve(telemetry={"otlp_endpoint": listening.url} if setting else {})
     stream = io.StringIO()
     with logs.logging_to(stream, "json"):
@@ -520,22 +527,53 @@ def test_the_environment_turns_traces_off(
 @pytest.mark.parametrize(
     "variable", ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]
 )
-def test_another_protocol_stops_the_start(
-    racer: Command,
-    tmp_path: Path,
-    artifact: Path,
+def test_another_protocol_is_a_warning_and_no_traces(
+    serve: Serve,
+    pool: FakePool,
+    listening: Collector,
     monkeypatch: pytest.MonkeyPatch,
     variable: str,
 ) -> None:
-    """Red when spans would be sent by HTTP to a port that speaks gRPC, and be lost one by one."""
-    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:4317")
+    """Red when the gateway does not start, or when spans go by HTTP to a port that speaks gRPC."""
+    monkeypatch.setenv(ENDPOINT, listening.url)
     monkeypatch.setenv(variable, "grpc")
-    monkeypatch.setenv("RACER_DATA_KEY", DATA_KEY)
-    path = configure(tmp_path, artifact, "http://127.0.0.1:9/v1")
-    code, _, stderr = racer("serve", "--config", path)
-    assert code == 2
-    assert f"${variable} is grpc" in stderr
-    assert "4318" in stderr
+    stream = io.StringIO()
+    with logs.logging_to(stream, "json"):
+        serve().chat(ONE)
+        wait_until(lambda: '"request_id"' in stream.getvalue())
+    [warning] = [line for line in stream.getvalue().splitlines() if "no traces" in line]
+    assert json.loads(warning)["level"] == "warning"
+    assert f"${variable} is grpc" in warning
+    assert f"${ENDPOINT}" in warning
+    assert "4318" in warning
+    assert "traceparent" not in pool.headers[0]
+    assert listening.spans == []
+
+
+def test_a_configured_collector_goes_before_the_protocol_of_the_environment(
+    serve: Serve, listening: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`telemetry.otlp_endpoint` is one for HTTP, whatever variable an injector sets."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    serve(telemetry={"otlp_endpoint": listening.url}).chat(ONE)
+    assert len(listening.routes(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("OTEL_SDK_DISABLED", "false"), ("OTEL_TRACES_EXPORTER", "otlp")]
+)
+def test_the_environment_leaves_traces_on(
+    serve: Serve,
+    listening: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+) -> None:
+    """The control of the values that turn traces off."""
+    monkeypatch.setenv(ENDPOINT, listening.url)
+    monkeypatch.setenv(variable, value)
+    serve().chat(ONE)
+    assert len(listening.routes(1)) == 1
 
 
 @pytest.mark.parametrize("url", ["collector:4317", "http://", f"http://me:{CANARY}@c:4318"])

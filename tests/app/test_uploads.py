@@ -283,7 +283,7 @@ def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_reader_that_dies_is_an_error_of_the_file(tmp_path: Path) -> None:
     """A crash of a parser, or the kernel ending it, is not a crash of the gateway."""
-    with on_disk(lines(50_000), tmp_path).file as file:
+    with on_disk(lines(5_000), tmp_path).file as file:
         sent = Upload(file=file, size=2**20, sha256="", name="x", folder=tmp_path)
 
         def dies(done: int, total: int) -> None:
@@ -332,6 +332,8 @@ def test_a_reader_has_little_room_and_no_key(
     limits: list[str] = []
 
     def look() -> None:
+        if limits:  # each look reads what the whole machine runs
+            return
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 is_reader = b"row_reader_process" in (process / "cmdline").read_bytes()
@@ -341,7 +343,7 @@ def test_a_reader_has_little_room_and_no_key(
             except OSError:
                 continue
 
-    with on_disk(lines(50_000), tmp_path).file as file:
+    with on_disk(lines(5_000), tmp_path).file as file:
         sent = Upload(file=file, size=2**20, sha256="", name="x", folder=tmp_path)
         read_rows(sent, order("x.jsonl"), Progress(look), ignore_field)
     assert environments

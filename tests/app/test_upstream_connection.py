@@ -288,9 +288,9 @@ def test_every_wait_ends_at_its_own_deadline() -> None:
         await asyncio.sleep(0)
         connection.data_received(OK + b"content-length: 9\r\n\r\n")
         await asking
-        for letter in b"a", b"b":
-            reading = asyncio.create_task(connection.read(time.monotonic() + 0.03))
-            await asyncio.sleep(0.02)
+        for letter, left_s, after_s in (b"a", 0.3, 0.0), (b"b", 60.0, 0.35):
+            reading = asyncio.create_task(connection.read(time.monotonic() + left_s))
+            await asyncio.sleep(after_s)  # the second wait outlives the deadline of the first
             connection.data_received(letter)
             assert await reading == letter
         for wait_s in (0.02, 0.05, 0.01):

@@ -65,6 +65,20 @@ def test_verification_can_be_switched_off_and_is_then_logged(
     assert "the certificate of m is not verified" in caplog.text
 
 
+def test_certificates_are_read_only_for_https(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading those of the system would block all queries, at the first call."""
+
+    def read() -> ssl.SSLContext:
+        raise AssertionError("the certificates were read")
+
+    async def test() -> None:
+        async with replicas(answers) as [one], opened({"m": [one]}) as fleet:
+            await fleet.ask("m", CHAT, asking(), deadline=soon())
+
+    monkeypatch.setattr(ssl, "create_default_context", read)
+    uvloop.run(test())
+
+
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_plain_port_is_no_tls(verify: bool) -> None:
     """The TLS handshake fails, and the call is not repeated in plain text."""

@@ -85,7 +85,7 @@ def test_the_demo_is_ready(running_demo: DemoAddress) -> None:
 def test_the_demos_table_has_every_column(
     running_demo: DemoAddress, test_rows: LabelledRows
 ) -> None:
-    """Twenty queries measured as `racer demo` does: both risks with intervals, and the controls."""
+    """Twenty queries measured as `racer demo` does: both risks with ranges, and the controls."""
     with GatewayClient(running_demo.url, running_demo.admin_key) as admin:
         result = measure.measure(
             admin,
@@ -99,7 +99,7 @@ def test_the_demos_table_has_every_column(
     assert [row["alpha"] for row in result["alphas"]] == list(measure.ALPHAS)
     for row in result["alphas"]:
         for target in ("answerable", "paper"):
-            low, high = row[target]["interval"]
+            low, high = row[target]["expected_range"]
             assert 0 <= low < high <= 1
             assert 0 <= row[target]["risk"] <= high
         assert row["calls_saved"] == pytest.approx(1 - row["mean_size"] / 5)

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from .conftest import Open
+import re
+
+from .conftest import Open, Tab
+from .fleet import Fleet, level_of_several, several
 from .scripted import FEW, FEW_PRICES, RIVER, ScriptedFleet
+from .test_try import slide
+
+
+def figures(tab: Tab) -> dict[str, list[str]]:
+    """What was paid and what calling all takes, by the name of the bar."""
+    return {
+        row.locator("th").inner_text(): row.locator("td.num").all_inner_texts()
+        for row in tab.page.locator(".paid tbody tr").all()
+    }
 
 
 def test_money_is_shown_where_prices_are_known(few: ScriptedFleet, opened: Open) -> None:
@@ -14,11 +26,22 @@ def test_money_is_shown_where_prices_are_known(few: ScriptedFleet, opened: Open)
     chosen = tab.inside()
     assert 0 < len(chosen) < len(FEW)
     tab.ask(RIVER)
-    shown = {
-        row.locator("th").inner_text(): row.locator("td.num").all_inner_texts()
-        for row in tab.page.locator(".paid tbody tr").all()
-    }
+    shown = figures(tab)
     each = {name: 2 * price["output"] / 1e6 for name, price in zip(FEW, FEW_PRICES, strict=True)}
     paid, everyone = sum(each[name] for name in chosen), sum(each.values())  # two tokens each, "42"
     assert shown["Cost"] == [f"{paid:.3g} USD", f"of about {everyone:.3g} USD"]
     assert "would read the same input" in tab.page.inner_text(".paid .hint")
+
+
+def test_the_demo_shows_its_cost_in_its_own_unit(demo: Fleet, opened: Open) -> None:
+    """The shipped configuration has prices; some candidates cost less than all of them."""
+    question = demo.find(several)
+    steps = round(200 * level_of_several(demo.levels(question))["alpha"])
+    tab = opened(demo)
+    tab.looked(question)
+    slide(tab, steps)
+    tab.ask(question)
+    paid, everyone = figures(tab)["Cost"]
+    units = re.compile(r"(?:of )?(?:about )?([\d.]+) credits")
+    [own], [whole] = units.findall(paid), units.findall(everyone)
+    assert 0 < float(own) < float(whole)

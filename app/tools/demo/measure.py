@@ -189,22 +189,26 @@ def _realised_risks(
 def _answerable_risk(
     rows: LabelledRows, answers: Sequence[GatewayAnswer], realised: RealisedRisk
 ) -> dict[str, Any]:
-    """P(miss | some candidate is right), with its interval for this number of such queries."""
+    """P(miss | some candidate is right), with its range for this number of such queries."""
     metrics = _metrics(rows, [answer.racer for answer in answers])
     count = int(rows.labels(rows.pool).any(axis=1).sum())
-    return _with_interval(metrics.miss_given_answerable, realised, count)
+    return _with_range(metrics.miss_given_answerable, realised, count)
 
 
 def _paper_risk(
     rows: LabelledRows, decisions: Sequence[dict[str, Any]], realised: RealisedRisk
 ) -> dict[str, Any]:
-    return _with_interval(_metrics(rows, decisions).risk, realised, len(rows))
+    return _with_range(_metrics(rows, decisions).risk, realised, len(rows))
 
 
-def _with_interval(risk: float, realised: RealisedRisk, count: int) -> dict[str, Any]:
+def _with_range(risk: float, realised: RealisedRisk, count: int) -> dict[str, Any]:
+    """A realised risk beside the range that the exact law expects of it with 95 %.
+
+    The law needs no outcome: rows that calibrated, misses allowed among them, queries that count.
+    """
     low, high = realised.misses_among(count)
-    interval = [low / count, high / count]
-    return {"risk": risk, "interval": interval, "n": realised.n, "queries": count}
+    expected = [low / count, high / count]
+    return {"risk": risk, "expected_range": expected, "n": realised.n, "queries": count}
 
 
 def _metrics(rows: LabelledRows, decisions: Sequence[dict[str, Any]]) -> SetMetrics:
