@@ -49,6 +49,7 @@ RacerError (racer_core.errors)
 │       └── ModelListUnreachable     command line: nothing answers there
 ├── GatewayUnreachable               command line: nothing answers at the gateway's URL
 ├── GatewayRefused                   command line: the gateway answered with an error
+│   └── JobUnknown                   command line: this process of the gateway has no such job
 └── LabellingIncomplete              command line: some questions have no row yet
 """
 
@@ -375,6 +376,10 @@ class GatewayUnreachable(RacerError):
 
 class GatewayRefused(RacerError):
     """The gateway answered with an error; the message is the gateway's own."""
+
+
+class JobUnknown(GatewayRefused):
+    """The process of the gateway that answered has no such calibration job."""
 
 
 class LimitNotKept(CalibrationError):

@@ -121,6 +121,10 @@ def bootstrap(
 
     Each step is the command that is shown and can be run alone. The same command again skips what
     is done, as long as nothing that it depends on has changed. A judge's key is $RACER_JUDGE_KEY.
+
+    Without references: --judge has a model grade the answers, and `racer serve
+    --calibrate-from-traffic` needs neither questions nor labels to certify that an answer is the
+    whole pool's.
     """
     from app.tools.bootstrap.run import run
     from app.tools.bootstrap.steps import SHARES, BootstrapOptions

@@ -54,6 +54,7 @@ def tune(
     table says what the promise `same_answer` takes of these rows.
     """
     from app.routing.artifact import open_racer
+    from app.settings.editing import check_writable
     from app.tools import tuning, tuning_frontier
     from app.tools.router_rows import read_rows
     from racer_core.offline import tune as search
@@ -61,6 +62,8 @@ def tune(
     from racer_core.records.usage import mean_usage
 
     configured = settings.read(config)
+    if write:
+        check_writable(config)
     if objective == "cost" and not configured.exact_prices:
         raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
     read = read_rows(validation, configured, None if kind is None else RowsKind(kind))
@@ -110,6 +113,7 @@ def tune(
         "evaluators": [each.as_json() for each in tuned.evaluators],
         "kind": tables.rows_kind(rows),
         "diff": change.diff,
+        "settings": change.settings(configured.model_dump(mode="json")),
         "written": write,
         "same_answer": [asdict(each) for each in levels],
     }

@@ -26,7 +26,7 @@ from app.ray_serve.application import Application
 from app.ray_serve.metrics import MetricsExport
 from app.ray_serve.proxy import CALLBACK, CANDIDATES, middlewares
 from app.ray_serve.scorer import RayRouterBackend
-from app.routing.artifact import has_artifact, open_trained
+from app.routing.artifact import DEPLOY_AGAIN, has_artifact, open_trained
 from app.routing.scorer import ScoredQuery
 from app.settings import Secrets, Settings
 from app.settings.validation import suggestion
@@ -155,10 +155,7 @@ class Gateway:
 
     def _open_router(self, configured: Settings, _: Metrics) -> lifespan.OpenedRouter:
         if self._router is None:  # the artifact was not there when the application was deployed
-            raise ArtifactError(
-                "the application has no router replicas: deploy it again with `serve run` to load "
-                "the artifact"
-            )
+            raise ArtifactError(DEPLOY_AGAIN)
         trained = open_trained(configured)
         scoring = RayRouterBackend(self._router, trained.artifact.digest)
         return lifespan.OpenedRouter(trained, nullcontext(scoring))

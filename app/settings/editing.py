@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ruamel.yaml import YAML
 
 from app.errors import SettingsError
@@ -32,12 +34,70 @@ class Change:
         )
         return "".join(lines)
 
+    def settings(self, in_force: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """The settings that change, by section; None: the setting is removed.
+
+        Args:
+            in_force: All settings from before the change, with their defaults, as JSON values.
+        """
+        before, after = _sections(self.before), _sections(self.after)
+        found: dict[str, dict[str, Any]] = {}
+        for section in {**before, **after}:
+            old, new = before.get(section, {}), after.get(section, {})
+            changed = {
+                name: new.get(name)
+                for name in {**old, **new}
+                if old.get(name) != new.get(name) != in_force[section].get(name)
+            }
+            found |= {section: changed} if changed else {}
+        return found
+
     def write(self) -> None:
         """Replace the file. Raises :class:`SettingsError` when it cannot be written."""
         try:
             self.path.write_text(self.after, encoding="utf-8")
         except OSError as exc:
             raise SettingsError(f"{self.path}: cannot be written ({exc.strerror})") from exc
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written later. Raises :class:`SettingsError`."""
+    try:
+        with path.open("r+b"):
+            pass
+    except OSError as exc:
+        raise SettingsError(
+            f"{path}: cannot be written ({exc.strerror}). In a container it is mounted, often read-"
+            "only: leave out --write, and put the settings that are shown into the file, ConfigMap "
+            "or values that it comes from; or name a copy by --config"
+        ) from exc
+
+
+def has_settings(path: Path, settings: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether a configuration has these settings, as :meth:`Change.settings` names them."""
+    sections = _sections(path.read_text(encoding="utf-8"))
+    return all(
+        sections.get(section, {}).get(name) == value
+        for section, values in settings.items()
+        for name, value in values.items()
+    )
+
+
+def as_yaml(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Lines for a configuration; comments name settings to remove."""
+    lines: list[str] = []
+    for section, values in settings.items():
+        lines.append(f"{section}:")
+        for name, value in values.items():
+            text = yaml.safe_dump({name: value}, sort_keys=False).splitlines()
+            lines += [f"  {each}" for each in text] if value is not None else [f"  # remove {name}"]
+    return "\n".join(lines)
+
+
+def _sections(text: str) -> dict[str, dict[str, Any]]:
+    """The sections of a configuration, without settings that stand alone."""
+    document: dict[str, Any] = yaml.safe_load(text) or {}
+    return {name: each for name, each in document.items() if isinstance(each, dict)}
 
 
 def parse(text: str) -> tuple[YAML, Any]:

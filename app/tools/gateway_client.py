@@ -16,13 +16,17 @@ from urllib.parse import quote
 
 import httpx2
 
-from app.errors import GatewayRefused, GatewayUnreachable
+from app.errors import GatewayRefused, GatewayUnreachable, JobUnknown
 from app.wire.sse import EventReader
 from racer_core import strict_json
 from racer_core.errors import InputError, RacerError
 from racer_core.types import Score
 
-_POLL_S: Final = 0.5  # before a job is polled after its event stream broke
+_POLL_S: Final = 0.5  # before a job is polled after its event stream broke, or was missed
+# Responses about a job, in a row, that come from other processes of the gateway, or do not come. As
+# app/ui/jobs.js: with eight processes behind a balancer 25 misses have a probability of 4 %.
+MISSES: Final = 25
+_JOB_TIMEOUT_S: Final = 60.0  # to say how a job stands, or to cancel it
 Progress = Callable[[str, int, int], None]  # phase, done, total
 
 
@@ -269,23 +273,48 @@ class GatewayClient:
         self._request("POST", "/shadow/judgements", json=body)
 
     def _job_result(self, job: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
-        """Follow a job's events to its end and return its result."""
+        """Follow a job's events to its end and return its result.
+
+        A job lives in one process. Behind a balancer of requests any process may answer, so a miss
+        is repeated. `POST /calibrate?wait=true` would need no second request, but balancers and
+        clients end a silent request long before a large job ends.
+        """
         place = f"/calibrations/jobs/{job['id']}"
         try:
             while job["status"] in ("waiting", "running"):
                 for job in self._events(f"{place}/events"):
-                    if progress is not None:
-                        progress(job["phase"], job["done"], job["total"])
+                    _report(progress, job)
                 if job["status"] in ("waiting", "running"):  # the stream broke, the job goes on
                     time.sleep(_POLL_S)
-                    job = self._request("GET", place)["job"]
+                    job = self._job("GET", place)
+                    _report(progress, job)
         except KeyboardInterrupt:
-            with suppress(RacerError):
-                self._request("DELETE", place)
+            self._job("DELETE", place)  # an error says that the job was not cancelled
             raise
         if job["error"] is not None:
             raise GatewayRefused(f"{job['error']['message']} ({job['error']['status']})")
         return cast("dict[str, Any]", job["result"])
+
+    def _job(self, method: str, place: str) -> dict[str, Any]:
+        """A job, read or cancelled in the process that has it.
+
+        Raises:
+            GatewayUnreachable: No process that has it answers.
+            GatewayRefused: It cannot be cancelled any more.
+        """
+        misses = 0
+        while True:
+            try:
+                return self._request(method, place, timeout=_JOB_TIMEOUT_S)["job"]
+            except (JobUnknown, GatewayUnreachable) as exc:
+                misses += 1
+                if misses > MISSES:
+                    raise GatewayUnreachable(
+                        f"{exc}. Asked {misses} times. The calibration may still go on in another "
+                        "process of the gateway: `racer calibrations list --url "
+                        f"{self.url}` shows it once it is stored"
+                    ) from exc
+            time.sleep(_POLL_S)
 
     def _events(self, path: str) -> Iterator[dict[str, Any]]:
         reader = EventReader()
@@ -347,12 +376,19 @@ class GatewayClient:
             message, kind = error["message"], error["type"]
         except (ValueError, KeyError, TypeError) as exc:
             raise self._is_no_gateway() from exc
+        if error.get("code") == "job_not_found":
+            return JobUnknown(f"{message} ({response.status_code})")
         if kind == "upstream_error":
             return GatewayUnreachable(f"{message} ({response.status_code})")
         return GatewayRefused(f"{message} ({response.status_code})")
 
     def _is_no_gateway(self) -> GatewayUnreachable:
         return GatewayUnreachable(f"the server at {self.url} is not a RACER gateway: check --url")
+
+
+def _report(progress: Progress | None, job: Mapping[str, Any]) -> None:
+    if progress is not None:
+        progress(job["phase"], job["done"], job["total"])
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import socket
@@ -18,11 +19,15 @@ import yaml
 
 from app import artifact_watch, settings
 from app.cli import bootstrap as command
+from app.errors import GatewayRefused
+from app.tools.bootstrap.gateway import wait_for_artifact
+from app.tools.bootstrap.report import client_address, take_over
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.bootstrap.steps import SHARES, BootstrapOptions, Steps
 from app.tools.gateway_client import GatewayClient
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
+from racer_core.errors import ArtifactError
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -35,8 +40,11 @@ from tests.support.gateway import (
     labelled,
     running,
 )
+from tests.support.lazy import LazyModule
 from tests.support.waiting import wait_until, wait_while_running
 from tests.upstreams.scripted import FakePool
+
+deployments = LazyModule("app.ray_serve.deployments")
 
 STEPS = ("label", "split", "train", "tune", "evaluate", "calibrate")
 COUNT = 60
@@ -206,10 +214,70 @@ def test_what_tuning_chooses_is_written_and_calibrated(
     assert config.read_text(encoding="utf-8") != before
     chosen, calibration = report["tuning"]["chosen"], report["calibration"]
     assert (calibration["score"], calibration["alpha"]) == (chosen["score"], chosen["alpha"])
-    assert "restart the gateway" in report["next"][0]
+    # The gateway takes over what the report says, in the way that it says.
+    advice, changed = report["next"][0], report["tuning"]["settings"]
+    assert set(changed) == {"routing"}, "make this test's advice a restart"
+    assert "reload the gateway" in advice
+    assert all(f"routing.{name}" in advice for name in changed["routing"])
+    answer = gateway.post("/admin/reload", ADMIN_KEY)
+    assert set(answer.json()["changed"]) == {f"routing.{name}" for name in changed["routing"]}
     again = bootstrap(gateway, "--write", "--json")
     assert done(again) == report
     assert skipped(again[2]) == list(STEPS)
+
+
+@pytest.mark.slow
+def test_what_tuning_chooses_can_be_pasted(
+    bootstrap: Bootstrap, gateway: Gateway, queries: Path, config: Path
+) -> None:
+    """Without `--write` the lines of the report are YAML; with them the report is content."""
+    ask(queries, TUNED)
+    code, out, stderr = bootstrap(gateway)
+    assert code == 0, stderr
+    advice, _, rest = out[out.index("next 1:") :].partition("\n")
+    assert "with which this run evaluated and calibrated" in advice
+    lines = yaml.safe_load(rest.partition("next 2:")[0])
+    report = done(bootstrap(gateway, "--json"))
+    chosen, calibration = report["tuning"]["chosen"], report["calibration"]
+    assert lines == report["tuning"]["settings"]
+    assert (calibration["score"], calibration["alpha"]) != (chosen["score"], chosen["alpha"])
+    values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    for section, changes in lines.items():
+        values[section] = values.get(section, {}) | changes
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    report = done(bootstrap(gateway, "--json"))
+    calibration = report["calibration"]
+    assert (calibration["score"], calibration["alpha"]) == (chosen["score"], chosen["alpha"])
+    assert report["next"][0].startswith("ask `auto`")
+
+
+@pytest.mark.parametrize(
+    ("changed", "starts", "ends"),
+    [
+        ({"routing": {"alpha": 0.2, "score": "gap"}},
+         "reload the gateway (SIGHUP or POST /admin/reload)", "routing.alpha, routing.score"),
+        ({"aggregation": {"method": "majority", "weight": None}},
+         "restart the gateway", "aggregation.method, aggregation.weight at its start"),
+        ({"routing": {"alpha": 0.2}, "aggregation": {"method": "majority"}},
+         "restart the gateway: it reads aggregation.method",
+         "routing.alpha alone would need a reload only"),
+    ],
+)  # fmt: skip
+def test_a_restart_is_asked_for_only_where_a_reload_does_not_do(
+    changed: dict[str, Any], starts: str, ends: str
+) -> None:
+    """By the table of what a reload takes over."""
+    text = take_over(changed)
+    assert text.startswith(starts)
+    assert text.endswith(ends)
+
+
+def test_an_address_of_a_container_is_called_that_of_the_command() -> None:
+    """On this machine the address is right as it is."""
+    assert client_address("http://127.0.0.1:8080") == "http://127.0.0.1:8080/v1"
+    elsewhere = client_address("http://gateway:8080")
+    assert elsewhere.startswith("http://gateway:8080/v1, as this command does")
+    assert "ingress" in elsewhere
 
 
 # Stops -------------------------------------------------------------------------------------------
@@ -419,6 +487,29 @@ def test_changed_questions_need_a_restart_of_the_gateway_and_say_so(
         assert gateway.ready()["calibration"] == report["calibration"]["id"]
 
 
+def test_on_ray_it_does_not_wait_for_what_a_deployment_must_load(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is that of /readyz there. Fails when it is asked again, for nothing changes."""
+    replica = deployments.Gateway.__new__(deployments.Gateway)
+    replica._router = None  # as of a deployment without an artifact
+    with pytest.raises(ArtifactError) as refusal:
+        replica._open_router(None, None)
+    asked: list[str] = []
+
+    def readiness(_: GatewayClient) -> dict[str, Any]:
+        asked.append("readyz")
+        assert len(asked) == 1
+        return {"missing": [{"part": "artifact", "reason": str(refusal.value)}]}
+
+    monkeypatch.setattr(GatewayClient, "readiness", readiness)
+    with (
+        GatewayClient("http://127.0.0.1:1") as client,
+        pytest.raises(GatewayRefused, match=r"serve run.*deploy/ray/README\.md"),
+    ):
+        wait_for_artifact(client, artifact, 120.0)
+
+
 def test_an_artifact_that_it_did_not_make_is_kept(
     bootstrap: Bootstrap, config: Path, artifact: Path, tmp_path: Path
 ) -> None:
@@ -466,9 +557,13 @@ def refused(result: tuple[int, str, str], pool: FakePool, code: int, *words: str
 def test_without_references_and_judge_it_says_what_can_be_had(
     bootstrap: Bootstrap, gateway: Gateway, pool: FakePool, queries: Path
 ) -> None:
-    """Answers alone do not say which are right; the promise `same_answer` needs no labels."""
+    """Answers alone do not say which are right; each way without labels is a command."""
     queries.write_text('{"query": "one?"}\n{"query": "two?"}\n')
-    refused(bootstrap(gateway), pool, 1, "--reference", "--judge", "--calibrate-from-traffic")
+    refused(
+        bootstrap(gateway), pool, 1, "--reference FILE", "--judge CANDIDATE",
+        "racer serve --calibrate-from-traffic", "racer label --from-shadow --grade judge",
+        "racer calibrate --from-shadow --delta",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -493,6 +588,26 @@ def test_configurations_without_a_way_to_the_end(
     found = racer("bootstrap", "--config", config, "--queries", queries, "--url",
                   "http://127.0.0.1:1", "--out", tmp_path / "work")  # fmt: skip
     refused(found, pool, code, words)
+
+
+def test_a_configuration_that_cannot_be_written_is_refused_before_labels_are_paid_for(
+    bootstrap: Bootstrap, gateway: Gateway, pool: FakePool, config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A container mounts it read-only, which root notices, too; without `--write` it is read."""
+    opened = Path.open
+
+    def read_only(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+        if path == config and mode != "r":
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, mode, *more, **options)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    before = config.stat().st_mtime_ns
+    found = bootstrap(gateway, "--write")
+    refused(found, pool, 2, "cannot be written (Read-only file system)", "leave out --write")
+    assert config.stat().st_mtime_ns == before
+    assert bootstrap(gateway)[0] == 0
 
 
 def test_an_encoder_that_no_hub_has_is_named_before_anything_is_paid_for(

@@ -6,12 +6,14 @@ import asyncio
 import functools
 import gzip
 import json
+import re
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,14 @@ from sqlalchemy.engine import Engine
 
 from app.calibrations import jobs, service
 from app.calibrations.progress import Progress
-from app.errors import GatewayRefused
+from app.errors import GatewayRefused, GatewayUnreachable
 from app.store import Store
+from app.tools import gateway_client
 from app.tools.gateway_client import GatewayClient
 from app.wire.sse import EventReader
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
+from tests.support.balancer import balancer
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -475,6 +479,109 @@ def test_an_interrupt_cancels_the_job(serve: Serve, tmp_path: Path, brake: Brake
     brake.free.set()
     assert ended(gateway, f"/calibrations/jobs/{job['id']}")["status"] == "cancelled"
     assert stored_ids(gateway) == []
+
+
+@contextmanager
+def two_processes(serve: Serve, folder: Path) -> Iterator[ProcessPair]:
+    """Two gateways on one store: the second one gets two of three requests in turn."""
+    gateways = tuple(serve(calibrated=False, folder=folder) for _ in range(2))
+    urls, seen = [gateways[n].url for n in (0, 1, 1)], list[tuple[str, str, int]]()
+    with balancer(urls, seen) as url:
+        yield ProcessPair(url, gateways, urls, seen)
+
+
+@dataclass(frozen=True)
+class ProcessPair:
+    """What is behind a balancer, and what went through it."""
+
+    url: str
+    gateways: tuple[Gateway, ...]
+    urls: list[str]
+    seen: list[tuple[str, str, int]]  # method, path and status
+
+    def misses(self, method: str) -> int:
+        """Requests about a job that reached a process which does not know it."""
+        return sum(status == 404 and at == method for at, _, status in self.seen)
+
+
+@pytest.fixture
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that misses a job asks again soon."""
+    monkeypatch.setattr(gateway_client, "_POLL_S", 0.01)
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+def test_a_job_is_found_again_behind_a_balancer(
+    serve: Serve, racer: Command, tmp_path: Path
+) -> None:
+    """Two of three requests reach a process without it. Fails when a miss is an error."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(many(4_000))
+    with two_processes(serve, tmp_path / "both") as there:
+        code, out, stderr = racer(
+            "calibrate", rows, "--url", there.url, "--key", ADMIN_KEY, "--json"
+        )
+        assert code == 0, stderr
+        assert there.misses("GET") > 0
+        assert stored_ids(there.gateways[0]) == [json.loads(out)["id"]]
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+def test_an_interrupt_cancels_the_job_behind_a_balancer(
+    serve: Serve, tmp_path: Path, brake: Brake
+) -> None:
+    """DELETE reaches the other process twice, and then the job."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(many(4_000))
+    with two_processes(serve, tmp_path / "both") as there:
+
+        def interrupted(phase: str, done: int, total: int) -> None:
+            if phase == "scoring":
+                threading.Timer(0.2, brake.free.set).start()
+                raise KeyboardInterrupt
+
+        with GatewayClient(there.url, ADMIN_KEY) as client, pytest.raises(KeyboardInterrupt):
+            client.calibrate(rows, {}, interrupted)
+        assert there.misses("DELETE") == 2
+        (job,) = there.gateways[0].get("/calibrations/jobs", ADMIN_KEY).json()["data"]
+        assert job["status"] == "cancelled"
+        assert stored_ids(there.gateways[0]) == []
+
+
+@pytest.mark.usefixtures("in_a_hurry")
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_a_job_that_is_never_found_again_may_go_on(
+    serve: Serve, racer: Command, tmp_path: Path, brake: Brake, interrupts: bool
+) -> None:
+    """The command ends after as many misses as the page, and says how to see what came of it."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(many(4_000))
+    with two_processes(serve, tmp_path / "both") as there:
+
+        def elsewhere(phase: str, done: int, total: int) -> None:
+            there.urls[:] = there.urls[1:]
+            if interrupts:
+                raise KeyboardInterrupt
+
+        with (
+            GatewayClient(there.url, ADMIN_KEY) as client,
+            pytest.raises(GatewayUnreachable) as caught,
+        ):
+            client.calibrate(rows, {}, elsewhere)
+        assert "may still go on" in str(caught.value)
+        assert f"racer calibrations list --url {there.url}" in str(caught.value)
+        assert there.misses("DELETE" if interrupts else "GET") >= 25
+        brake.free.set()
+        place = next(path for at, path, status in there.seen if at == "GET" and status == 200)
+        assert ended(there.gateways[0], place)["status"] == "done"
+
+
+def test_the_page_and_the_command_miss_a_job_equally_often() -> None:
+    """One number, so that a balancer which suits one suits the other."""
+    page = Path(gateway_client.__file__).parents[1] / "ui" / "jobs.js"
+    found = re.search(r"const MISSES = (\d+);", page.read_text(encoding="utf-8"))
+    assert found is not None
+    assert int(found[1]) == gateway_client.MISSES
 
 
 def test_a_packed_file_is_unpacked_on_the_way(serve: Serve, racer: Command, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import yaml
 from app import settings
 from app.errors import SettingsError
 from app.routing.artifact import open_racer
+from app.settings.editing import Change, as_yaml
 from app.tools import tuning
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -114,6 +115,22 @@ def test_nothing_changes_where_the_file_says_it_already(file: Path) -> None:
     change = tuning.configuration_change(file, suggested(score=Score.GAP, **MAJORITY))
     assert change.diff == ""
     assert change.after == FILE
+
+
+def test_changed_settings_are_those_that_are_not_in_force(file: Path) -> None:
+    """As lines of YAML; a default that is written down is no change, a removed setting is None."""
+    change = tuning.configuration_change(file, suggested())
+    in_force = settings.read(file).model_dump(mode="json")
+    found = change.settings(in_force)
+    after = yaml.safe_load(change.after)
+    assert found["routing"] == {name: after["routing"][name] for name in ("score", "alpha")}
+    assert set(found) == {"routing", "aggregation"}
+    assert yaml.safe_load(as_yaml(found)) == found
+    assert change.settings(found) == {}
+    removed = Change(file, "aggregation:\n  weight: evaluator\n", "aggregation:\n")
+    found = removed.settings(in_force)
+    assert found == {"aggregation": {"weight": None}}
+    assert "  # remove weight" in as_yaml(found)
 
 
 def test_a_second_run_changes_nothing(file: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from app.errors import GatewayRefused, GatewayUnreachable
+from app.routing.artifact import DEPLOY_AGAIN
 from app.settings import Settings
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.through_gateway import check_pool
@@ -48,7 +49,7 @@ def wait_for_artifact(gateway: GatewayClient, folder: Path, limit_s: float) -> N
             if loaded == digest:
                 return
             if loaded is not None:
-                why = "it runs another one: restart it"
+                why = "it runs another one: restart it, or deploy it again on Ray"
                 if (
                     "restart" in ready
                 ):  # it sees these files, and loads none in the place of another
@@ -56,11 +57,14 @@ def wait_for_artifact(gateway: GatewayClient, folder: Path, limit_s: float) -> N
             else:
                 missing = {each["part"]: each["reason"] for each in ready.get("missing", ())}
                 why = missing.get("artifact", "its configuration has no `artifact`")
+                if why == DEPLOY_AGAIN:
+                    break
         if time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
     raise GatewayRefused(
         f"the gateway at {gateway.url} has not loaded the artifact {folder} ({why}). Where it does "
         "not see this folder, copy it to the place that `artifact` names there, or roll it out; "
-        "then run the same command again, which goes on here"
+        "on Ray deploy again (deploy/ray/README.md); then run the same command again, which goes "
+        "on here"
     )

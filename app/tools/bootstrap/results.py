@@ -31,7 +31,7 @@ def tuned(result: Mapping[str, Any]) -> dict[str, Any]:
         name: result["chosen"][name]
         for name in ("alpha", "score", "rule", "weight", "accuracy", "size")
     }
-    return {"chosen": chosen, "diff": result["diff"], "written": result["written"]}
+    return {"chosen": chosen, **{name: result[name] for name in ("diff", "settings", "written")}}
 
 
 def evaluated(result: Evaluation) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from app import settings
 from app.errors import SettingsError
 from app.settings import Settings
+from app.settings.editing import check_writable
 from app.tools.bootstrap.gateway import check_gateway
 from app.tools.bootstrap.report import report
 from app.tools.bootstrap.state import BootstrapState, Step
@@ -26,12 +27,13 @@ RunCommand = Callable[[Sequence[str]], Any]  # runs `racer` with these words, an
 Say = Callable[[str], None]
 
 STATE: Final = "bootstrap.json"
-_NO_LABELS: Final = (
-    "no question has a reference, and there is no judge, so no answer could be called right: add "
-    "`reference` to the questions, or give --reference FILE, or --judge CANDIDATE. Without labels "
-    "`racer serve --calibrate-from-traffic` certifies that the answer is the whole pool's "
-    "(docs/same-answer.md)"
-)
+_NO_LABELS: Final = """\
+no question has a reference, and there is no judge, so no answer could be called right. Add \
+`reference` to the questions, or give --reference FILE. Without labels (docs/quickstart.md):
+- a judge grades the answers: the same command with --judge CANDIDATE
+- an answer is the whole pool's, without questions: racer serve --calibrate-from-traffic
+- sampled requests, judged and partly labelled: `watching.shadow_rate`, racer label --from-shadow \
+--grade judge --judge CANDIDATE, racer calibrate --from-shadow --delta 0.05"""
 
 
 def run(
@@ -78,7 +80,7 @@ def run(
                 "steps are kept"
             )
             raise
-    return report(state, steps, settings.read(options.config), gateway, options.data_url)
+    return report(state, steps, settings.read(options.config), gateway, options)
 
 
 def _say_at(say: Say, place: str, text: str) -> None:
@@ -104,13 +106,16 @@ def _check(options: BootstrapOptions, configured: Settings) -> None:
 
     Raises:
         InputError: The questions cannot be read, or nothing says which answers are right.
-        SettingsError: The configuration names no folder for the artifact, or a risk of graded rows.
+        SettingsError: The configuration names no folder for the artifact, or a risk of graded rows,
+            or cannot be written although it will be.
     """
     questions = read_questions(options.queries, configured.text_of)
     if options.references is not None:
         read_questions(options.references, configured.text_of)
     elif options.judge is None and all(each.reference is None for each in questions):
         raise InputError(_NO_LABELS)
+    if options.write:
+        check_writable(options.config)
     if configured.artifact is None:
         raise SettingsError(
             f"{options.config}: set `artifact` to the folder where the router will be, such as "
