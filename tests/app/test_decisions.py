@@ -315,8 +315,9 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
 
     No verdict is refused, since there is no deadlock.
     """
-    old, young = [aged(40) for _ in range(6_000)], [aged(1) for _ in range(50)]
-    decision_store.add([*old, *young], [True] * 6_050)
+    count = 6_000 if database.startswith("postgres") else 1_500  # one lock for all that write
+    old, young = [aged(40) for _ in range(count)], [aged(1) for _ in range(50)]
+    decision_store.add([*old, *young], [True] * (count + 50))
     ids = [each.decision_id for each in young]
     for each in ids:
         decision_store.add_verdicts(each, lambda _: {"adder": True}, key="data", counts=False)
@@ -332,7 +333,7 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
             )
             deleted = sum(threads.map(delete, range(pruning)))
             accepting.result()
-    assert deleted == 6_000
+    assert deleted == count
     assert not any(kept_of(decision_store, old[::100]))
     assert all(decision_store.get(each).counted == {"adder": True} for each in ids)
 

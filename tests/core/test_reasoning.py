@@ -72,11 +72,11 @@ def test_pieces_are_read_as_the_whole_text(words: list[str], sizes: list[int]) -
 
 
 def test_reading_takes_linear_time() -> None:
-    """Texts are untrusted: a mebibyte of markers takes less than a second."""
+    """Texts are untrusted: a mebibyte of markers takes seconds of a core at most, not hours."""
     for unit in ("<think>", "</think>", "<think></think>", "</think><think>", "<", "</think"):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         ReasoningFilter().answer(unit * (2**20 // len(unit)))
-        assert time.perf_counter() - begun < 1, unit
+        assert time.thread_time() - begun < 5, unit
 
 
 def test_recorded_answers_vote_without_their_reasoning() -> None:
