@@ -163,6 +163,7 @@ async def list_calibrations(_: Request, services: Services) -> Response:
     """The history, with evidence; `active` decides, and a canary has its `share`.
 
     `canary` is the calibration that decides a share of the requests, if there is one: its share,
+    its test (`promotion`: the limit `below`, the `evidence`, and how much is `needed`),
     what it and the active one have realised since it began (mean set, abstentions, and the risk of
     judged samples with its 95 % interval), and the alarm that `ended` it.
     """
@@ -212,7 +213,7 @@ async def activate(request: Request, services: Services) -> Response:
         confirm=options.confirm,
         canary=canary,
     )
-    shared = {} if options.share is None else {"share": options.share}
+    shared = {} if canary is None else asdict(canary)
     answer = {"id": record.id, "active": not shared, "evidence": record.evidence}
     return bodies.json_response(answer | shared)
 

@@ -183,7 +183,7 @@ def canary(found: Mapping[str, Any]) -> Table:
     title = f"canary of {found['share']:.3g} of the requests, since {_minute(found['since'])}"
     if found["ended"]:
         title += f"; ended by its drift alarm: {found['ended']}"
-    elif (test := found["promotion"]) is not None:
+    elif (test := found.get("promotion")) is not None:  # earlier gateways have none
         title += f"; promoted below a risk of {test['below']:g}: evidence {_of_needed(test)}"
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD)
     for name in ("calibration", "application"):

@@ -83,8 +83,8 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
     "--promote-below",
     metavar="RISK",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="With --canary: promote it by itself once its judged requests show, with 95 % confidence "
-    "at whatever time, that its realised risk is below this.",
+    help="With --canary: promote it automatically once its judged requests show, with 95 % "
+    "confidence at whatever time, that its realised risk is below this.",
 )
 @_FORCE
 @ADMIN_URL
@@ -221,5 +221,7 @@ def _print_active(
         return
     share = calibration.get("share")
     state = "is active" if share is None else f"decides {share:.3g} of the requests"
+    if (limit := calibration.get("promote_below")) is not None:
+        state += f", and all once its realised risk is shown to be below {limit:g}"
     text = f"{calibration['id']} {state}. {sentence(calibration['evidence'])}"
     out.print(text, highlight=False, markup=False, soft_wrap=True)

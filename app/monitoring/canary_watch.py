@@ -127,7 +127,7 @@ class CanaryWatch:
         """That its realised risk is below a limit, in the application with the least of it."""
         ids = (stored.calibration_id,)
         losses = (
-            self._statistics.losses(ids, name, stored.since, key=self._key)
+            self._statistics.losses_at_all_rates(ids, name, stored.since)
             for name in watched.by_application
         )
         return min(evidence_below(np.array(each), limit) for each in losses)

@@ -180,8 +180,7 @@ class DecisionStatistics:
             since: Only decisions from then on: UTC, ISO 8601; empty: all that are stored.
             key: Secret of the draws.
         """
-        of_it = _of(calibration_ids, application, since)
-        judged = (*of_it, DecisionRow.loss.is_not(None))
+        judged = _judged(calibration_ids, application, since)
         made = select(func.min(CalibrationRow.created_at)).where(
             CalibrationRow.id.in_(calibration_ids)
         )
@@ -203,6 +202,18 @@ class DecisionStatistics:
                 for loss, decision_id, document in session.execute(of_loss.where(*judged))
                 if loss is not None and _draw(decision_id, json.loads(document), key) < lowest
             ]
+
+    def losses_at_all_rates(
+        self, calibration_ids: Sequence[str], application: str, since: str
+    ) -> list[float]:
+        """The losses of :meth:`losses`, and those that it leaves out so that there is one rate.
+
+        A list that only grows: no later rate takes one from it.
+        """
+        judged = _judged(calibration_ids, application, since)
+        with self._store.transaction() as session:
+            found = session.scalars(select(DecisionRow.loss).where(*judged))
+            return [loss for loss in found if loss is not None]
 
     def projections(self, calibration_ids: Sequence[str], *, counts_repeats: bool) -> FloatArray:
         """Embeddings of the newest queries that these calibrations routed, newest first, (m, d).
@@ -249,6 +260,12 @@ def _draw(decision_id: str, document: Mapping[str, Any], key: bytes) -> float:
     """The number that drew a decision, by its id or by the turn of its conversation."""
     drawn_by = document.get("conversation") or decision_id
     return sampling_number(key, drawn_by.encode(), document.get("turn") or 0)
+
+
+def _judged(
+    calibration_ids: Sequence[str], application: str, since: str
+) -> tuple[ColumnElement[bool], ...]:
+    return *_of(calibration_ids, application, since), DecisionRow.loss.is_not(None)
 
 
 def _of(

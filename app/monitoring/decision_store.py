@@ -5,6 +5,7 @@ What is computed over all decisions of a calibration is in ``decision_statistics
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -29,9 +30,11 @@ from sqlalchemy.orm import Session
 
 from app.errors import NotFound
 from app.monitoring.decision_record import DecisionRecord
-from app.store import Store, now
+from app.store import Store, canaries, now
 from app.store.engine import begin_writing, insert_new, lock
 from app.store.tables import QUERY_KEY, DecisionRow, VerdictRow
+
+log = logging.getLogger(__name__)
 
 _CHUNK: Final = 1_000  # rows deleted in one transaction
 UNCALIBRATED: Final = ""  # in the column of calibrations, which is never null
@@ -190,7 +193,8 @@ class DecisionStore:
     def prune(self, keep_days: float, keep_rows: int) -> int:
         """Delete some decisions past the retention limits, with their verdicts.
 
-        Deletes at most 1,000 at a time, so that other transactions do not wait long.
+        Deletes at most 1,000 at a time, so that other transactions do not wait long. The test that
+        promotes a canary needs all decisions since it began, so it ends with the first of them.
 
         Returns:
             How many were deleted; 0 when none is left to delete.
@@ -205,9 +209,15 @@ class DecisionStore:
             surplus = false() if newest_surplus is None else created_at <= newest_surplus
             # Rows that another transaction has locked (another gateway prunes, or feedback comes
             # in) are skipped: without waiting there is no deadlock.
-            chunk = select(DecisionRow.id).where(expired | surplus).limit(_CHUNK)
-            ids = list(session.scalars(chunk.with_for_update(skip_locked=True)))
+            chunk = select(DecisionRow.id, created_at).where(expired | surplus).limit(_CHUNK)
+            found = session.execute(chunk.with_for_update(skip_locked=True)).all()
+            ids = [each.id for each in found]
             session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
+            if found and canaries.end_tests(session, max(each.created_at for each in found)):
+                log.warning(
+                    "decisions since a canary began are deleted (watching.keep_days, keep_rows): "
+                    "it is no longer tested, and promoted by hand alone"
+                )
         return len(ids)
 
     def _repeated(

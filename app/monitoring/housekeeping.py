@@ -76,14 +76,12 @@ class Housekeeping:
         if self._rounds % BUDGET_ROUNDS == 0:
             self._fit_budget()
         self._flush_drift()
+        self._promote_canary()
         try:
             self._show_risk()
-            self._promote_canary()
             while not self._closing.is_set():
                 limits = self._settings
                 if not self._decision_store.prune(limits.keep_days, limits.keep_rows):
                     return
         except StoreError as exc:
-            log.warning(
-                "old decisions are not deleted, no risk is shown, no canary tested: %s", exc
-            )
+            log.warning("old decisions are not deleted, nor is the risk shown: %s", exc)

@@ -115,7 +115,7 @@ class Monitor:
             flush_drift=self._flush_drift,
             fit_budget=self.sampler.fit_budget,
             show_risk=self._show_risk,
-            promote_canary=self._canary.promote,
+            promote_canary=self._promote_canary,
         )
         self.feedback = Feedback(
             decision_store=self._decision_store,
@@ -422,6 +422,12 @@ class Monitor:
         for name, population in monitored.by_application.items():
             losses = self._statistics.losses(*population.decisions, key=self._sampling_key)
             self._metrics.show_risk(name, risk_report.estimate(losses))
+
+    def _promote_canary(self) -> None:
+        try:
+            self._canary.promote()
+        except StoreError as exc:
+            log.warning("the canary is not tested: %s", exc)
 
     def _flush_drift(self) -> None:
         try:

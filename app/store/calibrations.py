@@ -177,6 +177,7 @@ class Store:
             if not canaries.is_promotable(session, artifact, canary):
                 return False
             _activate(session, canary.calibration_id, artifact, None)
+            _inherit_alarms(session, to_record(_find(session, canary.calibration_id)))
         return True
 
     def end_canary(self, artifact: str, canary: StoredCanary) -> bool:

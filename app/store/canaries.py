@@ -44,7 +44,7 @@ class StoredCanary:
         share: Of the requests that it decides.
         since: When it began: UTC, ISO 8601.
         ended: Why an alarm has ended it; None: it decides.
-        promote_below: The realised risk below which its test promotes it; None: there is no test.
+        promote_below: The realised risk below which its test promotes it; None: it has no test.
         alarms: Its drift alarms, by application.
     """
 
@@ -86,6 +86,8 @@ def begin(
 ) -> None:
     """Let a calibration decide a share of the requests; one that does already gets other terms.
 
+    Its test stays where the terms name none.
+
     Raises:
         Conflict: None is active, this one is, another one than expected is, or it has alarms that
             would end it at once.
@@ -114,7 +116,10 @@ def begin(
         session.add(row)
     if row.calibration_id != calibration_id or row.ended is not None:
         row.calibration_id, row.since, row.ended = calibration_id, engine.now(), None
-    row.share, row.promote_below = terms.share, terms.promote_below
+        row.promote_below = None
+    row.share = terms.share
+    if terms.promote_below is not None:
+        row.promote_below = terms.promote_below
 
 
 def end(session: Session, artifact: str) -> None:
@@ -135,10 +140,25 @@ def end_by_alarm(session: Session, artifact: str, canary: StoredCanary) -> bool:
     return bool(cast("Any", session.execute(ended)).rowcount)
 
 
+def end_tests(session: Session, deleted: str) -> bool:
+    """Leave canaries that began by then without their tests, whose evidence is incomplete.
+
+    Args:
+        session: The transaction.
+        deleted: The time of the newest decision that is deleted.
+
+    Returns:
+        Whether there were any.
+    """
+    of_it = (CanaryRow.promote_below.is_not(None), CanaryRow.since <= deleted)
+    ended = update(CanaryRow).where(*of_it).values(promote_below=None)
+    return bool(cast("Any", session.execute(ended)).rowcount)
+
+
 def is_promotable(session: Session, artifact: str, canary: StoredCanary) -> bool:
-    """Whether it still decides on these terms and without an alarm; locked until the activation."""
-    session.get(ActiveRow, artifact, with_for_update=True)  # so that none comes between
-    row = session.get(CanaryRow, artifact, populate_existing=True)
+    """Whether it still decides on these terms and without an alarm; both rows are locked."""
+    session.get(ActiveRow, artifact, with_for_update=True)  # so that no activation comes between
+    row = session.get(CanaryRow, artifact, with_for_update=True)  # and no alarm
     return (
         row is not None
         and (row.calibration_id, row.since, row.promote_below)

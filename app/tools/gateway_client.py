@@ -189,10 +189,11 @@ class GatewayClient:
             expected_active_id: Change nothing unless this one is active; None: whichever is.
             confirm: Activate it however far it is from the active one.
             share: Share of the requests that it decides as a canary; None: all of them.
-            promote_below: Limit of the test that promotes a canary; None: by hand alone.
+            promote_below: Limit of the test that promotes a canary; None: none, or as it was.
         """
         body = {"expected_active_id": expected_active_id, "confirm": confirm}
-        body |= {} if share is None else {"share": share, "promote_below": promote_below}
+        terms = {"share": share, "promote_below": promote_below}
+        body |= {name: value for name, value in terms.items() if value is not None}
         place = f"/calibrations/{quote(calibration_id, safe='')}/activate"
         return self._request("POST", place, json=body)
 

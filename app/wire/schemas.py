@@ -332,8 +332,9 @@ class ActivateRequest(BaseModel):
         default=None,
         gt=0,
         lt=1,
-        description="With `share`: promote it by itself once its judged requests show, false with"
-        " probability 0.05 at most, that its realised risk is below this; null: by hand alone.",
+        description="With `share`: promote it automatically once its judged requests show that its"
+        " realised risk is below this, false with probability 0.05 at most; null: by hand alone, or"
+        " as before where only the share changes.",
     )
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """Evidence that a realised risk is below a limit, for the promotion of a canary.
 
 References:
-    Waudby-Smith & Ramdas 2024 (betting on a bounded mean). Kelly 1956 (the bets).
+    Waudby-Smith & Ramdas 2024 (betting on a bounded mean). Kelly 1956 (the bets). Ville 1939 (the
+    inequality).
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ _BETS: Final = 16
 
 
 def evidence_below(losses: FloatArray, limit: float) -> float:
-    """E-value against "the mean loss is at least ``limit``": at 1 / ``LEVEL`` it is disbelieved.
+    """E-value against "the mean loss is at least ``limit``", which 1 / ``LEVEL`` rejects.
 
     The mean of sixteen capitals, each the product of 1 + b (limit - loss) over all losses, b =
     (limit - p) / (limit (1 - limit)) for p = 0, limit / 16, ..., 15 limit / 16: for losses of 0 and
-    1 the likelihood ratio of the mean p and the mean ``limit``. If each loss has, given those that
-    were known before, a mean of at least ``limit``, then the capital has at most its last value in
-    the mean, so that P(it is ever above 1 / LEVEL) <= LEVEL: it may be looked at after every loss,
-    as often as one likes. A product does not depend on the order of its factors, so no state is
-    needed but the losses.
+    1 the likelihood ratio of the mean p and the mean ``limit``. If each loss, given those that were
+    known before it, has a mean of at least ``limit``, then the capital is a supermartingale, so
+    P(it ever reaches 1 / LEVEL) <= LEVEL (Ville's inequality): the test may be repeated after every
+    loss, and the limit may change. A product does not depend on the order of its factors, so no
+    state is needed but the losses; all of them, since a list that loses its first ones is another
+    capital each time.
 
     Args:
         losses: Shape (n,), in [0, 1].

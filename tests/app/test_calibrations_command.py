@@ -104,7 +104,10 @@ def test_a_canary_decides_a_share_and_is_promoted(
     failed(lacks, 2, "--promote-below", "--canary")
     options = ("--canary", 0.25, "--promote-below", 0.001)
     code, out, _ = racer("calibrations", "activate", second, *options, *at)
-    assert (code, out.startswith(f"{second} decides 0.25 of the requests. ")) == (0, True), out
+    assert (code, out.startswith(f"{second} decides 0.25 of the requests, and all once ")) == (
+        0,
+        True,
+    ), out
     assert gateway.ready()["calibration"] == first
     sizes: dict[str, list[int]] = {first: [], second: []}
     for number in range(40):

@@ -18,6 +18,7 @@ import pytest
 
 from app.errors import Conflict
 from app.monitoring import housekeeping
+from app.monitoring.decision_store import DecisionStore
 from app.routing.canary import Canary
 from app.store import CanaryTerms, Store, StoredCanary
 from app.store.tables import WatchRow
@@ -40,6 +41,7 @@ from tests.support.gateway import (
 )
 from tests.support.waiting import wait_until
 
+from .test_decisions import aged
 from .test_store import record
 
 KEY = b"k" * 32
@@ -367,6 +369,8 @@ def test_one_gateway_promotes_and_only_on_the_terms_that_were_tested(store: Stor
 
     earlier, later = begun(0.3), begun(0.2)
     assert not store.promote_canary(artifact, earlier)
+    store.activate("cal-2", "cal-1", artifact, CanaryTerms(share=0.3))  # keeps its test
+    assert store.shared_state(artifact).canary == replace(later, share=0.3)
     store.activate("cal-1", None, artifact)
     assert not store.promote_canary(artifact, later)
     later = begun(0.2)
@@ -383,6 +387,23 @@ def test_one_gateway_promotes_and_only_on_the_terms_that_were_tested(store: Stor
         )
     assert not store.promote_canary(artifact, later)
     assert store.shared_state(artifact).active_id == "cal-1"
+
+
+def test_the_test_ends_where_its_decisions_are_deleted(store: Store) -> None:
+    """Without them its evidence would begin anew each time; decisions of before are not missed."""
+    for name in ("cal-1", "cal-2"):
+        store.add(record(name), activate=name == "cal-1")
+    decisions = DecisionStore(store)
+    decisions.add([aged(40)], [True])
+    store.activate("cal-2", "cal-1", "a" * 64, CanaryTerms(share=0.2, promote_below=0.2))
+    begun = store.shared_state("a" * 64).canary
+    assert begun is not None
+    decisions.add([aged(0)], [True])
+    assert decisions.prune(30.0, 10) == 1
+    assert store.shared_state("a" * 64).canary == begun
+    assert decisions.prune(30.0, 0) == 1
+    assert store.shared_state("a" * 64).canary == replace(begun, promote_below=None)
+    assert not store.promote_canary("a" * 64, begun)
 
 
 def test_an_alarm_of_another_gateway_ends_a_canary_everywhere(store: Store) -> None:
