@@ -23,10 +23,10 @@ from racer_core.errors import InputError, RacerError
 from racer_core.types import Score
 
 _POLL_S: Final = 0.5  # before a job is polled after its event stream broke, or was missed
-# Responses about a job, in a row, that come from other processes of the gateway, or do not come. As
-# app/ui/jobs.js: with eight processes behind a balancer 25 misses have a probability of 4 %.
-MISSES: Final = 25
-_JOB_TIMEOUT_S: Final = 60.0  # to say how a job stands, or to cancel it
+# How long a job may be looked for among the processes behind a balancer, each time anew: with eight
+# of them and a choice by chance, 120 requests all reach others once in ten million times.
+_LOOK_FOR_S: Final = 60.0
+_JOB_TIMEOUT_S: Final = 10.0  # to say how a job stands, or to cancel it
 Progress = Callable[[str, int, int], None]  # phase, done, total
 
 
@@ -303,17 +303,16 @@ class GatewayClient:
             GatewayUnreachable: No process that has it answers.
             GatewayRefused: It cannot be cancelled any more.
         """
-        misses = 0
+        deadline = time.monotonic() + _LOOK_FOR_S
         while True:
             try:
                 return self._request(method, place, timeout=_JOB_TIMEOUT_S)["job"]
             except (JobUnknown, GatewayUnreachable) as exc:
-                misses += 1
-                if misses > MISSES:
+                if time.monotonic() > deadline:
                     raise GatewayUnreachable(
-                        f"{exc}. Asked {misses} times. The calibration may still go on in another "
-                        "process of the gateway: `racer calibrations list --url "
-                        f"{self.url}` shows it once it is stored"
+                        f"{exc}; asked for {_LOOK_FOR_S:.0f} s. The calibration may still go on in "
+                        f"another process of the gateway: `racer calibrations list --url {self.url}"
+                        "` shows it once it is stored"
                     ) from exc
             time.sleep(_POLL_S)
 

@@ -3,7 +3,8 @@
     python3 deploy/compose/pin.py [.env]
 
 Every line `..._IMAGE=NAME:TAG` becomes `NAME:TAG@sha256:...`, by what the registry has under the
-tag now. The same command again takes newer ones. It needs Python, and registries without a login.
+tag now. The same command again takes newer ones; a digest without a tag stays as it is. It needs
+Python, and registries without a login.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import json
 import os
 import re
 import sys
+from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 TIMEOUT_S = 30
-LINE = re.compile(r"^(?P<name>\w+_IMAGE)=(?P<image>[^\s@]+)(?:@\S+)?$", re.MULTILINE)
+LINE = re.compile(r"^(?P<name>\w+_IMAGE)=(?P<image>[^\s@]+)(?P<digest>@\S+)?$", re.MULTILINE)
 KINDS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -33,7 +35,14 @@ class NotPinned(Exception):
 
 def pinned(text: str) -> str:
     """The lines of `.env` with the digests of today. Raises NotPinned."""
-    return LINE.sub(lambda m: f"{m['name']}={m['image']}@{digest(m['image'])}", text)
+    return LINE.sub(_pinned, text)
+
+
+def _pinned(line: re.Match[str]) -> str:
+    image = line["image"]
+    if line["digest"] is not None and ":" not in image.rpartition("/")[2]:
+        return line[0]  # which tag it was taken from is not known
+    return f"{line['name']}={image}@{digest(image)}"
 
 
 def digest(image: str) -> str:
@@ -50,7 +59,7 @@ def digest(image: str) -> str:
             if exc.code != 401 or not challenge.lower().startswith("bearer "):
                 raise
             found = _head(url, headers | {"authorization": f"Bearer {_token(challenge, scheme)}"})
-    except (URLError, OSError, ValueError) as exc:
+    except (URLError, HTTPException, OSError, ValueError, KeyError) as exc:
         raise NotPinned(f"{image}: {host} does not say its digest ({exc})") from exc
     if re.fullmatch(r"sha256:[0-9a-f]{64}", found or "") is None:
         raise NotPinned(f"{image}: {host} answers without a digest")
@@ -87,6 +96,8 @@ def main() -> None:
     path = Path(sys.argv[1] if len(sys.argv) > 1 else ".env")
     try:
         text = path.read_text(encoding="utf-8")
+        if LINE.search(text) is None:
+            raise NotPinned("it has no line such as VLLM_IMAGE=vllm/vllm-openai:v0.32.0")
         new = pinned(text)
     except (OSError, NotPinned) as exc:
         sys.exit(f"{path} is as before: {exc}")

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import gzip
 import json
-import re
 import sqlite3
 import threading
 import time
@@ -551,9 +550,14 @@ def test_an_interrupt_cancels_the_job_behind_a_balancer(
 @pytest.mark.usefixtures("in_a_hurry")
 @pytest.mark.parametrize("interrupts", [False, True])
 def test_a_job_that_is_never_found_again_may_go_on(
-    serve: Serve, racer: Command, tmp_path: Path, brake: Brake, interrupts: bool
+    serve: Serve,
+    tmp_path: Path,
+    brake: Brake,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupts: bool,
 ) -> None:
-    """The command ends after as many misses as the page, and says how to see what came of it."""
+    """The command looks for it a while, and says how to see what came of it."""
+    monkeypatch.setattr(gateway_client, "_LOOK_FOR_S", 0.5)
     rows = tmp_path / "rows.jsonl"
     rows.write_bytes(many(4_000))
     with two_processes(serve, tmp_path / "both") as there:
@@ -570,18 +574,10 @@ def test_a_job_that_is_never_found_again_may_go_on(
             client.calibrate(rows, {}, elsewhere)
         assert "may still go on" in str(caught.value)
         assert f"racer calibrations list --url {there.url}" in str(caught.value)
-        assert there.misses("DELETE" if interrupts else "GET") >= 25
+        assert there.misses("DELETE" if interrupts else "GET") > 1
         brake.free.set()
         place = next(path for at, path, status in there.seen if at == "GET" and status == 200)
         assert ended(there.gateways[0], place)["status"] == "done"
-
-
-def test_the_page_and_the_command_miss_a_job_equally_often() -> None:
-    """One number, so that a balancer which suits one suits the other."""
-    page = Path(gateway_client.__file__).parents[1] / "ui" / "jobs.js"
-    found = re.search(r"const MISSES = (\d+);", page.read_text(encoding="utf-8"))
-    assert found is not None
-    assert int(found[1]) == gateway_client.MISSES
 
 
 def test_a_packed_file_is_unpacked_on_the_way(serve: Serve, racer: Command, tmp_path: Path) -> None:

@@ -238,11 +238,14 @@ DIFFERING = ("PersistentVolumeClaim-artifact", "Deployment-gateway")
 def test_the_artifact_comes_from_an_image_by_the_line_of_the_readme(
     build: Callable[[Path], list[Manifest]], built: list[Manifest], tmp_path: Path
 ):
-    """Red when the component changes another thing than the volume, or leaves the claim."""
-    [line] = re.findall(r"^echo '(.+)' >> deploy/kubernetes/(.+)$", commands(), re.MULTILINE)
-    folder = shutil.copytree(FOLDER, tmp_path / "kubernetes")
-    with (folder / line[1]).open("a", encoding="utf-8") as file:
-        file.write(f"{line[0]}\n")
+    """Red when the component changes another thing than the volume, or leaves the claim.
+
+    Repeated, for another tag, the line adds nothing.
+    """
+    [line] = re.findall(r"^(grep -q artifact-image .+\|\|\s+echo .+)$", commands(), re.MULTILINE)
+    folder = shutil.copytree(FOLDER, tmp_path / "deploy" / "kubernetes")
+    for _ in range(2):
+        subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True)
     changed = build(folder)
     image = {"name": "artifact", "image": {"reference": "registry.example/racer-artifact:1"}}
     assert artifact_of(changed) == image

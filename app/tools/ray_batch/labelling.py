@@ -61,7 +61,7 @@ def over_cluster(
                 override_num_blocks=len(questions),
             ).map(
                 cast("Any", _RayLabeller),  # a class is made once for each process
-                fn_constructor_args=(config.resolve(), given, rating, conditions),
+                fn_constructor_args=(config.absolute(), given, rating, conditions),
                 compute=ray.data.ActorPoolStrategy(
                     size=workers,
                     max_tasks_in_flight_per_actor=tasks,
