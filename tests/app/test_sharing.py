@@ -49,6 +49,9 @@ pytestmark = pytest.mark.scale
 
 ACTIVATES = b"UPDATE active_calibrations"
 AGREED_S = 10.0  # ten times the goal for all gateways to use a calibration
+# Until a gateway works with a database that is back: waits for locks and for connections that began
+# before end after 5 s each; the rest is for machines with other work.
+RECOVERED_S = 30.0
 
 Start = Callable[..., Gateway]
 
@@ -346,9 +349,11 @@ def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> 
         ):
             code = answer.json()["error"]["code"]
             assert (answer.status_code, code) == (503, "store_unavailable")
-    assert until(lambda: degraded(gateway) == [], AGREED_S)
+    assert until(lambda: degraded(gateway) == [], RECOVERED_S)
     assert "racer_store_up 1.0" in gateway.get("/metrics", ADMIN_KEY).text
-    assert until(lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, AGREED_S)
+    assert until(
+        lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, RECOVERED_S
+    )
 
 
 def test_a_database_that_hangs_holds_up_no_request(start: Start, postgres: Postgres) -> None:
@@ -367,8 +372,10 @@ def test_a_database_that_hangs_holds_up_no_request(start: Start, postgres: Postg
         assert gateway.decided_without_store(TWO) == before
         goes_on_with_its_share(gateway, secret)
         made = gateway.route(ONE)["decision_id"]
-    assert until(lambda: degraded(gateway) == [], AGREED_S)
-    assert until(lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, AGREED_S)
+    assert until(lambda: degraded(gateway) == [], RECOVERED_S)
+    assert until(
+        lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, RECOVERED_S
+    )
 
 
 def test_a_gateway_stops_though_its_database_hangs(
