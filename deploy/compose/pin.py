@@ -81,7 +81,7 @@ def _head(url: str, headers: dict[str, str]) -> str | None:
 
 
 def _token(challenge: str, scheme: str) -> str:
-    """One for reading, which registries give to everybody."""
+    """A token for reading; public registries give it without a login."""
     fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
     realm = fields.pop("realm", "")
     if not realm.startswith(f"{scheme}://"):

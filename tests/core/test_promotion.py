@@ -18,13 +18,13 @@ LIMIT = st.floats(0.01, 0.99)
 
 @cache
 def evidence(errors: int, count: int, limit: float) -> float:
-    """Of so many errors in so many losses."""
+    """The e-value of `count` losses, of which `errors` are 1 and the others 0."""
     return evidence_below(np.array([1.0] * errors + [0.0] * (count - errors)), limit)
 
 
 def promoted(mean: float, limit: float, looks: int) -> float:
     """P(the evidence reaches 1 / LEVEL after any of the first losses), exactly, by counts."""
-    alive, done = {0: 1.0}, 0.0  # P(so many errors, and not yet promoted)
+    alive, done = {0: 1.0}, 0.0  # number of errors -> P(that many, and no promotion yet)
     for count in range(1, looks + 1):
         after: dict[int, float] = {}
         for errors, chance in alive.items():

@@ -272,7 +272,7 @@ def test_the_folder_of_gateways_without_shared_storage(
 def test_the_registry_is_written_by_one_command(
     build: Callable[[Path], list[Manifest]], tmp_path: Path
 ):
-    """Red when an image stays in a registry that nobody has."""
+    """Red when a manifest keeps the name of the example registry."""
     first, *_ = commands().splitlines()
     shutil.copytree(FOLDER, tmp_path / "deploy" / "kubernetes")
     subprocess.run(["bash", "-euc", first], cwd=tmp_path, check=True)

@@ -50,7 +50,7 @@ def test_that_is_expected_to_fail():
 def test_what_is_required_is_not_skipped(
     value: str, code: int, closing: str, tmp_path: Path
 ) -> None:
-    """Red when one is skipped all the same, or one that nobody requires fails."""
+    """Red when a required program's test is skipped, or another program's test fails."""
     (tmp_path / "test_skips.py").write_text(TESTS, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.required", "-p",
