@@ -76,6 +76,7 @@ class Store:
         self._engine: Engine = engine.open_engine(url)
         self._is_prepared = False
         self._retry_at = 0.0  # monotonic
+        self._took_writes = True  # whether the database did when the shared state was read last
         try:
             self._prepare()
         except SQLAlchemyError as exc:
@@ -189,7 +190,8 @@ class Store:
         """Return what is active for the artifact and fleet with this digest, and its alarms.
 
         Where the database takes no writes, the next transactions look for one that does, on new
-        connections.
+        connections. So do those after the first read of one that does again: another connection may
+        have been opened meanwhile to the one that took none.
         """
         statement = (
             select(ActiveRow.calibration_id, WatchRow.application, WatchRow.since, WatchRow.raised)
@@ -200,8 +202,9 @@ class Store:
             found: list[tuple[Any, ...]] = [tuple(row) for row in session.execute(statement)]
             canary = canaries.find(session, artifact)
             takes_writes = engine.takes_writes(session)
-        if not takes_writes:
+        if not (takes_writes and self._took_writes):
             self._connections.replace()
+        self._took_writes = takes_writes
         alarms = {
             application: Alarms(since=since, raised=tuple(json.loads(raised)))
             for _, application, since, raised in found

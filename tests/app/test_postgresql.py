@@ -231,6 +231,22 @@ def test_a_refused_write_replaces_every_session(postgres: Postgres, store_url: s
         assert outcomes == ["StoreReadOnly", *["written"] * 5]
 
 
+def test_a_session_of_the_time_without_writes_is_replaced(
+    postgres: Postgres, store_url: str
+) -> None:
+    """One that was opened between the last read without writes and their return."""
+    with Store(store_url) as store:
+        name = make_url(store_url).database
+        postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        assert not store.shared_state("an artifact").takes_writes
+        with store.transaction() as session:
+            assert session.scalar(text("SHOW transaction_read_only")) == "on"
+            postgres.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+            assert store.shared_state("an artifact").takes_writes  # by a session of its own
+        for number in range(3):
+            store.add(replace(RECORD, id=f"cal-{number}"), activate=False)
+
+
 def test_sessions_that_an_administrator_ends_are_opened_again(
     start: Start, postgres: Postgres, store_url: str
 ) -> None:
