@@ -200,6 +200,7 @@ class Budgets(Leases):
             await self._sync()
         finally:
             drawn.set()
+        await asyncio.sleep(0)  # requests that waited reserve first: a draw gives back what is left
         if not self._is_cut_off and self._clock() >= self._delete_at:
             self._delete_at = self._clock() + DELETE_EVERY_S
             await self._from_store(partial(budget_ledger.delete_old, self._store))

@@ -126,32 +126,78 @@ def test_requests_that_wait_share_a_draw(run: Callable[..., World]) -> None:
     run(story)
 
 
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], HeldDraws]:
+    """Let each draw begin and wait for its turn from now on."""
+
+    def hold() -> HeldDraws:
+        draws = HeldDraws(budget_ledger.sync)
+        monkeypatch.setattr(budget_ledger, "sync", draws)
+        return draws
+
+    return hold
+
+
+class HeldDraws:
+    """Draws that wait for their turns."""
+
+    def __init__(self, sync: Callable[..., Any]) -> None:
+        self._sync = sync
+        self._begun, self._turns = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, *args: Any) -> Any:
+        """As `budget_ledger.sync`."""
+        self._begun.release()
+        assert self._turns.acquire(timeout=10)
+        return self._sync(*args)
+
+    async def begun(self) -> None:
+        """Wait until the next one has begun."""
+        assert await asyncio.to_thread(self._begun.acquire, timeout=10)
+
+    def go_on(self, turns: int = 1) -> None:
+        """Let draws happen."""
+        self._turns.release(turns)
+
+
 def test_requests_that_come_during_a_draw_wait_for_the_next_one(
-    run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., World], held: Callable[[], HeldDraws]
 ) -> None:
     """Five that fit, of which the first draw has heard of one: none is refused."""
 
     async def story(world: World) -> None:
-        begun, turns = threading.Event(), threading.Semaphore(0)
-        sync = budget_ledger.sync
+        draws = held()
+        first = asyncio.create_task(world.made(1.0))
+        await draws.begun()
+        during = [asyncio.create_task(world.made(1.0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        draws.go_on()
+        await first
+        after = asyncio.create_task(world.made(1.0))
+        await asyncio.sleep(0)
+        draws.go_on(100)
+        await asyncio.gather(*during, after)
+        assert world.shown() == (0.0, 5.0)
 
-        def held(*args: Any) -> Any:
-            begun.set()
-            assert turns.acquire(timeout=10)
-            return sync(*args)
+    run(story, hard=5.5)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(budget_ledger, "sync", held)
-            first = asyncio.create_task(world.made(1.0))
-            assert await asyncio.to_thread(begun.wait, 10)
-            during = [asyncio.create_task(world.made(1.0)) for _ in range(3)]
+
+def test_what_a_draw_has_leased_is_reserved_before_the_next_one(
+    run: Callable[..., World], held: Callable[[], HeldDraws]
+) -> None:
+    """The next one begins at once, for others wait: it gives back only what is left then."""
+
+    async def story(world: World) -> None:
+        draws = held()
+        made = [asyncio.create_task(world.made(1.0))]
+        for arriving in (5, 1):  # while the first draw is under way, and while the second one is
+            await draws.begun()
+            made += [asyncio.create_task(world.made(1.0)) for _ in range(arriving)]
             await asyncio.sleep(0)
-            turns.release()
-            await first
-            after = asyncio.create_task(world.made(1.0))
-            await asyncio.sleep(0)
-            turns.release(100)
-            await asyncio.gather(*during, after)
+            draws.go_on()
+        draws.go_on(100)
+        outcomes = await asyncio.gather(*made, return_exceptions=True)
+        assert [type(each).__name__ for each in outcomes].count("Reservation") == 5
         assert world.shown() == (0.0, 5.0)
 
     run(story, hard=5.5)
