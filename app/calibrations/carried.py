@@ -22,7 +22,7 @@ from app.store import Store
 from app.store.backup.calibrations import restore
 from app.store.backup.file import Backup, StoredCalibration
 from app.store.calibration_record import CalibrationRecord
-from app.store.calibrations import to_record
+from app.store.calibration_rows import to_record
 from app.store.tables import SeenRowsRow
 from racer_core.errors import ArtifactError, InputError
 

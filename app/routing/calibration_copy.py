@@ -19,7 +19,7 @@ from app.store import Alarms, SharedState, Store
 from app.store.backup.calibrations import save_copy
 from app.store.backup.file import Backup, StoredCalibration
 from app.store.calibration_record import CalibrationRecord
-from app.store.calibrations import to_record
+from app.store.calibration_rows import to_record
 from app.store.engine import redacted_url
 from racer_core.errors import InputError
 

@@ -7,28 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, ParamSpec, Self, TypeVar, cast
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Engine, select, update
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy import Engine, select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged, StoreError, StoreUnavailable
-from app.store import canaries, engine, schema
-from app.store.calibration_record import DIGESTS, CalibrationRecord, is_of_version_01
+from app.store import activation, canaries, engine, schema
+from app.store.calibration_record import CalibrationRecord, is_of_version_01
+from app.store.calibration_rows import (
+    Summary,
+    document_fields,
+    is_whole,
+    set_digests,
+    summarised,
+    to_record,
+    to_row,
+)
 from app.store.canaries import Alarms, CanaryTerms, StoredCanary
 from app.store.engine import ServerConnections, Transaction
 from app.store.store_keys import KeyPurpose, all_keys, own_key
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
-from racer_core.errors import RacerError
 
 log = logging.getLogger(__name__)
 
@@ -46,18 +53,6 @@ class SharedState:
     alarms: Mapping[str, Alarms]  # of that calibration, by application
     takes_writes: bool = True  # False: the database is a standby, or read-only
     canary: StoredCanary | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """A record without its rows."""
-
-    id: str
-    created_at: str
-    active: bool  # it decides for its artifact and fleet
-    artifact: str
-    options: dict[str, Any]
-    evidence: dict[str, Any]
 
 
 class Store:
@@ -133,13 +128,13 @@ class Store:
             Conflict: ``expected_active_id`` is given and another one is active; an empty one
                 expects none.
         """
-        row = _to_row(record)
+        row = to_row(record)
         with self.transaction() as session:
             session.add(row)
             session.flush()
             if activate:
-                _activate(session, record.id, record.artifact, expected_active_id)
-                _inherit_alarms(session, record)
+                activation.activate(session, record.id, record.artifact, expected_active_id)
+                activation.inherit_alarms(session, record)
 
     def activate(
         self,
@@ -164,11 +159,11 @@ class Store:
                     "upload its rows again to POST /calibrate"
                 )
             if canary is not None:
-                _inherit_alarms(session, record)
+                activation.inherit_alarms(session, record)
                 canaries.begin(session, calibration_id, artifact, canary, expected_active_id)
             else:
-                _activate(session, calibration_id, artifact, expected_active_id)
-                _inherit_alarms(session, record)
+                activation.activate(session, calibration_id, artifact, expected_active_id)
+                activation.inherit_alarms(session, record)
         return record
 
     def promote_canary(self, artifact: str, canary: StoredCanary) -> bool:
@@ -177,8 +172,8 @@ class Store:
             engine.begin_writing(session)
             if not canaries.is_promotable(session, artifact, canary):
                 return False
-            _activate(session, canary.calibration_id, artifact, None)
-            _inherit_alarms(session, to_record(_find(session, canary.calibration_id)))
+            activation.activate(session, canary.calibration_id, artifact, None)
+            activation.inherit_alarms(session, to_record(_find(session, canary.calibration_id)))
         return True
 
     def end_canary(self, artifact: str, canary: StoredCanary) -> bool:
@@ -335,70 +330,11 @@ class Store:
         self._is_prepared = True
 
 
-def _activate(session: Session, calibration_id: str, artifact: str, expected: str | None) -> None:
-    """Compare and set: the comparison is part of the UPDATE, so that two cannot both win.
-
-    It ends a canary. An empty ``expected`` finds no row to update, and then wins only if there is
-    none.
-    """
-    engine.notify(session)
-    statement = update(ActiveRow).where(ActiveRow.artifact == artifact)
-    if expected is not None:
-        statement = statement.where(ActiveRow.calibration_id == expected)
-    changed = cast(Any, session.execute(statement.values(calibration_id=calibration_id))).rowcount
-    if changed:
-        canaries.end(session, artifact)
-        return
-    if expected:
-        raise Conflict(f"calibration {expected[:128]} is not the active one; nothing was changed")
-    session.add(ActiveRow(artifact=artifact, calibration_id=calibration_id))
-    try:
-        session.flush()
-    except IntegrityError as exc:  # another process activated the first one
-        raise Conflict("another calibration was activated meanwhile; nothing was changed") from exc
-
-
-def _inherit_alarms(session: Session, record: CalibrationRecord) -> None:
-    """Continue the drift alarms of the applications whose rows the record took over.
-
-    Their rows are the same, so that an alarm or evidence of drift is not forgotten.
-    """
-    replaced = record.evidence.get("replaced", {})
-    before = select(WatchRow).where(
-        WatchRow.calibration_id == replaced.get("calibration_id"),
-        WatchRow.application != replaced.get("application"),
-    )
-    for watch in session.scalars(before):
-        taken_over = {
-            "calibration_id": record.id,
-            "application": watch.application,
-            "since": watch.since,
-            "state": watch.state,
-            "raised": watch.raised,
-        }
-        session.execute(
-            engine.insert_into(session, WatchRow).values(taken_over).on_conflict_do_nothing()
-        )
-
-
 def _find(session: Session, calibration_id: str, *, locks: bool = False) -> CalibrationRow:
     row = session.get(CalibrationRow, calibration_id, with_for_update=locks or None)
     if row is None:
         raise NotFound(f"no calibration {calibration_id[:128]!r}", code="calibration_not_found")
     return row
-
-
-def summarised(row: Any, *, active: bool) -> Summary:
-    """A row without its arrays. Raises :class:`StoreDamaged`."""
-    fields = _fields(row)
-    return Summary(
-        id=row.id,
-        created_at=row.created_at,
-        active=active,
-        artifact=row.artifact,
-        options=fields["options"],
-        evidence=fields["evidence"],
-    )
 
 
 def _documents_without_digests(
@@ -412,7 +348,7 @@ def _documents_without_digests(
         statement = statement.with_for_update(key_share=True)
     for row in session.execute(statement):
         try:
-            fields = _fields(row)
+            fields = document_fields(row)
         except StoreDamaged as exc:
             log.warning("%s", exc)
             continue
@@ -421,90 +357,3 @@ def _documents_without_digests(
         if row.artifact == artifact:
             documents[row.id] = fields
     return documents
-
-
-def _fields(row: Any) -> dict[str, Any]:
-    """The document of a row, with the fields of every version. Raises :class:`StoreDamaged`."""
-    try:
-        fields = json.loads(row.document)
-        if {"pool", "options", "evidence"} <= fields.keys():
-            return fields
-    except (AttributeError, ValueError):
-        pass
-    raise StoreDamaged(f"calibration {row.id} is damaged: its document cannot be read")
-
-
-def _to_row(record: CalibrationRecord) -> CalibrationRow:
-    document, arrays = record.encoded()
-    return CalibrationRow(
-        id=record.id,
-        created_at=record.created_at,
-        artifact=record.artifact,
-        document=document,
-        arrays=arrays,
-        digest=record_digest(record.id, record.created_at, record.artifact, document, arrays),
-    )
-
-
-def is_whole(row: CalibrationRow) -> bool:
-    """Whether a row is what was written: its digest matches."""
-    return _digest_of(row) == row.digest
-
-
-def is_same(one: CalibrationRow, other: CalibrationRow) -> bool:
-    """Whether two rows are one calibration; one of them may lack digests of version 0.1."""
-    (mine, my_digests), (theirs, their_digests) = map(_without_digests, (one, other))
-    return mine == theirs and (my_digests == their_digests or None in (my_digests, their_digests))
-
-
-def _without_digests(row: CalibrationRow) -> tuple[tuple[Any, ...], list[str] | None]:
-    document = _fields(row)
-    digests = document.pop(DIGESTS, None)
-    return (row.id, row.created_at, row.artifact, document, row.arrays), digests
-
-
-def set_digests(row: CalibrationRow, digests: Sequence[str] | None) -> None:
-    """Set the digests of a record of version 0.1, in the order of its pool; None: unknown."""
-    row.document = json.dumps(_fields(row) | {DIGESTS: digests})
-    row.digest = _digest_of(row)
-
-
-def unify_digests(stored: CalibrationRow, other: CalibrationRow) -> None:
-    """Give a stored record of version 0.1 the digests of another row of the same record."""
-    digests = _fields(other).get(DIGESTS)
-    if digests is not None:
-        set_digests(stored, digests)
-
-
-def forgo_digests(row: CalibrationRow) -> None:
-    """Mark a record of version 0.1 so that it never gets the digests of a start."""
-    if is_of_version_01(_fields(row)):
-        set_digests(row, None)
-
-
-def _digest_of(row: CalibrationRow) -> str:
-    return record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
-
-
-def to_record(row: CalibrationRow) -> CalibrationRecord:
-    """Decode a row. Raises :class:`StoreDamaged`."""
-    if not is_whole(row):
-        raise StoreDamaged(f"calibration {row.id} is damaged: its digest does not match")
-    try:
-        return CalibrationRecord.decoded(
-            row.id, row.created_at, row.artifact, row.document, row.arrays
-        )
-    except (KeyError, TypeError, ValueError, RacerError) as exc:
-        raise StoreDamaged(
-            f"calibration {row.id} cannot be read by this version of the program"
-        ) from exc
-
-
-def record_digest(*parts: str | bytes) -> str:
-    """sha256 over the parts, each with its length, so that none can borrow from the next."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8))
-        digest.update(data)
-    return digest.hexdigest()

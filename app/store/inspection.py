@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import RecoveryNeeded, StoreUnavailable
 from app.store import engine, schema
-from app.store.calibrations import Summary, summarised
+from app.store.calibration_rows import Summary, summarised
 from app.store.tables import ActiveRow, CalibrationRow, DecisionRow
 
 _SAMPLED: Final = (

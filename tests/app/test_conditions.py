@@ -23,7 +23,7 @@ from app.store import SharedState, Store
 from app.store import calibrations as stored_calibrations
 from app.store.backup.calibrations import restore, save
 from app.store.backup.file import Backup
-from app.store.calibrations import record_digest, set_digests
+from app.store.calibration_rows import record_digest, set_digests
 from app.store.tables import CalibrationRow
 from app.telemetry.metrics import Metrics
 from app.wire.candidate_payload import candidate_payload

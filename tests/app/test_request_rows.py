@@ -16,7 +16,7 @@ import pytest
 from app.routing.conditions import ConditionReader
 from app.store import Store
 from app.store.calibration_record import Population
-from app.store.calibrations import record_digest
+from app.store.calibration_rows import record_digest
 from app.store.tables import CalibrationRow
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, inspect, text
 
 from app.errors import SettingsError
 from app.store import Alarms, Store, schema
-from app.store.calibrations import record_digest
+from app.store.calibration_rows import record_digest
 from app.store.engine import open_engine
 from app.store.tables import Base
 from racer_core.calibration.monitoring import DriftState

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import delete, select
 
 from app.store import Store
-from app.store.calibrations import record_digest
+from app.store.calibration_rows import record_digest
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 
 

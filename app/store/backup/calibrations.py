@@ -32,7 +32,7 @@ from app.store.backup.file import (
     writing,
 )
 from app.store.backup.result import RestoreResult
-from app.store.calibrations import (
+from app.store.calibration_rows import (
     forgo_digests,
     is_same,
     is_whole,

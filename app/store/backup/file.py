@@ -26,7 +26,7 @@ from app.settings.access import Key
 from app.settings.base import Frozen
 from app.settings.validation import problems
 from app.store import now
-from app.store.calibrations import is_whole
+from app.store.calibration_rows import is_whole
 from app.store.tables import AnswerCalibrationRow, CalibrationRow, SeenRowsRow, WatchRow
 from racer_core import __version__, strict_json
 from racer_core.errors import InputError
