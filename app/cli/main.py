@@ -7,39 +7,43 @@ gateway or its candidates cannot be reached, 130 interrupted.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from typing import Final
 
 import click
 
-from app.cli import (
-    backup,
-    bootstrap,
-    calibrate,
-    calibrations,
-    completion,
-    convert,
-    db,
-    demo,
-    doctor,
-    encoder,
-    evaluate,
-    feedback,
-    init,
-    key,
-    label,
-    route,
-    samples,
-    schema,
-    serve,
-    split,
-    train,
-    tune,
-    validate,
-    verify,
-)
 from app.cli.console import err
 from app.errors import GatewayUnreachable, SettingsError, UpstreamError
 from racer_core import __version__
 from racer_core.errors import ArtifactError, RacerError
+
+_COMMANDS: Final = (
+    "backup",
+    "bootstrap",
+    "calibrate",
+    "calibrations",
+    "completion",
+    "convert",
+    "db",
+    "demo",
+    "doctor",
+    "encoder",
+    "evaluate",
+    "feedback",
+    "init",
+    "key",
+    "label",
+    "route",
+    "samples",
+    "schema",
+    "serve",
+    "split",
+    "train",
+    "tune",
+    "validate",
+    "verify",
+)
+_MODULES: Final = {name: name for name in _COMMANDS} | {"restore": "backup"}
 
 EXIT_REFUSED, EXIT_CONFIGURATION, EXIT_UNREACHABLE = 1, 2, 3
 
@@ -82,37 +86,20 @@ def _exit_code(exc: RacerError) -> int:
     return EXIT_REFUSED
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """The subcommands, each imported when it is named: all of them take most of a short run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        return sorted(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of them; None: it is unknown."""
+        module = _MODULES.get(cmd_name)
+        return None if module is None else getattr(import_module(f"app.cli.{module}"), cmd_name)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="racer")
 def cli() -> None:
     """Route each query to a calibrated set of language models."""
-
-
-for command in (
-    init.init,
-    doctor.doctor,
-    serve.serve,
-    encoder.encoder,
-    demo.demo,
-    bootstrap.bootstrap,
-    route.route,
-    label.label,
-    convert.convert,
-    samples.samples,
-    split.split,
-    train.train,
-    calibrate.calibrate,
-    calibrations.calibrations,
-    feedback.feedback,
-    evaluate.evaluate,
-    tune.tune,
-    validate.validate,
-    schema.schema,
-    verify.verify,
-    key.key,
-    db.db,
-    backup.backup,
-    backup.restore,
-    completion.completion,
-):
-    cli.add_command(command)

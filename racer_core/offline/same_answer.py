@@ -138,29 +138,30 @@ class SequenceTrial:
         return self._measured(calls, calls)
 
     def chain(self, scores: FloatArray, price: float) -> dict[str, float]:
-        """The most accurate chain for at most this mean price, in the order of the policy.
+        """The most accurate of :meth:`chains` for at most this mean price.
 
         Where every chain is dearer, the one that accepts every readable answer.
+        """
+        return _most_accurate(self.chains(scores), price)
 
-        It accepts the first readable answer of a candidate whose router score (n, K) is high
-        enough; the least score is chosen on the test rows themselves.
+    def chains(self, scores: FloatArray) -> list[dict[str, float]]:
+        """Chains in the order of the policy, each with another least score; the smallest first.
+
+        A chain accepts the first readable answer of a candidate whose router score (n, K) is high
+        enough.
         """
         columns = np.array([self.policy.pool.index(name) for name in self.policy.order])
         classes = self.answers.classes[self.test][:, columns]
         score = np.where(classes != UNREADABLE, scores[self.test][:, columns], -1.0)
         score[:, -1] = np.inf
         reference = self._outcomes.winner[self.test, -1]
-        best: dict[str, float] | None = None
+        found: list[dict[str, float]] = []
         for least in np.linspace(0.0, 1.0, _CHAIN_STEPS):
             calls: Columns = (score >= least).argmax(axis=1) + 1
             winner = columns[calls - 1]
             same = self.answers.same[self.test, winner, reference] | (winner == reference)
-            measured = self._shown(calls, calls, winner, ~same)
-            is_affordable = measured["price"] <= price
-            if best is None or (is_affordable and measured["accuracy"] > best["accuracy"]):
-                best = measured
-        assert best is not None
-        return best
+            found.append(self._shown(calls, calls, winner, ~same))
+        return found
 
     @cached_property
     def _outcomes(self) -> Outcomes:
@@ -227,7 +228,8 @@ def compared(
             for calling, rounds in ROUNDS.items()
         )
     }
-    decided, labelled = single.until_decided(), dict[float, dict[str, float]]()
+    decided, chains = single.until_decided(), single.chains(scores)
+    labelled = dict[float, dict[str, float]]()
     if vote is not None:
         policy = fit_stacked_policy(vote, answers.at(fit), scores[fit])
         labelled = single.stacked(policy, scores, alphas)
@@ -236,8 +238,14 @@ def compared(
         found[Calling.ONE_SHOT] = single.ignoring_answers(alpha, shuffled=False)
         found[Calling.SHUFFLED] = single.ignoring_answers(alpha, shuffled=True)
         found[Calling.EXACT] = decided
-        found[Calling.CHAIN] = single.chain(scores, found[Calling.ONE_BY_ONE]["price"])
+        # The least score is chosen on the test rows themselves.
+        found[Calling.CHAIN] = _most_accurate(chains, found[Calling.ONE_BY_ONE]["price"])
         if alpha in labelled:
             found[Calling.STACKED] = labelled[alpha]
         for calling, measured in found.items():
             yield calling, alpha, measured
+
+
+def _most_accurate(chains: Sequence[dict[str, float]], price: float) -> dict[str, float]:
+    affordable = [each for each in chains if each["price"] <= price]
+    return max(affordable or chains[:1], key=lambda each: each["accuracy"])

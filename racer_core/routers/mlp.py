@@ -70,7 +70,7 @@ class MlpRouter:
             first = nn.Linear(embeddings.shape[1], hidden)
             second = nn.Linear(hidden, labels.shape[1])
         model = nn.Sequential(first, nn.ReLU(), second)
-        optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate)
+        optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, fused=True)
         x = torch.from_numpy(np.ascontiguousarray(embeddings))
         y = torch.from_numpy(labels.astype(np.float32))
         reached = checkpoint.restore(model, optimiser) if checkpoint else None

@@ -621,12 +621,27 @@ def test_an_interrupt_is_130(racer: Command, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_installed_command_runs() -> None:
-    """The script of the package, in a process of its own; help needs no torch."""
+    """The script of the package, in a process of its own."""
     script = Path(sys.executable).with_name("racer")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert __version__ in done.stdout
-    probe = "import sys, app.cli.main; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [("--help", "torch"), ("serve --help", "torch"), ("completion bash", "pydantic")],
+)
+def test_no_more_is_imported_than_a_command_needs(words: str, unneeded: str) -> None:
+    """The help of all commands, of the gateway's, and a short command."""
+    probe = (
+        "import contextlib, sys; from app.cli.main import main\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        f"sys.exit({unneeded!r} in sys.modules)"
+    )
+    command = [sys.executable, "-c", probe, *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
 
 
 def test_rows_of_one_query_each_are_enough_to_say_no(racer: Command, tmp_path: Path) -> None:

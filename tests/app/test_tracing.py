@@ -418,7 +418,7 @@ def test_without_a_collector_opentelemetry_is_not_even_loaded() -> None:
     program = """
 import asyncio, sys
 from prometheus_client import CollectorRegistry, Counter
-import app.cli.main, app.server
+import app.cli.serve, app.server
 from app.settings.telemetry import TelemetrySettings
 from app.telemetry.tracing import open_tracer
 

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from app.cli import main
+from tests.support.commands import parsed
 
 from . import test_compose as compose
 from . import test_kubernetes as kubernetes
@@ -35,7 +35,7 @@ POD = named("Job")["spec"]["template"]["spec"]
 def given(words: list[str]) -> Manifest:
     """What `racer bootstrap` reads in these words."""
     name, *rest = words
-    return main.cli.commands[name].make_context(name, rest, parent=kubernetes.group()).params
+    return parsed(name, rest)
 
 
 def mounted() -> Manifest:

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import click
 import pytest
 
 import racer_gateway
 from app.api import health
-from app.cli import main
 from app.settings import Limits, Settings
+from tests.support.commands import parsed
 
 from . import dockerfile
 from .dockerfile import ROOT
@@ -27,15 +26,10 @@ PORT = Settings.model_fields["port"].default
 
 
 def serve_arguments():
-    """CMD as click reads it; ENTRYPOINT must be the console script in front of it.
-
-    Below the group, as `racer` reads it: click keeps a command's help option from its first
-    parse, so one made without the group's settings would lose `-h` for the whole process.
-    """
+    """CMD as click reads it; ENTRYPOINT must be the console script in front of it."""
     assert RUNTIME.one("ENTRYPOINT").words == ["racer"]
     name, *words = RUNTIME.one("CMD").words
-    group = click.Context(main.cli, **main.cli.context_settings)
-    return main.cli.commands[name].make_context(name, words, parent=group).params
+    return parsed(name, words)
 
 
 def test_hadolint_has_no_complaint():

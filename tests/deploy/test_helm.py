@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from app import settings
-from app.cli import main
 from app.monitoring.metrics import MonitoringMetrics
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from racer_core import __version__
+from tests.support.commands import command
 from tests.support.lazy import LazyModule
 
 from . import test_bootstrap as bootstrap
@@ -650,5 +650,5 @@ def test_the_notes_name_commands_that_exist() -> None:
     named = set(re.findall(r"--set ([\w.]+)=", notes))
     assert named == {"artifact.claim.create", "bootstrap.questions"}
     [line] = re.findall(r"^ *racer (\w+) (\S+) (--\w+)", notes, re.MULTILINE)
-    known = {option for each in main.cli.commands[line[0]].params for option in each.opts}
+    known = {option for each in command(line[0]).params for option in each.opts}
     assert line[2] in known

@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import click
 import kubernetes_validate
 import pytest
 import yaml
 
 from app import settings
 from app.api.routes import ROUTES
-from app.cli import main
 from app.errors import SettingsError
 from app.server import GOODBYE_S
 from app.settings import Settings
 from app.settings.access import Access
 from app.store.engine import THREADS, open_engine
 from racer_core import __version__
+from tests.support.commands import command, group, parsed
 
 from . import dockerfile
 from .constraints import canonical
@@ -116,16 +115,11 @@ def policy_ports(rules: list[Manifest]) -> list[tuple[str, int]]:
     return [(each["protocol"], each["port"]) for rule in rules for each in rule["ports"]]
 
 
-def group() -> click.Context:
-    """The `racer` that a command is parsed below; the group's own settings are left as they are."""
-    return click.Context(main.cli, **main.cli.context_settings)
-
-
 def start_arguments() -> dict[str, Any]:
     """The container's command as click reads it: CMD with another configuration."""
     assert "command" not in GATEWAY
     name, *words = GATEWAY["args"]
-    return main.cli.commands[name].make_context(name, words, parent=group()).params
+    return parsed(name, words)
 
 
 def mounts(container: Manifest) -> dict[str, Manifest]:
@@ -365,7 +359,7 @@ def test_a_job_brings_tables_up_to_date_and_no_pod_that_restarts():
     assert "command" not in UPGRADE
     assert RUNTIME.one("ENTRYPOINT").words == ["racer"]
     db, name, *words = UPGRADE["args"]
-    given = main.cli.commands[db].commands[name].make_context(name, words, parent=group()).params
+    given = command(db).commands[name].make_context(name, words, parent=group()).params
     assert given == {"config": None, "store": None, "as_json": False}
     assert "volumeMounts" not in UPGRADE
     assert MIGRATION["ttlSecondsAfterFinished"] <= 60, "the next version finds a Job in its place"
@@ -635,7 +629,7 @@ def test_the_readme_names_files_and_commands_that_exist():
     lines = re.findall(r"^ *racer (.+)$", README.replace("\\\n", " "), re.MULTILINE)
     assert lines
     for name, *words in map(shlex.split, lines):
-        main.cli.commands[name].make_context(name, words, parent=group())
+        parsed(name, words)
 
 
 def test_links_lead_somewhere():
@@ -650,7 +644,7 @@ def test_a_job_recalibrates_from_live_traffic():
     pod, labels = template["spec"], template["metadata"]["labels"]
     [container] = pod["containers"]
     name, *words = container["args"]
-    given = main.cli.commands[name].make_context(name, words, parent=group()).params
+    given = parsed(name, words)
     assert given["from_shadow"]
     url = urlsplit(given["url"])
     [port] = named("Service", url.hostname)["spec"]["ports"]
