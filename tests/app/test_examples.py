@@ -199,6 +199,6 @@ def serves(command: list[str], folder: Path, environment: dict[str, str]) -> Non
 def answers(url: str) -> bool:
     """Whether the address answers with 200."""
     try:
-        return httpx2.get(url, trust_env=False).status_code == 200
+        return httpx2.get(url, verify=False, trust_env=False).status_code == 200
     except httpx2.TransportError:
         return False

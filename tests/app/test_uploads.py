@@ -460,7 +460,7 @@ def apart(
         deadline = time.monotonic() + 60
         while True:
             try:
-                httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)
+                httpx2.get(f"http://127.0.0.1:{port}/healthz", verify=False, trust_env=False)
                 break
             except httpx2.TransportError:
                 assert process.poll() is None

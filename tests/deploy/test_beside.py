@@ -58,7 +58,7 @@ def listening(
 
             def answers() -> bool:
                 try:
-                    httpx2.get(f"http://127.0.0.1:{port}{path}", trust_env=False)
+                    httpx2.get(f"http://127.0.0.1:{port}{path}", verify=False, trust_env=False)
                 except httpx2.TransportError:
                     return False
                 return True

@@ -31,9 +31,7 @@ def balancer(urls: Sequence[str], seen: list[tuple[str, str, int]]) -> Generator
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             headers = [(k, v) for k, v in self.headers.items() if k.lower() not in _OWN]
             url = urls[next(turns) % len(urls)] + self.path
-            answer = httpx2.request(
-                self.command, url, content=body, headers=headers, timeout=60, trust_env=False
-            )
+            answer = client.request(self.command, url, content=body, headers=headers)
             seen.append((self.command, self.path, answer.status_code))
             self.send_response(answer.status_code)
             for name, value in answer.headers.items():
@@ -51,10 +49,11 @@ def balancer(urls: Sequence[str], seen: list[tuple[str, str, int]]) -> Generator
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with httpx2.Client(timeout=60, verify=False, trust_env=False) as client:
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()

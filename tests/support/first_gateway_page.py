@@ -135,7 +135,7 @@ def _serving(script: str, folder: Path, port: int) -> Generator[None]:
 def _answers(port: int) -> bool:
     with suppress(httpx2.TransportError):
         url = f"http://127.0.0.1:{port}/healthz"
-        return httpx2.get(url, timeout=5, trust_env=False).status_code == 200
+        return httpx2.get(url, timeout=5, verify=False, trust_env=False).status_code == 200
     return False
 
 
