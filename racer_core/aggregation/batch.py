@@ -110,10 +110,11 @@ def winners(
     # More candidates than agree with the first one: different answers have equally many votes.
     first = alive.argmax(axis=1)[:, None]
     tied = np.flatnonzero(alive.sum(axis=1) > np.take_along_axis(size, first, axis=1)[:, 0])
-    voters = same[tied] * inside[tied, None, :]
-    mean = (voters @ scores[tied, :, None])[:, :, 0] / np.maximum(size[tied], 1.0)
-    best = np.where(voters > 0.0, scores[tied, None, :], -np.inf).max(axis=2)
-    alive[tied] = _strongest(_strongest(alive[tied], mean), best)
+    if tied.size:
+        voters = same[tied] * inside[tied, None, :]
+        mean = (voters @ scores[tied, :, None])[:, :, 0] / np.maximum(size[tied], 1.0)
+        best = np.where(voters > 0.0, scores[tied, None, :], -np.inf).max(axis=2)
+        alive[tied] = _strongest(_strongest(alive[tied], mean), best)
     alive = _strongest(alive, scores)
     order = list(by_name)
     return np.array(order)[alive[:, order].argmax(axis=1)]

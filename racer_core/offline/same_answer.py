@@ -145,7 +145,7 @@ class SequenceTrial:
         return _most_accurate(self.chains(scores), price)
 
     def chains(self, scores: FloatArray) -> list[dict[str, float]]:
-        """Chains in the order of the policy, each with another least score; the smallest first.
+        """Chains in the order of the policy that differ in their calls, by their least scores.
 
         A chain accepts the first readable answer of a candidate whose router score (n, K) is high
         enough.
@@ -155,9 +155,12 @@ class SequenceTrial:
         score = np.where(classes != UNREADABLE, scores[self.test][:, columns], -1.0)
         score[:, -1] = np.inf
         reference = self._outcomes.winner[self.test, -1]
-        found: list[dict[str, float]] = []
+        found, before = list[dict[str, float]](), None
         for least in np.linspace(0.0, 1.0, _CHAIN_STEPS):
             calls: Columns = (score >= least).argmax(axis=1) + 1
+            if before is not None and np.array_equal(calls, before):
+                continue
+            before = calls
             winner = columns[calls - 1]
             same = self.answers.same[self.test, winner, reference] | (winner == reference)
             found.append(self._shown(calls, calls, winner, ~same))
