@@ -26,8 +26,8 @@ from app.ray_serve.application import Application
 from app.ray_serve.metrics import MetricsExport
 from app.ray_serve.proxy import CALLBACK, CANDIDATES, middlewares
 from app.ray_serve.scorer import RayRouterBackend
-from app.routing.artifact import DEPLOY_AGAIN, has_artifact, open_trained
-from app.routing.scorer import ScoredQuery
+from app.routing.artifact import has_artifact, open_trained
+from app.routing.scorer import RouterBackend, ScoredQuery
 from app.settings import Secrets, Settings
 from app.settings.validation import suggestion
 from app.telemetry.metrics import Metrics
@@ -66,10 +66,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     config = parsed.config.absolute()
     configured, _ = load(config, {})
     limits = configured.limits
-    router = None
-    if has_artifact(configured):
-        router = _deployment(Router, max_ongoing_requests=_TOGETHER * _BATCHES)
-        router = router.bind(config)
+    router = _deployment(Router, max_ongoing_requests=_TOGETHER * _BATCHES)
     gateway = _deployment(
         serve.ingress()(Gateway),
         # The gateway's own limit rejects requests with a clear error; they count here, too.
@@ -77,7 +74,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
         graceful_shutdown_timeout_s=limits.drain_delay_s + limits.drain_s,
         user_config={},  # serve.yaml may have another; with null, Serve would not call reconfigure
     )
-    return gateway.bind(config, router, parsed.calibrated)
+    return gateway.bind(config, router.bind(config), parsed.calibrated)
 
 
 def _deployment(kind: Any, **options: Any) -> serve.Deployment:
@@ -85,30 +82,33 @@ def _deployment(kind: Any, **options: Any) -> serve.Deployment:
 
 
 class Router:
-    """Artifact and encoder on one thread, and on a GPU or a part of it if it is given one."""
+    """Artifact and encoder on one thread, and on a GPU or a part of it if it is given one.
+
+    An artifact that comes after the start is loaded when a gateway that has it asks first.
+    """
+
+    _scoring: RouterBackend
 
     async def __init__(self, config: Path) -> None:
-        configured, _ = load(config, {})
-        metrics = Metrics()
-        opened = await asyncio.to_thread(lifespan.router_here, configured, metrics)
-        self._artifact = opened.trained.artifact.digest
-        # Both end with the replica's process.
-        self._scoring = await opened.scoring.__aenter__()
-        self._export = exported_samples(metrics.registry.collect, "racer_router_")
+        self._configured, _ = load(config, {})
+        self._artifact: str | None = None  # the digest of what is loaded
+        self._opening = asyncio.Lock()
+        if has_artifact(self._configured):
+            await self._open()
 
     async def score(self, query: str, artifact: str) -> ScoredQuery | BaseException:
         """Score one query. An error of it is a value, for what is raised comes with its stack."""
-        self._refuse_other(artifact)
+        await self._load(artifact)
         return await self._together(query)
 
     async def score_rows(self, texts: Sequence[str], artifact: str) -> RouterScores:
         """Score rows of a calibration, behind live queries."""
-        self._refuse_other(artifact)
+        await self._load(artifact)
         return await asyncio.to_thread(self._scoring.score_rows, texts)
 
     async def embed(self, texts: Sequence[str], artifact: str) -> NDArray[np.float32]:
         """Embeddings of texts, (B, D)."""
-        self._refuse_other(artifact)
+        await self._load(artifact)
         return await self._scoring.embed(texts)
 
     @serve.batch(
@@ -117,16 +117,29 @@ class Router:
     async def _together(self, queries: list[str]) -> list[ScoredQuery | BaseException]:
         return await asyncio.gather(*map(self._scoring.score, queries), return_exceptions=True)
 
-    def _refuse_other(self, artifact: str) -> None:
+    async def _load(self, artifact: str) -> None:
+        """Have this artifact loaded. Raises ArtifactError if it is not here, or another one is."""
+        if self._artifact is None:
+            async with self._opening:
+                if self._artifact is None:
+                    await self._open()
         if artifact != self._artifact:
             raise ArtifactError("this replica of the router has another artifact than the gateway")
+
+    async def _open(self) -> None:
+        metrics = Metrics()
+        opened = await asyncio.to_thread(lifespan.router_here, self._configured, metrics)
+        # Both end with the replica's process.
+        self._scoring = await opened.scoring.__aenter__()
+        self._export = exported_samples(metrics.registry.collect, "racer_router_")
+        self._artifact = opened.trained.artifact.digest
 
 
 class Gateway:
     """The gateway of ``racer serve`` behind Serve's proxies, without an encoder of its own."""
 
     def __init__(
-        self, config: Path, router: DeploymentHandle[Any] | None, is_calibrated_only: bool
+        self, config: Path, router: DeploymentHandle[Any], is_calibrated_only: bool
     ) -> None:
         if CALLBACK not in os.environ:
             log.warning(
@@ -154,8 +167,6 @@ class Gateway:
         self._application.check()
 
     def _open_router(self, configured: Settings, _: Metrics) -> lifespan.OpenedRouter:
-        if self._router is None:  # the artifact was not there when the application was deployed
-            raise ArtifactError(DEPLOY_AGAIN)
         trained = open_trained(configured)
         scoring = RayRouterBackend(self._router, trained.artifact.digest)
         return lifespan.OpenedRouter(trained, nullcontext(scoring))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from app.errors import NoRouter, SettingsError
 from app.routing.artifact_archive import fetch
@@ -29,15 +29,6 @@ class LoadedRouter:
 def is_there(folder: Path) -> bool:
     """Whether the folder has some file of an artifact, whole or not."""
     return any((folder / name).is_file() for name in artifacts.FILES)
-
-
-# Why a gateway on Ray refuses an artifact that came after its deployment. `racer bootstrap` looks
-# for it, because waiting does not help.
-DEPLOY_AGAIN: Final = (
-    "on Ray an artifact is loaded at a deployment only, and this application was deployed without "
-    "one: name a copy of the configuration in `args` of serve.yaml, and give `serve run` again "
-    "(deploy/ray/README.md)"
-)
 
 
 def has_artifact(settings: Settings) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -179,24 +181,40 @@ def configuration(tmp_path: Path, artifact: Path, monkeypatch: pytest.MonkeyPatc
     return configure(tmp_path / "node", artifact, "http://127.0.0.1:1/v1")
 
 
-def test_a_replica_of_the_router_refuses_a_gateway_of_another_artifact(
-    configuration: Path, loaded: Racer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the middle of a rollout: its scores would meet thresholds of other scores."""
-    opened: list[OpenedRouter] = []  # a replica never closes its router, but this test must
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[OpenedRouter]:
+    """What replicas open; they never close it, but a test must."""
+    found: list[OpenedRouter] = []
 
     def router_here(configured: Settings, metrics: Metrics) -> OpenedRouter:
-        opened.append(open_router(configured, metrics))
-        return opened[-1]
+        found.append(open_router(configured, metrics))
+        return found[-1]
 
     open_router = lifespan.router_here
     monkeypatch.setattr(lifespan, "router_here", router_here)
     monkeypatch.setattr("app.ray_serve.deployments.exported_samples", lambda *_: None)
+    return found
+
+
+@asynccontextmanager
+async def replica(configuration: Path, opened: list[OpenedRouter]) -> AsyncGenerator[Any]:
+    """A replica of the router, as Serve makes it."""
+    router = deployments.Router.__new__(deployments.Router)
+    await router.__init__(configuration)
+    try:
+        yield router
+    finally:
+        for each in opened:
+            await each.scoring.__aexit__(None, None, None)
+
+
+def test_a_replica_of_the_router_refuses_a_gateway_of_another_artifact(
+    configuration: Path, loaded: Racer, opened: list[OpenedRouter]
+) -> None:
+    """In the middle of a rollout: its scores would meet thresholds of other scores."""
 
     async def ask() -> None:
-        router = deployments.Router.__new__(deployments.Router)
-        await router.__init__(configuration)  # as Serve makes it
-        try:
+        async with replica(configuration, opened) as router:
             for scores in (router.score(ONE, "x"), router.score_rows([ONE], "x")):
                 with pytest.raises(ArtifactError):
                     await scores
@@ -204,8 +222,27 @@ def test_a_replica_of_the_router_refuses_a_gateway_of_another_artifact(
                 await router.embed([ONE], "x")
             scored = await router.score_rows(TEXTS, loaded.artifact.digest)
             assert np.array_equal(scored.scores, loaded.score(TEXTS).scores)
-        finally:
-            await opened[0].scoring.__aexit__(None, None, None)
+
+    asyncio.run(ask())
+
+
+def test_a_replica_of_the_router_loads_an_artifact_that_comes_later(
+    configuration: Path, artifact: Path, loaded: Racer, opened: list[OpenedRouter], tmp_path: Path
+) -> None:
+    """Once, however many ask; before that each is refused. Fails when it needs a deployment."""
+    later, digest = tmp_path / "later", loaded.artifact.digest
+    configure(configuration.parent, later, "http://127.0.0.1:1/v1")
+
+    async def ask() -> None:
+        async with replica(configuration, opened) as router:
+            for _ in range(2):
+                with pytest.raises(ArtifactError):
+                    await router.score(ONE, digest)
+            shutil.copytree(artifact, later)
+            scored = await asyncio.gather(*(router.score_rows(TEXTS, digest) for _ in range(3)))
+            for each in scored:
+                assert np.array_equal(each.scores, loaded.score(TEXTS).scores)
+            assert len(opened) == 1
 
     asyncio.run(ask())
 

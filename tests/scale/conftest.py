@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ import yaml
 from app import settings
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.support import databases
+from tests.support import databases, ray_head
 from tests.support.gateway import ENVIRONMENT, Gateway, configure, noisy
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
@@ -117,11 +118,8 @@ def configuration(tmp_path_factory: pytest.TempPathFactory, artifact: Path, pool
 def two_nodes(**environment: str) -> Generator[Cluster]:
     """Two nodes with this in their environment, in which this process is, too."""
     folder = Path(tempfile.mkdtemp(prefix="racer-ray-"))  # short: sockets are below it
-    given = environment | {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # or Ray writes one into the home folder
-    }
+    token = secrets.token_hex(32)  # or Ray writes one into the home folder
+    given = environment | ray_head.ENVIRONMENT | {"RAY_AUTH_TOKEN": token}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in given.items():
             patch.setenv(name, value)
@@ -137,7 +135,6 @@ def two_nodes(**environment: str) -> Generator[Cluster]:
 def cluster(postgres: databases.Postgres) -> Iterator[Cluster]:
     """Two nodes with what a gateway takes from the environment; their store is new."""
     proxy = {
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.ray_serve.proxy:middlewares",
         # The head's proxy stands for those of all nodes, so it must not keep to its own.
         "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
         "RAY_metrics_report_interval_ms": "3000",  # instead of ten seconds
@@ -149,6 +146,47 @@ def cluster(postgres: databases.Postgres) -> Iterator[Cluster]:
 Deploy = Callable[..., None]
 
 
+def serve_run(
+    cluster: Cluster,
+    path: Path,
+    configuration: Path,
+    port: int,
+    user_config: dict[str, Any] | None = None,
+    *,
+    calibrated: bool = False,
+    **replicas: int,
+) -> None:
+    """Run ``deploy/ray/serve.yaml`` with a configuration and numbers of replicas.
+
+    Args:
+        cluster: Where.
+        path: Takes the file that is run.
+        configuration: The gateway's.
+        port: Of Serve's proxy.
+        user_config: Settings in place of the configuration's.
+        calibrated: No requests without a calibration.
+        **replicas: By deployment.
+    """
+    values = yaml.safe_load((ROOT / "deploy/ray/serve.yaml").read_text(encoding="utf-8"))
+    values |= {"proxy_location": "HeadOnly"}  # both nodes are this machine
+    values["http_options"] = {"host": "127.0.0.1", "port": port}
+    arguments = {"config": str(configuration), "calibrated": calibrated}
+    values["applications"][0]["args"] = arguments
+    for each in values["applications"][0]["deployments"]:
+        if each["name"] == "Gateway":
+            each["user_config"] = user_config or {}
+        del each["autoscaling_config"]
+        each["num_replicas"] = replicas[each["name"]]
+        each["max_replicas_per_node"] = 2 if each["name"] == "Gateway" else 1
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    command = ["serve", "run", f"--address={cluster.address}", "--non-blocking", str(path)]
+    program = Path(sys.executable).with_name(command[0])
+    done = subprocess.run(
+        [program, *command[1:]], cwd=ROOT, capture_output=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+
+
 @pytest.fixture(scope="module")
 def served(
     cluster: Cluster, configuration: Path, tmp_path_factory: pytest.TempPathFactory
@@ -156,29 +194,7 @@ def served(
     """What ``deploy/ray/serve.yaml`` serves on the cluster, and how to change its replicas."""
     port = databases.free_port()
     path = tmp_path_factory.mktemp("serve") / "serve.yaml"
-
-    def deploy(
-        user_config: dict[str, Any] | None = None, *, calibrated: bool = False, **replicas: int
-    ) -> None:
-        values = yaml.safe_load((ROOT / "deploy/ray/serve.yaml").read_text(encoding="utf-8"))
-        values |= {"proxy_location": "HeadOnly"}  # both nodes are this machine
-        values["http_options"] = {"host": "127.0.0.1", "port": port}
-        arguments = {"config": str(configuration), "calibrated": calibrated}
-        values["applications"][0]["args"] = arguments
-        for each in values["applications"][0]["deployments"]:
-            if each["name"] == "Gateway":
-                each["user_config"] = user_config or {}
-            del each["autoscaling_config"]
-            each["num_replicas"] = replicas[each["name"]]
-            each["max_replicas_per_node"] = 2 if each["name"] == "Gateway" else 1
-        path.write_text(yaml.safe_dump(values), encoding="utf-8")
-        command = ["serve", "run", f"--address={cluster.address}", "--non-blocking", str(path)]
-        program = Path(sys.executable).with_name(command[0])
-        done = subprocess.run(
-            [program, *command[1:]], cwd=ROOT, capture_output=True, check=False, timeout=120
-        )
-        assert done.returncode == 0, done.stderr.decode()[-4000:]
-
+    deploy = partial(serve_run, cluster, path, configuration, port)
     deploy(Gateway=1, Router=1)
     gateway = Gateway(f"http://127.0.0.1:{port}", settings.load(configuration, ENVIRONMENT)[0])
     try:

@@ -23,6 +23,8 @@ ENVIRONMENT: Final = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.ray_serve.proxy:middlewares",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
+    # Instead of five seconds, in which a busy machine starts no proxy.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "50",
 }
 
 Serve = Callable[[str], None]

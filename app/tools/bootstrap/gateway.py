@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from app.errors import GatewayRefused, GatewayUnreachable
-from app.routing.artifact import DEPLOY_AGAIN
 from app.settings import Settings
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.through_gateway import check_pool
 from racer_core import artifacts
 
-_POLL_S = 0.5
+_POLL_S: Final = 0.5
+_IN_A_ROW: Final = 10  # answers: several gateways may stand behind one address
 
 
 def check_gateway(gateway: GatewayClient, settings: Settings) -> None:
@@ -29,7 +30,7 @@ def check_gateway(gateway: GatewayClient, settings: Settings) -> None:
 
 
 def wait_for_artifact(gateway: GatewayClient, folder: Path, limit_s: float) -> None:
-    """Wait until a gateway has loaded this artifact.
+    """Wait until a gateway, or each of several behind one address, has loaded this artifact.
 
     Args:
         gateway: The gateway; it may restart meanwhile.
@@ -41,30 +42,28 @@ def wait_for_artifact(gateway: GatewayClient, folder: Path, limit_s: float) -> N
     """
     digest = artifacts.digest(folder)
     deadline = time.monotonic() + limit_s
-    why = "it does not answer"
+    why, count = "it does not answer", 0
     while True:
         with suppress(GatewayUnreachable):
             ready = gateway.readiness()
             loaded = ready.get("artifact")
-            if loaded == digest:
+            count = count + 1 if loaded == digest else 0
+            if count == _IN_A_ROW:
                 return
+            if loaded == digest:
+                continue
             if loaded is not None:
                 why = "it runs another one: restart it, or deploy it again on Ray"
-                if (
-                    "restart" in ready
-                ):  # it sees these files, and loads none in the place of another
+                if "restart" in ready:  # it sees these files, and loads none in place of another
                     break
             else:
                 missing = {each["part"]: each["reason"] for each in ready.get("missing", ())}
                 why = missing.get("artifact", "its configuration has no `artifact`")
-                if why == DEPLOY_AGAIN:
-                    break
         if time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
     raise GatewayRefused(
         f"the gateway at {gateway.url} has not loaded the artifact {folder} ({why}). Where it does "
-        "not see this folder, copy it to the place that `artifact` names there, or roll it out; "
-        "on Ray deploy again (deploy/ray/README.md); then run the same command again, which goes "
-        "on here"
+        "not see this folder, copy it to the place that `artifact` names there, or roll it out "
+        "(on Ray to every node); then run the same command again, which goes on here"
     )
