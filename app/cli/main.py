@@ -7,8 +7,9 @@ gateway or its candidates cannot be reached, 130 interrupted.
 from __future__ import annotations
 
 import sys
+from collections import UserDict
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -86,20 +87,15 @@ def _exit_code(exc: RacerError) -> int:
     return EXIT_REFUSED
 
 
-class Commands(click.Group):
-    """The subcommands, each imported when it is named: all of them take most of a short run."""
+class Commands(UserDict[str, Any]):
+    """The subcommands, by name: importing all of them takes most of the time of a short one."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names."""
-        return sorted(_MODULES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of them; None: it is unknown."""
-        module = _MODULES.get(cmd_name)
-        return None if module is None else getattr(import_module(f"app.cli.{module}"), cmd_name)
+    def __getitem__(self, name: str) -> click.Command:
+        """Import one. Raises KeyError if it is unknown."""
+        return getattr(import_module(f"app.cli.{self.data[name]}"), name)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(commands=Commands(_MODULES), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="racer")
 def cli() -> None:
     """Route each query to a calibrated set of language models."""

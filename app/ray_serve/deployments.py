@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -31,6 +32,7 @@ from app.routing.scorer import RouterBackend, ScoredQuery
 from app.settings import Secrets, Settings
 from app.settings.validation import suggestion
 from app.telemetry.metrics import Metrics
+from racer_core import artifacts
 from racer_core.errors import ArtifactError
 from racer_core.trained_router import RouterScores
 
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 # Serve would form them too early: when many requests wait, batches must be large.
 _TOGETHER: Final = 16
 _BATCHES: Final = 1024
+_AGAIN_S: Final = 10.0  # between the starts of two loads, where the first fails
 _MIDDLEWARES: Final = f"{middlewares.__module__}:{middlewares.__name__}"
 
 
@@ -92,23 +95,24 @@ class Router:
     async def __init__(self, config: Path) -> None:
         self._configured, _ = load(config, {})
         self._artifact: str | None = None  # the digest of what is loaded
-        self._opening = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None
+        self._again_at = 0.0  # monotonic: when a load that failed may be repeated
         if has_artifact(self._configured):
-            await self._open()
+            await self._load()
 
     async def score(self, query: str, artifact: str) -> ScoredQuery | BaseException:
         """Score one query. An error of it is a value, for what is raised comes with its stack."""
-        await self._load(artifact)
+        await self._ensure_loaded(artifact)
         return await self._together(query)
 
     async def score_rows(self, texts: Sequence[str], artifact: str) -> RouterScores:
         """Score rows of a calibration, behind live queries."""
-        await self._load(artifact)
+        await self._ensure_loaded(artifact)
         return await asyncio.to_thread(self._scoring.score_rows, texts)
 
     async def embed(self, texts: Sequence[str], artifact: str) -> NDArray[np.float32]:
         """Embeddings of texts, (B, D)."""
-        await self._load(artifact)
+        await self._ensure_loaded(artifact)
         return await self._scoring.embed(texts)
 
     @serve.batch(
@@ -117,16 +121,30 @@ class Router:
     async def _together(self, queries: list[str]) -> list[ScoredQuery | BaseException]:
         return await asyncio.gather(*map(self._scoring.score, queries), return_exceptions=True)
 
-    async def _load(self, artifact: str) -> None:
-        """Have this artifact loaded. Raises ArtifactError if it is not here, or another one is."""
+    async def _ensure_loaded(self, artifact: str) -> None:
+        """Have the artifact of a gateway loaded. Raises ArtifactError where it is not."""
         if self._artifact is None:
-            async with self._opening:
-                if self._artifact is None:
-                    await self._open()
+            if self._loading is None or (
+                self._loading.done() and time.monotonic() > self._again_at
+            ):
+                self._refuse_absent(artifact)
+                self._loading = asyncio.create_task(self._load(), name="loading the artifact")
+            await asyncio.shield(self._loading)  # for the next request, if this one is given up
         if artifact != self._artifact:
             raise ArtifactError("this replica of the router has another artifact than the gateway")
 
-    async def _open(self) -> None:
+    def _refuse_absent(self, artifact: str) -> None:
+        found, folder = None, self._configured.artifact
+        with suppress(OSError):
+            found = folder and artifacts.digest(folder)
+        if found != artifact:
+            raise ArtifactError(
+                f"a replica of the router does not have the gateway's artifact at {folder}: copy "
+                "it to the same path on every node"
+            )
+
+    async def _load(self) -> None:
+        self._again_at = time.monotonic() + _AGAIN_S
         metrics = Metrics()
         opened = await asyncio.to_thread(lifespan.router_here, self._configured, metrics)
         # Both end with the replica's process.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from app.errors import Overloaded
 from app.routing.scorer import ScoredQuery, put, room_for
+from racer_core.errors import RacerError
 from racer_core.trained_router import RouterScores
 
 _PIECE: Final = 64  # rows of a calibration that go to a replica together
@@ -81,10 +83,11 @@ class RayRouterBackend:
 
     async def _answer(self, method: str, argument: object) -> Any:
         ask = getattr(self._router, method).remote
-        try:
-            return await ask(argument, self._artifact)
-        except RayActorError:
-            return await ask(argument, self._artifact)
+        with _own_errors():
+            try:
+                return await ask(argument, self._artifact)
+            except RayActorError:
+                return await ask(argument, self._artifact)
 
     def _begin(self, rows: range, texts: list[str]) -> _Piece:
         response = self._router.score_rows.remote(texts, self._artifact)
@@ -98,10 +101,22 @@ def _finish(
     whole: RouterScores | None, piece: _Piece, again: Callable[[_Piece], _Piece], count: int
 ) -> RouterScores:
     """Wait for a piece, and put it in its place."""
-    try:
-        part = piece.response.result()
-    except RayActorError:
-        part = again(piece).response.result()
+    with _own_errors():
+        try:
+            part = piece.response.result()
+        except RayActorError:
+            part = again(piece).response.result()
     whole = whole or room_for(part, count)
     put(part, whole, piece.rows)
     return whole
+
+
+@contextmanager
+def _own_errors() -> Generator[None]:
+    """Raise an error of the router as the router raised it, without Ray's report around it."""
+    try:
+        yield
+    except RayTaskError as exc:
+        if isinstance(exc.cause, RacerError):
+            raise exc.cause from None
+        raise

@@ -185,8 +185,8 @@ class Store:
         """Return what is active for the artifact and fleet with this digest, and its alarms.
 
         Where the database takes no writes, the next transactions look for one that does, on new
-        connections. So do those after the first read of one that does again: another connection may
-        have been opened meanwhile to the one that took none.
+        connections. So do those after the first read that finds writes again: a pooled session may
+        be of the time without writes.
         """
         statement = (
             select(ActiveRow.calibration_id, WatchRow.application, WatchRow.since, WatchRow.raised)

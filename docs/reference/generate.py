@@ -170,15 +170,12 @@ def _help(text: str) -> str:
     return re.sub(r" \[[\d.<>=]*x[\d.<>=]*\]$", "", text)
 
 
-def _commands(command: click.Command, words: str) -> Iterator[tuple[str, click.Command]]:
-    if not isinstance(command, click.Group):
-        yield words, command
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        below = command.get_command(context, name)
-        assert below is not None
-        yield from _commands(below, f"{words} {name}")
+def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        for each in sorted(command.commands):
+            yield from _commands(command.commands[each], f"{name} {each}")
+    else:
+        yield name, command
 
 
 # --- Settings -----------------------------------------------------------------------------------

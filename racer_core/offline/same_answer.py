@@ -138,7 +138,7 @@ class SequenceTrial:
         return self._measured(calls, calls)
 
     def chain(self, scores: FloatArray, price: float) -> dict[str, float]:
-        """The most accurate of :meth:`chains` for at most this mean price.
+        """The most accurate of :meth:`chains` on the test rows, for at most this mean price.
 
         Where every chain is dearer, the one that accepts every readable answer.
         """
@@ -241,7 +241,6 @@ def compared(
         found[Calling.ONE_SHOT] = single.ignoring_answers(alpha, shuffled=False)
         found[Calling.SHUFFLED] = single.ignoring_answers(alpha, shuffled=True)
         found[Calling.EXACT] = decided
-        # The least score is chosen on the test rows themselves.
         found[Calling.CHAIN] = _most_accurate(chains, found[Calling.ONE_BY_ONE]["price"])
         if alpha in labelled:
             found[Calling.STACKED] = labelled[alpha]
@@ -250,5 +249,6 @@ def compared(
 
 
 def _most_accurate(chains: Sequence[dict[str, float]], price: float) -> dict[str, float]:
+    """The best on the test rows themselves, which favours the chain."""
     affordable = [each for each in chains if each["price"] <= price]
     return max(affordable or chains[:1], key=lambda each: each["accuracy"])

@@ -627,6 +627,11 @@ def test_the_installed_command_runs() -> None:
     assert __version__ in done.stdout
 
 
+def test_a_misspelt_command_names_the_nearest_one(racer: Command) -> None:
+    """As one of a group does."""
+    failed(racer("serv"), 2, "Did you mean 'serve'?")
+
+
 @pytest.mark.parametrize(
     ("words", "unneeded"),
     [("--help", "torch"), ("serve --help", "torch"), ("completion bash", "pydantic")],

@@ -28,19 +28,25 @@ WRITES = "backup"
 UNREACHABLE = "http://127.0.0.1:1"
 
 
-def leaves(group: click.Group, *before: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command, behind its words as they are typed."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
+def leaves(group: click.Group = cli, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command as it is typed."""
+    for name, command in group.commands.items():
         if isinstance(command, click.Group):
-            yield from leaves(command, *before, name)
+            yield from leaves(command, (*before, name))
         else:
-            yield " ".join((*before, name)), command
+            yield (*before, name)
 
 
-COMMANDS = dict(leaves(cli))
+def found(words: tuple[str, ...]) -> click.Command:
+    """The command behind its words."""
+    command: click.Command = cli
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    return command
+
+
+COMMANDS = {" ".join(words): found(words) for words in leaves()}
 
 
 def json_option(command: click.Command) -> click.Parameter | None:

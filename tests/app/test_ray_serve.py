@@ -173,6 +173,21 @@ def test_a_calibration_that_is_given_up_leaves_nothing_behind(scoring: Any, hand
     assert all(each.cancelled() for each in handle.responses)
 
 
+def test_an_error_of_the_router_is_raised_as_it_was_there(loaded: Racer) -> None:
+    """Without the address, the process and the stack that Ray adds, for clients may read it."""
+
+    def refused() -> Any:
+        error = ray_errors.RayTaskError("score", "a stack", ArtifactError("another artifact"))
+        return error.as_instanceof_cause()
+
+    scoring = ray_scorer.RayRouterBackend(Handle(loaded, faults=[refused()]), "digest")
+    with pytest.raises(ArtifactError, match=r"^another artifact$"):
+        asyncio.run(scoring.embed([ONE]))
+    scoring = ray_scorer.RayRouterBackend(Handle(loaded, faults=[refused()]), "digest")
+    with pytest.raises(ArtifactError, match=r"^another artifact$"):
+        scoring.score_rows(TEXTS)
+
+
 @pytest.fixture
 def configuration(tmp_path: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration, and the environment of a node."""
@@ -238,7 +253,11 @@ def test_a_replica_of_the_router_loads_an_artifact_that_comes_later(
             for _ in range(2):
                 with pytest.raises(ArtifactError):
                     await router.score(ONE, digest)
+            assert opened == []
             shutil.copytree(artifact, later)
+            given_up = asyncio.create_task(router.score_rows(TEXTS, digest))
+            await asyncio.sleep(0)  # until the load has begun
+            given_up.cancel()
             scored = await asyncio.gather(*(router.score_rows(TEXTS, digest) for _ in range(3)))
             for each in scored:
                 assert np.array_equal(each.scores, loaded.score(TEXTS).scores)

@@ -33,9 +33,9 @@ def skilled(pool: FakePool) -> Iterator[FakePool]:
     def answer(body: dict[str, Any]) -> str:
         return "yes" if body["model"] in right.get(body["messages"][-1]["content"], ()) else "no"
 
-    pool.answer = answer
+    before, pool.answer = pool.answer, answer
     yield pool
-    pool.answer = lambda _: "42"
+    pool.answer = before
 
 
 def test_questions_become_certificates_in_one_deployment(

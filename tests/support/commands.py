@@ -21,9 +21,7 @@ def group() -> click.Context:
 
 def command(name: str) -> Any:
     """One of the commands, or of groups of commands."""
-    found = main.cli.get_command(group(), name)
-    assert found is not None
-    return found
+    return main.cli.commands[name]
 
 
 def parsed(name: str, words: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,7 @@ from app.tools.labelling.through_gateway import check_pool
 from racer_core import artifacts
 
 _POLL_S: Final = 0.5
-_IN_A_ROW: Final = 10  # answers: several gateways may stand behind one address
+_IN_A_ROW: Final = 10  # answers, since one of several gateways may have loaded it first
 
 
 def check_gateway(gateway: GatewayClient, settings: Settings) -> None:
@@ -30,10 +29,10 @@ def check_gateway(gateway: GatewayClient, settings: Settings) -> None:
 
 
 def wait_for_artifact(gateway: GatewayClient, folder: Path, limit_s: float) -> None:
-    """Wait until a gateway, or each of several behind one address, has loaded this artifact.
+    """Wait until ten answers in a row say that this artifact is loaded.
 
     Args:
-        gateway: The gateway; it may restart meanwhile.
+        gateway: The gateway, or several behind one address; it may restart meanwhile.
         folder: The artifact.
         limit_s: How long to wait, in seconds.
 
@@ -44,14 +43,18 @@ def wait_for_artifact(gateway: GatewayClient, folder: Path, limit_s: float) -> N
     deadline = time.monotonic() + limit_s
     why, count = "it does not answer", 0
     while True:
-        with suppress(GatewayUnreachable):
+        try:
             ready = gateway.readiness()
+        except GatewayUnreachable:
+            count = 0
+        else:
             loaded = ready.get("artifact")
-            count = count + 1 if loaded == digest else 0
-            if count == _IN_A_ROW:
-                return
             if loaded == digest:
+                count += 1
+                if count == _IN_A_ROW:
+                    return
                 continue
+            count = 0
             if loaded is not None:
                 why = "it runs another one: restart it, or deploy it again on Ray"
                 if "restart" in ready:  # it sees these files, and loads none in place of another
