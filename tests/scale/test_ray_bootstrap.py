@@ -33,6 +33,7 @@ def skilled(pool: FakePool) -> Iterator[FakePool]:
     def answer(body: dict[str, Any]) -> str:
         return "yes" if body["model"] in right.get(body["messages"][-1]["content"], ()) else "no"
 
+    pool.reset()  # of what other files let it say
     before, pool.answer = pool.answer, answer
     yield pool
     pool.answer = before
