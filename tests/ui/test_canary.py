@@ -15,6 +15,7 @@ from tests.support.waiting import until
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import Fleet, demo_rows, served, some_rows
+from .rounding import plain
 from .test_looks import PICTURES, overflow, serious
 
 SHARE = 0.4
@@ -71,11 +72,6 @@ def at_canary(opened: Open, fleet: Fleet, **options: Any) -> Tab:
 def history(tab: Tab, calibration: str) -> str:
     """The line of a calibration in the history."""
     return tab.page.inner_text(f"#history tr:has(code[title='{calibration}'])")
-
-
-def plain(value: float, digits: int = 2) -> str:
-    """A number as the page writes it."""
-    return f"{value:.{digits}f}".rstrip("0").rstrip(".")
 
 
 def test_share_and_figures_of_both_are_shown(rollout: Rollout, opened: Open) -> None:

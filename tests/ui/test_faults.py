@@ -10,6 +10,7 @@ from tests.upstreams.scripted import FakePool
 
 from .conftest import Open
 from .fleet import Fleet
+from .rounding import plain
 from .scripted import FEW, RIVER, SUM, ScriptedFleet
 
 
@@ -64,7 +65,7 @@ def test_a_failure_is_counted_on_watch(few: ScriptedFleet, opened: Open) -> None
         calls = sum(counted.values())
         failed = calls - counted.get("ok", 0.0) - counted.get("cancelled", 0.0)
         assert (failed > 0) or name != FEW[0]
-        expected = f"{100 * failed / calls:.1f}".removesuffix(".0") + " %" if calls else "–"
+        expected = f"{plain(100 * failed / calls, 1)} %" if calls else "–"
         row = tab.page.locator("#watch tbody tr", has_text=name)
         assert row.locator("td").nth(2).inner_text() == expected
 

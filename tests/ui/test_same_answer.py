@@ -17,6 +17,7 @@ from tests.support.zero_setup import configure, questions
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import POOL, Fleet
+from .rounding import plain
 from .test_looks import PICTURES, overflow, serious
 from .test_try import slide
 
@@ -116,7 +117,7 @@ def planned(fleet: Fleet, question: str, alpha: float | None = None) -> str:
     if len(first) == len(POOL):
         return f"{at} all {len(POOL)} are asked at once."
     named = first[0] if len(first) == 1 else f"{', '.join(first[:-1])} and {first[-1]}"
-    expected = f"{plan['expected_calls']:.2f}".rstrip("0").rstrip(".")
+    expected = plain(plan["expected_calls"])
     return (
         f"{at} {named} {'is' if len(first) == 1 else 'are'} asked first, and the others as long as "
         f"these answers leave too much doubt: {expected} of {len(POOL)} calls on average."
@@ -211,9 +212,9 @@ def test_an_alarm_and_a_refusal_are_said_in_words(certified: Fleet, opened: Open
     for each in found["data"]:
         each["evidence"]["reference"] = "answerable"
     tab.page.evaluate("document.dispatchEvent(new CustomEvent('readiness', { detail: {} }))")
-    tab.page.wait_for_selector("#same-answer >> text=Certificates are void")
+    tab.page.wait_for_selector("#same-answer >> text=no calibration succeeded since")
     text = card(tab).inner_text()
-    assert "no calibration succeeded since" in text
+    assert "Certificates are void" in text
     assert "The last attempt: Not worth it" in text
     assert "Of 40 requests sampled since, 12 would have missed every right answer" in text
 

@@ -11,6 +11,7 @@ from tests.support.waiting import until
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import POOL, Fleet, some_rows
+from .rounding import plain
 from .test_looks import PICTURES, overflow, serious
 from .test_try import slide
 
@@ -82,9 +83,8 @@ def test_the_mark_follows_the_slider(demo: Fleet, opened: Open) -> None:
         assert said.startswith(f"At {100 * level['alpha']:g} %")
         if level["feasible"]:
             for value in (level["mean_size"], level["fixed_order_size"]):
-                assert f"{value:.2f}".rstrip("0").rstrip(".") in said
-            bound = f"{100 * level['risk_band']:.1f}".removesuffix(".0")
-            assert f"at most {bound} % miss" in said
+                assert plain(value) in said
+            assert f"at most {plain(100 * level['risk_band'], 1)} % miss" in said
 
 
 def test_another_calibration_is_drawn_once_it_decides(keyed: Fleet, opened: Open) -> None:

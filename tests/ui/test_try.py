@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from tests.support.waiting import until
 
 from .conftest import Open, Tab
 from .fleet import POOL, Fleet, demo_rows, level_of_several, several
+from .rounding import fixed
 
 
 def slide(tab: Tab, steps: int) -> None:
@@ -202,9 +202,8 @@ def width(tab: Tab, name: str) -> float:
 def duration(ms: float) -> str:
     """A duration as the page writes it; a browser rounds 0.5 up."""
     if ms < 1_000:
-        return f"{Decimal(ms).quantize(Decimal('0.1' if ms < 10 else '1'), ROUND_HALF_UP)} ms"
-    seconds = Decimal(ms / 1_000)
-    return f"{seconds.quantize(Decimal('0.01' if ms < 10_000 else '1'), ROUND_HALF_UP)} s"
+        return f"{fixed(ms, 1 if ms < 10 else 0)} ms"
+    return f"{fixed(ms / 1_000, 2 if ms < 10_000 else 0)} s"
 
 
 def test_a_chosen_level_is_sent_and_shown(demo: Fleet, opened: Open, question: str) -> None:
