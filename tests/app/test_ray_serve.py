@@ -266,6 +266,37 @@ def test_a_replica_of_the_router_loads_an_artifact_that_comes_later(
     asyncio.run(ask())
 
 
+def test_a_load_that_fails_is_not_repeated_by_each_request(
+    configuration: Path,
+    artifact: Path,
+    loaded: Racer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """And nothing is loaded for a gateway of another artifact. Fails when each request loads."""
+    later, loads = tmp_path / "later", list[Settings]()
+    configure(configuration.parent, later, "http://127.0.0.1:1/v1")
+
+    def fails(configured: Settings, _: Metrics) -> OpenedRouter:
+        loads.append(configured)
+        raise ArtifactError("its encoder cannot be opened")
+
+    monkeypatch.setattr(lifespan, "router_here", fails)
+
+    async def ask() -> None:
+        async with replica(configuration, []) as router:
+            shutil.copytree(artifact, later)
+            with pytest.raises(ArtifactError, match="does not have the gateway's artifact"):
+                await router.score(ONE, "x")
+            assert loads == []
+            for _ in range(3):
+                with pytest.raises(ArtifactError, match="its encoder cannot be opened"):
+                    await router.score(ONE, loaded.artifact.digest)
+            assert len(loads) == 1
+
+    asyncio.run(ask())
+
+
 @pytest.mark.parametrize(
     ("changes", "environment"),
     [
