@@ -116,7 +116,10 @@ def test_queries_that_are_scored_together(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_decisions_that_were_not_made_before(tmp_path: Path) -> None:
-    """At a small shape: both are measured, and a decision takes longer than its encoder."""
-    document = ran(tmp_path, "uncached.py", "--tiny", "--rounds", "1", "--queries", "5")
-    whole, encoder = document["rounds"][0].values()
-    assert whole["p50_ms"] > encoder["p50_ms"] > 0
+    """At a small shape: both are measured, in every round. Which is faster is for no test."""
+    document = ran(tmp_path, "uncached.py", "--tiny", "--rounds", "2", "--queries", "5")
+    assert len(document["rounds"]) == 2
+    for measured in document["rounds"]:
+        assert len(measured) == 2
+        for took in measured.values():
+            assert 0 < took["p50_ms"] <= took["p95_ms"]
