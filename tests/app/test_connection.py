@@ -27,7 +27,7 @@ from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from tests.support.waiting import wait_until
 
-HEADER_S, BODY_S, STALLED_S, SUMMARY_S = 0.4, 0.8, 0.8, 0.5
+HEADER_S, BODY_S, STALLED_S, SUMMARY_S = 1.0, 0.8, 1.5, 0.5
 GRACE_S, NO_SLOT_S, RATE_CHECK_S = 1.0, 0.5, 0.1
 BIG = 64 * 2**20
 
@@ -292,14 +292,14 @@ def test_slow_connections_do_not_slow_others_down(start: Callable[..., Bare]) ->
     with ExitStack() as stack:
         for _ in range(300):
             stack.enter_context(server.connect()).sendall(HEAD)
-        took_s = []
+        begun = time.process_time()
         for _ in range(50):
-            begun = time.monotonic()
             with server.connect() as connection:
                 connection.sendall(request(method="GET"))
                 assert one(connection)[0] == 200
-            took_s.append(time.monotonic() - begun)
-    assert sorted(took_s)[-2] < 0.5  # a millisecond each on an idle machine
+        took_s = time.process_time() - begun  # of both sides; other processes do not count
+        assert open_connections(server) >= 300  # nothing waited until they were refused
+    assert took_s < 50 * 0.02  # a millisecond each
 
 
 INNER = b"GET /inner HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -424,12 +424,11 @@ def test_a_connection_without_requests_is_closed(start: Callable[..., Bare]) -> 
 
 def test_an_answer_may_take_longer_than_a_connection_may_idle(start: Callable[..., Bare]) -> None:
     """The clock of the gap between requests stops when the next one begins."""
-    server = start(keep_alive_s=1)
+    server = start(keep_alive_s=0.9)
     with server.connect() as connection:
         for path in ("/", "/late"):
             connection.sendall(request(path=path, method="GET"))
             assert one(connection)[1]["path"] == path
-            time.sleep(0.5)
 
 
 def test_requests_in_one_write_are_answered_in_order(bare: Bare) -> None:
@@ -495,10 +494,7 @@ def test_connections_are_counted(start: Callable[..., Bare]) -> None:
             answer = rest(extra)
         assert status_and_code(answer) == (503, "overloaded")
         assert b"retry-after" in answer
-    until = time.monotonic() + 10
-    while server.server.server_state.connections:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not open_connections(server))
     with server.connect() as connection:
         connection.sendall(request(method="GET"))
         assert one(connection)[0] == 200
@@ -597,9 +593,9 @@ def test_an_earlier_answer_starts_no_deadline_of_the_next(start: Callable[..., B
 def test_an_early_answer_does_not_wait_for_the_body(bare: Bare, start: Callable[..., Bare]) -> None:
     """Of a refused upload the rest is not awaited for long; a short rest costs no connection."""
     with start(body_s=60, linger_s=0.3).connect() as endless:
+        begun = time.monotonic()
         endless.sendall(request("content-length: 100000000", path="/early", body=b"x" * 1000))
         assert one(endless)[0] == 200
-        begun = time.monotonic()
         with contextlib.suppress(OSError):
             while time.monotonic() - begun < 10:
                 endless.sendall(b"x" * 200)

@@ -19,6 +19,7 @@ from app.upstream.replicas import Replicas
 from app.wire.responses import Responses
 from tests.support.fleets import CHAT, asking, opened, soon, streamed
 from tests.support.gateway import POOL, Serve, candidates
+from tests.support.waiting import eventually
 from tests.upstreams.hostile.exchange import Exchange
 from tests.upstreams.hostile.replicas import answers, fails, replicas
 from tests.upstreams.scripted import FakePool
@@ -247,7 +248,7 @@ def test_a_busy_conversation_overflows() -> None:
         host = exchange.request.headers["host"]
         running[host] += 1
         peaks[host] = max(peaks[host], running[host])
-        await asyncio.sleep(0.2)
+        await eventually(lambda: peaks.total() >= 16)  # all of them are under way
         running[host] -= 1
         await answers(exchange)
 

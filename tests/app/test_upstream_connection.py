@@ -288,7 +288,7 @@ def test_every_wait_ends_at_its_own_deadline() -> None:
         await asyncio.sleep(0)
         connection.data_received(OK + b"content-length: 9\r\n\r\n")
         await asking
-        for letter, left_s, after_s in (b"a", 0.3, 0.0), (b"b", 60.0, 0.35):
+        for letter, left_s, after_s in (b"a", 1.0, 0.0), (b"b", 60.0, 1.1):
             reading = asyncio.create_task(connection.read(time.monotonic() + left_s))
             await asyncio.sleep(after_s)  # the second wait outlives the deadline of the first
             connection.data_received(letter)
@@ -366,16 +366,18 @@ def test_the_next_request_gets_no_answer_that_was_sent_before_it(at_once: bool) 
 
 def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not as long as it is used."""
-    monkeypatch.setattr("app.upstream.connection_pool.IDLE_S", 0.2)
+    idle_s = 1.0
+    monkeypatch.setattr("app.upstream.connection_pool.IDLE_S", idle_s)
 
     async def behaves(exchange: Exchange) -> None:
         await exchange.answer(encoded(completion("m", "4")))
 
     async def test() -> None:
         async with replicas(behaves) as [one], opened({"m": [one]}) as fleet:
-            for _ in range(4):
+            until = time.monotonic() + 1.5 * idle_s
+            while time.monotonic() < until:
                 await fleet.ask("m", CHAT, asking(), deadline=soon())
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1 * idle_s)
             assert one.connections == 1
             await eventually(lambda: one.open == 0)
 

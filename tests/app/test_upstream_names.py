@@ -115,6 +115,7 @@ def test_a_handshake_that_never_ends_is_given_up() -> None:
                 with pytest.raises(UpstreamUnavailable):
                     await fleet.ask("m", CHAT, asking(), deadline=soon())
                 await eventually(lambda: connections_to(port) == 0)
+            async with opened({"m": [one]}, attempts=1) as fleet:
                 call = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
                 await eventually(lambda: connections_to(port) == 1)
                 call.cancel()

@@ -82,7 +82,7 @@ def test_poisoned_trials_do_not_keep_the_candidate_from_others() -> None:
     async def test() -> None:
         async with (
             replicas(fails("500"), answers) as [one, other],
-            opened({"m": [one], "n": [other]}, attempts=1, eject_s=0.1) as fleet,
+            opened({"m": [one], "n": [other]}, attempts=1, eject_s=0.5) as fleet,
         ):
             await poison(fleet, 3, "mallory")
             await poison(fleet, 2, "honest")
@@ -148,7 +148,7 @@ def test_an_ejection_after_a_longer_one_is_checked_when_its_own_pause_is_over() 
         breaker.record_success(0.0)
         breaker.record_failure(time.monotonic(), caller="a", payload=1)
         checks.watch(object(), replica)  # pyright: ignore[reportArgumentType]
-        await eventually(lambda: breaker.state == "probation", within_s=1)
+        await eventually(lambda: breaker.state == "probation")
         await checks.close()
 
     uvloop.run(test())

@@ -42,7 +42,7 @@ def wait_while_running(
     wait_until(is_true, within_s)
 
 
-async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> float:
+async def eventually(condition: Callable[[], bool], within_s: float = 30.0) -> float:
     """Wait for a condition on an event loop; returns how many seconds it took."""
     started = time.monotonic()
     while not condition():

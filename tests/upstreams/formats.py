@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ class Script:
 
     text: str = "42"
     delay_s: float = 0.0
+    gate: threading.Event | None = None  # no answer before it is set
     pause_s: float = 0.0  # between the chunks of a stream
     fault: str | None = None
     message: dict[str, Any] | None = None  # instead of a plain text

@@ -21,6 +21,8 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from tests.support.waiting import eventually
+
 from .formats import SHAPES, Script, embeddings, usage_of
 from .hostile.exchange import WORDS as UPSTREAM_WORDS
 
@@ -201,6 +203,8 @@ class FakePool:
         self.peak = max(self.peak, len(self.running))
         try:
             await asyncio.sleep(script.delay_s)
+            if script.gate is not None:
+                await eventually(script.gate.is_set, 120)
             return await self.reply(request, body, script)
         except asyncio.CancelledError:
             self.cancelled.append(body["model"])

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.waiting import wait_until
+
 from . import scripted
 from .scripted import FakePool
 
@@ -60,6 +62,7 @@ def test_reset_does_not_wait_for_a_hanging_request(
     monkeypatch.setattr(scripted, "SETTLE_S", 0.05)
     pool.fail("adder", "hang")
     with request(pool):
+        wait_until(lambda: pool.running == ["adder"])
         pool.reset()
         assert pool.running == ["adder"]
         assert pool.requests == []
