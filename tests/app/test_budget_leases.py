@@ -23,6 +23,7 @@ from app.settings import Settings
 from app.store import Store
 from app.store.tables import BudgetLeaseRow
 from racer_core.prices import amount_of
+from tests.support.waiting import eventually
 
 NOVEMBER: Final = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp()
 Story = Callable[["World"], Awaitable[None]]
@@ -148,12 +149,12 @@ class HeldDraws:
     def __call__(self, *args: Any) -> Any:
         """As `budget_ledger.sync`."""
         self._begun.release()
-        assert self._turns.acquire(timeout=10)
+        assert self._turns.acquire(timeout=30)
         return self._sync(*args)
 
     async def begun(self) -> None:
         """Wait until the next one has begun."""
-        assert await asyncio.to_thread(self._begun.acquire, timeout=10)
+        assert await asyncio.to_thread(self._begun.acquire, timeout=30)
 
     def go_on(self, turns: int = 1) -> None:
         """Let draws happen."""
@@ -247,7 +248,7 @@ def test_without_the_store_the_lease_is_spent_and_no_more(
                 await world.made(1.0)
             with pytest.raises(StoreUnavailable, match="more was asked than is leased"):
                 await world.made(1.0)
-        for _ in range(500):
+        for _ in range(3_000):
             await asyncio.sleep(0.01)
             try:
                 await world.made(50.0)
@@ -270,7 +271,7 @@ def test_after_a_failed_draw_the_store_is_tried_again_at_once(
             patch.setattr(budget_ledger, "sync", away)
             with pytest.raises(StoreUnavailable):
                 await world.made(50.0)
-        await asyncio.sleep(0.2)  # of draws every 0.01 s
+        await eventually(lambda: not world.budgets._is_cut_off)
         await world.made(50.0)
 
     run(story)
@@ -378,12 +379,13 @@ def test_a_budget_that_is_removed_and_added_again_is_spent_still(
         world.budgets.reconfigure(configured(**between))
         under_way.settle(amount_of(5.0))
         world.now += 2.0
-        await asyncio.sleep(0.1)
-        with world.store.transaction() as session:
-            spent = session.scalars(
-                select(BudgetLeaseRow.spent).where(BudgetLeaseRow.period == "2026-11")
-            )
-            assert list(spent) == [amount_of(60.0)]
+
+        def spent() -> list[int]:
+            with world.store.transaction() as session:
+                rows = select(BudgetLeaseRow.spent).where(BudgetLeaseRow.period == "2026-11")
+                return list(session.scalars(rows))
+
+        await eventually(lambda: spent() == [amount_of(60.0)])
         world.budgets.reconfigure(configured(hard=100))
         assert world.shown() == (60.0, 0.0)
         with pytest.raises(BudgetExceeded):
@@ -400,10 +402,10 @@ def test_old_rows_are_deleted_daily(
     deleted: list[float] = []
 
     async def story(world: World) -> None:
-        for _ in range(3):
-            await asyncio.sleep(0.1)  # of draws every 0.01 s
-            world.now += 24 * 3_600
-        await asyncio.sleep(0.1)
+        for day in range(4):
+            await eventually(lambda day=day: len(deleted) == day + 1)
+            await asyncio.sleep(0.1)  # of draws every 0.01 s, which delete nothing more
+            world.now += 24 * 3_600 * (day < 3)
 
     monkeypatch.setattr(budget_ledger, "delete_old", deleted.append)
     run(story)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
-import httpx2
 import numpy as np
 import pytest
 
@@ -36,6 +35,7 @@ from tests.upstreams.scripted import FakePool
 from .test_access_control import configured_key
 from .test_costs import PRICES as TOKEN_PRICES
 from .test_costs import UsageReport, counted
+from .test_leaving import CHAT, opened
 
 CALLS: Final = {"adder": 1.0, "speller": 2.0, "poet": 0.5}  # a call of each
 Budgeted = Callable[..., Gateway]
@@ -49,7 +49,8 @@ def budgeted(serve: Serve, pool: FakePool) -> Budgeted:
         own = {name: {"price": price} for name, price in CALLS.items()}
         if hard is not None:
             changes["budget"] = {"hard": hard}
-        return serve(candidates=candidates(pool.url, **own), fleet={"attempts": 1}, **changes)
+        patient = candidates(pool.url, timeout_s=60, **own)
+        return serve(candidates=patient, fleet={"attempts": 1}, **changes)
 
     return start
 
@@ -159,11 +160,15 @@ def test_tokens_are_reserved_by_the_limit_of_the_request(serve: Serve, pool: Fak
 
 def test_simultaneous_requests_do_not_exceed_it(budgeted: Budgeted, pool: FakePool) -> None:
     """Sixteen at once where five fit: five are served, while their reservations last."""
-    pool.say("adder", "42", delay_s=1.0)
+    gate = threading.Event()
+    pool.say("adder", "42", gate=gate)
     gateway = budgeted(hard=5.5)
     texts = [f"{ONE} {number}" for number in range(16)]
     with ThreadPoolExecutor(16) as threads:
-        told = list(threads.map(gateway.ask, texts))
+        asked = [threads.submit(gateway.ask, text) for text in texts]
+        until(lambda: sum(each.done() for each in asked) >= 11, 30)
+        gate.set()
+        told = [each.result() for each in asked]
     codes = [response.status_code for response in told]
     assert codes.count(200) == 5
     assert left(gateway) == (5.0, 0.0)
@@ -221,13 +226,7 @@ def test_a_client_that_leaves_pays_ratings_under_way(
     pool.rate("poet", {}, delay_s=5.0)
     pool.rated.clear()
     body = {"model": "auto", "messages": user(TWO), "stream": stream}
-    with ThreadPoolExecutor() as threads, gateway.http() as client:
-
-        def ask() -> None:
-            with contextlib.suppress(httpx2.TimeoutException):
-                client.post("/v1/chat/completions", json=body, timeout=1.5)
-
-        threads.submit(ask)
+    with opened(gateway, CHAT, body):
         wait_until(lambda: len(pool.rated) == 2)
     wait_until(lambda: left(gateway)[1] == 0.0)
     assert left(gateway)[0] == 1.0 + 2.0 + 2 * 0.5
@@ -456,7 +455,8 @@ def test_a_reload_takes_over_budgets(budgeted: Budgeted, pool: FakePool, artifac
     assert gateway.ask(ONE).status_code == 429
     assert gateway.config is not None
     own = {name: {"price": price} for name, price in CALLS.items()}
-    terms = {"candidates": candidates(pool.url, **own), "fleet": {"attempts": 1}}
+    patient = candidates(pool.url, timeout_s=60, **own)
+    terms = {"candidates": patient, "fleet": {"attempts": 1}}
     configure(gateway.config.parent, artifact, pool.url, budget={"hard": 2.5}, **terms)
     assert gateway.post("/admin/reload", ADMIN_KEY).json() == {"changed": ["budget.hard"]}
     wait_until(lambda: gateway.ask(ONE).status_code == 200)

@@ -343,9 +343,9 @@ def test_a_long_text_costs_no_more_than_its_beginning(monkeypatch: pytest.Monkey
     spent: list[float] = []
     for text in ("日本語のテキスト" * 1_024, "What is the capital? " * 400, "x" * 8_192):
         for _ in range(5):
-            started = time.perf_counter()
+            started = time.thread_time()  # other processes do not count
             detect(text)
-            spent.append(time.perf_counter() - started)
+            spent.append(time.thread_time() - started)
     assert min(spent[:5]) < 0.02
     assert max(min(spent[i : i + 5]) for i in (0, 5, 10)) < 0.02
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from tests.support.gateway import DATA_KEY, ONE, POOL, TWO, Gateway, user
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 from tests.upstreams.scripted import FakePool
 
 WHOLE_POOL = {"alpha": 0.001}
@@ -40,7 +41,7 @@ def opened(
 
 def left(pool: FakePool, connection: socket.socket, names: list[str]) -> bool:
     """Leave while these candidates work; whether all of them see it in time."""
-    assert until(lambda: sorted(pool.running) == names, 10)
+    wait_until(lambda: sorted(pool.running) == names)
     assert pool.cancelled == []
     connection.close()
     return until(lambda: sorted(pool.cancelled) == names and not pool.running)
@@ -129,7 +130,7 @@ def test_a_client_disconnect_is_no_error(gateway: Gateway, pool: FakePool) -> No
     pool.say("adder", "7", delay_s=30)
     body = {"model": "auto", "messages": user(ONE)}
     assert left(pool, opened(gateway, CHAT, body), ["adder"])
-    assert until(lambda: counted(499) == before[0] + 1, 5)
+    wait_until(lambda: counted(499) == before[0] + 1)
     assert counted(500) == before[1]
 
 
@@ -137,13 +138,15 @@ def test_other_requests_are_answered_when_one_client_disconnects(
     gateway: Gateway, pool: FakePool
 ) -> None:
     """A disconnect cancels only that client's calls."""
-    pool.say("adder", "7", delay_s=1.0)
+    gate = threading.Event()
+    pool.say("adder", "7", gate=gate)
     body = {"model": "auto", "messages": user(ONE)}
     stays = opened(gateway, CHAT, body)
-    assert until(lambda: pool.running == ["adder"], 10)
+    wait_until(lambda: pool.running == ["adder"])
     goes = opened(gateway, CHAT, body)
-    assert until(lambda: pool.running == ["adder", "adder"], 10)
+    wait_until(lambda: pool.running == ["adder", "adder"])
     goes.close()
-    assert until(lambda: pool.cancelled == ["adder"])
+    wait_until(lambda: pool.cancelled == ["adder"])
+    gate.set()
     assert stays.recv(12) == b"HTTP/1.1 200"
     stays.close()

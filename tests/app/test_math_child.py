@@ -46,7 +46,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
         async def scene() -> None:
             pool = MathPool(1, message_bytes=100)
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await story(pool, started)
             finally:
                 await pool.close()
@@ -148,7 +148,7 @@ def test_workers_that_cannot_be_started_leave_no_task_waiting(
         return start([sys.executable, "-c", ""], **options)
 
     async def scene() -> list[str | None]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             pool = MathPool(1)
             forms = await asyncio.gather(*(pool.form("1") for _ in range(6)))
             await pool.close()
@@ -194,7 +194,7 @@ def test_a_task_past_its_deadline_has_no_reply(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(subprocess, "Popen", counting)
 
     async def scene() -> None:
-        pool = MathPool(0.3, max_workers=1)
+        pool = MathPool(1.0, max_workers=1)
         try:
             assert await pool.form("1/2") == "1/2"  # loads the library
             for _ in range(2):
@@ -204,7 +204,7 @@ def test_a_task_past_its_deadline_has_no_reply(monkeypatch: pytest.MonkeyPatch) 
                 assert await pool.form("0.5") == "1/2"
                 assert hostile.done()
                 assert await hostile is None
-                assert 0.3 < time.monotonic() - began < 5
+                assert 1.0 < time.monotonic() - began < 10
             assert len(started) == 1
         finally:
             await pool.close()
@@ -214,8 +214,8 @@ def test_a_task_past_its_deadline_has_no_reply(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def until(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true within ten seconds."""
-    for _ in range(1000):
+    """Whether it comes true within half a minute."""
+    for _ in range(3000):
         if condition():
             return True
         await asyncio.sleep(0.01)

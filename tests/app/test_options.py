@@ -57,8 +57,8 @@ def test_a_request_may_have_less_time(
     for name in POOL:
         pool.say(name, "7", delay_s=20)
     begun = time.monotonic()
-    response = gateway.ask(ONE, {"timeout": 0.4}, model=model, stream=stream)
-    assert time.monotonic() - begun < 4
+    response = gateway.ask(ONE, {"timeout": 1.0}, model=model, stream=stream)
+    assert time.monotonic() - begun < 10
     assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
     assert until(lambda: "adder" in pool.cancelled)
 
@@ -67,7 +67,7 @@ def test_answers_before_the_deadline_count(gateway: Gateway, pool: FakePool) -> 
     """The deadline fails only the calls that are late."""
     pool.say("adder", "7", delay_s=20)
     pool.say("speller", "8")
-    answer = gateway.chat(TWO, {"timeout": 0.5})
+    answer = gateway.chat(TWO, {"timeout": 2.0})
     assert answer["model"] == "speller"
     assert certificate(answer) == (False, ["candidate_failed:adder"])
     assert {"candidate": "adder", "error": "upstream_timeout"} in answer["racer"]["calls"]

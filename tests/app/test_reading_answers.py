@@ -173,7 +173,7 @@ class Busy:
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Called on the worker's thread alone."""
         if any("MARK" in text for text in texts):
-            self.free.wait(20)
+            self.free.wait(60)
         return self.encoder.encode(texts)
 
 
@@ -207,7 +207,7 @@ def test_a_vote_ends_at_the_requests_deadline(serve: Serve, pool: FakePool, busy
     gateway = serve(aggregation=MEANING)
     for name in POOL:
         pool.say(name, f"MARK {name}")
-    body = {"model": "auto", "messages": user(ONE), "racer": {"alpha": 0.001, "timeout": 1.0}}
+    body = {"model": "auto", "messages": user(ONE), "racer": {"alpha": 0.001, "timeout": 3.0}}
     try:
         answer = gateway.post("/v1/chat/completions", json=body).json()
     finally:

@@ -114,15 +114,15 @@ def test_after_half_of_the_time_the_rest_is_called(certified: Gateway, talking: 
     first = rounds(certified.chat("how many?"))["first_round"]
     talking.say(first[0], "7", delay_s=30)
     started = time.monotonic()
-    response = certified.chat("how many?", {"timeout": 1.5})
+    response = certified.chat("how many?", {"timeout": 4})
     assert (rounds(response)["stopped"], rounds(response)["calls"]) == ("deadline", len(NAMES))
     certificate = response["racer"]["certificate"]
     assert (certificate["holds"], certificate["reasons"]) == (True, [])
     others = [name for name in NAMES if name != first[0]]
     for name, text in zip(others, "1234", strict=True):
         talking.say(name, text)
-    response = certified.chat("how many?", {"timeout": 1.5})
-    assert time.monotonic() - started < 20.0
+    response = certified.chat("how many?", {"timeout": 4})
+    assert time.monotonic() - started < 20.0  # twice the candidate's delay would be a minute
     assert response["racer"]["certificate"]["reasons"] == [f"candidate_failed:{first[0]}"]
 
 

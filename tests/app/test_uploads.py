@@ -35,6 +35,7 @@ from racer_core.records.document import read_document
 from racer_core.records.parquet import read_parquet
 from racer_core.types import RowsKind
 from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Gateway, Serve, configure
+from tests.support.waiting import wait_until
 from tests.upstreams.scripted import FakePool
 
 LABELS = '{"adder": true, "speller": false, "poet": false}'
@@ -427,13 +428,8 @@ def test_an_upload_that_is_cut_changes_nothing(serve: Serve, tmp_path: Path) -> 
             "content-type: application/x-ndjson\r\ncontent-length: 9000000\r\n\r\n"
         )
         client.sendall(head.encode() + lines(40_000)[:2_500_000])
-        deadline = time.monotonic() + 10
-        while not open_spools(folder) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert open_spools(folder), "it was being taken in"
-    while open_spools(folder) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not open_spools(folder)
+        wait_until(lambda: bool(open_spools(folder)))  # it is being taken in
+    wait_until(lambda: not open_spools(folder))
     assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
     assert gateway.calibrate(40)["active"] is True
 

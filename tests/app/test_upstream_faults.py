@@ -77,7 +77,7 @@ def strict(
         tmp_path_factory.mktemp("strict"),
         artifact,
         shared_pool.url,
-        candidates=candidates(shared_pool.url, timeout_s=0.5),
+        candidates=candidates(shared_pool.url, timeout_s=1.5),
         limits={"answer_bytes": 500_000},
         fleet={"attempts": 1, "failures": 1_000},
     )

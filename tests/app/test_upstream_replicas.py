@@ -53,7 +53,6 @@ def test_the_replica_with_the_fewest_calls_is_next() -> None:
 
     async def test() -> None:
         async with replicas(slow, quick, quick) as its, opened({"m": its}) as fleet:
-
             texts = iter(map(str, range(120)))
 
             async def client() -> None:
