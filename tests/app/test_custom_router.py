@@ -125,7 +125,8 @@ def test_a_router_of_ones_own_that_fails_calls_the_whole_pool(
     serve: Serve, own_artifact: Path, pool: FakePool, router: Callable[[str], None], fault: str
 ) -> None:
     """Whatever it does instead of scoring; the next query is routed again."""
-    gateway = serve(artifact=own_artifact, limits={"route_timeout_s": 0.5})
+    limits = {"route_timeout_s": 0.5} if fault == "slow" else {}
+    gateway = serve(artifact=own_artifact, limits=limits)
     router(fault)
     racer = gateway.chat(ONE, {"explain": True})["racer"]
     assert sorted(racer["selected"]) == sorted(POOL)

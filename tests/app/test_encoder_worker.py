@@ -33,6 +33,7 @@ from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
 from tests.support.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled, user
 from tests.support.lazy import LazyModule
+from tests.support.waiting import until, wait_until
 from tests.upstreams.scripted import FakePool
 
 openai = LazyModule("openai")
@@ -65,7 +66,7 @@ class StubRacer:
             return RouterScores(np.zeros((1, 1)), np.zeros(1, bool))
         self.batches.append(list(queries))
         self.begun.put(None)
-        assert self.free.wait(10)
+        assert self.free.wait(60)
         if self.error is not None:
             raise self.error
         count = len(queries) if self.rows is None else self.rows
@@ -89,7 +90,7 @@ def play(scenario: Scenario, *, places: int = 100, wait_s: float = 60.0, batch: 
             metrics=Metrics(),
         )
         async with worker:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await scenario(worker, racer)
 
     try:
@@ -100,7 +101,7 @@ def play(scenario: Scenario, *, places: int = 100, wait_s: float = 60.0, batch: 
 
 async def begun(racer: StubRacer) -> None:
     """Wait until the thread holds one more batch."""
-    await asyncio.to_thread(racer.begun.get, timeout=10)
+    await asyncio.to_thread(racer.begun.get, timeout=30)
 
 
 def ask(worker: EncoderWorker, *numbers: int) -> list[asyncio.Task[ScoredQuery]]:
@@ -329,7 +330,7 @@ def test_closing_ends_every_waiting_request() -> None:
             tasks = ask(worker, 0, 1, 2)
             await begun(racer)
             racer.free.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             outcomes.extend(await asyncio.gather(*tasks, return_exceptions=True))
 
     asyncio.run(run())
@@ -341,15 +342,17 @@ def test_rows_of_a_calibration_let_queries_go_between() -> None:
     """A long calibration is scored in slices; a query does not wait for all of them."""
 
     async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
-        racer.free.set()
         rows = [str(number) for number in range(4_000)]
         scoring = asyncio.create_task(asyncio.to_thread(worker.score_rows, rows))
         await begun(racer)
-        assert (await worker.score("7")).scores == [7.0]
-        before = len(racer.batches)
+        (query,) = ask(worker, 7)
+        await asyncio.sleep(0)
+        racer.free.set()
+        assert (await query).scores == [7.0]
         scored = await scoring
         assert scored.scores[:, 0].tolist() == [float(n) for n in range(4_000)]
-        assert before < 1_001 == len(racer.batches)
+        assert len(racer.batches) == 1_001
+        assert racer.batches.index(["7"]) < 1_000
 
     play(scenario)
 
@@ -380,7 +383,7 @@ def test_what_waits_is_tokenised_while_a_batch_is_scored() -> None:
         worker = EncoderWorker(
             cast("Racer", racer), queue=9, queue_s=60.0, batch=4, metrics=Metrics()
         )
-        async with worker, asyncio.timeout(10):
+        async with worker, asyncio.timeout(60):
             first = ask(worker, 0)
             await begun(racer)
             assert racer.ahead.empty()  # an idle encoder's thread tokenises by itself
@@ -505,9 +508,10 @@ def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch
 
 @dataclass
 class StubEncoder:
-    """Character n-grams; slow or broken on request."""
+    """Character n-grams; held, slow or broken on request."""
 
     encoder: Encoder = field(default_factory=CharNgramEncoder)
+    gate: threading.Event | None = None  # nothing is encoded before it is set
     sleep_s: float = 0.0
     error: Exception | None = None
 
@@ -516,6 +520,8 @@ class StubEncoder:
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Called on the worker's thread alone."""
         time.sleep(self.sleep_s)
+        if self.gate is not None:
+            assert self.gate.wait(60)
         if self.error is not None:
             raise self.error
         return self.encoder.encode(texts)
@@ -532,34 +538,35 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubEncoder:
     return encoder
 
 
+PATIENT = {"queue_s": 60, "route_timeout_s": 60}
+
+
 def test_a_full_queue_is_too_many_requests(serve: Serve, stub: StubEncoder) -> None:
     """429 with ``retry-after`` for those who find no place; the others are answered."""
-    gateway = serve(limits={"queue": 2, "batch": 1})
-    stub.sleep_s = 0.2
+    gateway = serve(limits=PATIENT | {"queue": 2, "batch": 1})
+    stub.gate = threading.Event()
     with ThreadPoolExecutor(12) as threads:
-        answers = list(
-            threads.map(lambda _: gateway.post("/route", json={"query": ONE}), range(12))
-        )
+        asked = [threads.submit(gateway.post, "/route", json={"query": ONE}) for _ in range(12)]
+        until(lambda: sum(each.done() for each in asked) == 9, 30)
+        stub.gate.set()
+        answers = [each.result() for each in asked]
     refused = [answer for answer in answers if answer.status_code == 429]
     served = [answer for answer in answers if answer.status_code == 200]
-    assert len(refused) + len(served) == 12
-    assert len(served) >= 3
-    assert refused
+    assert (len(refused), len(served)) == (9, 3)  # one is encoded, two wait
     assert refused[0].headers["retry-after"] == "1"
     assert "x-should-retry" not in refused[0].headers
     error = refused[0].json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
-    stub.sleep_s = 0.0
     assert gateway.route(ONE)["selected"] == ["adder"]
 
 
 def test_overload_is_the_official_clients_rate_limit(serve: Serve, stub: StubEncoder) -> None:
     """The client raises RateLimitError, which its own retries understand."""
-    gateway = serve(limits={"queue": 1, "batch": 1})
-    stub.sleep_s = 0.3
+    gateway = serve(limits=PATIENT | {"queue": 1, "batch": 1})
+    stub.gate = threading.Event()
     client = gateway.openai()
 
-    def ask(_: int) -> Exception | None:
+    def ask() -> Exception | None:
         try:
             client.chat.completions.create(model="auto", messages=user(ONE))
         except openai.APIStatusError as exc:
@@ -567,8 +574,11 @@ def test_overload_is_the_official_clients_rate_limit(serve: Serve, stub: StubEnc
         return None
 
     with ThreadPoolExecutor(8) as threads:
-        errors = [error for error in threads.map(ask, range(8)) if error]
-    assert errors
+        asked = [threads.submit(ask) for _ in range(8)]
+        until(lambda: sum(each.done() for each in asked) == 6, 30)
+        stub.gate.set()
+        errors = [error for each in asked if (error := each.result())]
+    assert len(errors) == 6  # one is encoded, one waits
     assert all(isinstance(error, openai.RateLimitError) for error in errors)
 
 
@@ -619,19 +629,21 @@ def test_a_router_that_comes_back_is_used_again(serve: Serve, stub: StubEncoder)
 
 def test_batches_form_under_load(serve: Serve, stub: StubEncoder) -> None:
     """Sixteen queries on a slow encoder need far fewer than sixteen batches."""
-    gateway = serve(limits={"decisions_kept": 0})
-    stub.sleep_s = 0.1
-    before = _batches(gateway)
+    gateway = serve(limits=PATIENT | {"decisions_kept": 0})
+    before = _metric(gateway, "racer_router_batch_size_count")
+    stub.gate = threading.Event()
     with ThreadPoolExecutor(16) as threads:
-        decisions = list(threads.map(lambda _: gateway.route(ONE), range(16)))
+        asked = [threads.submit(gateway.route, ONE) for _ in range(16)]
+        wait_until(lambda: _metric(gateway, "racer_requests_in_flight") == 16)
+        stub.gate.set()
+        decisions = [each.result() for each in asked]
     assert all(decision["selected"] == ["adder"] for decision in decisions)
-    assert _batches(gateway) - before <= 8
+    assert _metric(gateway, "racer_router_batch_size_count") - before <= 8
 
 
-def _batches(gateway: Gateway) -> float:
+def _metric(gateway: Gateway, name: str) -> float:
     lines = gateway.get("/metrics").text.splitlines()
-    name = "racer_router_batch_size_count "
-    return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+    return next(float(line.split(" ")[1]) for line in lines if line.startswith(f"{name} "))
 
 
 GAP_S = 0.3
