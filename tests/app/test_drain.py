@@ -35,6 +35,7 @@ from tests.support.gateway import (
     labelled,
     user,
 )
+from tests.support.ports import free_port
 from tests.support.waiting import wait_while_running
 from tests.upstreams.scripted import FakePool
 
@@ -46,8 +47,7 @@ def process(
     folder: Path, artifact: Path, pool: FakePool, *, terminal: int | None = None, **limits: float
 ) -> Iterator[tuple[httpx2.Client, subprocess.Popen[bytes]]]:
     """``racer serve`` as an operator runs it, calibrated; on a terminal of its own if given one."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     patient = candidates(pool.url, timeout_s=60)
     config = configure(folder, artifact, pool.url, candidates=patient, port=port, limits=limits)
     command = [sys.executable, "-m", "app", "serve", "--config", str(config)]

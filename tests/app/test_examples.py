@@ -21,7 +21,6 @@ from app.settings import Settings
 from app.store import Store
 from racer_core.records.reader import read_rows
 from tests.docs.blocks import ROOT, Block, blocks
-from tests.support.databases import free_port
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -33,6 +32,7 @@ from tests.support.gateway import (
     labelled,
     running,
 )
+from tests.support.ports import free_port
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from app.calibrations.evidence import evidence
 from app.store import Store
 from racer_core.artifacts import digest
 from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled
+from tests.support.ports import free_port
 from tests.upstreams.scripted import FakePool
 
 from .store_writer import record as written
@@ -74,7 +74,7 @@ def test_a_gateway_comes_back_as_it_was(tmp_path: Path, artifact: Path, pool: Fa
 
     Of the calibration that was under way nothing is left, but that its job is not known any more.
     """
-    port = _free_port()
+    port = free_port()
     config = configure(tmp_path, artifact, pool.url, port=port)
     url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {ADMIN_KEY}"}
     with httpx2.Client(base_url=url, headers=headers, verify=False, trust_env=False) as client:
@@ -128,9 +128,3 @@ def _wait(client: httpx2.Client, process: subprocess.Popen[bytes]) -> None:
         else:
             return
     pytest.fail("the gateway did not start")
-
-
-def _free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])

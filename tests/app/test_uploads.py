@@ -35,6 +35,7 @@ from racer_core.records.document import read_document
 from racer_core.records.parquet import read_parquet
 from racer_core.types import RowsKind
 from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Gateway, Serve, configure
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 from tests.upstreams.scripted import FakePool
 
@@ -439,9 +440,7 @@ def apart(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[tuple[str, int]]:
     """A gateway in its own process with a file size limit of 40 MB; its URL and process id."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = int(unused.getsockname()[1])
+    port = free_port()
     config = configure(tmp_path_factory.mktemp("apart"), artifact, shared_pool.url, port=port)
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000_000,) * 2); "

@@ -26,8 +26,8 @@ from aiohttp import web
 
 from app.routing.applications import HEADER
 from app.wire.parsing import CHAT_USAGE
-from tests.support.databases import free_port
 from tests.support.gateway import DATA_KEY, ENVIRONMENT, Gateway, configure, running, user
+from tests.support.ports import free_port
 from tests.support.waiting import wait_while_running
 from tests.upstreams.scripted import FakePool
 

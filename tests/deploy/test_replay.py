@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from racer_core import __version__
+from tests.support.ports import free_port
 
 from . import dockerfile
 from .constraints import canonical, pins
@@ -44,9 +44,7 @@ def image(tmp_path_factory):
     probe = subprocess.run([*command, "-d", str(folder), pin], capture_output=True, check=False)
     if probe.returncode != 0:
         pytest.skip("no package index is in reach, and the image is built from one")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     # Not in pytest's folder, which is closed to the image's user.
     place = Path(tempfile.mkdtemp(prefix="racer-replay-"))
     place.chmod(0o755)

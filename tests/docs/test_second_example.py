@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.support.lazy import LazyModule
+from tests.support.ports import free_port
 
 from .blocks import DOCUMENTS, blocks
 
@@ -32,7 +33,7 @@ def test_nothing_but_candidates_serves(tmp_path: Path) -> None:
     ]
     assert yaml.safe_load(configuration).keys() == {"schema_version", "candidates"}
     (tmp_path / "racer.yaml").write_text(configuration, encoding="utf-8")
-    port = run.free_port()
+    port = free_port()
     words = shlex.split(command.replace(".venv/bin/racer", f"{Path(sys.executable).parent}/racer"))
     environment = {name: value for name, value in os.environ.items() if "RACER" not in name}
     process = subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import httpx2
 import pytest
 
 from tests.support.gateway import DATA_KEY, TWO, user
+from tests.support.ports import free_port
 from tests.upstreams.hostile.process import ROOT
 
 from .bench import Bench, Limits
@@ -89,9 +89,7 @@ def _kib(pid: int, name: str) -> int:
 @pytest.fixture(scope="module")
 def gateway(bench: Bench) -> Iterator[tuple[int, httpx2.Client]]:
     """A gateway in a process of its own, and a client for it."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = int(unused.getsockname()[1])
+    port = free_port()
     config = bench.configure("memory", LIMITS, port=port)
     url = f"http://127.0.0.1:{port}"
     headers = {"authorization": f"Bearer {DATA_KEY}"}

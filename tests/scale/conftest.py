@@ -24,6 +24,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from tests.support import databases, ray_head
 from tests.support.gateway import ENVIRONMENT, Gateway, configure, noisy
+from tests.support.ports import free_port
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -192,7 +193,7 @@ def served(
     cluster: Cluster, configuration: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Gateway, Deploy]]:
     """What ``deploy/ray/serve.yaml`` serves on the cluster, and how to change its replicas."""
-    port = databases.free_port()
+    port = free_port()
     path = tmp_path_factory.mktemp("serve") / "serve.yaml"
     deploy = partial(serve_run, cluster, path, configuration, port)
     deploy(Gateway=1, Router=1)

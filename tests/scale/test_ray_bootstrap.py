@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from app import settings
-from tests.support import databases
 from tests.support.gateway import ONE, Gateway, configure, labelled
+from tests.support.ports import free_port
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -46,7 +46,7 @@ def test_questions_become_certificates_in_one_deployment(
 
     Red when the files of deploy/ray do not start without one, or it must be deployed once more.
     """
-    port = databases.free_port()
+    port = free_port()
     config = configure(tmp_path, tmp_path / "artifact", skilled.url)
     questions = tmp_path / "questions.jsonl"
     rows = [{"query": row.query, "reference": "yes"} for row in labelled(0, COUNT).rows]
@@ -74,5 +74,5 @@ def test_questions_become_certificates_in_one_deployment(
             return gateway.ready().get("calibration") == calibration["id"]
 
         # Whichever of them answers: ten answers of one alone are one chance in a thousand.
-        assert until(lambda: all(is_active() for _ in range(10)), 10.0)
+        assert until(lambda: all(is_active() for _ in range(10)), 30)
         assert gateway.chat(ONE)["racer"]["certificate"]["holds"]

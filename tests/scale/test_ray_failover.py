@@ -85,7 +85,7 @@ def test_requests_in_flight_at_a_dead_replica_are_answered_by_another(
     pool.say("adder", "42", delay_s=3.0)
     with ThreadPoolExecutor(MANY) as threads:
         asked = [threads.submit(gateway.ask, ONE) for _ in range(MANY)]
-        assert until(lambda: len(pool.running) == MANY, 10.0)
+        assert until(lambda: len(pool.running) == MANY, 30)
         busy(cluster, pool)[0].kill()
         answers = [each.result() for each in asked]
     assert [(each.status_code, each.json()["racer"]["served_by"]) for each in answers] == [

@@ -19,6 +19,7 @@ from racer_core.offline.train import train
 from racer_core.types import LabelledRows
 from tests.support import databases
 from tests.support.gateway import ENVIRONMENT, TWO, Gateway, noisy
+from tests.support.ports import free_port
 from tests.support.ray_head import Serve, change, ray_head
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
@@ -51,7 +52,7 @@ def project(tmp_path: Path, pool: FakePool) -> Path:
         of_two(noisy(0, 400)), of_two(noisy(5_000, 200)), folder / "artifact", encoder=encoder,
         kind="knn",
     )  # fmt: skip
-    change(folder / "serve.yaml", r"\b8080\b", str(databases.free_port()))
+    change(folder / "serve.yaml", r"\b8080\b", str(free_port()))
     change(folder / "racer.yaml", r"http://candidate-\w:8000/v1", pool.url)
     return tmp_path
 
@@ -94,7 +95,7 @@ def test_a_shell_starts_what_the_files_say_and_changes_it(
     assert until(lambda: count() == (2, 1), RUNNING_S)
     active = gateway.calibrate(rows=of_two(noisy(10_000, 300)), alpha=0.2)["id"]
     # Whichever of them answers: 20 answers of one alone are one chance in half a million.
-    assert until(lambda: all(gateway.ready().get("calibration") == active for _ in range(20)), 10.0)
+    assert until(lambda: all(gateway.ready().get("calibration") == active for _ in range(20)), 30)
     certificate = gateway.route(TWO)["certificate"]
     assert (certificate["holds"], certificate["calibration_id"]) == (True, active)
     assert gateway.chat(TWO)["racer"]["served_by"] in CANDIDATES.values()

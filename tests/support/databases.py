@@ -17,6 +17,7 @@ from typing import Final
 import psycopg
 from sqlalchemy import make_url
 
+from tests.support.ports import free_port
 from tests.support.waiting import wait_while_running
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
@@ -211,13 +212,6 @@ def postgres() -> Generator[Postgres]:
         server.stop()
     finally:
         server.remove()
-
-
-def free_port() -> int:
-    """A free port of the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _run(folder: Path, *command: str) -> None:

@@ -14,6 +14,7 @@ from unittest import mock
 import yaml
 
 from tests.support.lazy import LazyModule
+from tests.support.ports import free_port
 
 run = LazyModule("app.tools.demo.run")
 
@@ -35,7 +36,7 @@ def long_pool(folder: Path) -> Generator[str]:
         long = {"type": "Replace", "pattern": {"String": PARAGRAPH}, "content": "."}
         file.write_text(json.dumps(tokenizer | {"normalizer": long}), encoding="utf-8")
     demo = import_module("app.tools.demo.run")
-    port, log = demo.free_port(), folder / "pool.log"
+    port, log = free_port(), folder / "pool.log"
     with ExitStack() as stack:
         with mock.patch.object(demo, "FOLDER", folder):  # where the server looks for models
             process = stack.enter_context(demo.child_process(demo.pool_command(port), log))

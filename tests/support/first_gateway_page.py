@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Final
 import httpx2
 
 from racer_core.types import LabelledRow
+from tests.support.ports import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "quickstart.md"
@@ -65,9 +65,7 @@ def walk(folder: Path, servers: Sequence[str]) -> list[str]:
     Returns:
         What each terminal printed: before serving, and after.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     page_blocks = blocks()
     place = next(i for i, (_, text) in enumerate(page_blocks) if "racer serve" in text)
     first = _typed(page_blocks[:place])

@@ -15,7 +15,7 @@ from typing import Final
 
 import psutil
 
-from tests.support import databases
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 STARTED_S: Final = 90.0  # ten times what it takes here
@@ -43,10 +43,10 @@ def ray_head(
 ) -> Generator[tuple[psutil.Process, Serve]]:
     """``ray start --head`` in the folder; and ``serve run FILE`` there."""
     programs = Path(sys.executable).parent
-    port = databases.free_port()
+    port = free_port()
     given = {**environment, **ENVIRONMENT, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     ray = [programs / "ray", "start", "--head", "--block", f"--port={port}", "--num-cpus=6"]
-    ray += [f"--ray-client-server-port={databases.free_port()}", "--include-dashboard=false"]
+    ray += [f"--ray-client-server-port={free_port()}", "--include-dashboard=false"]
     serve = [programs / "serve", "run", "--non-blocking", f"--address=127.0.0.1:{port}"]
 
     def run(file: str) -> None:

@@ -27,7 +27,7 @@ _COUNTER = "racer_shadow_samples_total{"
 
 def sampled(gateway: Gateway, count: int) -> dict[str, int]:
     """The samples, once this number of them is complete."""
-    assert until(lambda: sum(samples(gateway).values()) >= count, 10)
+    assert until(lambda: sum(samples(gateway).values()) >= count, 30)
     return samples(gateway)
 
 

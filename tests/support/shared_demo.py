@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from unittest import mock
 
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _run(folder: Path) -> None:
     try:
         with (
             mock.patch.object(run, "START_LIMIT_S", START_LIMIT_S),
-            run.start_demo(run.free_port(), Console(quiet=True)) as demo,
+            run.start_demo(free_port(), Console(quiet=True)) as demo,
         ):
             address = DemoAddress(url=demo.url, pool_url=demo.pool_url, admin_key=demo.admin_key)
             found = asdict(address)

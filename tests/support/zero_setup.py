@@ -28,6 +28,7 @@ from racer_core.calibration.threshold import allowed_misses
 from racer_core.types import CandidateAnswer
 from tests.support.gateway import ADMIN_KEY, Gateway, user
 from tests.support.lazy import LazyModule
+from tests.support.ports import free_port
 
 run = LazyModule("app.tools.demo.run")
 
@@ -107,7 +108,7 @@ def configure(
 @contextmanager
 def demo_pool(folder: Path) -> Generator[dict[str, str]]:
     """The demo's five models behind one server; yields their addresses by name."""
-    port, log = run.free_port(), folder / "pool.log"
+    port, log = free_port(), folder / "pool.log"
     with run.child_process(run.pool_command(port), log) as process:
         run.wait_until_ready(f"http://127.0.0.1:{port}/health", process, log)
         yield dict.fromkeys(POOL, f"http://127.0.0.1:{port}/v1")

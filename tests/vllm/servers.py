@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Generator, Sequence
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx2
+
+from tests.support.ports import free_port
 
 # Far more than the demo's models were trained with: an answer of so many tokens takes minutes.
 CONTEXT_TOKENS: Final = 2**15
@@ -38,9 +39,7 @@ class VllmServer:
     """One server, which may be killed and started again at the same address."""
 
     def __init__(self, python: Path, model: Path, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
+        port = free_port()
         self.name = model.name
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / f"{model.name}.log"

@@ -20,6 +20,7 @@ from racer_core.types import LabelledRows
 from tests.support import databases
 from tests.support.gateway import ENVIRONMENT, Gateway
 from tests.support.lazy import LazyModule
+from tests.support.ports import free_port
 from tests.support.ray_head import change, ray_head
 from tests.support.waiting import until
 
@@ -67,7 +68,7 @@ def project(tmp_path: Path) -> Path:
         each["placement_group_config"]["bundles"] = [{"CPU": 1}]
     racer["deployments"][0]["autoscaling_config"] |= {"min_replicas": 1, "max_replicas": 1}
     (tmp_path / FILE).write_text(yaml.safe_dump(values), encoding="utf-8")
-    change(tmp_path / FILE, r"\b8080\b", str(databases.free_port()))
+    change(tmp_path / FILE, r"\b8080\b", str(free_port()))
     return tmp_path
 
 
