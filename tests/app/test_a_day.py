@@ -113,7 +113,7 @@ def test_a_day(bot: Gateway, racer: Command) -> None:
     rows = shadow_rows(bot, "?application=bot")
     assert len(rows) == 60
     assert all(set(row["answers"]) == set(POOL) for row in rows)
-    assert until(lambda: unlabelled(bot) == UNCHECKED, 20)
+    assert until(lambda: unlabelled(bot) == UNCHECKED, 30)
 
     # 3. They calibrate the bot.
     code, out, err = recalibrate()
@@ -139,14 +139,14 @@ def test_a_day(bot: Gateway, racer: Command) -> None:
         found = bot.get("/drift", ADMIN_KEY).json()["applications"]
         return bool(found["bot"]["alarms"]["alarmed"])
 
-    assert until(is_alarmed, 10)
+    assert until(is_alarmed, 30)
     (stale,) = answered(bot, requests(41_000, 1, (CHANGED,)))
     assert not stale["certificate"]["holds"]
     assert any(each.startswith("stale:") for each in stale["certificate"]["reasons"])
 
     # 6. Rows of the evening are checked. Their sets are larger, which an operator confirms.
     assert sampled(bot, 141) == {"whole": 141}
-    assert until(lambda: unlabelled(bot) == UNCHECKED, 20)
+    assert until(lambda: unlabelled(bot) == UNCHECKED, 30)
     before = bot.ready()["calibration"]
     code, _, err = recalibrate("--since", evening_at)
     assert (code, "a change of the mean set size by more than 25%" in err) == (1, True)

@@ -194,7 +194,7 @@ def test_a_request_waits_for_a_place_only_as_long_as_a_check_takes() -> None:
     assert time.monotonic() - started < 30
 
 
-JUDGE = {"judge": {"candidate": "ada"}, "timeout_s": 0.5}
+JUDGE = {"judge": {"candidate": "ada"}, "timeout_s": 2.0}
 REQUEST: Any = SimpleNamespace(
     application=None, query=SimpleNamespace(text="?"), caller=SimpleNamespace(name="")
 )
@@ -235,12 +235,12 @@ def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_time(
             assert await checks.of_row(REQUEST, reply("down")) == NO_VERDICT
             pool.rate("ada", {}, logprobs=False)
             assert await checks.of_request(REQUEST, reply("bare"), later) == NO_VERDICT
-            pool.rate("ada", {}, delay_s=1.0)
+            pool.rate("ada", {}, delay_s=30)
             assert await checks.of_row(REQUEST, reply("slow")) == NO_VERDICT
-            pool.rate("ada", {"0": 0.99}, delay_s=0.15)
+            pool.rate("ada", {"0": 0.99}, delay_s=0.4)  # of six the last waits for 2 s
             rows = [checks.of_row(REQUEST, reply("0")) for _ in range(2)]
             rounds = [checks.of_request(REQUEST, reply("0"), later) for _ in range(4)]
-            early = checks.of_request(REQUEST, reply("0"), time.monotonic() + 0.3)
+            early = checks.of_request(REQUEST, reply("0"), time.monotonic() + 0.6)
             found = await asyncio.gather(*rows, *rounds, early)
             assert found == [*[5] * 6, None]
         full = {"buffered_bytes": 1}

@@ -99,7 +99,7 @@ def test_from_no_encoder_to_certified_answers(
     refused = gateway.post("/same-answer/calibrate", ADMIN_KEY)
     assert "set `artifact` to a router" in error_message(refused, 400)
     shutil.copytree(artifact, later)
-    assert until(lambda: progress(gateway)["refusal"] is None, 20)
+    assert until(lambda: progress(gateway)["refusal"] is None, 30)
     assert progress(gateway)["rows"] == 0
     for number in range(1, 121):
         gateway.chat(f"question {number}")

@@ -150,7 +150,7 @@ def test_it_calibrates_itself_as_labels_arrive(
     questions = [f"question {number}" for number in range(60)]
     ids = [gateway.chat(question)["id"] for question in questions]
     sampled(gateway, 60)
-    assert until(lambda: "labelled" in (progress(gateway)["refusal"] or ""), 10)
+    assert until(lambda: "labelled" in (progress(gateway)["refusal"] or ""), 30)
     for decision, question in list(zip(ids, questions, strict=True))[:25]:
         label(gateway, decision, correct(question))
     refused = gateway.post("/same-answer/calibrate", ADMIN_KEY, json={"dry_run": True}).json()
@@ -160,7 +160,7 @@ def test_it_calibrates_itself_as_labels_arrive(
         label(gateway, decision, correct(question))
     for number in range(60, 70):
         gateway.chat(f"question {number}")
-    assert until(lambda: gateway.route("question 1")["certificate"]["holds"], 10), progress(gateway)
+    assert until(lambda: gateway.route("question 1")["certificate"]["holds"], 30), progress(gateway)
 
 
 def test_no_candidate_is_called_like_the_labels() -> None:

@@ -66,12 +66,12 @@ def test_an_alarm_outlives_a_lower_rate_and_a_start(
     talking.answer = lost_ada
     for number in range(20):
         gateway.chat(f"another {number}")
-    found = until(lambda: reasons(gateway) == STALE, 10)
+    found = until(lambda: reasons(gateway) == STALE, 30)
     assert found, gateway.get("/same-answer", ADMIN_KEY).text
     seldom = watching(serve, talking, tmp_path / "one", rate=0.001)
     assert reasons(seldom) == STALE
     decision = seldom.chat("question 1")["racer"]["decision_id"]
-    assert until(lambda: seldom.get(f"/decisions/{decision}", ADMIN_KEY).status_code == 200, 5)
+    assert until(lambda: seldom.get(f"/decisions/{decision}", ADMIN_KEY).status_code == 200, 30)
     again = watching(serve, talking, tmp_path / "one", rate=0.001)
     assert reasons(again) == STALE
 
@@ -89,7 +89,7 @@ def test_no_number_of_requests_ends_the_watch(
     talking.answer = lost_ada
     for number in range(30):
         gateway.chat(f"another {number}")
-    found = until(lambda: reasons(gateway) == STALE, 10)
+    found = until(lambda: reasons(gateway) == STALE, 30)
     assert found, gateway.get("/same-answer", ADMIN_KEY).text
 
 

@@ -549,7 +549,7 @@ def test_a_running_gateway_follows_what_is_restored_into_its_store(
     assert racer("restore", file, "--config", config)[0] == 0
     assert active(gateway) == second
     assert racer("restore", file, "--config", config, "--activate")[0] == 0
-    assert until(lambda: active(gateway) == first, 10.0)
+    assert until(lambda: active(gateway) == first, 30)
 
 
 def active(gateway: Gateway) -> str:

@@ -221,7 +221,7 @@ def test_a_stored_repeat_is_no_new_evidence(caching: Gateway) -> None:
     send(caching)
     decision = send(caching).json()["id"]
     path = f"/decisions/{decision}"
-    assert until(lambda: caching.get(path, ADMIN_KEY).status_code == 200)
+    wait_until(lambda: caching.get(path, ADMIN_KEY).status_code == 200)
     stored = caching.get(path, ADMIN_KEY).json()
     assert (stored["repeated"], stored["served_by"], stored["outcome"]) == (
         True, "adder", "answered",
@@ -682,10 +682,10 @@ def test_a_stream_whose_client_left_is_not_cached(caching: Gateway, pool: FakePo
     """It ends with the connection."""
     pool.say("adder", "seven", pause_s=0.5)
     connection = opened(caching, CHAT, COLD | {"stream": True})
-    assert until(lambda: pool.running == ["adder"], 10)
+    assert until(lambda: pool.running == ["adder"], 30)
     connection.recv(10)
     connection.close()
-    assert until(lambda: pool.running == [], 10)
+    assert until(lambda: pool.running == [], 30)
     pool.say("adder", "seven")
     assert cached(send(caching, stream=True)) == "miss"
 
@@ -720,7 +720,7 @@ def test_an_answer_is_cached_for_its_time(serve: Serve, pool: FakePool) -> None:
     """Then it is asked for again."""
     gateway = serve(answer_cache={"ttl_s": 0.3}, **PLAIN)
     assert cached(send(gateway)) == "miss"
-    assert until(lambda: cached(send(gateway)) == "miss", 10, every_s=0.05)
+    assert until(lambda: cached(send(gateway)) == "miss", 30, every_s=0.05)
     assert len(pool.requests) == 2
 
 

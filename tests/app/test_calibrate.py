@@ -521,7 +521,7 @@ def test_memory_and_store_agree_for_any_order_of_activations(
     monkeypatch.setattr(Store, "activate", lingering)
     with ThreadPoolExecutor(1) as thread:
         slow = thread.submit(gateway.post, f"/calibrations/{first}/activate", ADMIN_KEY)
-        assert committed.wait(5)
+        assert committed.wait(30)
         assert gateway.post(f"/calibrations/{second}/activate", ADMIN_KEY).status_code == 200
         assert slow.result().status_code == 200
     stored = gateway.get("/calibrations", ADMIN_KEY).json()["data"]

@@ -214,7 +214,7 @@ def test_a_shadow_decision_is_judged_when_all_its_candidates_are(
     """Not before; it then has a loss, and becomes a labelled row."""
     before = trusting.get("/drift", ADMIN_KEY).json()["shadow"]
     answer = trusting.chat(ONE)
-    assert until(lambda: pool.models_called() == sorted(POOL), 10)
+    assert until(lambda: pool.models_called() == sorted(POOL), 30)
     assert send_feedback(trusting, answer["id"], {"adder": True, "speller": False})["shadow"]
     path = f"/decisions/{answer['id']}"
     assert not trusting.get(path).json()["judged"]

@@ -677,7 +677,7 @@ def test_a_locked_store_is_busy(serve: Serve, tmp_path: Path) -> None:
     finally:
         other.execute("ROLLBACK")
         other.close()
-    assert until(lambda: gateway.ready() == active, 10)  # degraded until it was read again
+    assert until(lambda: gateway.ready() == active, 30)  # degraded until it was read again
     assert send(gateway, many(20)).status_code == 200
 
 

@@ -23,7 +23,7 @@ from tests.support.gateway import (
     noisy,
 )
 from tests.support.samples import KEY, shadow_rows
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 ALPHA, DELTA, PEOPLE = 0.2, 0.1, 120
 
@@ -93,7 +93,7 @@ def test_samples_that_a_judge_and_people_read_calibrate(serve: Serve, racer: Com
     rows, decisions = labelled(20_000, 60), list[str]()
     for row in rows.rows:
         decisions.append(gateway.chat(row.query)["id"])
-    until(lambda: len(shadow_rows(gateway)) == len(decisions))
+    wait_until(lambda: len(shadow_rows(gateway)) == len(decisions))
     offered = sorted(decisions, key=lambda name: name[-20:])
     labelled_first = {*offered[:30], offered[40]}  # people skipped some before the last one
     for row, decision in zip(rows.rows, decisions, strict=True):

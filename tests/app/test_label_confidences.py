@@ -105,7 +105,7 @@ def of_questions(pool: FakePool) -> list[str]:
     [
         ({"fault": "503", "only": "5"}, 6, None, None),
         ({"fault": "not_openai", "only": "5"}, 6, None, None),
-        ({"delay_s": 1.0, "only": "5"}, 6, None, None),
+        ({"delay_s": 30, "only": "5"}, 6, None, None),
         ({"spelling": "perhaps {}"}, 6, None, 0.0),
         ({"spelling": "{}) surely"}, 0, 0.0, 0.25),
     ],
@@ -123,7 +123,7 @@ def test_a_failed_rating_is_null_and_counted(
     """Of the wrong answer "5"; the label stands, and the other answers keep their ratings."""
     pool.rate("judge", KNOWS, **behaviour)
     rule = {"method": "weighted", "weight": "p_true"}
-    own = {"base_url": pool.url, "model": "judge", "timeout_s": 0.3}
+    own = {"base_url": pool.url, "model": "judge", "timeout_s": 2.0}
     artifact = tmp_path / "no-artifact-yet"
     rated = configure(tmp_path / "c", artifact, pool.url, aggregation=rule | {"evaluator": own})
     code, printed, stderr = label("--confidence", "verbal", "--confidence", "p_true", config=rated)

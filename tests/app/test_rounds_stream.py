@@ -56,7 +56,7 @@ def decision(gateway: Gateway, decision_id: str) -> dict[str, Any]:
             ]
         return bool(found)
 
-    assert until(is_stored, 10)
+    assert until(is_stored, 30)
     return json.loads(found[0])
 
 

@@ -175,7 +175,7 @@ def test_answers_that_are_never_equal_are_refused(
     assert early["configured"]
     collect(gateway, 25, 15)
     # An attempt that came before the last samples is refused for too few rows.
-    assert until(lambda: "not certifiable cheaply" in (progress()["refusal"] or ""), 10)
+    assert until(lambda: "not certifiable cheaply" in (progress()["refusal"] or ""), 30)
     assert gateway.get("/same-answer", ADMIN_KEY).json()["data"] == []
     result = calibrate(gateway)
     assert not result["active"]
@@ -329,7 +329,7 @@ def test_nothing_but_candidates(
             "calibration", True,
         )  # fmt: skip
         collect(gateway, 40)
-        assert until(lambda: gateway.ready()["calibration"] is not None, 10)
+        assert until(lambda: gateway.ready()["calibration"] is not None, 30)
         assert "missing" not in gateway.ready()
         assert gateway.chat("question 50")["racer"]["certificate"]["holds"]
 

@@ -396,13 +396,13 @@ def test_a_checkers_verdicts_count(serve: Serve, pool: FakePool) -> None:
     )
     pool.say("poet", "a rose")
     answer = gateway.chat(ONE)
-    assert until(lambda: len(feedback_of(gateway, answer["id"])["correct"]) == 3, 10)
+    assert until(lambda: len(feedback_of(gateway, answer["id"])["correct"]) == 3, 30)
     feedback = feedback_of(gateway, answer["id"])
     assert feedback["correct"] == {"adder": True, "speller": True, "poet": False}
     assert {each["key"] for each in feedback["verdicts"].values()} == {"checker"}
     assert feedback["waiting"] == []
     counted = 'racer_checks_total{application="support",outcome="ok"} 1.0'
-    assert until(lambda: counted in gateway.get("/metrics", ADMIN_KEY).text, 10)
+    assert until(lambda: counted in gateway.get("/metrics", ADMIN_KEY).text, 30)
 
 
 def test_a_checker_changes_no_verdict_that_counts(store: Store) -> None:

@@ -266,7 +266,7 @@ def test_a_sample_alone_trains_and_calibrates(
     files = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
     config = tmp_path / "racer.yaml"
     parsed(trained(racer, tmp_path, *files, "--config", config, "--json"))
-    assert until(lambda: cold.ready().get("missing", [{}])[0].get("part") == "calibration", 10)
+    assert until(lambda: cold.ready().get("missing", [{}])[0].get("part") == "calibration", 30)
     code, out, err = racer("calibrate", "--from-shadow", "--force", *at, "--json")
     assert code == 0, err
     assert "30 sampled rows trained the router and were left out" in " ".join(err.split())

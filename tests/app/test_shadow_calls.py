@@ -135,7 +135,7 @@ def test_a_client_that_leaves_is_drawn_for(sampling: Gateway, pool: FakePool) ->
     """Its answer is fetched again, for it was cut off."""
     pool.say("adder", "seven", delay_s=30)
     connection = opened(sampling, CHAT, {"model": "auto", "messages": user(ONE)})
-    assert until(lambda: pool.running == ["adder"], 10)
+    assert until(lambda: pool.running == ["adder"], 30)
     pool.say("adder", "seven")
     connection.close()
     assert sum(sampled(sampling, 1).values()) == 1

@@ -328,7 +328,7 @@ def goes_on_with_its_share(gateway: Gateway, secret: str) -> None:
 
     for _ in range(5):
         assert until(lambda: ask() == 429, 30)
-        assert until(lambda: ask() == 200, 10)
+        assert until(lambda: ask() == 200, 30)
 
 
 def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> None:

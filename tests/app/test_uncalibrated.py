@@ -341,7 +341,7 @@ def test_artifact_and_calibration_are_taken_while_it_runs(
     """The same process goes from the fallback to a certificate, and answers all the time."""
     assert gateway.chat(ONE)["racer"]["certificate"]["reasons"] == ["not_calibrated"]
     shutil.copytree(artifact, folder)
-    assert until(lambda: parts(gateway) == ["calibration"], 10)
+    assert until(lambda: parts(gateway) == ["calibration"], 30)
     assert gateway.chat(ONE)["racer"]["certificate"]["reasons"] == ["not_calibrated"]
     identity = gateway.calibrate()["id"]
     racer = gateway.chat(ONE)["racer"]
@@ -367,10 +367,10 @@ def test_two_gateways_on_one_store_take_both(
     ]
     shutil.copytree(artifact, folder)
     for each in gateways:
-        assert until(lambda each=each: parts(each) == ["calibration"], 10)
+        assert until(lambda each=each: parts(each) == ["calibration"], 30)
     identity = gateways[0].calibrate()["id"]
     for each in gateways:
-        assert until(lambda each=each: each.ready()["calibration"] == identity, 10)
+        assert until(lambda each=each: each.ready()["calibration"] == identity, 30)
         assert each.route(ONE)["certificate"]["holds"]
 
 
@@ -382,7 +382,7 @@ def test_requests_in_flight_survive_the_swap(
     stream = gateway.openai().chat.completions.create(model="auto", messages=user(ONE), stream=True)
     first = next(iter(stream))
     shutil.copytree(artifact, folder)
-    assert until(lambda: parts(gateway) == ["calibration"], 10)
+    assert until(lambda: parts(gateway) == ["calibration"], 30)
     rest = "".join(each.choices[0].delta.content or "" for each in stream)
     assert (first.choices[0].delta.content or "") + rest == "seven " * 20
 
@@ -397,13 +397,13 @@ def test_a_broken_artifact_is_refused_and_harms_nothing(
     manifest["candidates"].reverse()  # trained for another pool
     with caplog.at_level(logging.ERROR):
         (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-        assert until(lambda: "was trained for the pool" in gateway.get("/readyz").text, 10)
+        assert until(lambda: "was trained for the pool" in gateway.get("/readyz").text, 30)
     refused = [each for each in caplog.records if "was trained for the pool" in each.getMessage()]
     assert len(refused) == 1
     assert gateway.get("/readyz").status_code == 200
     assert gateway.chat(ONE)["racer"]["certificate"]["reasons"] == ["not_calibrated"]
     shutil.copy(artifact / "manifest.json", folder)
-    assert until(lambda: parts(gateway) == ["calibration"], 10)
+    assert until(lambda: parts(gateway) == ["calibration"], 30)
 
 
 def test_a_changed_artifact_needs_a_restart_and_says_so(
@@ -411,17 +411,17 @@ def test_a_changed_artifact_needs_a_restart_and_says_so(
 ) -> None:
     """The router that the calibration was made for goes on deciding."""
     shutil.copytree(artifact, folder)
-    assert until(lambda: parts(gateway) == ["calibration"], 10)
+    assert until(lambda: parts(gateway) == ["calibration"], 30)
     gateway.calibrate()
     decided = gateway.decided(ONE)
     for each in noisy_artifact.iterdir():
         shutil.copy(each, folder)
-    assert until(lambda: "restart" in gateway.get("/readyz").text, 10)
+    assert until(lambda: "restart" in gateway.get("/readyz").text, 30)
     assert gateway.get("/readyz").status_code == 200
     assert gateway.decided(ONE) == decided
     for each in artifact.iterdir():
         shutil.copy(each, folder)
-    assert until(lambda: "restart" not in gateway.get("/readyz").text, 10)
+    assert until(lambda: "restart" not in gateway.get("/readyz").text, 30)
 
 
 def test_a_broken_artifact_stops_the_start(tmp_path: Path, folder: Path, pool: FakePool) -> None:

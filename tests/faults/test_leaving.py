@@ -15,7 +15,7 @@ from .bench import Bench, Limits
 from .catalogue import Row
 from .cells import LET_GO_S, Cell, Width, body_of
 
-PATIENT = Limits(candidate_s=10, request_s=10)  # no deadline of its own ends a call in time
+PATIENT = Limits(candidate_s=60, request_s=60)  # no deadline of its own ends a call in time
 
 
 async def leave(bench: Bench, gateway: str, cell: Cell) -> tuple[float, Sequence[Entry]]:
@@ -31,7 +31,7 @@ async def leave(bench: Bench, gateway: str, cell: Cell) -> tuple[float, Sequence
         async with aiohttp.ClientSession() as client:
             asking = asyncio.create_task(client.post(url, json=body_of(cell), headers=headers))
             log = await upstream.wait(
-                control, cell.name, lambda log: len(log.entries) == len(selected), within_s=5
+                control, cell.name, lambda log: len(log.entries) == len(selected), within_s=30
             )
             assert {each.model for each in log.entries} == set(selected)
             await asyncio.sleep(0.3)  # where something is sent, some of it has come

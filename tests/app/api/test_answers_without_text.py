@@ -23,7 +23,7 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 from tests.upstreams.scripted import FakePool
 
 from .formats import CHAT, COMPLETIONS, EVERY_API, RESPONSES, WHOLE_POOL, Api
@@ -471,7 +471,7 @@ def test_a_broken_stream_is_never_certified(gateway: Gateway, pool: FakePool, ap
     headers = response.headers
     assert headers["x-racer-guarantee"] in ("pending", api.guarantee)
     path = f"/decisions/{headers['x-racer-decision-id']}"
-    assert until(lambda: gateway.get(path).status_code == 200)
+    wait_until(lambda: gateway.get(path).status_code == 200)
     stored = gateway.get(path).json()
     assert stored["holds"] is False
     assert "candidate_failed:adder" in stored["reasons"]
