@@ -214,7 +214,7 @@ def test_a_request_that_leaves_while_it_waits_reserves_nothing(
         before = budget_ledger.sync
 
         def slow(*args: Any) -> Any:
-            free.wait(10)
+            free.wait(60)
             return before(*args)
 
         monkeypatch.setattr(budget_ledger, "sync", slow)

@@ -537,7 +537,7 @@ def test_a_stopping_gateway_does_not_wait_for_a_function_that_hangs() -> None:
         assert made.outcomes() == {"stopped": 1}
         return time.monotonic() - started
 
-    assert asyncio.run(scene()) < 5
+    assert asyncio.run(scene()) < 30  # half of its limit
 
 
 def test_a_checker_needs_samples() -> None:

@@ -45,7 +45,7 @@ class HeldEncoder(CharNgramEncoder):
 
     def encode(self, texts: Any) -> EncoderOutput:
         """On the worker's thread."""
-        assert self.free.wait(10)
+        assert self.free.wait(60)
         return super().encode(texts)
 
 

@@ -388,7 +388,7 @@ def test_what_waits_is_tokenised_while_a_batch_is_scored() -> None:
             await begun(racer)
             assert racer.ahead.empty()  # an idle encoder's thread tokenises by itself
             second = ask(worker, 1)
-            assert await asyncio.to_thread(racer.ahead.get, timeout=10) == ["1"]
+            assert await asyncio.to_thread(racer.ahead.get, timeout=30) == ["1"]
             racer.free.set()
             await asyncio.gather(*first, *second)
             await begun(racer)
@@ -397,7 +397,7 @@ def test_what_waits_is_tokenised_while_a_batch_is_scored() -> None:
             scoring = asyncio.create_task(asyncio.to_thread(worker.score_rows, rows))
             await begun(racer)
             for slice_ in (rows[:4], rows[4:]):
-                assert await asyncio.to_thread(racer.ahead.get, timeout=10) == slice_
+                assert await asyncio.to_thread(racer.ahead.get, timeout=30) == slice_
             racer.free.set()
             assert (await scoring).scores[:, 0].tolist() == list(range(8))
 

@@ -267,7 +267,7 @@ def test_queries_are_answered_while_a_job_scores(serve: Serve, brake: Brake) -> 
     gateway = serve()
     active = gateway.ready()["calibration"]
     place = started(send(gateway, many(2_500)))
-    assert brake.begun.wait(10)
+    assert brake.begun.wait(30)
     brake.free.set()
     answered = 0
     while job_at(gateway, place)["status"] == "running":

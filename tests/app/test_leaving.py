@@ -29,7 +29,7 @@ def opened(
         f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     )
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.create_connection((host, int(port)), timeout=30)
     if pause_s:
         connection.sendall(head.encode())
         time.sleep(pause_s)

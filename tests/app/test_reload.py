@@ -225,7 +225,8 @@ def test_a_request_in_flight_ends_as_it_began(
     """The address of all candidates changes while one answers; the next request goes there."""
     gateway = serve()
     before = gateway.ready()
-    pool.say("adder", "the old server", delay_s=1.0)
+    gate = threading.Event()
+    pool.say("adder", "the old server", gate=gate)
     with FakePool() as other, ThreadPoolExecutor(1) as threads:
         other.say("adder", "the new server")
         begun = threads.submit(gateway.chat, ONE)
@@ -235,6 +236,7 @@ def test_a_request_in_flight_ends_as_it_began(
             "changed": [f"candidates.{name}.base_url" for name in ("adder", "speller", "poet")]
         }
         assert not begun.done(), "the reload waits for no request"
+        gate.set()
         assert gateway.chat(ONE)["choices"][0]["message"]["content"] == "the new server"
         assert begun.result()["choices"][0]["message"]["content"] == "the old server"
         assert gateway.ready() == before, "the calibration stays active"

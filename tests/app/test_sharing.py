@@ -40,7 +40,7 @@ from tests.support.gateway import (
     running,
 )
 from tests.support.monitored import calibration_record, decision_records, draw_scores
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 from tests.upstreams.scripted import FakePool
 
 from .test_access_control import configured_key
@@ -150,10 +150,12 @@ def test_no_decision_mixes_two_calibrations(start: Start) -> None:
     with ThreadPoolExecutor(4) as threads:
         asking = [threads.submit(ask, gateway) for gateway in gateways * 2]
         for turn in range(12):
-            wanted = made[turn % 3]["id"]
+            wanted, before = made[turn % 3]["id"], len(seen)
             answer = gateways[turn % 2].activate(wanted)
             assert answer.status_code == 200, answer.text
-            time.sleep(0.05)
+            wait_until(
+                lambda wanted=wanted, before=before: wanted in {name for name, _ in seen[before:]}
+            )
         over.set()
         for each in asking:
             each.result()
@@ -289,15 +291,16 @@ def test_a_keys_limit_is_one_for_all_gateways(start: Start) -> None:
     access = {"keys": [line]}
     gateways = [start(access=access) for _ in range(2)]
     began = time.monotonic()
-    let = 0
+    sent = let = 0
     while time.monotonic() - began < 6.0:
         for gateway in gateways:
+            sent += 1
             response = gateway.post("/route", secret, json={"query": ONE})
             assert response.status_code in (200, 429), response.text
             let += response.status_code == 200
     elapsed = time.monotonic() - began
     assert let <= 60 + elapsed * 60 / 60 + 1
-    assert let >= 60 - 8  # the store's bucket was emptied, but for what a lease may hold
+    assert let >= min(sent, 60) - 8  # the store's bucket was emptied, but for what a lease may hold
 
 
 # Without the store ----------------------------------------------------------------------------
@@ -450,23 +453,24 @@ def test_a_server_restarted_under_load_costs_no_request(start: Start, postgres: 
     over = threading.Event()
     wrong: list[Any] = []
 
-    def ask(gateway: Gateway) -> int:
-        count = 0
+    def ask(number: int) -> None:
         while not over.is_set():
-            response = gateway.ask(ONE if count % 2 else TWO)
+            response = gateways[number % 2].ask(ONE if counts[number] % 2 else TWO)
             if response.status_code != 200 or not holds(response):
                 wrong.append(response.text)
-            count += 1
-        return count
+            counts[number] += 1
 
+    counts = [0] * 4
     with ThreadPoolExecutor(4) as threads:
-        asking = [threads.submit(ask, gateway) for gateway in gateways * 2]
+        asking = [threads.submit(ask, number) for number in range(4)]
         for mode in ("immediate", "fast"):
             time.sleep(0.5)
             with stopped(postgres, mode):
                 time.sleep(1.0)
+        until(lambda: min(counts) > 10, 30)
         over.set()
-        counts = [each.result() for each in asking]
+        for each in asking:
+            each.result()
     assert min(counts) > 10
     assert wrong == []
     assert until(lambda: degraded(gateways[0]) == degraded(gateways[1]) == [], AGREED_S)

@@ -104,7 +104,7 @@ def test_whose_threshold_is_not_begun_is_answered_by_the_whole_smaller_pool(
     gateway = serve()
     with ThreadPoolExecutor(1) as other:
         first = other.submit(gateway.route, ONE, candidates=POOL[1:])
-        assert held.begun.wait(10)
+        assert held.begun.wait(30)
         decision = gateway.route(ONE, candidates=POOL[:2])
         held.free.set()
         assert "sub_pool_pending_whole_pool" not in first.result()["certificate"]["reasons"]

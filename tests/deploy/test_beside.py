@@ -166,7 +166,7 @@ class Providers:
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
         try:
             yield
         finally:

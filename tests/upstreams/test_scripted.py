@@ -27,7 +27,7 @@ def request(pool: FakePool) -> socket.socket:
     body = json.dumps({"model": "adder", "messages": []}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: fake\r\ncontent-length: {len(body)}"
     port = int(pool.url.removesuffix("/v1").rpartition(":")[2])
-    client = socket.create_connection(("127.0.0.1", port), timeout=5)
+    client = socket.create_connection(("127.0.0.1", port), timeout=30)
     client.sendall(head.encode() + b"\r\n\r\n" + body)
     return client
 

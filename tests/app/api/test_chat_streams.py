@@ -148,7 +148,7 @@ def test_a_failure_before_the_first_byte_keeps_its_status(
 
 def test_a_late_failure_of_all_candidates_is_an_error_event(serve: Serve, pool: FakePool) -> None:
     """After the first comment the status has been sent, so the stream ends with an error event."""
-    gateway = serve(candidates=candidates(pool.url, timeout_s=0.6), limits={"comment_every_s": 0.1})
+    gateway = serve(candidates=candidates(pool.url, timeout_s=2), limits={"comment_every_s": 0.1})
     for name in POOL:
         pool.fail(name, "hang")
     response, lines = raw(gateway, TWO)
