@@ -49,7 +49,7 @@ def strict_configuration(folder: Path, artifact: Path, upstream: str) -> Path:
         folder,
         artifact,
         upstream,
-        candidates=candidates(upstream, timeout_s=0.5, price=1.0),
+        candidates=candidates(upstream, timeout_s=1.5, price=1.0),
         routing={"on_infeasible": "reject"},
         fleet={"attempts": 1, "failures": 1000},
         limits={"body_bytes": 20_000, "answer_bytes": 500_000},
@@ -221,5 +221,6 @@ def provoke(gateway: Gateway, pool: FakePool, case: Case) -> None:
         body = {"model": "auto", "messages": user(ONE)}
         # A call that a busy machine lets time out costs no tokens.
         assert until(
-            lambda: gateway.post("/v1/chat/completions", case.key, json=body).status_code == 429
+            lambda: gateway.post("/v1/chat/completions", case.key, json=body).status_code == 429,
+            30,
         )
