@@ -1,6 +1,7 @@
 """Latency of an uncached decision, compared with its encoder alone on the same core.
 
     python benchmarks/uncached.py --json benchmarks/results/uncached.json
+    python benchmarks/uncached.py --device cuda --json OUT.json
 
 One client sends new queries of 64 tokens to `POST /route`; then this process scores the same
 queries on the gateway's core, while the gateway is idle. Both take turns, a few queries at a time,
@@ -42,10 +43,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--queries", type=int, default=20, help="of one round")
+    parser.add_argument("--device", choices=batching.DTYPES, default="cpu")
     parser.add_argument("--tiny", action="store_true", help="a small model: shows that it runs")
     parser.add_argument("--json", type=Path, help="write the result file here")
     args = parser.parse_args()
-    manifest = rig.manifest(rounds=args.rounds, queries=args.queries)
+    manifest = rig.manifest(
+        rounds=args.rounds, queries=args.queries, device=batching.named(args.device)
+    )
     document: dict[str, Any] = {"manifest": manifest, "rounds": measured(args)}
     rig.publish(document, markdown(document), args.json)
 
@@ -56,7 +60,9 @@ def measured(args: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         made = batching.made(folder / "encoder", tiny=args.tiny)
-        encoder = HuggingFaceEncoder(str(made), backend="cpu", dtype="float32", forward="lean")
+        encoder = HuggingFaceEncoder(
+            str(made), backend=args.device, dtype=batching.DTYPES[args.device], forward="lean"
+        )
         rows = batching.rows(1, 80), batching.rows(2, 40)
         racer = Racer(train(*rows, folder / "router", encoder=encoder, kind="knn"), encoder)
         with rig.gateway(configured(folder)) as gateway:
@@ -128,7 +134,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     settings = manifest["settings"]
     ratio = median(each[WHOLE]["p50_ms"] / each[ENCODER]["p50_ms"] for each in rounds)
     where = (
-        f"{rig.taken(manifest)}. {settings['rounds']} rounds of {settings['queries']} queries.\n"
+        f"{rig.taken(manifest)}; {settings['device']}. {settings['rounds']} rounds of "
+        f"{settings['queries']} queries.\n"
     )
     figures = ("p50_ms", "p95_ms")
     rows = [
