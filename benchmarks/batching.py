@@ -1,9 +1,8 @@
-"""Dynamic batching: throughput of the encoder worker with an mDeBERTa-v3-base shape.
+"""Dynamic batching on a CPU: throughput of the encoder worker with an mDeBERTa-v3-base shape.
 
     python benchmarks/batching.py --json benchmarks/results/batching.json
-    python benchmarks/batching.py --device cuda --clients 256 --together 256 --json OUT.json
 
-Clients query the encoder worker; each sends its next query when it has its scores. The
+Sixteen clients query the encoder worker; each sends its next query when it has its scores. The
 first arm scores waiting queries together, as a gateway does. The others score one query per forward
 pass, with our own forward and with transformers. Every round measures all arms one after the other,
 and ratios are taken within a round. Weights are random and a word is a token: speed depends on
@@ -41,7 +40,8 @@ from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.types import LabelledRow, LabelledRows
 
-DTYPES = {"cpu": "float32", "cuda": "bfloat16"}  # by device, as a gateway takes them
+CLIENTS = 16
+TOGETHER = 32  # as a gateway's `limits.batch` is
 LENGTHS = (8, 16, 32, 64)  # tokens
 AIM = 3.0
 WORDS = 5_000
@@ -66,48 +66,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="of one arm in one round")
-    parser.add_argument("--device", choices=DTYPES, default="cpu")
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--together", type=int, default=32, help="as `limits.batch`")
     parser.add_argument("--records", type=Path, help="rows whose `query` gives lengths, in words")
     parser.add_argument("--tiny", action="store_true", help="a small model: shows that it runs")
     parser.add_argument("--json", type=Path, help="write the result file here")
     args = parser.parse_args()
     manifest = rig.manifest(
-        clients=args.clients,
-        together=args.together,
-        device=named(args.device),
-        dtype=DTYPES[args.device],
+        clients=CLIENTS,
         rounds=args.rounds,
         threads=torch.get_num_threads(),
         packages={name: metadata.version(name) for name in ("torch", "transformers")},
     )
     with tempfile.TemporaryDirectory() as folder:
-        arms = opened(Path(folder), args.device, args.together, tiny=args.tiny)
+        arms = opened(Path(folder), tiny=args.tiny)
         document: dict[str, Any] = {
             "manifest": manifest,
-            "rounds": rounds(arms, loads(args.records), args),
+            "rounds": rounds(arms, loads(args.records), args.rounds, args.seconds),
             "same": same(arms[LEAN].racer),
         }
     rig.publish(document, markdown(document), args.json)
 
 
-def named(device: str) -> str:
-    """A device as manifests call it: a GPU by its model."""
-    return torch.cuda.get_device_name() if device == "cuda" else device
-
-
-def opened(folder: Path, device: str, together: int, *, tiny: bool) -> dict[str, Arm]:
+def opened(folder: Path, *, tiny: bool) -> dict[str, Arm]:
     """The arms: one model and one router, two forward implementations."""
     name = str(made(folder / "encoder", tiny=tiny))
     lean, eager = (
-        HuggingFaceEncoder(name, backend=device, dtype=DTYPES[device], forward=forward)
+        HuggingFaceEncoder(name, backend="cpu", dtype="float32", forward=forward)
         for forward in ("lean", "transformers")
     )
     artifact = train(rows(1, 80), rows(2, 40), folder / "router", encoder=lean, kind="knn")
     racer = Racer(artifact, lean)
     return {
-        LEAN: Arm(racer, together),
+        LEAN: Arm(racer, TOGETHER),
         LEAN_ALONE: Arm(racer, 1),
         EAGER_ALONE: Arm(replace(racer, encoder=eager), 1),
     }
@@ -173,27 +162,26 @@ def loads(records: Path | None) -> dict[str, Sequence[int]]:
 
 
 def rounds(
-    arms: Mapping[str, Arm], lengths: Mapping[str, Sequence[int]], args: argparse.Namespace
+    arms: Mapping[str, Arm], lengths: Mapping[str, Sequence[int]], count: int, seconds: float
 ) -> list[dict[str, dict[str, float]]]:
     """Queries a second of every arm under every load, round by round."""
     found: list[dict[str, dict[str, float]]] = []
-    for number in range(args.rounds):
+    for number in range(count):
         names = [*arms][number % len(arms) :] + [*arms][: number % len(arms)]
         found.append({load: {} for load in lengths})
         for load, each in lengths.items():
             for name in names:
                 queries = texts(number, itertools.cycle(each))
-                work = throughput(arms[name], queries, args.clients, args.seconds)
-                rate = asyncio.run(work)
+                rate = asyncio.run(throughput(arms[name], queries, seconds))
                 found[-1][load][name] = rate
     return found
 
 
-async def throughput(arm: Arm, queries: Iterator[str], clients: int, seconds: float) -> float:
+async def throughput(arm: Arm, queries: Iterator[str], seconds: float) -> float:
     """Queries a second of all clients together, counted after the first round of answers."""
     done: list[float] = []
     worker = EncoderWorker(
-        arm.racer, queue=clients, queue_s=60.0, batch=arm.batch, metrics=Metrics()
+        arm.racer, queue=CLIENTS, queue_s=60.0, batch=arm.batch, metrics=Metrics()
     )
     async with worker:
         until = time.perf_counter() + seconds
@@ -203,9 +191,9 @@ async def throughput(arm: Arm, queries: Iterator[str], clients: int, seconds: fl
                 await worker.score(next(queries))
                 done.append(time.perf_counter())
 
-        await asyncio.gather(*(client() for _ in range(clients)))
-    first = done[clients - 1]  # every client has had one answer
-    return (len(done) - clients) / (done[-1] - first)
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    first = done[CLIENTS - 1]  # every client has had one answer
+    return (len(done) - CLIENTS) / (done[-1] - first)
 
 
 def same(racer: Racer) -> dict[str, float]:
@@ -228,7 +216,6 @@ def same(racer: Racer) -> dict[str, float]:
 def markdown(document: Mapping[str, Any]) -> str:
     """Provenance, and a row for each load."""
     manifest, found, equal = document["manifest"], document["rounds"], document["same"]
-    settings = manifest["settings"]
 
     def ratio(load: str, other: str) -> float:
         return median(each[load][LEAN] / each[load][other] for each in found)
@@ -249,8 +236,8 @@ def markdown(document: Mapping[str, Any]) -> str:
         for load in found[0]
     )
     where = (
-        f"{rig.taken(manifest)}; {settings['device']}, {settings['dtype']}, "
-        f"{settings['threads']} threads, {settings['clients']} clients, {len(found)} rounds.\n"
+        f"{rig.taken(manifest)}; {manifest['settings']['threads']} "
+        f"threads, {CLIENTS} clients, float32, {len(found)} rounds.\n"
     )
     same_results = (
         f"\n{equal['queries']} queries of mixed lengths, scored together and alone: embeddings "
