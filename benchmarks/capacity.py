@@ -2,10 +2,9 @@
 
     python benchmarks/capacity.py
 
-Reads `results/{gateway,encoder_cpu,state}.json` and writes `results/capacity.{json,png}`. It is a
-model, not a measurement: components do not slow each other, load is balanced evenly, and every
-component runs at `UTILISATION` of its measured rate. Values that no result file holds are arguments
-and marked as assumed.
+Reads `results/{gateway,encoder_cpu,encoder_gpu_loads,state}.json` and writes
+`results/capacity.{json,png}`. It is a model, not a measurement: components do not slow each other,
+load is balanced evenly, and every component runs at `UTILISATION` of its measured rate.
 """
 
 import argparse
@@ -33,12 +32,11 @@ CONNECTIONS = THREADS + SHARED_STATE_THREADS + 2
 DAY_S = 86_400
 ENCODER = "lean, float32"
 TOKENS = 64
-GPU_TFLOPS, GPU_SHARE = 989.0, 0.35  # an H100's bfloat16 rate by its data sheet; our target share
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Measured or assumed rates of single components.
+    """Measured rates of single components.
 
     Attributes:
         watch_s: Time for which one gateway locks the drift state at each update.
@@ -47,7 +45,7 @@ class Parts:
 
     gateway_per_s: float  # requests, on one core
     encoder_per_s: float  # queries of 64 tokens, on a core, eight together
-    gpu_per_s: float
+    gpu_per_s: float  # the same on a GPU, 256 together
     decisions_per_s: float  # written to one database
     bytes_a_decision: float
     watch_s: float
@@ -92,16 +90,17 @@ class Parts:
         )
 
 
-def parts(results: Path, arm: Arm, gpu_per_s: float) -> Parts:
+def parts(results: Path, arm: Arm) -> Parts:
     """The measured rates."""
     gateway = _read(results / "gateway.json")
+    gpu = _read(results / "encoder_gpu_loads.json")
     store = _read(results / "state.json")["stores"]["PostgreSQL"]
     rounds = _read(results / "encoder_cpu.json")["runs"]["1 threads"]["rounds"]
     eight = [s for each in rounds for s in each["seconds"].get(ENCODER, {}).get("8", ())]
     return Parts(
         gateway_per_s=typical(gateway, arm, "closed", "rate"),
         encoder_per_s=8 / statistics.median(eight),
-        gpu_per_s=gpu_per_s,
+        gpu_per_s=256 / gpu["batches"]["lean"][f"256 x {TOKENS}"]["ms"] * 1e3,
         decisions_per_s=max(each["per_s"] for each in store["written"].values()),
         bytes_a_decision=store["bytes_a_decision"],
         watch_s=store["watch_ms"] / 1e3,
@@ -109,26 +108,14 @@ def parts(results: Path, arm: Arm, gpu_per_s: float) -> Parts:
     )
 
 
-def assumed_gpu_per_s() -> float:
-    """Queries a second on a GPU that reaches our target share of its matrix rate."""
-    from encoder import flops  # it loads torch and transformers
-
-    return GPU_SHARE * GPU_TFLOPS * 1e12 / flops(1, TOKENS)
-
-
 def main() -> None:
     """Write the model's tables and its picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arm", type=Arm, default=Arm.SET_2, help="how many candidates a set has")
     parser.add_argument("--unseen", type=float, default=1.0, help="share of queries that are new")
-    parser.add_argument(
-        "--gpu-per-s",
-        type=float,
-        help="queries a second of one GPU; without it, assumed from its data sheet",
-    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
-    measured = parts(args.results, args.arm, args.gpu_per_s or assumed_gpu_per_s())
+    measured = parts(args.results, args.arm)
     document: dict[str, Any] = {
         "manifest": rig.manifest(arm=args.arm, unseen=args.unseen, full=UTILISATION),
         "parts": asdict(measured),
@@ -153,7 +140,7 @@ def components(measured: Parts, arm: Arm) -> str:
             f"{measured.encoder_per_s:,.1f} queries/s of {TOKENS} tokens",
             "measured",
         ],
-        ["encoder, one GPU", f"{measured.gpu_per_s:,.0f} queries/s", "assumed, never measured"],
+        ["encoder, one GPU", f"{measured.gpu_per_s:,.0f} queries/s", "measured, an H200"],
         [
             "PostgreSQL on two cores",
             f"{measured.decisions_per_s:,.0f} decisions/s of {size} bytes",
@@ -187,7 +174,7 @@ def markdown(measured: Parts, unseen: float) -> str:
                     "requests/s",
                     "gateways",
                     "encoder cores",
-                    "or GPUs (assumed)",
+                    "or GPUs",
                     "of one database's writes",
                     "connections",
                     "of the drift state's time",
@@ -208,7 +195,7 @@ def picture(measured: Parts, unseen: float) -> bytes:
     for name, count in (
         ("gateways", measured.gateways),
         ("encoder cores", lambda rate: measured.encoder_cores(rate, unseen)),
-        ("or GPUs (assumed)", lambda rate: measured.gpus(rate, unseen)),
+        ("or GPUs", lambda rate: measured.gpus(rate, unseen)),
     ):
         panel.plot(rates, [count(rate) for rate in rates], label=name)
     for rate, what, _ in sorted(measured.breaks(unseen)):

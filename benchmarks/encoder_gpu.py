@@ -8,10 +8,9 @@ random: speed depends on shapes alone, and accuracy is the numerical error only.
 
 Every round measures all open arms and the matrix multiplication rate, one after the other. Arms are
 opened one by one, with a round after each, and every round is written: an interrupted run leaves
-figures. Run it without `--compile` first. A latency
-begins and ends with tensors in CPU memory and excludes the tokenizer. Agreement is measured by the
-cosine to transformers' float32, and by the sets that a random linear router makes of the
-embeddings, at the threshold calibrated on transformers' float32.
+figures. A latency begins and ends with tensors in CPU memory and excludes the tokenizer. Agreement
+is measured by the cosine to transformers' float32, and by the sets that a random linear router
+makes of the embeddings, at the threshold calibrated on transformers' float32.
 """
 
 import argparse
@@ -48,7 +47,6 @@ Arm = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids, mask to embed
 
 EXACT, EAGER = "transformers, float32", "transformers, bfloat16"
 LEAN, GRAPHS = "lean, bfloat16", "lean, graphs, bfloat16"
-COMPILED = ("lean, compiled, bfloat16", "lean, compiled, graphs, bfloat16")
 CANDIDATES, ALPHA = 5, 0.1
 
 
@@ -114,7 +112,6 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--seconds", type=float, default=120.0, help="for all rounds together")
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
-    parser.add_argument("--compile", action="store_true", help="also by torch.compile, last")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -134,7 +131,7 @@ def main() -> None:
             args.json.write_text(json.dumps(document, indent=1) + "\n")
 
     with torch.inference_mode():
-        for name, opened in openings(plan, args.device, args.compile):
+        for name, opened in openings(plan, args.device):
             try:
                 arms[name] = _warm(opened(), plan)
             except RuntimeError as exc:
@@ -181,7 +178,7 @@ def _first_line(*command: str) -> str:
 # Arms -------------------------------------------------------------------------------------------
 
 
-def openings(plan: Plan, device: str, compiling: bool) -> Iterator[tuple[str, Callable[[], Arm]]]:
+def openings(plan: Plan, device: str) -> Iterator[tuple[str, Callable[[], Arm]]]:
     """Every arm's name and how to open it; what fails most easily comes last."""
     torch.manual_seed(0)
     model = DebertaV2Model(DebertaV2Config(**plan.config)).eval()
@@ -191,10 +188,6 @@ def openings(plan: Plan, device: str, compiling: bool) -> Iterator[tuple[str, Ca
     yield EAGER, lambda: _theirs(half, device)
     yield LEAN, lambda: recorded(embed, (), device)
     yield GRAPHS, lambda: recorded(embed, plan.shapes, device)
-    if compiling:
-        compiled = torch.compile(embed, dynamic=False)
-        yield COMPILED[0], lambda: recorded(compiled, (), device)
-        yield COMPILED[1], lambda: recorded(compiled, plan.shapes, device)
 
 
 def recorded(embed: Arm, shapes: Iterable[Shape], device: str) -> Arm:

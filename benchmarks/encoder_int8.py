@@ -92,11 +92,9 @@ class OnnxEncoder(HuggingFaceEncoder):
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         return super()._batches(lengths) if self.together else ([i] for i in range(len(lengths)))
 
-    def _forward(self, tokens: dict[str, list[list[int]]]) -> Any:
-        padded = self._tokenizer.pad(tokens, return_tensors="np")
-        (hidden,) = self.session.run(None, {name: padded[name] for name in INPUTS})
-        mask = torch.from_numpy(padded["attention_mask"])
-        return pool(torch.from_numpy(hidden), mask, "mean").numpy()
+    def _forward(self, ids: np.ndarray, mask: np.ndarray) -> Any:
+        (hidden,) = self.session.run(None, dict(zip(INPUTS, (ids, mask), strict=True)))
+        return pool(torch.from_numpy(hidden), torch.from_numpy(mask), "mean").numpy()
 
 
 def session(file: Path, threads: int) -> onnxruntime.InferenceSession:
@@ -146,7 +144,7 @@ def timed_texts(args: argparse.Namespace) -> dict[str, list[str]]:
     recorded = encoders.recorded(args.data).queries
     order = np.random.default_rng(0).permutation(len(recorded))
     every = opened(args, FLOAT32).tokenized([recorded[i] for i in order])
-    near = [text for text in every if abs(len(text.tokens["input_ids"]) - TOKENS) <= 4]
+    near = [text for text in every if abs(len(text.ids) - TOKENS) <= 4]
     kinds = {f"{TOKENS} tokens": near, "recorded": every}
     return {kind: [str(text) for text in texts[: args.texts]] for kind, texts in kinds.items()}
 

@@ -62,6 +62,7 @@ TORCH = (
     "core/test_routers.py",
     "core/test_selection.py",
     "core/test_sources.py",
+    "core/test_tokens.py",
     "demo/test_shipped_pool.py",
 )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +20,7 @@ from racer_core.encoder.base import EncoderOutput, EncoderSpec, Forward, Pin, Po
 from racer_core.encoder.batches import Shape, cheapest, shapes, similar
 from racer_core.encoder.hub import DEFAULT_ENCODER, LocalModel, find_model
 from racer_core.encoder.pooling import pool
+from racer_core.encoder.tokens import TextTokenizer, TokenizedText, limited, padded
 from racer_core.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -29,23 +29,9 @@ if TYPE_CHECKING:
 # On a CPU: texts in a batch, and the length of its shortest as a share of its longest.
 _BATCH, _SHORTEST = 32, 0.75
 _TEXTS = 256  # in a batch on a GPU
-# What a batch costs on a GPU beside its tokens, as that many tokens: about a millisecond by a
-# graph, and several by transformers. Estimates for an H100, not measured.
-_LAUNCH: dict[str, int] = {"lean": 2_048, "transformers": 8_192}
-
-
-class TokenizedText(str):
-    """A text with its tokens, which stands for the text everywhere else.
-
-    Attributes:
-        tokens: The tokenizer's lists by name, as ``input_ids``.
-        truncated: Whether the text was cut.
-    """
-
-    __slots__ = ("tokens", "truncated")
-
-    tokens: dict[str, list[int]]
-    truncated: bool
+# What a batch costs on a GPU beside its tokens, as that many tokens: 0.8 ms by a graph and 11 ms by
+# transformers on an H200. By the times of all shapes there, these make the batches that take least.
+_LAUNCH: dict[str, int] = {"lean": 1_024, "transformers": 8_192}
 
 
 class HuggingFaceEncoder:
@@ -60,7 +46,7 @@ class HuggingFaceEncoder:
         dtype: ``bfloat16`` or ``float32``; None takes bfloat16 on a GPU and on a CPU with matrix
             units for it, else float32.
         forward: ``lean`` is our own forward pass, on a GPU by CUDA graphs; ``transformers`` is the
-            library's. None takes ``lean`` on a CPU if it supports the model.
+            library's. None takes ``lean`` if it supports the model.
         recorder: Records the graphs of the ``lean`` forward on any device; None records CUDA graphs
             on a GPU and none on a CPU.
         pin: Commit and digests of a model of the hub, as an artifact recorded them; None takes the
@@ -93,11 +79,10 @@ class HuggingFaceEncoder:
             raise ArtifactError("the encoder is set to cuda, but torch finds no CUDA device here")
         dtype = dtype or _native_dtype(backend)
         local = find_model(name, pin)
-        model, self._tokenizer = load_model(local, dtype)
-        self._tokenizing = threading.Lock()  # a call sets the tokenizer's limit of tokens
-        digest = _digest(model, self._tokenizer)
+        model, tokenizer = load_model(local, dtype)
+        digest = _digest(model, tokenizer)
         if forward is None:
-            forward = "lean" if backend == "cpu" and deberta.fits(model) else "transformers"
+            forward = "lean" if deberta.fits(model) else "transformers"
         elif forward == "lean" and not deberta.fits(model):
             raise ArtifactError(
                 f"the lean forward does not support encoder {name!r}: use `transformers`"
@@ -107,12 +92,14 @@ class HuggingFaceEncoder:
             name=name,
             digest=digest,
             pooling=pooling,
-            max_tokens=token_limit(model, self._tokenizer, max_tokens),
+            max_tokens=token_limit(model, tokenizer, max_tokens),
             backend=backend,
             dtype=dtype,
             forward=forward,
             pin=local.pin,
         )
+        self._tokenizer = TextTokenizer(limited(tokenizer, self.spec.max_tokens))
+        self._padding: int = tokenizer.pad_token_id or 0
         # Of batches on a GPU; None makes batches of similar length.
         self._shapes: list[Shape] | None = None
         if backend == "cuda" or recorder is not None:
@@ -133,28 +120,16 @@ class HuggingFaceEncoder:
 
     def tokenized(self, texts: Sequence[str]) -> list[TokenizedText]:
         """The texts with their tokens, for :meth:`encode`; threads may call it beside a forward."""
-        found = [text for text in texts if not isinstance(text, TokenizedText)]
-        fresh = iter(self._tokenize(found) if found else ())
-        return [text if isinstance(text, TokenizedText) else next(fresh) for text in texts]
-
-    def _tokenize(self, texts: list[str]) -> Iterator[TokenizedText]:
-        with self._tokenizing:
-            encoding: Any = self._tokenizer(texts, truncation=True, max_length=self.spec.max_tokens)
-        for row, text in enumerate(texts):
-            tokenized = TokenizedText(text)
-            tokenized.tokens = {name: values[row] for name, values in encoding.items()}
-            tokenized.truncated = bool(encoding.encodings[row].overflowing)
-            yield tokenized
+        return self._tokenizer(texts)
 
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts in batches, longest first, to keep padding small."""
         embeddings = np.zeros((len(texts), int(self._model.config.hidden_size)), np.float32)
         tokenized = self.tokenized(texts)
-        for rows in self._batches([len(text.tokens["input_ids"]) for text in tokenized]):
-            some = [tokenized[row].tokens for row in rows]
-            tokens = {name: [each[name] for each in some] for name in some[0]}
+        for rows in self._batches([len(text.ids) for text in tokenized]):
+            ids, mask = padded([tokenized[row] for row in rows], self._padding)
             with _enough_memory(self.spec.name):
-                embeddings[rows] = self._forward(tokens)
+                embeddings[rows] = self._forward(ids, mask)
         truncated = np.array([text.truncated for text in tokenized], dtype=bool)
         return EncoderOutput(unit_rows(embeddings), truncated)
 
@@ -163,18 +138,20 @@ class HuggingFaceEncoder:
             return similar(lengths, _BATCH, _SHORTEST)
         return cheapest(lengths, self._shapes, _LAUNCH[self.spec.forward])
 
-    def _forward(self, tokens: dict[str, list[list[int]]]) -> NDArray[np.float32]:
+    def _forward(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
         import torch
 
-        inputs = self._tokenizer.pad(tokens, return_tensors="pt")
+        input_ids, attention_mask = torch.from_numpy(ids), torch.from_numpy(mask)
         if self._graphs is not None:
-            return self._graphs(inputs["input_ids"], inputs["attention_mask"]).numpy()
-        inputs = inputs.to(self.spec.backend)
+            return self._graphs(input_ids, attention_mask).numpy()
+        input_ids, attention_mask = (
+            each.to(self.spec.backend) for each in (input_ids, attention_mask)
+        )
         with torch.inference_mode():
-            hidden: Any = self._model(**inputs)
+            hidden: Any = self._model(input_ids=input_ids, attention_mask=attention_mask)
             if self.spec.forward == "transformers":
                 hidden = hidden.last_hidden_state
-            return pool(hidden.float(), inputs["attention_mask"], self.spec.pooling).cpu().numpy()
+            return pool(hidden.float(), attention_mask, self.spec.pooling).cpu().numpy()
 
 
 def load_model(local: LocalModel, dtype: str) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,8 @@ import numpy as np
 
 from racer_core.encoder.base import EncoderOutput, EncoderSpec, Pooling, digest_of, unit_rows
 from racer_core.encoder.hub import find_model
-from racer_core.encoder.huggingface import TokenizedText, load_model, token_limit
+from racer_core.encoder.huggingface import load_model, token_limit
+from racer_core.encoder.tokens import TextTokenizer, TokenizedText, limited
 from racer_core.errors import ArtifactError
 
 DTYPE: Final = "int8"
@@ -50,8 +51,9 @@ class OnnxEncoder:
         runtime = _imported("onnxruntime")
         try:
             digest = digest_of(*(Path(folder, name) for name in _FILES))
-            self._tokenizer: Any = Tokenizer.from_file(str(Path(folder, _TOKENIZER)))
-            max_tokens = int(self._tokenizer.truncation["max_length"])
+            tokenizer: Any = Tokenizer.from_file(str(Path(folder, _TOKENIZER)))
+            max_tokens = int(tokenizer.truncation["max_length"])
+            self._tokenizer = TextTokenizer(tokenizer)
             self._session: Any = runtime.InferenceSession(
                 Path(folder, _MODEL), _options(runtime), providers=["CPUExecutionProvider"]
             )
@@ -74,24 +76,14 @@ class OnnxEncoder:
 
     def tokenized(self, texts: Sequence[str]) -> list[TokenizedText]:
         """The texts with their tokens, for :meth:`encode`; threads may call it beside a forward."""
-        found = [text for text in texts if not isinstance(text, TokenizedText)]
-        fresh = self._tokenize(found)
-        return [text if isinstance(text, TokenizedText) else next(fresh) for text in texts]
-
-    def _tokenize(self, texts: list[str]) -> Iterator[TokenizedText]:
-        for text, encoding in zip(texts, self._tokenizer.encode_batch_fast(texts), strict=True):
-            tokenized = TokenizedText(text)
-            tokenized.tokens = {_INPUT: encoding.ids}
-            tokenized.truncated = bool(encoding.overflowing)
-            yield tokenized
+        return self._tokenizer(texts)
 
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts one by one: the same bits in every batch."""
         embeddings = np.zeros((len(texts), self._width), np.float32)
         tokenized = self.tokenized(texts)
         for row, text in zip(embeddings, tokenized, strict=True):
-            tokens = np.array([text.tokens[_INPUT]], dtype=np.int64)
-            hidden = self._session.run([_OUTPUT], {_INPUT: tokens})[0][0]
+            hidden = self._session.run([_OUTPUT], {_INPUT: text.ids[None]})[0][0]
             row[:] = hidden[0] if self.spec.pooling == "cls" else hidden.mean(axis=0)
         truncated = np.array([text.truncated for text in tokenized], dtype=bool)
         return EncoderOutput(unit_rows(embeddings), truncated)
@@ -114,9 +106,7 @@ def export(name: str, folder: Path, *, max_tokens: int = 512) -> None:
         raise ArtifactError(f"{folder} is where the exported encoder goes: begin with another one")
     model, tokenizer = load_model(find_model(name), "float32")
     limit = token_limit(model, tokenizer, max_tokens)
-    own: Any = tokenizer.backend_tokenizer
-    own.no_padding()
-    own.enable_truncation(limit, direction=tokenizer.truncation_side)
+    own = limited(tokenizer, limit)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="export-", dir=folder) as scratch, _silence():

@@ -410,14 +410,14 @@ def test_what_waits_is_tokenised_while_a_batch_is_scored() -> None:
 
 
 def test_on_a_gpu_rows_are_scored_in_slices_that_fill_a_batch() -> None:
-    """The encoder splits them by itself; progress is reported, and can end it, between slices."""
+    """Progress is reported, and can end the scoring, between slices."""
     racer = StubRacer(backend="cuda")
     racer.free.set()
     done: list[tuple[int, int]] = []
 
     def stop(*counts: int) -> None:
         done.append(counts)
-        if len(done) == 5:
+        if len(done) == 8:
             raise InterruptedError
 
     async def run() -> None:
@@ -425,15 +425,15 @@ def test_on_a_gpu_rows_are_scored_in_slices_that_fill_a_batch() -> None:
             cast("Racer", racer), queue=9, queue_s=60.0, batch=4, metrics=Metrics()
         )
         async with worker:
-            rows = [str(number) for number in range(600)]
+            rows = [str(number) for number in range(100, 300)]
             scored = await asyncio.to_thread(worker.score_rows, rows, progress=stop)
             assert scored.scores[:, 0].tolist() == [float(row) for row in rows]
             with pytest.raises(InterruptedError):
                 await asyncio.to_thread(worker.score_rows, rows, progress=stop)
 
     asyncio.run(run())
-    assert [len(each) for each in racer.batches] == [256, 256, 88, 256]
-    assert done == [(0, 600), (256, 600), (512, 600), (0, 600), (256, 600)]
+    assert [len(each) for each in racer.batches] == [32, 32, 32, 32, 32, 32, 8]
+    assert done == [*((count, 200) for count in range(0, 200, 32)), (0, 200)]
 
 
 def test_rows_of_like_length_are_scored_together() -> None:

@@ -48,16 +48,16 @@ def test_the_capacity_model_by_hand() -> None:
 
 def test_the_model_reads_the_results(tmp_path: Path) -> None:
     """Red when a result changes its form: more of everything for more requests, and a picture."""
-    for name in ("gateway", "encoder_cpu", "state"):
+    for name in ("gateway", "encoder_cpu", "encoder_gpu_loads", "state"):
         shutil.copy(BENCHMARKS / "results" / f"{name}.json", tmp_path)
     subprocess.run(
-        [sys.executable, BENCHMARKS / "capacity.py", "--results", tmp_path, "--gpu-per-s", "1000"],
+        [sys.executable, BENCHMARKS / "capacity.py", "--results", tmp_path],
         capture_output=True,
         check=True,
         timeout=120,
     )
     document = json.loads((tmp_path / "capacity.json").read_text(encoding="utf-8"))
     assert all(math.isfinite(each) and each > 0 for each in document["parts"].values())
-    assert "assumed, never measured" in document["details"]
-    assert "or GPUs (assumed)" in document["markdown"]
+    assert "measured, an H200" in document["details"]
+    assert "or GPUs" in document["markdown"]
     assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG")

@@ -38,6 +38,10 @@ SMALL = {
     "encoder_formats.py": (["--splits", "1"], "results"),
     "encoders.py": (["--divisions", "1"], "results"),
     "evaluator_votes.py": (["FOLDER"], "questions"),
+    "encoder_gpu_loads.py": (
+        ["--device", "cpu", "--quick", "--rounds", "1", "--queries", "40"],
+        "fits",
+    ),
     "encoder.py": (["--threads", "1", "--tokens", "16", "--seconds", "5"], "runs"),
 }
 

@@ -25,11 +25,14 @@ def test_a_gpu_is_taken_in_bfloat16_and_agrees_with_the_cpu(tiny_encoder):
 
 
 def test_the_lean_forward_agrees_with_transformers_on_a_gpu(tiny_encoder):
-    """In float32, with padding; on a GPU the lean forward is opt-in."""
+    """In float32, with padding; the lean forward is the default."""
     texts = ["a", "a b c d e f g h", "h g"]
     options = {"backend": "cuda", "dtype": "float32"}
-    lean = HuggingFaceEncoder(tiny_encoder, **options, forward="lean").encode(texts).embeddings
-    theirs = HuggingFaceEncoder(tiny_encoder, **options).encode(texts).embeddings
+    default = HuggingFaceEncoder(tiny_encoder, **options)
+    assert default.spec.forward == "lean"
+    lean = default.encode(texts).embeddings
+    other = HuggingFaceEncoder(tiny_encoder, **options, forward="transformers")
+    theirs = other.encode(texts).embeddings
     np.testing.assert_allclose(lean, theirs, atol=1e-3)  # products may be rounded to TF32
 
 
