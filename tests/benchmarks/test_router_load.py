@@ -107,7 +107,7 @@ def test_live_queries_beside_a_calibration(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_queries_that_are_scored_together(tmp_path: Path) -> None:
     """At a small shape: every arm scores, and batching changes no set."""
-    document = ran(tmp_path, "batching.py", "--tiny", "--rounds", "1", "--seconds", "0.3")
+    document = ran(tmp_path, "batching.py", "--tiny", "--rounds", "1", "--seconds", "0.001")
     (only,) = document["rounds"]
     assert all(rate > 0 for load in only.values() for rate in load.values())
     assert document["same"]["embedding"] <= 1e-5
