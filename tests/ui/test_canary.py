@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route
 
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import Fleet, demo_rows, served, some_rows
@@ -109,7 +109,7 @@ def test_a_canary_is_promoted_once_it_is_confirmed(rollout: Rollout, opened: Ope
     assert rollout.active[:12] in tab.page.inner_text("#confirm-text")
     confirm(tab, f"Calibration {rollout.canary[:12]} decides from now on")
     assert rollout.fleet.active() == rollout.canary
-    assert tab.page.locator("#canary section").count() == 0
+    wait_until(lambda: tab.page.locator("#canary section").count() == 0)
     assert "active" in history(tab, rollout.canary)
 
 
@@ -121,7 +121,7 @@ def test_a_canary_is_rolled_back_once_it_is_confirmed(rollout: Rollout, opened: 
     assert rollout.fleet.active() == rollout.active
     gateway, key = rollout.fleet.gateway, rollout.fleet.admin_key
     assert gateway.get("/calibrations", key).json()["canary"] is None
-    assert tab.page.locator("#canary section").count() == 0
+    wait_until(lambda: tab.page.locator("#canary section").count() == 0)
     assert "Make active" in history(tab, rollout.canary)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.support.gateway import ENVIRONMENT, configure, running, user
 from tests.support.same_answer import NAMES, activate, configured
+from tests.support.waiting import wait_until
 from tests.upstreams.scripted import FakePool
 
 from .conftest import Open
@@ -67,7 +68,8 @@ def test_a_failure_is_counted_on_watch(few: ScriptedFleet, opened: Open) -> None
         assert (failed > 0) or name != FEW[0]
         expected = f"{plain(100 * failed / calls, 1)} %" if calls else "–"
         row = tab.page.locator("#watch tbody tr", has_text=name)
-        assert row.locator("td").nth(2).inner_text() == expected
+        cell = row.locator("td").nth(2)
+        wait_until(lambda cell=cell, expected=expected: cell.inner_text() == expected)
 
 
 def test_a_round_with_a_failure_is_followed_by_all_others(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.gateway import user
 from tests.support.samples import KEY, sampled
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 from tests.upstreams.scripted import FakePool
 
 from . import scripted
@@ -153,7 +153,7 @@ def test_an_answer_is_text_and_never_markup(
     with scripted.served(tmp_path, scripted.FEW, candidates, **SAMPLING) as fleet:
         asked(fleet, *user(scripted.SUM))
         tab = at_label(opened, fleet)
-        assert tab.page.locator("#label .answer").count() == 2
+        wait_until(lambda: tab.page.locator("#label .answer").count() == 2)
         assert MARKUP in tab.page.inner_text("#label")
         assert tab.page.locator("#label .answer img").count() == 0
 

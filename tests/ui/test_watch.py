@@ -163,7 +163,7 @@ def test_the_admins_part_asks_for_its_key(keyed: Fleet, opened: Open) -> None:
     """The rest is there with a data key alone."""
     tab = at_watch(opened, keyed, admin="")
     tab.page.wait_for_selector("#watch >> text=It needs the admin key")
-    assert tab.page.locator("#watch tbody tr").count() == len(POOL)
+    wait_until(lambda: tab.page.locator("#watch tbody tr").count() == len(POOL))
     tab.give_keys()
     tab.page.wait_for_selector("#watch .interval")
 
