@@ -16,6 +16,7 @@ from app.errors import SettingsError
 from app.settings import Limits, Settings
 from app.settings.access import Access
 from app.store import Store
+from tests.support.commands import parsed
 
 from . import dockerfile
 from .dockerfile import ROOT, seconds
@@ -174,14 +175,19 @@ def test_ports_agree():
 
 
 def test_mounts_are_where_the_command_and_the_configuration_look():
-    """Red when a source is missing, or a target is not what CMD or racer.yaml names."""
+    """Red when a source is missing, or a target is not what the command or racer.yaml names.
+
+    The configuration is mounted by its folder, so that a file that replaces it is seen.
+    """
     found = mounts()
-    words = RUNTIME.one("CMD").words
-    config = words[words.index("--config") + 1]
+    name, *rest = GATEWAY["command"]
+    started = parsed(name, rest)
+    assert (started["host"], started["port"]) == ("0.0.0.0", PORT)
+    config, folder = started["config"], str(started["config"].parent)
     [volume] = RUNTIME.one("VOLUME").words
-    assert set(found) == {config, CONFIG["artifact"], volume}
-    assert (ROOT / found[config]["source"]).read_bytes() == (FOLDER / "racer.yaml").read_bytes()
-    assert found[config]["read_only"] is found[CONFIG["artifact"]]["read_only"] is True
+    assert set(found) == {folder, CONFIG["artifact"], volume}
+    assert (ROOT / found[folder]["source"] / config.name).samefile(FOLDER / "racer.yaml")
+    assert found[folder]["read_only"] is found[CONFIG["artifact"]]["read_only"] is True
     assert found[volume]["source"] in yaml.safe_load(TEXT)["volumes"]
     store = PurePosixPath(CONFIG["store"].removeprefix("sqlite:///"))
     assert store.parent == PurePosixPath(volume)
