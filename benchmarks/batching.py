@@ -28,9 +28,8 @@ from typing import Any
 import numpy as np
 import rig
 import torch
+import word_encoder
 from encoder import CONFIG
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import DebertaV2Model, PreTrainedTokenizerFast
 from verdict import table
 
 from app.routing.encoder_worker import EncoderWorker
@@ -44,7 +43,6 @@ CLIENTS = 16
 TOGETHER = 32  # as a gateway's `limits.batch` is
 LENGTHS = (8, 16, 32, 64)  # tokens
 AIM = 3.0
-WORDS = 5_000
 POOL = ("one", "two", "three", "four")
 LEAN, LEAN_ALONE, EAGER_ALONE = (
     "lean, together",
@@ -103,34 +101,20 @@ def opened(folder: Path, *, tiny: bool) -> dict[str, Arm]:
 
 
 def made(folder: Path, *, tiny: bool) -> Path:
-    """An encoder with random weights, and a tokenizer that makes a token of every word."""
-    torch.manual_seed(0)
+    """An encoder with random weights."""
     config = copy.deepcopy(CONFIG)
     if tiny:
         config.update({"hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 192})
-    DebertaV2Model(config).save_pretrained(folder)
-    special = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
-    words = (*special, *(f"w{number}" for number in range(WORDS)))
-    vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="[PAD]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        unk_token="[UNK]",
-        model_max_length=512,
-    ).save_pretrained(folder)
-    return folder
+    return word_encoder.made(folder, config)
 
 
 def texts(seed: int, lengths: Iterator[int]) -> Iterator[str]:
     """Texts with ``lengths`` tokens, the two special tokens included."""
     rng = np.random.default_rng(seed)
     for length in lengths:
-        yield " ".join(f"w{number}" for number in rng.integers(0, WORDS, max(1, length - 2)))
+        yield " ".join(
+            f"w{number}" for number in rng.integers(0, word_encoder.WORDS, max(1, length - 2))
+        )
 
 
 def rows(seed: int, count: int) -> LabelledRows:

@@ -5,8 +5,9 @@
 
 Beside `encoder_gpu.py`, which measures forwards: here a text goes in, and batches are the encoder's
 own. Every shape for which a graph can be recorded is measured, and a line fitted to their times
-gives what a batch costs beside its tokens, which `cheapest` batches need. Weights are random and a
-word is a token: speed depends on shapes alone. A round measures all forwards, one after the other.
+gives what a batch costs beside its tokens, which `cheapest` batches need. Weights are random, which
+changes no forward's speed; a word is a token, which takes a tokenizer less time than mDeBERTa's
+vocabulary. A round measures all forwards, one after the other.
 """
 
 import argparse
@@ -20,16 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import DebertaV2Config, DebertaV2Model, PreTrainedTokenizerFast
+from transformers import DebertaV2Config
 
-from benchmarks.encoder_gpu import FULL, QUICK, Plan, manifest, named, repeated, wait
+from benchmarks.encoder_gpu import FULL, QUICK, manifest, named, repeated, wait
+from benchmarks.word_encoder import WORDS, made
 from racer_core.encoder.batches import Shape, shapes
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 
 FORWARDS = ("transformers", "lean")
-SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
-WORDS = 400
 TEXTS = 256  # in a batch at most, as the encoder has it
 MEDIAN, SPREAD = 60, 1.0  # of the lengths of mixed queries, in tokens: log-normal
 
@@ -48,7 +47,7 @@ def main() -> None:
     plan = QUICK if args.quick else FULL
     document: dict[str, Any] = {"manifest": manifest(args.device, args.quick)}
     with tempfile.TemporaryDirectory() as folder:
-        made(Path(folder), plan)
+        made(Path(folder), DebertaV2Config(**plan.config))
         encoders: dict[str, HuggingFaceEncoder] = {}
         document["opened"] = {}
         for forward in FORWARDS:
@@ -70,20 +69,6 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps(document, indent=1) + "\n")
     print(document["markdown"])
-
-
-def made(folder: Path, plan: Plan) -> None:
-    """A model with random weights, and a tokenizer that makes a token of every word."""
-    torch.manual_seed(0)
-    DebertaV2Model(DebertaV2Config(**plan.config)).save_pretrained(folder)
-    words = (*SPECIAL, *(f"w{number}" for number in range(WORDS)))
-    vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", cls_token="[CLS]", unk_token="[UNK]"
-    ).save_pretrained(folder)
 
 
 def opened(folder: str, device: str, forward: str) -> tuple[HuggingFaceEncoder, dict[str, float]]:
@@ -153,7 +138,7 @@ def fitted(batches: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def mixed(encoder: HuggingFaceEncoder, texts: Sequence[str]) -> dict[str, float]:
-    """All of them in one call, as a calibration does; then some one by one, as requests do."""
+    """All of them in one call; then some one by one, as requests come."""
     whole = _seconds(encoder, texts)
     alone = [1e3 * _seconds(encoder, [each]) for each in texts[:300]]
     p50, p95 = np.quantile(alone, [0.5, 0.95])

@@ -26,10 +26,10 @@ from racer_core.encoder.base import TokenizingEncoder
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
 
-# Rows of a calibration that a live query may have to wait for. On a GPU 32 of similar length fill a
-# batch: as many rows a second as 256 at once, which a query would wait for eight times as long.
+# Rows of a calibration that a live query may have to wait for, on a CPU and by a GPU's forward: 32
+# of similar length fill a batch of our own, and transformers needs as long for few as for many.
 _ROWS: Final = 4
-_ROWS_ON_GPU: Final = 32
+_ROWS_ON_GPU: Final = {"lean": 32, "transformers": 256}
 _SORTED: Final = 256  # rows that are sorted by length, to score similar ones together
 # Between slices of rows a calibration pauses, so that most live queries find the thread free: for
 # _REST times the duration of the slice, while a query came within the last _LIVE_S.
@@ -65,7 +65,8 @@ class EncoderWorker:
         self, racer: Racer, *, queue: int, queue_s: float, batch: int, metrics: Metrics
     ) -> None:
         self._racer = racer
-        self._rows = _ROWS_ON_GPU if racer.artifact.encoder.backend == "cuda" else _ROWS
+        encoder = racer.artifact.encoder
+        self._rows = _ROWS_ON_GPU[encoder.forward] if encoder.backend == "cuda" else _ROWS
         self._limit = queue
         self._queue_s = queue_s
         self._batch = batch

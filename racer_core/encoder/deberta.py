@@ -105,7 +105,6 @@ class LeanDeberta:
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
-        token_type_ids: Tensor | None = None,
         *,
         padded: bool | None = None,
     ) -> Tensor:
@@ -114,13 +113,10 @@ class LeanDeberta:
         Args:
             input_ids: Shape (B, T).
             attention_mask: Shape (B, T), 0 where ``input_ids`` is padding.
-            token_type_ids: Shape (B, T); None is all of type 0.
             padded: Whether there is padding; None reads the mask, which synchronises a GPU.
         """
         batch, tokens = input_ids.shape
-        embedded: Tensor = self._embeddings(
-            input_ids=input_ids, token_type_ids=token_type_ids, mask=attention_mask
-        )
+        embedded: Tensor = self._embeddings(input_ids=input_ids, mask=attention_mask)
         hidden = embedded.flatten(0, 1)
         if padded is None:
             padded = not bool(attention_mask.all())

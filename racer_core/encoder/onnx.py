@@ -22,7 +22,7 @@ import numpy as np
 from racer_core.encoder.base import EncoderOutput, EncoderSpec, Pooling, digest_of, unit_rows
 from racer_core.encoder.hub import find_model
 from racer_core.encoder.huggingface import load_model, token_limit
-from racer_core.encoder.tokens import TextTokenizer, TokenizedText, limited
+from racer_core.encoder.tokens import TextTokenizer, TokenizedText, limited, padded
 from racer_core.errors import ArtifactError
 
 DTYPE: Final = "int8"
@@ -53,11 +53,13 @@ class OnnxEncoder:
             digest = digest_of(*(Path(folder, name) for name in _FILES))
             tokenizer: Any = Tokenizer.from_file(str(Path(folder, _TOKENIZER)))
             max_tokens = int(tokenizer.truncation["max_length"])
-            self._tokenizer = TextTokenizer(tokenizer)
+            self._tokenizer = TextTokenizer(tokenizer, folder)
             self._session: Any = runtime.InferenceSession(
                 Path(folder, _MODEL), _options(runtime), providers=["CPUExecutionProvider"]
             )
             self._width = int(self._session.get_outputs()[0].shape[-1])
+        except ArtifactError:
+            raise
         except Exception as exc:  # every library has errors of its own
             raise ArtifactError(
                 f"encoder {folder!r} must be a folder that `racer train --dtype int8` wrote: "
@@ -83,7 +85,8 @@ class OnnxEncoder:
         embeddings = np.zeros((len(texts), self._width), np.float32)
         tokenized = self.tokenized(texts)
         for row, text in zip(embeddings, tokenized, strict=True):
-            hidden = self._session.run([_OUTPUT], {_INPUT: text.ids[None]})[0][0]
+            ids, _ = padded([text], 0)
+            hidden = self._session.run([_OUTPUT], {_INPUT: ids})[0][0]
             row[:] = hidden[0] if self.spec.pooling == "cls" else hidden.mean(axis=0)
         truncated = np.array([text.truncated for text in tokenized], dtype=bool)
         return EncoderOutput(unit_rows(embeddings), truncated)
@@ -107,6 +110,7 @@ def export(name: str, folder: Path, *, max_tokens: int = 512) -> None:
     model, tokenizer = load_model(find_model(name), "float32")
     limit = token_limit(model, tokenizer, max_tokens)
     own = limited(tokenizer, limit)
+    TextTokenizer(own, name)  # refuses what the export could not serve
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="export-", dir=folder) as scratch, _silence():

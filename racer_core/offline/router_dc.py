@@ -25,6 +25,7 @@ from racer_core.encoder.base import Encoder, EncoderSpec, Forward
 from racer_core.encoder.hub import find_model
 from racer_core.encoder.huggingface import HuggingFaceEncoder, load_model, load_tokenizer
 from racer_core.encoder.pooling import pool
+from racer_core.encoder.tokens import TextTokenizer, limited, padded
 from racer_core.errors import InputError
 from racer_core.offline.clusters import cluster
 from racer_core.offline.contrastive import contrast, pick
@@ -80,26 +81,25 @@ class _DualModel(nn.Module):
         self._local = find_model(spec.name, spec.pin)
         model, tokenizer = load_model(self._local, "float32")
         self.encoder: Any = model
-        self._tokenizer: Any = tokenizer
+        self._tokenizer = TextTokenizer(limited(tokenizer, spec.max_tokens), spec.name)
+        self._padding: int = tokenizer.pad_token_id or 0
         keys = _stream(seed, _KEYS).standard_normal((candidates, self.encoder.config.hidden_size))
         self.keys = nn.Parameter(torch.from_numpy(keys).float() * _KEY_SCALE)
         self.to(spec.backend).train()  # a loaded model has dropout off
 
     def forward(self, texts: Sequence[str]) -> torch.Tensor:
         """Embeddings of length 1, shape (B, D)."""
-        limit = self._spec.max_tokens
-        inputs = self._tokenizer(
-            list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt"
-        ).to(self._spec.backend)
-        hidden = self.encoder(**inputs).last_hidden_state
-        return nn.functional.normalize(
-            pool(hidden, inputs["attention_mask"], self._spec.pooling), dim=1
+        ids, mask = (
+            torch.from_numpy(each).to(self._spec.backend)
+            for each in padded(self._tokenizer(texts), self._padding)
         )
+        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        return nn.functional.normalize(pool(hidden, mask, self._spec.pooling), dim=1)
 
     def save(self, folder: Path) -> None:
         """An ordinary Hugging Face folder."""
         self.encoder.save_pretrained(folder)
-        # A fresh tokenizer: one in use stores the padding and truncation of its last batch.
+        # A fresh tokenizer: the one in use truncates.
         load_tokenizer(self._local).save_pretrained(folder)
         for weights in folder.glob("*.safetensors"):
             weights.chmod(0o644)  # the gateway may run as another user than the training

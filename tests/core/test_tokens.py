@@ -25,10 +25,15 @@ def theirs(folder):
 
 @pytest.fixture(scope="module", params=["right", "left"])
 def both(request, tiny_encoder):
-    """Transformers' tokenizer and ours; texts are cut at either end."""
+    """Transformers' tokenizer and ours; texts are cut at either end.
+
+    Ours has a limit and padding of its own, as some tokenizer.json files do.
+    """
     reference, own = theirs(tiny_encoder), theirs(tiny_encoder)
     reference.truncation_side = own.truncation_side = request.param
-    return reference, TextTokenizer(limited(own, LIMIT))
+    own.backend_tokenizer.enable_truncation(4, stride=1)
+    own.backend_tokenizer.enable_padding(length=20)
+    return reference, TextTokenizer(limited(own, LIMIT), "tiny")
 
 
 @given(texts=TEXTS)
@@ -59,11 +64,34 @@ def test_texts_that_have_tokens_stay_the_same_objects(both):
                 assert np.array_equal(one.ids, other.ids)
 
 
+def test_padding_is_at_the_end_and_of_any_id(tiny_encoder):
+    """Also where transformers would pad in front, which would move the first token."""
+    tokenizer = theirs(tiny_encoder)
+    tokenizer.padding_side = "left"
+    short, long = TextTokenizer(limited(tokenizer, LIMIT), "tiny")(["a", "a b c"])
+    ids, mask = padded([short, long], 9)
+    assert ids.tolist() == [[*short.ids, 9, 9], list(long.ids)]
+    assert mask.tolist() == [[1, 1, 1, 0, 0], [1] * 5]
+
+
+def test_a_text_without_tokens_gets_one(tiny_encoder):
+    """A tokenizer without special tokens gives an empty text none, and no model takes none."""
+    tokenizer = theirs(tiny_encoder)
+    tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+    made = TextTokenizer(limited(tokenizer, LIMIT), "tiny")(["", "a b"])
+    assert [len(each.ids) for each in made] == [0, 2]
+    for batch, shape in ((made, (2, 2)), (made[:1], (1, 1))):
+        ids, mask = padded(batch, 0)
+        assert ids.shape == mask.shape == shape
+        assert (ids[0] == 0).all()
+        assert mask[0].sum() == 1
+
+
 def test_types_of_tokens_are_refused(tiny_encoder):
     """As XLNet's tokenizer marks its special tokens: no forward here would be told."""
     tokenizer = theirs(tiny_encoder)
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A [CLS]:2", special_tokens=[("[CLS]", 2)]
     )
-    with pytest.raises(ArtifactError, match="choose another encoder"):
-        TextTokenizer(limited(tokenizer, LIMIT))
+    with pytest.raises(ArtifactError, match=r"'tiny'.*train with another encoder"):
+        TextTokenizer(limited(tokenizer, LIMIT), "tiny")

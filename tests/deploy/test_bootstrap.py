@@ -57,8 +57,10 @@ def test_compose_runs_the_command_before_its_own_gateway() -> None:
     assert SERVICE["depends_on"] == {"gateway": {"condition": "service_healthy"}}
     assert "profiles" in SERVICE, "it would run at every `up`"
     own, gateway = compose.mounts(SERVICE), compose.mounts()
-    config = str(options["config"])
-    assert own[config] == gateway[config]
+    folder = str(options["config"].parent)
+    assert own[folder] == gateway[folder]
+    (started,) = [each for each in compose.GATEWAY["command"] if each.startswith("--config=")]
+    assert started == f"--config={options['config']}"
     assert own[str(options["queries"])]["source"] == "${RACER_QUESTIONS:-./questions.jsonl}"
 
 
