@@ -19,7 +19,7 @@ from app.routing.scorer import ScoredQuery, put, room_for
 from racer_core.errors import RacerError
 from racer_core.trained_router import RouterScores
 
-_PIECE: Final = 64  # rows of a calibration that go to a replica together
+_PIECE: Final = 64  # rows of a calibration in a call: few, so that replicas share small ones too
 _AHEAD: Final = 4  # pieces in flight, so that several replicas share them
 
 
