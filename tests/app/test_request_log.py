@@ -20,6 +20,7 @@ from app.services import Drain
 from app.telemetry import logs
 from app.telemetry.metrics import Metrics
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, user
+from tests.support.waiting import wait_until
 from tests.upstreams.scripted import FakePool
 
 CANARY = "CANARY-7f3a91"
@@ -36,6 +37,11 @@ def accesses(stream: io.StringIO) -> list[dict[str, Any]]:
     return [line for line in lines(stream) if line["logger"] == "app.access"]
 
 
+def written(stream: io.StringIO, requests: int) -> None:
+    """Wait for the lines of all requests: each is written after its answer."""
+    wait_until(lambda: stream.getvalue().count('"app.access"') >= requests)
+
+
 def test_a_request_is_one_line(gateway: Gateway) -> None:
     """Time, route template, status, duration, key name, decision: enough to find it again."""
     stream = io.StringIO()
@@ -45,6 +51,7 @@ def test_a_request_is_one_line(gateway: Gateway) -> None:
         client.get("/calibrations", headers={"authorization": f"Bearer {ADMIN_KEY}"})
         client.get("/v1/models", headers={"authorization": "Bearer wrong"})
         client.get("/nothing/here")
+        written(stream, 5)
     routed, *others = accesses(stream)
     assert routed["request_id"] == "mine-1"
     assert routed["decision_id"] == response.json()["decision_id"]
@@ -79,6 +86,7 @@ def test_nothing_that_was_sent_is_written(
 
         monkeypatch.setattr(RoutingService, "route", broken)
         assert client.post("/v1/chat/completions", json=body).status_code == 500
+        written(stream, 4)
     failures = [line for line in lines(stream) if "exception" in line]
     assert [line["exception"] for line in failures] == ["RuntimeError"]
     assert any(frame.startswith("app/answering/service.py:") for frame in failures[0]["frames"])
