@@ -404,23 +404,36 @@ def verdict(
     ]
 
 
+def taken(document: Mapping[str, Any]) -> str:
+    """Where, when and how; without a full stop."""
+    about = document["manifest"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
+    return (
+        f"`{about['command']}` at {about['commit'] or 'an unknown commit'}, "
+        f"{about['taken_at'][:10]}: {about['device']}, driver {about['driver'] or 'none'}, CUDA "
+        f"{about['cuda'] or 'none'}, {versions}; {len(document['rounds'])} rounds"
+    )
+
+
+def rehearsal(document: Mapping[str, Any]) -> list[str]:
+    """The warning of a rehearsal, as lines."""
+    warning = ["**A rehearsal: its figures say nothing of a GPU.**", ""]
+    return warning if document["manifest"]["rehearsal"] else []
+
+
 def markdown(document: Mapping[str, Any]) -> str:
     """What it ran on, the verdict, latencies, rates, and agreement."""
-    about, speed = document["manifest"], document["figures"]
+    speed = document["figures"]
     rate = statistics.median(each["flops_per_s"] for each in document["rounds"]) / 1e12
-    versions = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
     shapes = " | ".join(speed[EXACT])
     judged = "{aim} | {seen:.3g} | {bound} | {said}"
     took = "{p50_ms:.2f}, {p95_ms:.2f}"
     rates = "{queries_per_s:,.0f} ({share_of_matrix_rate:.0%})"
     agreed = "{cosine_distance_mean:.1e} | {cosine_distance_max:.1e} | {same_sets:.1%} | {size:.2f}"
     lines = [
-        f"`{about['command']}` at {about['commit'] or 'an unknown commit'}, "
-        f"{about['taken_at'][:10]}: {about['device']}, driver {about['driver'] or 'none'}, CUDA "
-        f"{about['cuda'] or 'none'}, {versions}; {len(document['rounds'])} rounds. A large product "
-        f"in bfloat16 runs at {rate:.3g} TFLOP/s.",
+        f"{taken(document)}. A large product in bfloat16 runs at {rate:.3g} TFLOP/s.",
         "",
-        *["**A rehearsal: its figures say nothing of a GPU.**", ""] * about["rehearsal"],
+        *rehearsal(document),
         *_table("aim | seen | aimed at | ", map(judged.format_map, document["verdict"])),
         *_table(f"p50, p95, ms | {shapes}", _by_shape(took, speed)),
         *_table(f"queries/s (of the matrix rate) | {shapes}", _by_shape(rates, speed)),

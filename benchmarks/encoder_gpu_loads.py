@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import DebertaV2Config
 
-from benchmarks.encoder_gpu import FULL, QUICK, manifest, named, repeated, wait
+from benchmarks.encoder_gpu import FULL, QUICK, manifest, named, rehearsal, repeated, taken, wait
 from benchmarks.word_encoder import WORDS, made
 from racer_core.encoder.batches import Shape, shapes
 from racer_core.encoder.huggingface import HuggingFaceEncoder
@@ -98,13 +98,13 @@ def _taken(device: str) -> int:
 
 
 def text(tokens: int, seed: int = 0) -> str:
-    """Of so many tokens, the two special ones included."""
+    """A text of this number of tokens, the two special ones included."""
     numbers = np.random.default_rng(seed).integers(WORDS, size=max(tokens - 2, 0))
     return " ".join(f"w{number}" for number in numbers)
 
 
 def queries(seed: int, count: int, most: int) -> list[str]:
-    """Of mixed lengths up to ``most``."""
+    """Texts of mixed lengths, of ``most`` tokens at most."""
     drawn = np.random.default_rng(seed).lognormal(np.log(MEDIAN), SPREAD, count)
     return [text(int(tokens), at) for at, tokens in enumerate(np.clip(drawn, 4, most))]
 
@@ -147,18 +147,14 @@ def mixed(encoder: HuggingFaceEncoder, texts: Sequence[str]) -> dict[str, float]
 
 def markdown(document: Mapping[str, Any]) -> str:
     """What it ran on, and a row for each forward."""
-    about = document["manifest"]
-    versions = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
     head = (
         "forward, bfloat16", "opened in, s", "GPU memory, GiB", "mixed lengths, queries/s",
         "one query, p50, p95, ms", "a batch, ms", "1,000 tokens, ms", "a batch, in tokens",
     )  # fmt: skip
     lines = [
-        f"`{about['command']}` at {about['commit'] or 'an unknown commit'}, "
-        f"{about['taken_at'][:10]}: {about['device']}, driver {about['driver'] or 'none'}, CUDA "
-        f"{about['cuda'] or 'none'}, {versions}; {len(document['rounds'])} rounds.",
+        f"{taken(document)}.",
         "",
-        *["**A rehearsal: its figures say nothing of a GPU.**", ""] * about["rehearsal"],
+        *rehearsal(document),
         f"| {' | '.join(head)} |",
         f"| {' | '.join(['---'] * len(head))} |",
     ]
