@@ -15,11 +15,11 @@ from app.access.budget_metrics import BudgetMetrics
 from app.access.budgets import Budgets
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
+from app.access.typical_usage import TypicalUsage
 from app.answering.answer_cache import AnswerCaches
 from app.answering.chat_services import ChatServices
 from app.answering.costs import Costs
 from app.answering.evidence import EvidenceChecks
-from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.shadow_calls import ShadowCalls
 from app.answering.spending import Spending
@@ -31,29 +31,29 @@ from app.calibrations.sampled_scores import SampledScores
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.thinning import RateInForce
 from app.errors import StoreUnavailable
-from app.monitoring.answer_calibrator import AnswerCalibrator
-from app.monitoring.checker import Checkers
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_statistics import DecisionStatistics
+from app.judging.math_pool import DEADLINE_S, MathPool
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
 from app.monitoring.population_digests import are_read_alike, population_digests
-from app.monitoring.rechecks import Rechecks
-from app.monitoring.sample_store import SampleStore
-from app.monitoring.sampler import SamplerOptions
-from app.monitoring.typical_usage import TypicalUsage
+from app.monitoring.samples.checker import Checkers
+from app.monitoring.samples.rechecks import Rechecks
+from app.monitoring.samples.sampler import SamplerOptions
+from app.monitoring.samples.store import SampleStore
 from app.reload import Load, Reload
 from app.routing.active_calibration import ActiveCalibration
-from app.routing.answer_calibrations import AnswerCalibrations, answer_setup
 from app.routing.applications import Applications
 from app.routing.artifact import LoadedRouter, open_racer, open_trained
-from app.routing.artifact_archive import fetch
+from app.routing.artifact_files import fetch
 from app.routing.calibration_copy import CalibrationCopies, CalibrationCopy
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
-from app.routing.encoder_client import EncoderClient
+from app.routing.encoder_process import EncoderClient
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.groups import Grouping
+from app.routing.rounds_plan import AnswerCalibrations, answer_setup
 from app.routing.scorer import RouterBackend
+from app.same_answer.calibrator import AnswerCalibrator
 from app.services import PARTS, Drain, RouterServices, Services, StoreServices
 from app.settings import Secrets, Settings
 from app.store import KeyPurpose, Store

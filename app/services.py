@@ -9,6 +9,7 @@ from typing import Final, Literal, Protocol, get_args
 from app.access.api_keys import KeyRing
 from app.access.budgets import Budgets
 from app.access.quotas import Quotas
+from app.access.typical_usage import TypicalUsage
 from app.answering.chat_services import ChatServices
 from app.answering.costs import Costs
 from app.answering.named_candidate import NamedCandidateService
@@ -18,10 +19,8 @@ from app.answering.token_count import TokenCounter
 from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
-from app.monitoring.answer_calibrator import AnswerCalibrator
 from app.monitoring.answer_progress import rows_needed
 from app.monitoring.monitor import Monitor
-from app.monitoring.typical_usage import TypicalUsage
 from app.reload import Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
@@ -30,6 +29,7 @@ from app.routing.calibration_sync import CalibrationSync
 from app.routing.canary import Canary
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
+from app.same_answer.calibrator import AnswerCalibrator
 from app.settings import DEFAULT, Secrets, Settings
 from app.store import Store
 from app.telemetry.metrics import Metrics

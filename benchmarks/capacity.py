@@ -19,7 +19,7 @@ from typing import Any
 import rig
 from verdict import Arm, table, typical
 
-from app.monitoring.drift import FLUSH_S
+from app.monitoring.drift.alarms import FLUSH_S
 from app.store.engine import SHARED_STATE_THREADS, THREADS
 from racer_core.offline.report.canvas import LAW, Canvas
 

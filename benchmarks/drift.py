@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.monitoring import drift_statistics
-from app.monitoring.drift_statistics import CRITICAL_SCORE, EMBEDDING, RISK, UNLABELLED
+from app.monitoring.drift import statistics as drift_statistics
+from app.monitoring.drift.statistics import CRITICAL_SCORE, EMBEDDING, RISK, UNLABELLED
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.martingales import UpwardMartingale
 from racer_core.calibration.monitoring import DriftState

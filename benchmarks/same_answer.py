@@ -19,7 +19,7 @@ from answer_sets import ALPHAS, Numbers, RecordedRows, law, means, options, publ
 from verdict import table
 
 import racer_core as rc
-from app.monitoring.answer_watch import level_of
+from app.same_answer.alarms import level_of
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold

@@ -28,13 +28,13 @@ from verdict import Goal, aims, table
 
 from app.access import quota_leases
 from app.access.quotas import Limit
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_store import DecisionStore
-from app.monitoring.decision_writer import BATCH
-from app.monitoring.drift import DriftMonitor
-from app.monitoring.drift_store import DriftStore
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.store import DecisionStore
+from app.monitoring.decisions.writer import BATCH
+from app.monitoring.drift.alarms import DriftMonitor
+from app.monitoring.drift.populations import MonitoredCalibration
+from app.monitoring.drift.store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
-from app.monitoring.populations import MonitoredCalibration
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import Conditions

@@ -17,11 +17,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.answering.evaluator import UNRATED, Ratings
+from app.access.typical_usage import TypicalUsage
 from app.answering.request_cost import CallCost, CallsCost, RequestCost
 from app.answering.token_usage import TokenMeter, prompt_tokens, written_tokens
 from app.errors import UpstreamError
-from app.monitoring.typical_usage import TypicalUsage
+from app.judging.evaluator import UNRATED, Ratings
 from app.routing.decision import CertifiedDecision
 from app.upstream.failures import may_be_charged
 from app.upstream.reply import Reply

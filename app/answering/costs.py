@@ -8,9 +8,9 @@ from typing import Any, Self
 import numpy as np
 from cachetools import LRUCache
 
+from app.access.typical_usage import TypicalUsage
 from app.answering.cost_meter import CostMeter
 from app.answering.request_cost import RequestCost
-from app.monitoring.typical_usage import TypicalUsage
 from app.routing.decision import CertifiedDecision
 from app.settings import Settings
 from app.store.calibration_record import CalibrationRecord

@@ -10,7 +10,7 @@ from app.answering.outcome import Outcome
 from app.answering.request import RequestState
 from app.answering.shadow_calls import ShadowCall, ShadowCalls
 from app.answering.token_usage import answer_tokens, prompt_tokens
-from app.monitoring.decision_record import DecisionRecord, RequestEnd
+from app.monitoring.decisions.record import DecisionRecord, RequestEnd
 from app.monitoring.monitor import Monitor
 from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision

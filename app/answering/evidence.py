@@ -18,12 +18,12 @@ from typing import Any, Final, Protocol, Self, cast
 
 from prometheus_client import Counter
 
-from app.answering.rater import Rater
 from app.answering.request import InferenceRequest
 from app.errors import CheckerUnavailable, SettingsError, UpstreamError, UpstreamOverloaded
-from app.monitoring.checker import checker_document
-from app.monitoring.checker_calls import CheckerCall, FunctionChecker, UrlChecker
+from app.judging.checker_calls import CheckerCall, FunctionChecker, UrlChecker
+from app.judging.rater import Rater
 from app.monitoring.failure_warnings import FailureWarnings
+from app.monitoring.samples.checker import checker_document
 from app.settings import EvaluatorModel, Evidence, Secrets, Settings
 from app.settings.evidence import judge_name
 from app.upstream.fleet import Fleet

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from app.answering.evaluator import UNRATED, Evaluator
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome
 from app.answering.request import RequestState
 from app.errors import NoAnswerError, UpstreamError
+from app.judging.evaluator import UNRATED, Evaluator
 from app.telemetry.tracing import Tracer
 
 REFUSAL: Final = (

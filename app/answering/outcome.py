@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from app.answering.evaluator import UNRATED, Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
 from app.answering.request_cost import RequestCost
-from app.monitoring.decision_record import RequestEnd
-from app.monitoring.shadow_sample import ConversationTurn
+from app.judging.evaluator import UNRATED, Ratings
+from app.monitoring.decisions.record import RequestEnd
+from app.monitoring.samples.draw import ConversationTurn
 from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision
 from app.routing.premises import failure_reasons

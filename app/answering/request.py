@@ -11,7 +11,7 @@ from app.answering.answer_cache import CacheSlot
 from app.answering.cost_meter import CostMeter
 from app.answering.rounds import Rounds, RoundsVote
 from app.answering.vote import Vote
-from app.monitoring.shadow_sample import ConversationTurn
+from app.monitoring.samples.draw import ConversationTurn
 from app.routing.decision import CertifiedDecision
 from app.routing.reasons import Reason
 from app.routing.request import RoutingRequest

@@ -19,13 +19,13 @@ from app.answering.vote import Vote
 from app.errors import Abstained
 from app.ids import IdGenerator
 from app.monitoring.monitor import Monitor
-from app.monitoring.sampler import Sampler
-from app.monitoring.shadow_sample import ConversationTurn
+from app.monitoring.samples.draw import ConversationTurn
+from app.monitoring.samples.sampler import Sampler
 from app.routing.decision import CertifiedDecision
 from app.routing.reasons import Remark
 from app.routing.request import Routing, RoutingRequest
 from app.routing.risk_levels import RiskLevels
-from app.routing.same_answer import SameAnswerRouting
+from app.same_answer.routing import SameAnswerRouting
 from app.settings import Settings
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.stacked import StackedVote

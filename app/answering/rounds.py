@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
-from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.usual_latency import UsualLatencies
 from app.answering.vote import Vote
-from app.routing.answer_calibrations import RoundsPlan
+from app.judging.evaluator import Ratings
 from app.routing.answer_guarantee import MadeCalls
 from app.routing.decision import CertifiedDecision
 from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
+from app.routing.rounds_plan import RoundsPlan
 from app.upstream.reply import Reply
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.semantic import Meaning

@@ -14,7 +14,6 @@ from app.answering.answer_forms import AnswerReader
 from app.answering.costs import Costs
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
-from app.answering.evaluator import Evaluator
 from app.answering.evidence import EvidenceChecks
 from app.answering.fan_out import FanOutResult
 from app.answering.merge import Merger
@@ -27,11 +26,12 @@ from app.answering.spending import Spending
 from app.answering.streaming import OpenStream, Streaming, repeated_stream, whole_stream
 from app.answering.usual_latency import UsualLatencies
 from app.errors import UpstreamError
-from app.monitoring.decision_record import RequestEnd
+from app.judging.evaluator import Evaluator
+from app.monitoring.decisions.record import RequestEnd
 from app.monitoring.monitor import Monitor
 from app.routing.request import Routing, RoutingRequest
 from app.routing.risk_levels import RiskLevels
-from app.routing.same_answer import SameAnswerRouting
+from app.same_answer.routing import SameAnswerRouting
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer

@@ -24,7 +24,7 @@ from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, StoreError, UpstreamError
 from app.json_output import dump_json
 from app.monitoring.monitor import Monitor
-from app.monitoring.sample_record import Sample, SampledExchange
+from app.monitoring.samples.record import Sample, SampledExchange
 from app.settings import Settings
 from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply

@@ -19,7 +19,7 @@ from app.answering.stream_recording import StreamRecording
 from app.answering.token_usage import TokenMeter
 from app.concurrency.background_stream import BackgroundStream
 from app.errors import UpstreamError
-from app.monitoring.decision_record import RequestEnd
+from app.monitoring.decisions.record import RequestEnd
 from app.settings import Settings
 from app.upstream.reply import Reply
 from app.wire.event_template import Piece, TextEvent, parsed

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.answering.answer_forms import AnswerReader
-from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
+from app.judging.evaluator import Ratings
 from app.settings import Aggregation
 from app.upstream.reply import Reply
 from racer_core.aggregation import early

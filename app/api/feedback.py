@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.caller import caller_of
 from app.api.openapi import BODY, KEYED, errors
-from app.monitoring.feedback import verdicts_as_json
+from app.monitoring.decisions.feedback import verdicts_as_json
 from app.route_table import JsonBody, Routes
 from app.services import Services
 from app.wire import bodies

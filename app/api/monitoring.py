@@ -13,7 +13,7 @@ from app.api.caller import caller_of
 from app.api.feedback import MAX_BYTES, DecisionId
 from app.api.openapi import BODY, KEYED, content, errors
 from app.errors import NotFound
-from app.monitoring.feedback import verdicts_as_json
+from app.monitoring.decisions.feedback import verdicts_as_json
 from app.route_table import JsonBody, Routes
 from app.services import Services
 from app.settings import DEFAULT, Settings

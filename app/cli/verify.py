@@ -63,7 +63,7 @@ def verify(
 
 def _from_store(decision_id: str, config: Path) -> dict[str, Any]:
     from app.monitoring import verification
-    from app.monitoring.decision_store import DecisionStore
+    from app.monitoring.decisions.store import DecisionStore
     from app.store import Store
 
     configured, secrets = settings.load(config)

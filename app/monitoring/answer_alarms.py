@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from threading import Lock
 
-from app.monitoring.answer_rows import AnswerRows, AnswerSample
-from app.monitoring.answer_watch import AnswerBets, AnswerWatch, level_of
-from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms
+from app.routing.rounds_plan import AnswerCalibrations, RoundsTerms
+from app.same_answer.alarms import AnswerBets, AnswerWatch, level_of
+from app.same_answer.rows import AnswerRows, AnswerSample
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 
 log = logging.getLogger(__name__)

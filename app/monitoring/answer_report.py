@@ -8,13 +8,13 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from app.monitoring.answer_calibration import comparable_terms
 from app.monitoring.answer_evidence import UNPRICED
 from app.monitoring.answer_progress import expected_at, rows_needed
-from app.monitoring.answer_rows import AnswerRows
 from app.monitoring.answer_schedule import Attempt
-from app.monitoring.answer_watch import AnswerWatch
-from app.routing.answer_calibrations import AnswerCalibrations, age_of
+from app.routing.rounds_plan import AnswerCalibrations, age_of
+from app.same_answer.alarms import AnswerWatch
+from app.same_answer.calibration import comparable_terms
+from app.same_answer.rows import AnswerRows
 from app.settings import ANSWERABLE, VOTE, SameAnswer, Settings
 from racer_core.errors import InputError
 

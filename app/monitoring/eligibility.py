@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from app.monitoring.decision_record import (
-    DecisionRecord,
-    are_answered_like_rows,
-    are_like_rows,
-)
-from app.monitoring.populations import MonitoredCalibration, MonitoredPopulation
+from app.monitoring.decisions.record import DecisionRecord, are_answered_like_rows, are_like_rows
+from app.monitoring.drift.populations import MonitoredCalibration, MonitoredPopulation
 from app.routing.decision import ChosenBy
 
 

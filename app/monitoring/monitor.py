@@ -19,27 +19,29 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from app.errors import NotFound, StoreError
-from app.monitoring import drift_statistics, eligibility, risk_report
-from app.monitoring.answer_watch import AnswerWatch
-from app.monitoring.canary_watch import CanaryWatch
-from app.monitoring.checker import Checkers
-from app.monitoring.decision_record import DecisionRecord, are_like_rows
-from app.monitoring.decision_statistics import DecisionStatistics
-from app.monitoring.decision_store import DecisionStore, StoredDecision
-from app.monitoring.decision_writer import DecisionWriter
-from app.monitoring.drift import DriftMonitor
-from app.monitoring.drift_store import DriftStore
-from app.monitoring.feedback import Feedback
-from app.monitoring.housekeeping import Housekeeping
+from app.monitoring import eligibility
+from app.monitoring.decisions.feedback import Feedback
+from app.monitoring.decisions.housekeeping import Housekeeping
+from app.monitoring.decisions.record import DecisionRecord, are_like_rows
+from app.monitoring.decisions.seen_queries import SeenQueries
+from app.monitoring.decisions.statistics import DecisionStatistics
+from app.monitoring.decisions.store import DecisionStore, StoredDecision
+from app.monitoring.decisions.writer import DecisionWriter
+from app.monitoring.drift import risk as risk_report
+from app.monitoring.drift import statistics as drift_statistics
+from app.monitoring.drift.alarms import DriftMonitor
+from app.monitoring.drift.canary import CanaryWatch
+from app.monitoring.drift.populations import NO_APPLICATION, MonitoredCalibration
+from app.monitoring.drift.store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
-from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
-from app.monitoring.sample_record import Sample
-from app.monitoring.sampler import Sampler, SamplerOptions
-from app.monitoring.seen_queries import SeenQueries
+from app.monitoring.samples.checker import Checkers
+from app.monitoring.samples.record import Sample
+from app.monitoring.samples.sampler import Sampler, SamplerOptions
 from app.monitoring.sequence_verification import SequenceVerification
 from app.monitoring.verification import Verification, recompute
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.reasons import Reason
+from app.same_answer.alarms import AnswerWatch
 from app.settings import Secrets, Settings
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
@@ -152,7 +154,7 @@ class Monitor:
     def show_answers(
         self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool
     ) -> None:
-        """As :class:`app.monitoring.answer_calibrator.Show`."""
+        """As :class:`app.same_answer.calibrator.Show`."""
         share = watch.differing / watch.sampled if watch.sampled else 0.0
         self._metrics.show_answers(
             application,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.monitoring.decision_record import DecisionRecord
-from app.routing.answer_calibrations import RoundsPlan, RoundsTerms, fitted
+from app.monitoring.decisions.record import DecisionRecord
 from app.routing.answer_guarantee import AnswerGuarantee, MadeCalls
+from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted
 from app.store.answer_calibrations import AnswerCalibrationRecord
 from racer_core.sequential.serving import CalledRound, CallSequence, StopReason
 from racer_core.sequential.verdicts import NO_VERDICT

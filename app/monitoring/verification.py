@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.errors import NotFound
-from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.sequence_verification import SequenceVerification, verify_sequence
 from app.routing.decision import ChosenBy
 from app.routing.groups import GroupedRows

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.errors import NoRouter, SettingsError
-from app.routing.artifact_archive import fetch
+from app.routing.artifact_files import fetch
 from app.routing.scorer import RouterBackend
 from app.settings import Settings
 from racer_core import artifacts

@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from app.json_output import dump_json
-from app.routing.answer_calibrations import RoundsPlan
 from app.routing.applications import Membership
 from app.routing.certificate import ServedCertificate
 from app.routing.conversations import ConversationTerms
 from app.routing.reasons import Reason, Remark
+from app.routing.rounds_plan import RoundsPlan
 from app.routing.scorer import ScoredQuery
 from app.store.calibration_record import CalibrationRecord
 from racer_core.types import RoutingDecision

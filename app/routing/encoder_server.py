@@ -29,7 +29,7 @@ _AT_ONCE: Final = 1024  # calls of one gateway; further ones are read later
 
 
 class EncoderServer:
-    """Answers the calls of :class:`app.routing.encoder_client.EncoderClient`.
+    """Answers the calls of :class:`app.routing.encoder_process.EncoderClient`.
 
     Args:
         scoring: Computes scores and embeddings.

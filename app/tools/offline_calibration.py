@@ -17,7 +17,7 @@ from app.calibrations.carried import FILE
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.upload import from_file
 from app.errors import ConfirmNeeded, LimitNotKept
-from app.monitoring.decision_statistics import DecisionStatistics
+from app.monitoring.decisions.statistics import DecisionStatistics
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.artifact import open_racer
 from app.routing.calibration_sync import CalibrationSync

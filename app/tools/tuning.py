@@ -19,8 +19,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from ruamel.yaml.error import YAMLError
 
-from app.answering.evaluator import Evaluator, Ratings
 from app.errors import SettingsError, UpstreamError
+from app.judging.evaluator import Evaluator, Ratings
 from app.settings import VOTE, Aggregation, SameAnswer, Secrets, Settings
 from app.settings.editing import Change, parse, update_section
 from app.telemetry.metrics import Metrics

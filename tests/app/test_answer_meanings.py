@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from app.monitoring.decision_store import DecisionStore
+from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.sequence_verification import verify_sequence
-from app.routing.answer_calibrations import RoundsTerms, answer_setup, fitted
 from app.routing.conditions import ConditionReader
+from app.routing.rounds_plan import RoundsTerms, answer_setup, fitted
 from app.store import Store
 from app.store.answer_calibrations import AnswerCalibrationStore
 from racer_core.aggregation.answers import Equality

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
-from app.monitoring import answer_calibrator
+from app.same_answer import calibrator as answer_calibrator
 from app.settings import Settings
 from racer_core.calibration.threshold import allowed_misses
 from tests.support.gateway import ADMIN_KEY, Gateway, Serve, error_message

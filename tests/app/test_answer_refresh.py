@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.access.typical_usage import TypicalUsage
 from app.errors import StoreError
-from app.monitoring import answer_calibration, answer_rows
-from app.monitoring.answer_calibrator import AnswerCalibrator
-from app.monitoring.answer_rows import AnswerRows, AnswerSample
 from app.monitoring.answer_schedule import Attempt, samples_wanted
-from app.monitoring.answer_watch import AnswerWatch, level_of
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_store import DecisionStore
-from app.monitoring.typical_usage import TypicalUsage
-from app.routing.answer_calibrations import Staleness
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.store import DecisionStore
 from app.routing.decision import ChosenBy
+from app.routing.rounds_plan import Staleness
+from app.same_answer import calibration as answer_calibration
+from app.same_answer import rows as answer_rows
+from app.same_answer.alarms import AnswerWatch, level_of
+from app.same_answer.calibrator import AnswerCalibrator
+from app.same_answer.rows import AnswerRows, AnswerSample
 from app.settings import Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationStore, AnswerCalibrationSummary

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.monitoring import answer_calibrator, answer_rows
+from app.same_answer import calibrator as answer_calibrator
+from app.same_answer import rows as answer_rows
 from tests.support.gateway import ADMIN_KEY, Gateway, Serve
 from tests.support.same_answer import configured, talk
 from tests.support.samples import sampled

@@ -22,8 +22,8 @@ import pytest
 
 from app import settings
 from app.errors import SettingsError
-from app.routing import artifact_archive
-from app.routing.artifact_archive import download, fetch, unpack
+from app.routing import artifact_files as artifact_archive
+from app.routing.artifact_files import download, fetch, unpack
 from app.settings.remote_artifact import RemoteArtifact
 from racer_core import artifacts
 from racer_core.errors import ArtifactError

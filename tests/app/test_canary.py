@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from app.errors import Conflict
-from app.monitoring import housekeeping
-from app.monitoring.decision_store import DecisionStore
+from app.monitoring.decisions import housekeeping
+from app.monitoring.decisions.store import DecisionStore
 from app.routing.canary import Canary
 from app.store import CanaryTerms, Store, StoredCanary
 from app.store.tables import WatchRow

@@ -22,10 +22,10 @@ from pydantic import SecretStr
 
 from app import settings
 from app.errors import SettingsError, StoreFull
-from app.monitoring import checker
-from app.monitoring.checker import ATTEMPTS, Checkers
-from app.monitoring.rechecks import Rechecks
-from app.monitoring.sample_record import SampledDecision, SampledExchange
+from app.monitoring.samples import checker
+from app.monitoring.samples.checker import ATTEMPTS, Checkers
+from app.monitoring.samples.rechecks import Rechecks
+from app.monitoring.samples.record import SampledDecision, SampledExchange
 from app.settings import Secrets, Settings
 from racer_core.types import CallRecord
 from tests.support.waiting import eventually

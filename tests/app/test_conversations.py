@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.monitoring.sample_record import Sample, SampledDecision, SampledExchange
-from app.monitoring.shadow_sample import ConversationTurn, conversation_turn
+from app.monitoring.samples.draw import ConversationTurn, conversation_turn
+from app.monitoring.samples.record import Sample, SampledDecision, SampledExchange
 from racer_core.calibration.loss_curve import SCALE, LossCurve
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.records.units import cluster_units, one_per_unit

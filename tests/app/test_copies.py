@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring.drift_statistics import SET_SIZE, STREAMS, new_drift_state
+from app.monitoring.drift.statistics import SET_SIZE, STREAMS, new_drift_state
 from app.store.calibration_record import CalibrationRecord
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RowsKind

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.json_output import dump_json
-from app.monitoring.decision_record import DecisionRecord, RequestEnd
+from app.monitoring.decisions.record import DecisionRecord, RequestEnd
 from app.routing.answer_guarantee import AnswerGuarantee
 from app.routing.decision import ChosenBy, RoutingRecord
 from app.routing.reasons import Remark

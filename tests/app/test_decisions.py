@@ -18,12 +18,12 @@ import pytest
 from sqlalchemy import select
 
 from app.errors import NotFound, StoreError, StoreFull
-from app.monitoring import decision_statistics
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_statistics import DecisionStatistics
-from app.monitoring.decision_store import DecisionStore
-from app.monitoring.decision_writer import DecisionWriter
-from app.monitoring.sample_store import SampleStore
+from app.monitoring.decisions import statistics as decision_statistics
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.statistics import DecisionStatistics
+from app.monitoring.decisions.store import DecisionStore
+from app.monitoring.decisions.writer import DecisionWriter
+from app.monitoring.samples.store import SampleStore
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
 from racer_core.calibration.shadow import sampling_number

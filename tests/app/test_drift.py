@@ -19,8 +19,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.access.api_keys import Caller
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.drift_statistics import JUDGED, STREAMS, UNLABELLED
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.drift.statistics import JUDGED, STREAMS, UNLABELLED
 from app.monitoring.monitor import Monitor
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.service import RoutingService

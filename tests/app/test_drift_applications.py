@@ -18,11 +18,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.access.api_keys import Caller
-from app.monitoring import drift_statistics, risk_report
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.drift_statistics import JUDGED, STREAMS, UNLABELLED
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.drift import risk as risk_report
+from app.monitoring.drift import statistics as drift_statistics
+from app.monitoring.drift.populations import MonitoredCalibration
+from app.monitoring.drift.statistics import JUDGED, STREAMS, UNLABELLED
 from app.monitoring.monitor import Monitor
-from app.monitoring.populations import MonitoredCalibration
 from app.settings import key_format
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord

@@ -21,8 +21,8 @@ import pytest
 
 from app.errors import Overloaded, SettingsError, TooLarge
 from app.routing import encoder_frames
-from app.routing.encoder_client import EncoderClient
 from app.routing.encoder_frames import packed, receive
+from app.routing.encoder_process import EncoderClient
 from app.routing.encoder_server import EncoderServer, listening
 from app.routing.encoder_worker import EncoderWorker
 from app.telemetry.metrics import Metrics

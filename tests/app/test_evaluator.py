@@ -16,9 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app import settings
-from app.answering.evaluator import Evaluator, Ratings
 from app.answering.evaluator_prompt import prompt, quoted, read
 from app.errors import SettingsError, UpstreamError, UpstreamUnavailable
+from app.judging.evaluator import Evaluator, Ratings
 from app.telemetry.metrics import Metrics
 from app.upstream.completions import Completion
 from app.upstream.fleet import Fleet

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.monitoring import drift_statistics
+from app.monitoring.drift import statistics as drift_statistics
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.answering.math_process import MAX_WORKERS, MathPool
+from app.judging.math_pool import MAX_WORKERS, MathPool
 
 # Gives back what it is told, a hundred times over where it is told so, or never answers.
 WORKER = """
@@ -168,7 +168,7 @@ def test_the_math_worker_has_limits_and_no_key(monkeypatch: pytest.MonkeyPatch) 
         pool = MathPool(10, max_workers=1)
         try:
             assert await pool.form("1/2") == "1/2"
-            return _environment_and_limits("app.answering.math_worker")
+            return _environment_and_limits("app.judging.math_worker")
         finally:
             await pool.close()
 

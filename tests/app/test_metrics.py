@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import StoreFull
-from app.monitoring.decision_store import DecisionStore
+from app.monitoring.decisions.store import DecisionStore
 from app.telemetry.loop_lag import EVERY_S, LoopLag
 from app.telemetry.metrics import Metrics
 from tests.support.fleets import CHAT, asking, opened, soon

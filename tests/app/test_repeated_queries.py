@@ -16,8 +16,8 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, event, make_url
 
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_store import DecisionStore
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.store import DecisionStore
 from app.store import Store
 from app.store.tables import DecisionRow
 from tests.support.databases import Postgres

@@ -11,7 +11,7 @@ import pytest
 
 from app.answering import rounds as answering_rounds
 from app.answering import usual_latency
-from app.routing.answer_calibrations import AnswerCalibrations, RoundsTerms, fitted
+from app.routing.rounds_plan import AnswerCalibrations, RoundsTerms, fitted
 from app.settings import key_format
 from tests.support.gateway import ADMIN_KEY, Gateway, Serve, error_message, user
 from tests.support.same_answer import NAMES, activate, classes, configured

@@ -17,9 +17,9 @@ from app.answering.rounds import LEAST_S, Rounds, RoundsVote
 from app.answering.usual_latency import KEPT, UsualLatencies
 from app.answering.vote import Vote
 from app.errors import UpstreamError, UpstreamRejected
-from app.monitoring.decision_record import DecisionRecord
-from app.routing.answer_calibrations import RoundsPlan
+from app.monitoring.decisions.record import DecisionRecord
 from app.routing.answer_guarantee import AnswerGuarantee
+from app.routing.rounds_plan import RoundsPlan
 from app.settings import Aggregation
 from app.upstream.reply import Reply
 from app.wire.format import Choice

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from app import settings
-from app.monitoring import answer_calibrator
 from app.monitoring.answer_evidence import UNPRICED
+from app.same_answer import calibrator as answer_calibrator
 from racer_core.aggregation.vote import Method, aggregate
 from racer_core.types import CandidateAnswer
 from tests.support.gateway import (

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import select, update
 
 from app.errors import NotFound, SettingsError, StoredRequestsUnreadable
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_store import DecisionStore
-from app.monitoring.sample_record import Sample, SampledExchange
-from app.monitoring.sample_store import SampleStore
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.store import DecisionStore
+from app.monitoring.samples.record import Sample, SampledExchange
+from app.monitoring.samples.store import SampleStore
 from app.settings.loading import parse
 from app.store import Store
 from app.store.encryption import Cipher
@@ -151,7 +151,7 @@ def test_one_request_is_in_memory_at_a_time(store: Store, monkeypatch: pytest.Mo
 
 def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Oldest first, also without a sample beside it, over several pages."""
-    monkeypatch.setattr("app.monitoring.sample_store.PAGE", 2)
+    monkeypatch.setattr("app.monitoring.samples.store.PAGE", 2)
     times = [f"2026-01-01T00:00:0{second}.000000+00:00" for second in (3, 1, 2, 2, 4)]
     decisions = [
         sampled(store, created_at=each, group="bot", group_by="application") for each in times

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_statistics import DecisionStatistics
-from app.monitoring.decision_store import DecisionStore
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.statistics import DecisionStatistics
+from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.monitor import Monitor
-from app.monitoring.shadow_sample import ShadowSample
+from app.monitoring.samples.draw import ShadowSample
 from app.store import Store
 from tests.support.monitored import MonitoredStore, calibration_record, decision_record
 from tests.support.statements import before_statements

@@ -26,9 +26,9 @@ from app.calibrations.parsing import ReadInstructions, parse
 from app.calibrations.progress import Progress
 from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.thinning import RateInForce, thinned
-from app.monitoring.sample_store import Sample, SampledDecision, SampledExchange
-from app.monitoring.shadow_rows import labelled_rows
-from app.monitoring.shadow_sample import ShadowSample, conversation_turn
+from app.monitoring.samples.draw import ShadowSample, conversation_turn
+from app.monitoring.samples.rows import labelled_rows
+from app.monitoring.samples.store import Sample, SampledDecision, SampledExchange
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.query import of_body

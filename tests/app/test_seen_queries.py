@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from app.monitoring.seen_queries import SeenQueries
+from app.monitoring.decisions.seen_queries import SeenQueries
 from racer_core.calibration.martingales import ExchangeabilityMartingale
 from tests.core.laws import assert_at_most
 

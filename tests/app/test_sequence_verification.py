@@ -13,10 +13,10 @@ import numpy as np
 from app.answering.fan_out import FanOutResult
 from app.answering.rounds import Rounds
 from app.errors import UpstreamError
-from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.sequence_verification import verify_sequence
-from app.routing.answer_calibrations import AnswerCalibrations, RoundsPlan, RoundsTerms, fitted
 from app.routing.answer_guarantee import AnswerGuarantee
+from app.routing.rounds_plan import AnswerCalibrations, RoundsPlan, RoundsTerms, fitted
 from app.upstream.reply import Reply
 from app.wire.format import AnswerKind, Choice
 from racer_core.aggregation.semantic import Meaning

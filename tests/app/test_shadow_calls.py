@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from app.errors import StoreFull, StoreUnavailable
-from app.monitoring.sample_record import SampledExchange
-from app.monitoring.sample_store import SampleStore
+from app.monitoring.samples.record import SampledExchange
+from app.monitoring.samples.store import SampleStore
 from app.settings import key_format
 from app.store.encryption import Cipher
 from app.upstream.fleet import Fleet
@@ -367,8 +367,8 @@ def test_rows_are_sent_in_parts_and_never_cut_silently(
     for text in (ONE, TWO):
         sampling.chat(text)
     sampled(sampling, 2)
-    monkeypatch.setattr("app.monitoring.sampler.PART_BYTES", 1)
-    monkeypatch.setattr("app.monitoring.sample_store.PAGE", 1)
+    monkeypatch.setattr("app.monitoring.samples.sampler.PART_BYTES", 1)
+    monkeypatch.setattr("app.monitoring.samples.store.PAGE", 1)
     assert len(shadow_rows(sampling)) == 2
     plain, calls = Cipher.decrypt, list[str]()
 
@@ -447,7 +447,7 @@ def test_whole_answers_are_passed_on(
     def submit(_: object, decision: str, application: str | None, found: SampledExchange) -> None:
         passed.append((decision, application, found))
 
-    monkeypatch.setattr("app.monitoring.checker.Checkers.submit", submit)
+    monkeypatch.setattr("app.monitoring.samples.checker.Checkers.submit", submit)
     gateway = serve(watching={"shadow_rate": 1.0})
     pool.fail("poet", "500")
     gateway.chat(TWO)

@@ -15,12 +15,12 @@ import numpy as np
 import psycopg
 import pytest
 
-from app.monitoring import drift as drift_module
-from app.monitoring.decision_store import DecisionStore
-from app.monitoring.drift import DriftMonitor
-from app.monitoring.drift_store import DriftStore
+from app.monitoring.decisions.store import DecisionStore
+from app.monitoring.drift import alarms as drift_module
+from app.monitoring.drift.alarms import DriftMonitor
+from app.monitoring.drift.populations import MonitoredCalibration
+from app.monitoring.drift.store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
-from app.monitoring.populations import MonitoredCalibration
 from app.routing.calibration_sync import STORE_TIMEOUT_S
 from app.store import Store, notifications
 from app.telemetry.metrics import Metrics

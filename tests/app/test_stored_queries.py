@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.monitoring.decision_store import DecisionStore
+from app.monitoring.decisions.store import DecisionStore
 from app.store import Store, now
 from app.telemetry import logs
 from tests.support.gateway import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from app.errors import SettingsError
-from app.monitoring.drift_statistics import SET_SIZE, new_drift_state
+from app.monitoring.drift.statistics import SET_SIZE, new_drift_state
 from app.store.calibration_record import CalibrationRecord
 from tests.support.gateway import (
     ADMIN_KEY,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.verification import verify
 from app.routing.decision import ChosenBy
 from racer_core.errors import InputError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.monitoring import answer_calibrator
+from app.same_answer import calibrator as answer_calibrator
 from tests.support.gateway import ENVIRONMENT, Gateway, running
 from tests.support.zero_setup import (
     ask,

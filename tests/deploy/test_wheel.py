@@ -99,7 +99,7 @@ def test_processes_that_the_command_starts_find_it_too(site: Path, other: Path) 
     script = """
 from racer_core.sandbox import SandboxedProcess
 
-with SandboxedProcess("app.answering.math_worker", ["1"], message_bytes=1000) as process:
+with SandboxedProcess("app.judging.math_worker", ["1"], message_bytes=1000) as process:
     print(process.request({"text": "1/2"}))
 """
     done = run(other, site, "-c", script)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import httpx2
 
-from app.monitoring.drift_store import DriftStore
+from app.monitoring.drift.store import DriftStore
 from app.routing.conditions import ConditionReader
 from app.store import Store
 from app.store.backup.calibrations import restore, save

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.drift.populations import MonitoredCalibration
 from app.monitoring.monitor import Monitor
-from app.monitoring.populations import MonitoredCalibration
-from app.monitoring.sampler import SamplerOptions
+from app.monitoring.samples.sampler import SamplerOptions
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.conditions import ConditionReader
 from app.routing.decision import ChosenBy

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from app.routing.answer_calibrations import answer_setup
 from app.routing.conditions import ConditionReader
+from app.routing.rounds_plan import answer_setup
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.aggregation.answers import Equality

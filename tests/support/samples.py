@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from app.monitoring.sample_record import SampledDecision
-from app.monitoring.shadow_rows import labelled_rows
+from app.monitoring.samples.record import SampledDecision
+from app.monitoring.samples.rows import labelled_rows
 from tests.support.gateway import ADMIN_KEY, Gateway
 from tests.support.monitored import POOL
 from tests.support.waiting import until

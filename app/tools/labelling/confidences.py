@@ -1,6 +1,6 @@
 """Recording of evaluators' confidences in labelled answers, verbal and P(True). Paper, Sec. 3.3.
 
-Every answer is rated by the code that weighs votes when serving (:mod:`app.answering.rater`), so
+Every answer is rated by the code that weighs votes when serving (:mod:`app.judging.rater`), so
 that offline votes have the weights of served ones. A failed rating is null, as it is when serving;
 no label depends on it.
 """
@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from app.answering.rater import UNREADABLE, Rater, Rating
 from app.errors import SettingsError
+from app.judging.rater import UNREADABLE, Rater, Rating
 from app.settings import EvaluatorModel, Secrets, Settings, rater_name
 from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, Protocol, Self
 
-from app.answering.math_process import MathPool
+from app.judging.math_pool import MathPool
 from racer_core.aggregation.grading import Grade, check_reference, grade
 from racer_core.errors import InputError
 from racer_core.records.questions import Question

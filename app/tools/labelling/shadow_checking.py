@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.errors import GatewayRefused, LabellingIncomplete, SettingsError, UpstreamError
-from app.monitoring.checker import checker_document, read_verdicts
-from app.monitoring.checker_calls import CheckerCall, open_checker
+from app.judging.checker_calls import CheckerCall, open_checker
+from app.monitoring.samples.checker import checker_document, read_verdicts
 from app.settings import Secrets, Settings
 from app.tools.gateway_client import GatewayClient
 

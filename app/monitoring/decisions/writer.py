@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 from app.errors import StoreError
-from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decisions.record import DecisionRecord
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from app.errors import NotFound
-from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decisions.record import DecisionRecord
 from app.store import Store, canaries, now
 from app.store.engine import begin_writing, insert_new, lock
 from app.store.tables import QUERY_KEY, DecisionRow, VerdictRow

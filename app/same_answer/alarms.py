@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from app.monitoring.answer_rows import AnswerRows
-from app.routing.answer_calibrations import RoundsPlan
+from app.routing.rounds_plan import RoundsPlan
+from app.same_answer.rows import AnswerRows
 
 HALF: Final = 0.5  # of the answers differ, after the change whose delay is stated
 

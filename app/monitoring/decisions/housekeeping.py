@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, Self
 
 from app.errors import StoreError
-from app.monitoring.decision_store import DecisionStore
+from app.monitoring.decisions.store import DecisionStore
 from app.settings.monitoring import MonitoringSettings
 
 log = logging.getLogger(__name__)

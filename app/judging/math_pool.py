@@ -27,7 +27,7 @@ class MathPool:
     ``max_workers``: a task that takes long holds one worker and delays no other task. A task that
     finds all workers busy waits for the first of them, at most ``deadline_s`` for every
     ``max_workers`` tasks before it. A worker survives a task that misses its deadline
-    (:mod:`app.answering.math_worker`).
+    (:mod:`app.judging.math_worker`).
 
     Args:
         deadline_s: Time limit for one task, in seconds.
@@ -153,7 +153,7 @@ class MathPool:
 
     def _open(self) -> SandboxedProcess:
         return SandboxedProcess(
-            "app.answering.math_worker",
+            "app.judging.math_worker",
             [str(self._deadline_s)],
             message_bytes=self._message_bytes,
         )

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring import drift_statistics
-from app.monitoring.decision_statistics import DecisionStatistics, SetCount, SetVerdicts
-from app.monitoring.populations import MonitoredPopulation
+from app.monitoring.decisions.statistics import DecisionStatistics, SetCount, SetVerdicts
+from app.monitoring.drift import statistics as drift_statistics
+from app.monitoring.drift.populations import MonitoredPopulation
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.shadow import (
     RIGHT,

@@ -14,16 +14,16 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final, Protocol, Self
 
+from app.access.typical_usage import TypicalUsage
 from app.errors import Conflict, NotFound, StoreError
 from app.monitoring.answer_alarms import AnswerAlarms
-from app.monitoring.answer_calibration import calibration_of, comparable_terms
 from app.monitoring.answer_progress import rows_needed
 from app.monitoring.answer_report import log_cost, progress_of
-from app.monitoring.answer_rows import AnswerSample
 from app.monitoring.answer_schedule import Attempt, is_due, samples_wanted
-from app.monitoring.answer_watch import AnswerWatch
-from app.monitoring.typical_usage import TypicalUsage
-from app.routing.answer_calibrations import AnswerCalibrations, Staleness, age_of
+from app.routing.rounds_plan import AnswerCalibrations, Staleness, age_of
+from app.same_answer.alarms import AnswerWatch
+from app.same_answer.calibration import calibration_of, comparable_terms
+from app.same_answer.rows import AnswerSample
 from app.settings import ANSWERABLE, DEFAULT, Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore

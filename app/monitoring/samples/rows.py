@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from app.json_output import dump_json
-from app.monitoring.decision_record import DecisionRecord, are_like_rows
+from app.monitoring.decisions.record import DecisionRecord, are_like_rows
 from app.monitoring.judged_rows import LABELS_ALONE, choose_verdicts, without_verdicts
 from app.monitoring.population_digests import are_read_alike
-from app.monitoring.sample_record import SampledDecision, SampledExchange
+from app.monitoring.samples.record import SampledDecision, SampledExchange
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
 from app.routing.reasons import Reason

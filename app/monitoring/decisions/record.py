@@ -72,7 +72,7 @@ class DecisionRecord(RoutingRecord):
             :func:`app.monitoring.population_digests.population_digests` gave; None in records of
             earlier versions.
         answer_setup: Of a sampled decision that the promise `same_answer` serves at the terms of
-            its application, what :func:`app.routing.answer_calibrations.answer_setup` gave; None:
+            its application, what :func:`app.routing.rounds_plan.answer_setup` gave; None:
             it is no row of that promise.
         conversation: The conversation by whose turn it was drawn for the shadow sample; None: by
             its id.

@@ -22,9 +22,9 @@ from app.concurrency.background_queue import BackgroundQueue
 from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
-from app.monitoring.checker_calls import CheckerCall, open_checker
+from app.judging.checker_calls import CheckerCall, open_checker
 from app.monitoring.failure_warnings import FailureWarnings
-from app.monitoring.sample_record import SampledExchange
+from app.monitoring.samples.record import SampledExchange
 from app.settings import Secrets, Settings
 from app.settings.secrets import CHECKER_KEY
 from racer_core.errors import RacerError

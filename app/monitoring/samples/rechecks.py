@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol, Self
 
 from app.errors import NotFound, StoreError
-from app.monitoring.checker import Checkers
-from app.monitoring.sample_record import SampledDecision
+from app.monitoring.samples.checker import Checkers
+from app.monitoring.samples.record import SampledDecision
 
 log = logging.getLogger(__name__)
 

@@ -209,7 +209,7 @@ class FunctionChecker:
         # The function's package may be found by the gateway's own path alone.
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = SandboxedProcess(
-            "app.monitoring.checker_worker",
+            "app.judging.checker_worker",
             [self._function],
             message_bytes=MESSAGE_BYTES,
             environment={"PYTHONPATH": os.pathsep.join(paths)},

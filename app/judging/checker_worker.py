@@ -1,6 +1,6 @@
 """Checker worker: the child process that runs an application's installed checker function.
 
-``python -m app.monitoring.checker_worker package.module:function`` replies to its first message
+``python -m app.judging.checker_worker package.module:function`` replies to its first message
 once the module is imported, and to each further one, a document, with what the function returns.
 The function may print and start processes: the messages have a pipe that it does not know.
 """

@@ -14,15 +14,15 @@ from functools import cache, partial
 from typing import Any, Final
 
 from app.errors import StoreDamaged, StoreError
-from app.monitoring import shadow_rows
-from app.monitoring.decision_statistics import DecisionStatistics
-from app.monitoring.decision_writer import DecisionWriter
+from app.monitoring.decisions.statistics import DecisionStatistics
+from app.monitoring.decisions.writer import DecisionWriter
 from app.monitoring.judged_rows import LABELS_ALONE
 from app.monitoring.metrics import MonitoringMetrics
-from app.monitoring.sample_labels import SampleLabels
-from app.monitoring.sample_record import Sample, SampledDecision, SampledExchange
-from app.monitoring.sample_store import SampleStore
-from app.monitoring.shadow_sample import ConversationTurn, ShadowSample, conversation_turn
+from app.monitoring.samples import rows as shadow_rows
+from app.monitoring.samples.draw import ConversationTurn, ShadowSample, conversation_turn
+from app.monitoring.samples.labels import SampleLabels
+from app.monitoring.samples.record import Sample, SampledDecision, SampledExchange
+from app.monitoring.samples.store import SampleStore
 from app.routing.conditions import ConditionReader
 from app.settings import GroupBy
 from app.settings.monitoring import MonitoringSettings
@@ -48,7 +48,7 @@ class SamplerOptions:
         sampled_under: As :func:`app.monitoring.population_digests.population_digests` gives it.
         pool: The candidates that rows label, in order.
         answer_setup: Digest of when answers are equal, as
-            :func:`app.routing.answer_calibrations.answer_setup` gives it.
+            :func:`app.routing.rounds_plan.answer_setup` gives it.
         cipher: Encrypts the requests of samples; None: they are not stored.
     """
 
@@ -135,7 +135,7 @@ class Sampler:
         session: str | None,
         is_together: bool,
     ) -> ConversationTurn | None:
-        """As :func:`app.monitoring.shadow_sample.conversation_turn`, with the sample's key."""
+        """As :func:`app.monitoring.samples.draw.conversation_turn`, with the sample's key."""
         return conversation_turn(
             self._options.key,
             fields,
@@ -147,7 +147,7 @@ class Sampler:
         )
 
     def draw(self, decision_id: str, rate: float, turn: ConversationTurn | None = None) -> bool:
-        """As :meth:`app.monitoring.shadow_sample.ShadowSample.draw`."""
+        """As :meth:`app.monitoring.samples.draw.ShadowSample.draw`."""
         return self._sample.draw(decision_id, rate, turn)
 
     def rate_of(self, application: str | None) -> float:
@@ -182,7 +182,7 @@ class Sampler:
         return await self._store.run(self._samples.add, sample)
 
     async def unlabelled(self, application: str, before: str) -> list[str]:
-        """As :meth:`app.monitoring.sample_store.SampleStore.unlabelled`."""
+        """As :meth:`app.monitoring.samples.store.SampleStore.unlabelled`."""
         if not self._samples.stores_requests:
             return []
         return await self._store.run(self._samples.unlabelled, application, before)

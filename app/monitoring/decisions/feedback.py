@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 from app.access.api_keys import Caller
 from app.errors import Conflict, NotFound
-from app.monitoring.decision_store import DecisionStore, StoredDecision, unknown_decision
-from app.monitoring.decision_writer import DecisionWriter
+from app.monitoring.decisions.store import DecisionStore, StoredDecision, unknown_decision
+from app.monitoring.decisions.writer import DecisionWriter
 from app.monitoring.metrics import MonitoringMetrics
 from app.settings.access import CHECKER, SAMPLING
 from racer_core.errors import InputError

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring import risk_report
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_statistics import DecisionStatistics
-from app.monitoring.drift import DriftMonitor
-from app.monitoring.populations import NO_APPLICATION, MonitoredCalibration
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.statistics import DecisionStatistics
+from app.monitoring.drift import risk as risk_report
+from app.monitoring.drift.alarms import DriftMonitor
+from app.monitoring.drift.populations import NO_APPLICATION, MonitoredCalibration
 from app.store import Store, StoredCanary
 from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.promotion import LEVEL, evidence_below

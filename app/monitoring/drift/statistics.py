@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.seen_queries import first_of_each
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.seen_queries import first_of_each
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.decision import Sets
 from racer_core.calibration.martingales import (

@@ -1,6 +1,6 @@
 """Math worker: reads and grades mathematics in a sandboxed process, each task with a deadline.
 
-``python -m app.answering.math_worker SECONDS`` replies to each message: ``{"answer": ...,
+``python -m app.judging.math_worker SECONDS`` replies to each message: ``{"answer": ...,
 "reference": ...}`` asks for a grade, ``{"reference": ...}`` for a check of the reference and
 ``{"text": ...}`` for a normal form.
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.errors import Conflict
-from app.monitoring.decision_writer import DecisionWriter
-from app.monitoring.sample_record import SampledDecision
-from app.monitoring.sample_store import SampleStore
+from app.monitoring.decisions.writer import DecisionWriter
+from app.monitoring.samples.record import SampledDecision
+from app.monitoring.samples.store import SampleStore
 from racer_core.errors import InputError
 
 

@@ -9,12 +9,12 @@ import secrets
 from dataclasses import replace
 from typing import Final
 
+from app.access.typical_usage import TypicalUsage
 from app.ids import IdGenerator
 from app.monitoring.answer_evidence import NO_ENCODER, evidence_of, refusal_of
 from app.monitoring.answer_progress import fitting_rows, rows_needed
-from app.monitoring.answer_rows import AnswerRows
-from app.monitoring.typical_usage import TypicalUsage
-from app.routing.answer_calibrations import AnswerCalibrations, terms_of
+from app.routing.rounds_plan import AnswerCalibrations, terms_of
+from app.same_answer.rows import AnswerRows
 from app.settings import COMPARABLE, SameAnswer, Settings
 from app.store import now
 from app.store.answer_calibrations import AnswerCalibrationRecord
@@ -29,7 +29,7 @@ def comparable_terms(settings: Settings, application: str, setup: str) -> SameAn
     Args:
         settings: The configuration.
         application: The application.
-        setup: As :func:`app.routing.answer_calibrations.answer_setup` gives it.
+        setup: As :func:`app.routing.rounds_plan.answer_setup` gives it.
 
     Raises:
         InputError: Its answers cannot be compared, or its requests are no rows.

@@ -30,17 +30,18 @@ from typing import Any, Final
 import numpy as np
 
 from app.errors import StoreError
-from app.monitoring import drift_statistics, eligibility
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_store import DecisionStore
-from app.monitoring.drift_statistics import Statistic
-from app.monitoring.drift_store import DriftStore, StoredDriftState
-from app.monitoring.metrics import MonitoringMetrics
-from app.monitoring.populations import (
+from app.monitoring import eligibility
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.store import DecisionStore
+from app.monitoring.drift import statistics as drift_statistics
+from app.monitoring.drift.populations import (
     NO_APPLICATION,
     MonitoredCalibration,
     MonitoredPopulation,
 )
+from app.monitoring.drift.statistics import Statistic
+from app.monitoring.drift.store import DriftStore, StoredDriftState
+from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
 from app.store import Alarms, now
 from racer_core.calibration.martingales import UpwardMartingale

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from app.answering.rater import Rater
+from app.judging.rater import Rater
 from app.settings import Settings, rater_name
 from app.upstream.fleet import GATEWAY, Fleet
 from racer_core.aggregation.answers import normalise

@@ -18,9 +18,9 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, defer
 from app.errors import StoredRequestsUnreadable
 from app.ids import RANDOM_CHARS
 from app.json_output import dump_json
-from app.monitoring.decision_record import DecisionRecord
-from app.monitoring.decision_store import unknown_decision
-from app.monitoring.sample_record import (
+from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.store import unknown_decision
+from app.monitoring.samples.record import (
     Sample,
     SampledDecision,
     SampledExchange,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from app.json_output import dump_json
-from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decisions.record import DecisionRecord
 from app.routing.reasons import Reason
 from racer_core.calibration.certificate import base_reason
 from racer_core.types import CallRecord

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from sqlalchemy import ColumnElement, func, literal_column, select, tuple_
 
-from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decisions.record import DecisionRecord
 from app.store import Store
 from app.store.tables import CalibrationRow, DecisionRow, VerdictRow
 from racer_core.calibration.shadow import sampling_number

@@ -1,0 +1,1 @@
+"""The decision log: records, their store and writer, feedback."""

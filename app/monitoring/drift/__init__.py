@@ -1,0 +1,1 @@
+"""Statistics that notice that traffic or risk has changed."""

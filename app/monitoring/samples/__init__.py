@@ -1,0 +1,1 @@
+"""Sampled requests that become labelled rows."""

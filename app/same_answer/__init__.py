@@ -1,0 +1,1 @@
+"""The promise that the answer is the one that the reference would have given."""
