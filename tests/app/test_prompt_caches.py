@@ -1,6 +1,6 @@
 """Conversations in front of servers with prompt caches: what is cached, missed, and how loaded.
 
-The same world as in ``benchmarks/conversations.py``, in small.
+The world of the section "Conversations" in ``benchmarks/results/parts.md``, in small.
 """
 
 from __future__ import annotations
