@@ -56,7 +56,6 @@ TORCH = (
     "core/test_onnx_encoder.py",
     "core/test_oracles.py",
     "core/test_pickled_weights.py",
-    "core/test_renamed.py",
     "core/test_resume.py",
     "core/test_router_dc.py",
     "core/test_routers.py",

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -26,7 +27,7 @@ from app.routing import artifact_files as artifact_archive
 from app.routing.artifact_files import download, fetch, unpack
 from app.settings.remote_artifact import RemoteArtifact
 from racer_core import artifacts
-from racer_core.errors import ArtifactError
+from racer_core.errors import ArtifactError, install_hint
 from tests.support.gateway import (
     ENVIRONMENT,
     TWO,
@@ -490,7 +491,7 @@ def test_without_the_extra_s3_is_refused(
 ) -> None:
     """It says what to install."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ArtifactError, match=r"`pip install 'racer-gateway\[s3\]'`"):
+    with pytest.raises(ArtifactError, match=re.escape(install_hint("s3"))):
         fetch(configured(f"s3://bucket/artifact.tar.gz#sha256={DIGEST}"))
 
 

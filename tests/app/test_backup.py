@@ -37,7 +37,7 @@ from tests.support.same_answer import calibration, classes
 from tests.support.statements import before_statements
 from tests.support.waiting import until
 
-from .test_schema import at
+from .test_schema import set_version
 from .test_store import PARTS, record
 
 TABLES = (CalibrationRow, ActiveRow, WatchRow, AnswerCalibrationRow)
@@ -563,11 +563,11 @@ def test_a_database_of_another_version_is_refused_as_by_a_start(
 ) -> None:  # fmt: skip
     """By both commands, with the sentence of ``racer serve``; no file is made."""
     engine = open_engine(database)
-    at(engine, "0001")
+    set_version(engine, "0013")
     engine.dispose()
     with pytest.raises(SettingsError) as start:
         Store(database)
-    assert "racer db upgrade" in str(start.value)
+    assert "give this one an empty database" in str(start.value)
     monkeypatch.setenv("RACER_STORE_URL", database)
     config = configure(tmp_path / "config", artifact, "http://127.0.0.1:1/v1")
     assert racer("backup", file, "--config", config) == (2, "", f"racer: {start.value}\n")
