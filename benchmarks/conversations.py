@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python benchmarks/conversations.py
 
-Generated conversations (`tests/support/conversations.py`) go through a gateway with four candidates
+Generated conversations (`tests/kit/conversations.py`) go through a gateway with four candidates
 of three replicas each, whose servers keep every prompt that they have seen:
 
 - `sessions`: clients send `x-session-id`; the rows are whole conversations.
@@ -32,7 +32,7 @@ from racer_core.offline.conversations import evaluate_conversations
 from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.types import Score
-from tests.support.conversations import (
+from tests.kit.conversations import (
     POOL,
     cached_share,
     calibrate,
@@ -43,7 +43,7 @@ from tests.support.conversations import (
     serve,
     servers,
 )
-from tests.support.gateway import ENVIRONMENT, configure, running
+from tests.kit.gateway import ENVIRONMENT, configure, running
 
 ARMS: Final[dict[str, dict[str, Any]]] = {
     "sessions": {"max_load": 1.25, "session_ttl_s": 600},

@@ -24,8 +24,8 @@ from verdict import table
 
 from app import settings
 from app.tools.demo import run
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, Gateway
-from tests.support.zero_setup import (
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, Gateway
+from tests.kit.zero_setup import (
     LETTERS,
     POOL,
     ServedRequest,

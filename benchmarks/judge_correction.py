@@ -25,7 +25,7 @@ from verdict import table
 
 from racer_core.calibration.judge_correction import Losses
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
-from tests.support.judges import Draw, Population, covered, errors, population
+from tests.kit.judges import Draw, Population, covered, errors, population
 
 DELTA: Final = 0.05
 ALPHAS: Final = (0.05, 0.1)

@@ -18,7 +18,7 @@ import numpy as np
 import rig
 from verdict import table
 
-from tests.support.judges import Draw, errors, population
+from tests.kit.judges import Draw, errors, population
 
 ALPHA: Final = 0.1
 DELTA: Final = 0.1

@@ -23,9 +23,9 @@ from verdict import table
 
 from app.answering.rounds import Rounds
 from racer_core.sequential.serving import CallSequence
-from tests.support.gateway import ENVIRONMENT, configure, running
-from tests.support.same_answer import activate, configured, talk
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ENVIRONMENT, configure, running
+from tests.kit.same_answer import activate, configured, talk
+from tests.kit.upstream import FakePool
 
 WARM_UP = 50  # requests
 

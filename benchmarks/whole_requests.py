@@ -23,8 +23,8 @@ from verdict import table
 from app.tools.demo import run
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow
-from tests.support.demo_pool import LONG, configure, long_pool
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, running, user
+from tests.kit.demo import LONG, configure, long_pool
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, running, user
 
 SYSTEM: Final = {"role": "system", "content": "Answer the question."}
 TOOL: Final = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import required
+from tests.kit import required
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 # Threads of numpy and torch would compete with the other workers; before numpy is imported.

@@ -14,11 +14,12 @@ from app.routing import service
 from app.store import Store
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.support import databases
-from tests.support.calibrated_stores import ROWS, CalibratedStores
-from tests.support.gateway import (
+from tests.kit import databases
+from tests.kit.gateway import (
     ENVIRONMENT,
+    ROWS,
     TRAINED,
+    CalibratedStores,
     Command,
     Gateway,
     Serve,
@@ -27,8 +28,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.same_answer import talk
-from tests.upstreams.scripted import FakePool
+from tests.kit.same_answer import talk
+from tests.kit.upstream import FakePool
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -114,7 +115,7 @@ def pool(shared_pool: FakePool) -> FakePool:
 
 @pytest.fixture
 def talking(pool: FakePool) -> Iterator[FakePool]:
-    """Candidates that answer by the rule of ``tests/support/same_answer.py``."""
+    """Candidates that answer by the rule of ``tests/kit/same_answer.py``."""
     talk(pool)
     yield pool
     pool.answer = lambda _: "42"

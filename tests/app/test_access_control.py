@@ -29,7 +29,7 @@ from app.route_table import Route, Routes, RouteTable
 from app.services import Services
 from app.settings import key_format
 from app.settings.access import Key
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -41,8 +41,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 
 def connect(gateway: Gateway) -> socket.socket:

@@ -22,7 +22,7 @@ from racer_core.errors import CalibrationError, InputError
 from racer_core.types import Score
 from tests.app.test_evidence import POOL, answering, randoms
 from tests.core.laws import assert_at_most
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     Gateway,
@@ -32,7 +32,7 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 ONE = "What is 3 plus 4?"
 

@@ -18,7 +18,7 @@ from app.routing.conditions import ConditionReader
 from app.routing.prompt_digest import prompt_digest
 from app.routing.query import MAX_DRAWN_BYTES
 from app.settings import key_format
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -36,8 +36,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 stats = LazyModule("scipy.stats")
 

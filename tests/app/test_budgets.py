@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.support import same_answer
-from tests.support.gateway import (
+from tests.kit import same_answer
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -29,8 +29,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 from .test_access_control import configured_key
 from .test_costs import PRICES as TOKEN_PRICES

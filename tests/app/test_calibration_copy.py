@@ -21,8 +21,8 @@ from app.store import KeyPurpose, Store, schema
 from app.store.backup import calibrations
 from app.store.engine import open_engine
 from app.store.tables import WatchRow
-from tests.support.databases import Postgres
-from tests.support.gateway import (
+from tests.kit.databases import Postgres
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     TWO,
@@ -33,8 +33,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 from .test_schema import at
 from .test_store import record

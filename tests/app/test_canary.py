@@ -25,7 +25,7 @@ from app.store.tables import WatchRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.calibration.threshold import calibrate_threshold
 from tests.core.laws import assert_binomial
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -39,7 +39,7 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
+from tests.kit.waiting import wait_until
 
 from .test_decisions import aged
 from .test_store import record

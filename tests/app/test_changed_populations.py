@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, candidates, configure, running, user
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, candidates, configure, running, user
+from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.upstream import FakePool
 
 from .test_applications import ACCESS, BOT_KEY
 

@@ -18,7 +18,7 @@ from racer_core.encoder.base import Encoder
 from racer_core.errors import ArtifactError
 from racer_core.offline.train import EncoderChoice
 from racer_core.types import LabelledRow, LabelledRows
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ONE,
@@ -34,7 +34,7 @@ from tests.support.gateway import (
     decided,
     labelled,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 
 def write(path: Path, rows: LabelledRows, *, answers: bool = False) -> Path:

@@ -16,7 +16,7 @@ from app.cli import main
 from app.cli.doctor import EXIT_UNHEALTHY
 from app.cli.verify import EXIT_DIFFERS
 from racer_core.offline.assertions import NAMES
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 from .test_every_command import COMMANDS, WITHOUT_JSON
 

@@ -27,7 +27,7 @@ from app.store.calibration_rows import record_digest, set_digests
 from app.store.tables import CalibrationRow
 from app.telemetry.metrics import Metrics
 from app.wire.candidate_payload import candidate_payload
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -41,8 +41,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 SYSTEM = {"role": "system", "content": "Answer in French."}
 PATHS = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}

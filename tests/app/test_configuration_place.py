@@ -12,7 +12,7 @@ import pytest
 from app.errors import SettingsError
 from app.settings.address import gateway_url, url_of
 from app.settings.model import Settings
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, Command, Gateway
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, Command, Gateway
 
 from .test_cli import failed, parsed
 from .test_every_command import COMMANDS

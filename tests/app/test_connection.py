@@ -25,7 +25,7 @@ from app.http.connection_limits import UnauthenticatedConnections
 from app.http.refused_connections import RefusedConnections
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
-from tests.support.waiting import wait_until
+from tests.kit.waiting import wait_until
 
 HEADER_S, BODY_S, STALLED_S, SUMMARY_S = 1.0, 0.8, 1.5, 0.5
 GRACE_S, NO_SLOT_S, RATE_CHECK_S = 1.0, 0.5, 0.1

@@ -17,8 +17,8 @@ from app.access.client_address import network
 from app.http.connection import ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
 from app.settings import key_format
-from tests.support.gateway import DATA_KEY, ENVIRONMENT, Gateway, Serve
-from tests.support.waiting import wait_until
+from tests.kit.gateway import DATA_KEY, ENVIRONMENT, Gateway, Serve
+from tests.kit.waiting import wait_until
 
 from .test_connection import (
     NO_SLOT_S,

@@ -33,7 +33,7 @@ from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from app.upstream import connection as upstream
 from app.upstream.http_client import UpstreamClient
-from tests.support.gateway import DATA_KEY, ENVIRONMENT, ONE, POOL, TWO, Gateway, Serve, configure
+from tests.kit.gateway import DATA_KEY, ENVIRONMENT, ONE, POOL, TWO, Gateway, Serve, configure
 
 pytestmark = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="the bounds were counted on Python 3.11"

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from racer_core.prices import as_text
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
     POOL,
@@ -27,8 +27,8 @@ from tests.support.gateway import (
     candidates,
     user,
 )
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 PRICES: Mapping[str, Mapping[str, float]] = {
     "adder": {"input": 0.15, "cached_input": 0.075, "output": 0.6},

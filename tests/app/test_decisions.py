@@ -27,8 +27,8 @@ from app.monitoring.samples.store import SampleStore
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
 from racer_core.calibration.shadow import sampling_number
-from tests.support.databases import Postgres
-from tests.support.gateway import (
+from tests.kit.databases import Postgres, before_statements
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -42,16 +42,15 @@ from tests.support.gateway import (
     configure,
     running,
 )
-from tests.support.monitored import (
+from tests.kit.monitored import (
     MonitoredStore,
     calibration_record,
     decision_record,
     decision_records,
     draw_scores,
 )
-from tests.support.statements import before_statements
-from tests.support.waiting import eventually, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import eventually, wait_until
 
 RECORD = calibration_record()
 SCORES = [0.9, 0.5, 0.1]

@@ -43,7 +43,7 @@ from app.upstream.model_list import ModelList
 from racer_core import artifacts
 from racer_core.encoder.char_ngrams import SPEC
 from racer_core.offline.train import train
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -52,8 +52,8 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 from .test_store import record
 

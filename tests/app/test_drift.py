@@ -30,8 +30,8 @@ from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget, RowsKind
-from tests.support.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Gateway, Serve
-from tests.support.monitored import (
+from tests.kit.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Gateway, Serve
+from tests.kit.monitored import (
     POOL,
     MonitoredStore,
     calibration_record,
@@ -41,7 +41,7 @@ from tests.support.monitored import (
     exported_rows,
     verdicts_on_all,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 ADMIN = Caller(name="admin", role="admin")
 RARE = 1e-6

@@ -23,7 +23,7 @@ from app.telemetry.metrics import Metrics
 from app.upstream.completions import Completion
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.vote import Weight
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ENVIRONMENT,
     POOL,
     TWO,
@@ -34,8 +34,8 @@ from tests.support.gateway import (
     configure,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool
+from tests.kit.upstream import UPSTREAM_WORDS, FakePool
+from tests.kit.waiting import wait_until
 
 from .test_leaving import CHAT, opened
 

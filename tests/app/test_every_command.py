@@ -12,7 +12,7 @@ import pytest
 
 from app.cli.console import JSON
 from app.cli.main import cli
-from tests.support.gateway import Command
+from tests.kit.gateway import Command
 
 # Commands whose stdout is not a result for people, and why.
 WITHOUT_JSON = {

@@ -23,7 +23,7 @@ from racer_core.calibration.learn_then_test import clopper_pearson_upper
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import CandidateAnswer, LabelledRows, RiskTarget, RowsKind, Score
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -37,8 +37,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 stats = LazyModule("scipy.stats")
 

@@ -12,7 +12,7 @@ import pytest
 
 from app.store import Store
 from app.store.answer_calibrations import AnswerCalibrationStore
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     POOL,
     Command,
@@ -24,8 +24,8 @@ from tests.support.gateway import (
     error_message,
     noisy,
 )
-from tests.support.same_answer import NAMES, configured
-from tests.upstreams.scripted import FakePool
+from tests.kit.same_answer import NAMES, configured
+from tests.kit.upstream import FakePool
 
 from .test_same_answer import calibrate, collect
 from .test_tuning import answered, written

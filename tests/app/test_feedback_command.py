@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, TWO, Command, Gateway
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, TWO, Command, Gateway
 
 from .test_cli import failed, parsed
 

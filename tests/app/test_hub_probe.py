@@ -13,7 +13,7 @@ import pytest
 
 from app.tools import hub_probe
 from racer_core.errors import ArtifactError
-from tests.support.gateway import Command, labelled
+from tests.kit.gateway import Command, labelled
 
 from .test_cli import failed, write
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from app import settings
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, Command, running
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, Command, running
+from tests.kit.upstream import FakePool
 
 from .test_cli import failed, parsed
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import DATA_KEY, ONE, POOL, TWO, Gateway, user
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import DATA_KEY, ONE, POOL, TWO, Gateway, user
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 WHOLE_POOL = {"alpha": 0.001}
 LONG = "a long answer " * 20

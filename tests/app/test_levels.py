@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from app.settings import key_format
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
     POOL,
@@ -19,7 +19,7 @@ from tests.support.gateway import (
     candidates,
     noisy,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 PRICED = {"adder": 1.0, "speller": 2.0, "poet": 5.0}
 

@@ -16,13 +16,13 @@ from app.errors import StoreFull
 from app.monitoring.decisions.store import DecisionStore
 from app.telemetry.loop_lag import EVERY_S, LoopLag
 from app.telemetry.metrics import Metrics
-from tests.support.fleets import CHAT, asking, opened, soon
-from tests.support.gateway import ONE, TWO, Gateway, Serve, user
-from tests.support.waiting import eventually, wait_until
-from tests.upstreams.hostile.answers import JSON, completion, encoded
-from tests.upstreams.hostile.exchange import Exchange, head
-from tests.upstreams.hostile.replicas import answers, fails, replicas
-from tests.upstreams.scripted import FakePool
+from tests.kit.fleets import CHAT, asking, opened, soon
+from tests.kit.gateway import ONE, TWO, Gateway, Serve, user
+from tests.kit.hostile.answers import JSON, completion, encoded
+from tests.kit.hostile.exchange import Exchange, head
+from tests.kit.hostile.replicas import answers, fails, replicas
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import eventually, wait_until
 
 from .test_leaving import CHAT as CHAT_PATH
 from .test_leaving import left

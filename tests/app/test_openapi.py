@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.api.routes import ROUTES
 from app.route_table import JsonBody
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, Gateway, Serve
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, Gateway, Serve
 
 ENDPOINTS = {
     "/route": {"post"},

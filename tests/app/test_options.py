@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.settings import key_format
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -26,8 +26,8 @@ from tests.support.gateway import (
     labelled,
     user,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 WHOLE_POOL = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
 FAILS_AT_ONCE = "400"  # a fault that is not tried again

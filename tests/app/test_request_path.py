@@ -15,7 +15,7 @@ import uvloop
 
 import app
 from app.upstream.http_client import UpstreamClient
-from tests.support.gateway import ONE
+from tests.kit.gateway import ONE
 
 from .test_cost import Instant, application, ask, calibrated, chat, posted
 

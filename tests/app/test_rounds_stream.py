@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, Gateway, Serve, configure, running, user
-from tests.support.same_answer import NAMES, activate, configured
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool, usage_of
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, Gateway, Serve, configure, running, user
+from tests.kit.same_answer import NAMES, activate, configured
+from tests.kit.upstream import FakePool, usage_of
+from tests.kit.waiting import until
 
 from .test_leaving import CHAT, opened
 

@@ -15,7 +15,7 @@ from app.settings import Candidate
 from app.store.calibration_record import CalibrationRecord, Population
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.types import Score
-from tests.support.monitored import POOL, calibration_record
+from tests.kit.monitored import POOL, calibration_record
 
 ALPHA = 0.1
 PART = POOL[:2]

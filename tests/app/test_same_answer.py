@@ -14,7 +14,7 @@ from app.monitoring.answer_evidence import UNPRICED
 from app.same_answer import calibrator as answer_calibrator
 from racer_core.aggregation.vote import Method, aggregate
 from racer_core.types import CandidateAnswer
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     Command,
@@ -23,11 +23,11 @@ from tests.support.gateway import (
     error_message,
     running,
 )
-from tests.support.lazy import LazyModule
-from tests.support.same_answer import NAMES, answer, configured
-from tests.support.samples import sampled
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import sampled
+from tests.kit.same_answer import NAMES, answer, configured
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from scipy import stats

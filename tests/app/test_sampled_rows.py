@@ -20,7 +20,7 @@ from racer_core.records.conversation import fingerprint
 from racer_core.records.reader import read_rows
 from racer_core.types import RowsKind
 from tests.app.conftest import Command
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -33,9 +33,9 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 from .test_cli import failed, parsed
 

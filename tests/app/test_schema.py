@@ -24,8 +24,8 @@ from app.store.engine import open_engine
 from app.store.tables import Base
 from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.risk_e_process import RiskEProcess
-from tests.support.gateway import Command, Serve
-from tests.support.statements import before_statements
+from tests.kit.databases import before_statements
+from tests.kit.gateway import Command, Serve
 
 from .test_store import record
 

@@ -16,9 +16,9 @@ from opentelemetry.semconv.attributes import http_attributes as stable_http_attr
 from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 
 from racer_core import __version__
-from tests.support.gateway import ONE, POOL, TWO, Gateway, Serve, user
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, POOL, TWO, Gateway, Serve, user
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 from .test_evaluator import WHOLE_POOL, judged
 

@@ -23,7 +23,7 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import RiskTarget, Score
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
     TRAINED,
@@ -34,7 +34,7 @@ from tests.support.gateway import (
     candidates,
     labelled,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 
 def record(

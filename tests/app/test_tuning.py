@@ -20,7 +20,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.offline.tuning_result import Trial, Tuning
 from racer_core.types import LabelledRow, LabelledRows, Score
-from tests.support.gateway import POOL, Command, as_json, candidates, configure, labelled, noisy
+from tests.kit.gateway import POOL, Command, as_json, candidates, configure, labelled, noisy
 
 
 def suggested(**changes: Any) -> Tuning:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve
-from tests.support.samples import sampled
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve
+from tests.kit.monitored import sampled
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 WHOLE_POOL = {"alpha": 0.001}  # the whole pool is called
 FAILS_AT_ONCE = "400"  # a fault that is not tried again

@@ -15,7 +15,7 @@ from racer_core.calibration.kept_order import COMPUTED, TokenPrices
 from racer_core.racer import Racer
 from racer_core.types import LabelledRow, RiskTarget, Score
 from tests.core.conversation_worlds import Talk, TurnRow, kept_by_hand, loss_by_hand
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -28,8 +28,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 ALPHA = 0.3
 SPELL = "Spell the number 3 and then 4"

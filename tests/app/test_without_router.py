@@ -19,7 +19,7 @@ import yaml
 
 from app import settings
 from app.errors import SettingsError
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -30,8 +30,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 MOST_MB = 150  # resident, once it has answered
 HEAVY = ("torch", "transformers", "tokenizers")

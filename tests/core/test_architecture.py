@@ -161,7 +161,7 @@ def touched(text, private):
 
 
 def test_collecting_the_tests_imports_nothing_heavy(request):
-    """Each worker collects all tests: import such a module by `tests.support.lazy`."""
+    """Each worker collects all tests: import such a module by `tests.kit.lazy`."""
     assert request.config.stash[COLLECTED] == set()
 
 

@@ -11,7 +11,7 @@ from racer_core.encoder.base import EncoderSpec
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
 from racer_core.offline.train import EncoderChoice
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 transformers = LazyModule("transformers")

@@ -15,7 +15,7 @@ from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.types import LabelledRow, LabelledRows
 from tests.core.test_router_dc import words
-from tests.support.synthetic import synthetic_rows
+from tests.kit.synthetic import synthetic_rows
 
 QUICK = {"steps": 40, "learning_rate": 3e-3, "temperature": 0.2, "clusters": 2}
 

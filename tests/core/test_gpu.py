@@ -6,7 +6,7 @@ import pytest
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pooling import pool
 from tests.core.test_deberta import MOST, SHAPES, deberta, model, texts
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 graphs = LazyModule("racer_core.encoder.graphs")

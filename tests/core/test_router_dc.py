@@ -26,7 +26,7 @@ from racer_core.routers.logistic import fit_logistic, sigmoid
 from racer_core.routers.router_dc import RouterDcRouter
 from racer_core.types import LabelledRow, LabelledRows
 from tests.core.test_routers import Coordinates, scores_at
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 optimize = LazyModule("scipy.optimize")

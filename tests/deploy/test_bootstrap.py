@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support.commands import parsed
+from tests.kit.commands import parsed
 
 from . import test_compose as compose
 from . import test_kubernetes as kubernetes

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from app import artifact_watch
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, labelled, running
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, labelled, running
+from tests.kit.upstream import FakePool
 
 from . import test_bootstrap as plain
 from . import test_compose as compose

@@ -16,7 +16,7 @@ from app.errors import SettingsError
 from app.settings import Limits, Settings
 from app.settings.access import Access
 from app.store import Store
-from tests.support.commands import parsed
+from tests.kit.commands import parsed
 
 from . import dockerfile
 from .dockerfile import ROOT, seconds

@@ -19,8 +19,8 @@ from app.monitoring.metrics import MonitoringMetrics
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from racer_core import __version__
-from tests.support.commands import command
-from tests.support.lazy import LazyModule
+from tests.kit.commands import command
+from tests.kit.lazy import LazyModule
 
 from . import test_bootstrap as bootstrap
 from . import test_kubernetes as plain

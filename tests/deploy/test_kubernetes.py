@@ -25,7 +25,7 @@ from app.settings import Settings
 from app.settings.access import Access
 from app.store.engine import THREADS, open_engine
 from racer_core import __version__
-from tests.support.commands import command, group, parsed
+from tests.kit.commands import command, group, parsed
 
 from . import dockerfile
 from .constraints import canonical

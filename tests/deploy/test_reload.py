@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, running
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, running
 
 from . import test_kubernetes as kubernetes
 

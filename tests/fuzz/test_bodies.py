@@ -29,7 +29,7 @@ from app.wire.candidate_payload import candidate_payload
 from app.wire.error_envelope import envelope
 from app.wire.messages.blocks import BLOCKS
 from racer_core.errors import RacerError
-from tests.support.gateway import ENVIRONMENT, POOL, configure
+from tests.kit.gateway import ENVIRONMENT, POOL, configure
 
 from .strategies import Strategy, damaged, json_texts, objects, written
 

@@ -20,7 +20,7 @@ from app.settings import Settings, load
 from app.wire.candidate_payload import BodySettings
 from racer_core.errors import RowsError
 from racer_core.records.conversation import RoutedText
-from tests.support.gateway import ENVIRONMENT, POOL, candidates, configure
+from tests.kit.gateway import ENVIRONMENT, POOL, candidates, configure
 
 from .test_bodies import BODIES, Door
 

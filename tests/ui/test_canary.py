@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route
 
-from tests.support.waiting import until, wait_until
+from tests.kit.waiting import until, wait_until
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import Fleet, demo_rows, served, some_rows

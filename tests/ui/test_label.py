@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import user
-from tests.support.samples import KEY, sampled
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import user
+from tests.kit.monitored import KEY, sampled
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 from . import scripted
 from .conftest import NARROW, WIDE, Open, Tab

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from tests.support.gateway import as_json
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import as_json
+from tests.kit.upstream import FakePool
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import Fleet

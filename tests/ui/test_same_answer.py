@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Route
 
-from tests.support.gateway import ENVIRONMENT, running
-from tests.support.samples import sampled
-from tests.support.waiting import until
-from tests.support.zero_setup import configure, questions
+from tests.kit.gateway import ENVIRONMENT, running
+from tests.kit.monitored import sampled
+from tests.kit.waiting import until
+from tests.kit.zero_setup import configure, questions
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import POOL, Fleet

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import until
+from tests.kit.waiting import until
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import POOL, Fleet, some_rows

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route
 
-from tests.support.waiting import until
+from tests.kit.waiting import until
 
 from .conftest import Open, Tab
 from .fleet import POOL, Fleet, demo_rows, level_of_several, several

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.gateway import Gateway, user
-from tests.support.lazy import LazyModule
+from tests.kit.gateway import Gateway, user
+from tests.kit.lazy import LazyModule
 
 from .conftest import ENDLESS, GREEDY, POOL, WHOLE_POOL, Servers, rows_of
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from racer_core.records.reader import read_rows
-from tests.support.gateway import ADMIN_KEY, Command, user
+from tests.kit.gateway import ADMIN_KEY, Command, user
 
 from .conftest import GREEDY, LIMIT_S, POOL, Serve, Servers, configure, rows_of
 from .test_answers import LOOK_UP, ROOM, TOPIC, tool

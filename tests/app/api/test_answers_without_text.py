@@ -11,7 +11,7 @@ import pytest
 
 from app.access.quotas import QuotaTicket
 from app.answering import streaming
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ENVIRONMENT,
     ONE,
     POOL,
@@ -23,8 +23,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 from .formats import CHAT, COMPLETIONS, EVERY_API, RESPONSES, WHOLE_POOL, Api
 
