@@ -34,10 +34,8 @@ from racer_core.errors import InputError
 from tests.kit.databases import Postgres, before_statements
 from tests.kit.gateway import TWO, Command, Gateway, Serve, configure
 from tests.kit.same_answer import calibration, classes
+from tests.kit.stores import PARTS, at, record
 from tests.kit.waiting import until
-
-from .test_schema import at
-from .test_store import PARTS, record
 
 TABLES = (CalibrationRow, ActiveRow, WatchRow, AnswerCalibrationRow)
 OTHER = "b" * 64  # another artifact than that of `record`

@@ -14,6 +14,9 @@ import pytest
 from app.monitoring.monitor import Monitor
 from app.routing.applications import HEADER
 from app.settings.answer_cache import AnswerCacheSettings
+from tests.kit.accounts import configured_key, series
+from tests.kit.connections import opened
+from tests.kit.evaluators import disagree, judged
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -33,11 +36,6 @@ from tests.kit.gateway import (
 from tests.kit.same_answer import activate, configured
 from tests.kit.upstream import FakePool, usage_of
 from tests.kit.waiting import until, wait_until
-
-from .test_access_control import configured_key
-from .test_evaluator import disagree, judged
-from .test_leaving import opened
-from .test_metrics import series
 
 CHAT = "/v1/chat/completions"
 ON: dict[str, Any] = {"answer_cache": {}}

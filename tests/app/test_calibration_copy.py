@@ -33,11 +33,9 @@ from tests.kit.gateway import (
     noisy,
     running,
 )
+from tests.kit.stores import at, record
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
-
-from .test_schema import at
-from .test_store import record
 
 AGREED_S = 20.0
 SETUP = "a" * 64  # of `record`

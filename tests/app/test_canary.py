@@ -39,10 +39,8 @@ from tests.kit.gateway import (
     running,
     user,
 )
+from tests.kit.stores import aged, record
 from tests.kit.waiting import wait_until
-
-from .test_decisions import aged
-from .test_store import record
 
 KEY = b"k" * 32
 FALSE_ALARM = 1e-6

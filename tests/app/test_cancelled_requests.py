@@ -21,6 +21,8 @@ from app.wire.completions import Completions
 from app.wire.format import ApiFormat
 from app.wire.messages.format import Messages
 from app.wire.responses import Responses
+from tests.kit.accounts import series
+from tests.kit.connections import CHAT, LONG, left, opened
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -35,9 +37,6 @@ from tests.kit.gateway import (
 )
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
-
-from .test_leaving import CHAT, LONG, left, opened
-from .test_metrics import series
 
 KEYS = [f"key-number-{number}-of-the-tests" for number in range(12)]
 Kept = list[dict[str, Any]]

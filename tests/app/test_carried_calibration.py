@@ -45,9 +45,8 @@ from tests.kit.gateway import (
     noisy,
     running,
 )
+from tests.kit.stores import record
 from tests.kit.upstream import FakePool
-
-from .test_store import record
 
 SETUP = "a" * 64  # of `record`
 ROWS = noisy(20_000, 150)

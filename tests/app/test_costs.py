@@ -6,16 +6,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from racer_core.prices import as_text
+from tests.kit.accounts import PRICES, UsageReport, counted, owed
 from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
@@ -30,11 +29,6 @@ from tests.kit.gateway import (
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until, wait_until
 
-PRICES: Mapping[str, Mapping[str, float]] = {
-    "adder": {"input": 0.15, "cached_input": 0.075, "output": 0.6},
-    "speller": {"input": 2.5, "output": 10.000001, "call": 0.000003},
-    "poet": {"call": 0.1},
-}
 PICO = 10**12
 
 
@@ -45,59 +39,9 @@ def priced(serve: Serve, pool: FakePool) -> Gateway:
     return serve(candidates=candidates(pool.url, **own))
 
 
-def owed(candidate: str, usage: Mapping[str, Any]) -> Fraction:
-    """The price list, read by hand: tokens by the million, and calls."""
-    price = {name: Fraction(str(each)) for name, each in PRICES[candidate].items()}
-    fresh = price.get("input", Fraction(0))
-    cached = usage["cached_tokens"]
-    return (
-        (usage["input_tokens"] - cached) * fresh / 10**6
-        + cached * price.get("cached_input", fresh) / 10**6
-        + usage["output_tokens"] * price.get("output", Fraction(0)) / 10**6
-        + usage["calls"] * price.get("call", Fraction(0))
-    )
-
-
 def exactly(cost: float) -> Fraction:
     """A number of the interface, which has all twelve decimals."""
     return Fraction(round(cost * PICO), PICO)
-
-
-@dataclass(frozen=True)
-class UsageReport:
-    """What a candidate reports of a call."""
-
-    prompt: int
-    cached: int
-    written: int
-
-    @classmethod
-    def drawn(cls, rng: np.random.Generator) -> UsageReport:
-        """Any numbers."""
-        prompt, written = rng.integers(1, 5_000, size=2).tolist()
-        return cls(prompt, int(rng.integers(0, prompt + 1)), written)
-
-    def usage(self, path: str) -> dict[str, Any]:
-        """In the words of an API format."""
-        names = ("input", "output") if path.endswith("responses") else ("prompt", "completion")
-        return {
-            f"{names[0]}_tokens": self.prompt,
-            f"{names[1]}_tokens": self.written,
-            "total_tokens": self.prompt + self.written,
-            f"{names[0]}_tokens_details": {"cached_tokens": self.cached},
-        }
-
-    def owed(self, candidate: str) -> Fraction:
-        """What one call with it costs."""
-        return owed(
-            candidate,
-            {
-                "input_tokens": self.prompt,
-                "cached_tokens": self.cached,
-                "output_tokens": self.written,
-                "calls": 1,
-            },
-        )
 
 
 def record_of(gateway: Gateway, decision_id: str) -> dict[str, Any]:
@@ -105,17 +49,6 @@ def record_of(gateway: Gateway, decision_id: str) -> dict[str, Any]:
     response = gateway.get(f"/decisions/{decision_id}", ADMIN_KEY)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def counted(gateway: Gateway, name: str) -> dict[tuple[str, ...], float]:
-    """A counter by the values of its labels, in alphabetical order of their names."""
-    families = text_string_to_metric_families(gateway.get("/metrics").text)
-    return {
-        tuple(value for _, value in sorted(sample.labels.items())): sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == f"{name}_total"
-    }
 
 
 FORMATS: Mapping[str, str] = {

@@ -19,12 +19,11 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, RacerError
 from racer_core.offline.train import train
 from racer_core.racer import Racer
+from tests.kit.command_results import failed, parsed, write
 from tests.kit.commands import install
-from tests.kit.gateway import ADMIN_KEY, ONE, POOL, SKILLS, Command, Serve, as_json, labelled
+from tests.kit.gateway import ADMIN_KEY, ONE, POOL, SKILLS, TWO, Command, Serve, as_json, labelled
 from tests.kit.upstream import FakePool
-
-from .test_cli import failed, parsed, write
-from .test_whole_conversations import ROWS, TWO, chat, rows_of, stated, upload
+from tests.kit.whole_conversations import ROWS, chat, rows_of, stated, upload
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "routers.md"

@@ -23,6 +23,8 @@ from app.telemetry.metrics import Metrics
 from app.upstream.completions import Completion
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.vote import Weight
+from tests.kit.connections import CHAT, opened
+from tests.kit.evaluators import WHOLE_POOL, disagree, judged
 from tests.kit.gateway import (
     ENVIRONMENT,
     POOL,
@@ -37,27 +39,10 @@ from tests.kit.gateway import (
 from tests.kit.upstream import UPSTREAM_WORDS, FakePool
 from tests.kit.waiting import wait_until
 
-from .test_leaving import CHAT, opened
-
-WHOLE_POOL = {"alpha": 0.001}  # too small for 60 rows: the whole pool is called
 END = (
     "\nNow I will rate my confidence in the proposed answer as either (0) or (1).\n"
     "Proposed confidence: ("
 )
-
-
-def judged(url: str, weight: str = "p_true", **changes: Any) -> dict[str, Any]:
-    """An aggregation block with a judge at a server of its own; T is small, so that it decides."""
-    evaluator = {"base_url": url, "model": "judge", "timeout_s": 5}
-    values = {"method": "weighted", "weight": weight, "temperature": 0.1, "evaluator": evaluator}
-    return values | changes
-
-
-def disagree(pool: FakePool) -> None:
-    """Three answers, of which the router likes 7 most and the judge 'eight'."""
-    for name, text in zip(POOL, ("7", "seven", "eight"), strict=True):
-        pool.say(name, text)
-    pool.rate("judge", {"7": 0.125, "seven": 0.25, "eight": 0.875})
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 from app.store import Store
 from app.store.answer_calibrations import AnswerCalibrationStore
+from tests.kit.command_results import answered, written
 from tests.kit.gateway import (
     ADMIN_KEY,
     POOL,
@@ -24,11 +25,8 @@ from tests.kit.gateway import (
     error_message,
     noisy,
 )
-from tests.kit.same_answer import NAMES, configured
+from tests.kit.same_answer import NAMES, calibrate, collect, configured
 from tests.kit.upstream import FakePool
-
-from .test_same_answer import calibrate, collect
-from .test_tuning import answered, written
 
 LISTED: Mapping[str, Mapping[str, float]] = {
     "adder": {"input": 3.0, "output": 9.0},

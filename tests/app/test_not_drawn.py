@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from app.settings import key_format
+from tests.kit.applications import BOT_KEY, TOOLS, drawn_rows, upload, whole
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -18,10 +19,8 @@ from tests.kit.gateway import (
     error_message,
 )
 from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.network import closed_port
 from tests.kit.upstream import FakePool
-
-from .test_applications import BOT_KEY, TOOLS, drawn_rows, upload, whole
-from .test_options import closed_port
 
 LIMITED_KEY = key_format.new_key()
 ACCESS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from tests.kit.gateway import (
     labelled,
     user,
 )
+from tests.kit.network import closed_port
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
 
@@ -388,13 +388,6 @@ def test_replicas_share_a_candidates_calls(
     for _ in range(6):
         assert gateway.chat(ONE)["model"] == "adder"
     assert len(pool.requests) == len(second_pool.requests) == 3
-
-
-def closed_port() -> str:
-    """A base URL that no server listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
 
 def test_around_a_candidate_that_is_down_the_rest_is_certified(

@@ -21,6 +21,7 @@ from app.settings import Secrets, Settings
 from app.settings.access import Key
 from app.settings.reloading import ANY, RELOADED, Place, differences, is_reloaded
 from app.upstream.targets import open_targets
+from tests.kit.accounts import configured_key
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -39,8 +40,6 @@ from tests.kit.gateway import (
 )
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
-
-from .test_access_control import configured_key
 
 URL = "http://127.0.0.1:9/v1"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

@@ -15,9 +15,8 @@ import uvloop
 
 import app
 from app.upstream.http_client import UpstreamClient
+from tests.kit.asgi import Instant, application, ask, calibrated, chat, posted
 from tests.kit.gateway import ONE
-
-from .test_cost import Instant, application, ask, calibrated, chat, posted
 
 __all__ = ["calibrated"]  # a fixture
 

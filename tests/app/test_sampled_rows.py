@@ -20,6 +20,7 @@ from racer_core.records.conversation import fingerprint
 from racer_core.records.reader import read_rows
 from racer_core.types import RowsKind
 from tests.app.conftest import Command
+from tests.kit.command_results import failed, parsed
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -36,8 +37,6 @@ from tests.kit.gateway import (
 from tests.kit.monitored import KEY, sampled, shadow_rows
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
-
-from .test_cli import failed, parsed
 
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
 SAMPLING: dict[str, Any] = {"shadow_rate": 1.0, "store_requests": True, "feedback": "all"}

@@ -16,9 +16,7 @@ from app.monitoring.monitor import Monitor
 from app.monitoring.samples.draw import ShadowSample
 from app.store import Store
 from tests.kit.databases import before_statements
-from tests.kit.monitored import MonitoredStore, calibration_record, decision_record
-
-from .test_drift import monitored
+from tests.kit.monitored import MonitoredStore, calibration_record, decision_record, monitored
 
 RECORD = calibration_record()
 NOW = datetime.now(UTC)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from alembic import command
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
@@ -26,8 +25,7 @@ from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.risk_e_process import RiskEProcess
 from tests.kit.databases import before_statements
 from tests.kit.gateway import Command, Serve
-
-from .test_store import record
+from tests.kit.stores import at, record
 
 
 @pytest.fixture
@@ -36,14 +34,6 @@ def engine(database: str) -> Iterator[Engine]:
     opened = open_engine(database)
     yield opened
     opened.dispose()
-
-
-def at(engine: Engine, version: str) -> None:
-    """Make the tables of a version, as it made them."""
-    with engine.begin() as connection:
-        config = schema.migration_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, version)
 
 
 def shape(engine: Engine) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from app.monitoring.samples.store import SampleStore
 from app.settings import key_format
 from app.store.encryption import Cipher
 from app.upstream.fleet import Fleet
+from tests.kit.connections import CHAT, opened
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -39,8 +40,6 @@ from tests.kit.gateway import (
 from tests.kit.monitored import KEY, sampled, samples, shadow_rows
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until, wait_until
-
-from .test_leaving import CHAT, opened
 
 OTHER_KEY = KEY[::-1].replace("=", "") + "="
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}

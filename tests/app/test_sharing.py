@@ -24,6 +24,7 @@ from app.monitoring.metrics import MonitoringMetrics
 from app.routing.calibration_sync import STORE_TIMEOUT_S
 from app.store import Store, notifications
 from app.telemetry.metrics import Metrics
+from tests.kit.accounts import configured_key
 from tests.kit.databases import Postgres
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -42,8 +43,6 @@ from tests.kit.monitored import calibration_record, decision_records, draw_score
 from tests.kit.network import Cuttable, End
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until, wait_until
-
-from .test_access_control import configured_key
 
 pytestmark = pytest.mark.scale
 

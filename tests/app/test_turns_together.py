@@ -12,6 +12,7 @@ import pytest
 from app.errors import SettingsError
 from app.monitoring.drift.statistics import SET_SIZE, new_drift_state
 from app.store.calibration_record import CalibrationRecord
+from tests.kit.applications import ACCESS, BOT_KEY, drawn_rows, later, upload, whole
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -26,8 +27,6 @@ from tests.kit.gateway import (
 )
 from tests.kit.monitored import KEY, calibration_record, sampled, shadow_rows
 from tests.kit.upstream import FakePool
-
-from .test_applications import ACCESS, BOT_KEY, drawn_rows, later, upload, whole
 
 RATE = 0.25
 BOT: dict[str, Any] = {"keys": ["bot"], "premise": "drawn", "turns": "together"}

@@ -15,7 +15,6 @@ from app import artifact_watch, settings
 from app.errors import SettingsError
 from app.settings import key_format
 from racer_core import artifacts
-from tests.app.test_without_router import configuration as unconfigured
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -29,6 +28,7 @@ from tests.kit.gateway import (
     running,
     user,
 )
+from tests.kit.gateway import configuration as unconfigured
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx2
 import pytest
-import yaml
 
 from app import settings
 from app.errors import SettingsError
@@ -26,7 +25,7 @@ from tests.kit.gateway import (
     POOL,
     Command,
     Gateway,
-    candidates,
+    configuration,
     running,
     user,
 )
@@ -64,14 +63,6 @@ EVALUATED = {
     "weight": "p_true",
     "evaluator": {"candidate": POOL[0]},
 }
-
-
-def configuration(folder: Path, upstream: str, **changes: Any) -> Path:
-    """Candidates, and no artifact."""
-    values = {"schema_version": 1, "port": 0, "candidates": candidates(upstream), **changes}
-    path = folder / "racer.yaml"
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    return path
 
 
 @pytest.fixture

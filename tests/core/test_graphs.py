@@ -8,7 +8,7 @@ import pytest
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pooling import pool
 from racer_core.errors import ArtifactError
-from tests.core.test_deberta import MOST, SHAPES, deberta, model, texts
+from tests.core.deberta_models import MOST, SHAPES, deberta, model, texts
 from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")

@@ -19,97 +19,18 @@ from app.monitoring.metrics import MonitoringMetrics
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from racer_core import __version__
+from tests.deploy import bootstrap, manifests
+from tests.deploy.chart import ELSEWHERE, FOLDER, USUAL, VARIANTS, found, pod
 from tests.kit.commands import command
 from tests.kit.lazy import LazyModule
 
-from . import test_bootstrap as bootstrap
-from . import test_kubernetes as plain
 from .chart import CHART, ChartRefused, Manifest, merged, render, values_of
 from .monitoring import ALERTS
 
-FOLDER = CHART.parent
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 VALUES = values_of(CHART / "values.yaml")
-USUAL: dict[str, Any] = {
-    "existingSecret": "gateway",
-    "artifact": {"image": "registry.example/racer-artifact:1"},
-}
-ELSEWHERE = {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 443}]}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "usual": USUAL,
-    "gpu": merged(USUAL, {"gateway": {"gpus": 1, "nodeSelector": {"gpu": "small"}}}),
-    "volume": {"existingSecret": "gateway", "artifact": {"existingClaim": "artifacts"}},
-    "bootstrap": {
-        "existingSecret": "gateway",
-        "artifact": {"claim": {"create": True, "storageClass": "shared"}},
-        "bootstrap": {"questions": "questions"},
-        "imagePullSecrets": [{"name": "registry"}],
-    },
-    "candidates elsewhere": {
-        "existingSecret": "gateway",
-        "candidates": [{"name": "one", "settings": {"base_url": "https://models.example/v1"}}],
-        "gateway": {"env": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://c:4318"}]},
-        "networkPolicy": {"egress": [ELSEWHERE]},
-    },
-    "prometheus": merged(USUAL, values_of(FOLDER / "prometheus.yaml")),
-    "everything of one's own": merged(
-        USUAL,
-        {
-            "gateway": {
-                "podLabels": {"team": "one"},
-                "podAnnotations": {"sidecar.istio.io/inject": "false"},
-                "rolloutOnChange": False,
-                "extraVolumes": [
-                    {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}
-                ],
-                "extraVolumeMounts": [{"name": "cache", "mountPath": "/var/cache/racer"}],
-                "serviceAccount": {"create": True, "annotations": {"role-arn": "arn:aws:iam::1"}},
-            },
-            "ingress": {
-                "host": "racer.example",
-                "className": "nginx",
-                "tlsSecret": "tls",
-                "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "300"},
-            },
-            "recalibration": {"schedule": "0 3 * * *"},
-            "candidates": [
-                {"name": "small", "vllm": {"model": "small", "args": []}},
-                {
-                    "name": "large",
-                    "vllm": {
-                        "model": "large",
-                        "args": ["--tensor-parallel-size=2"],
-                        "replicas": 2,
-                        "gpus": 2,
-                        "resources": {"limits": {"memory": "96Gi"}},
-                        "storage": "300Gi",
-                        "nodeSelector": {"gpu": "h100"},
-                        "tolerations": [],
-                        "affinity": {"nodeAffinity": {}},
-                    },
-                },
-            ],
-        },
-    ),
-    "nothing optional": merged(
-        USUAL,
-        {"networkPolicy": {"enabled": False}, "autoscaling": {"enabled": False}},
-        {"config": {"limits": {"body_bytes": 67_108_864}}},  # Helm writes it with an exponent
-    ),
-}
 operator = LazyModule("cloudcoil.models.prometheus_operator.v1")
 OF_THE_OPERATOR = ("PodMonitor", "PrometheusRule")
-
-
-def found(manifests: list[Manifest], kind: str, name: str = "gateway") -> Manifest:
-    """One manifest of the release."""
-    [one] = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, f"demo-{name}")]
-    return one
-
-
-def pod(manifests: list[Manifest], name: str = "gateway", kind: str = "Deployment") -> Manifest:
-    """The pods of a deployment or a job."""
-    return found(manifests, kind, name)["spec"]["template"]["spec"]
 
 
 def container(manifests: list[Manifest], name: str = "gateway") -> Manifest:
@@ -130,7 +51,7 @@ def selected(manifests: list[Manifest], labels: dict[str, str]) -> set[str]:
     return {name for name, has in templates.items() if labels.items() <= has.items()}
 
 
-@pytest.mark.parametrize("version", plain.VERSIONS)
+@pytest.mark.parametrize("version", manifests.VERSIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_is_valid_for_kubernetes(variant: str, version: str) -> None:
     """Red when a field does not exist, has another type or is missing."""
@@ -190,11 +111,11 @@ def test_the_configuration_loads(variant: str) -> None:
     """Red when racer.yaml is not one that a gateway starts with, or a host is no Service."""
     manifests = render(VARIANTS[variant])
     text = found(manifests, "ConfigMap")["data"]["racer.yaml"]
-    given = plain.start_arguments()
+    given = manifests.start_arguments()
     loaded, secrets = settings.parse(
-        text, Path("racer.yaml"), plain.SECRETS, host=given["host"], port=given["port"]
+        text, Path("racer.yaml"), manifests.SECRETS, host=given["host"], port=given["port"]
     )
-    assert secrets.store(loaded) == plain.SECRETS[plain.STORE]
+    assert secrets.store(loaded) == manifests.SECRETS[manifests.STORE]
     limits = VARIANTS[variant].get("config", {}).get("limits", {})
     assert limits.items() <= loaded.limits.model_dump().items()
     wanted = VARIANTS[variant].get("candidates", VALUES["candidates"])
@@ -240,9 +161,9 @@ def test_a_changed_configuration_is_a_reload_where_that_is_chosen() -> None:
 def test_pods_are_those_of_the_plain_manifests() -> None:
     """But for names, labels and images. Red when one of both is changed and the other forgotten."""
     manifests = render(VARIANTS["volume"])
-    theirs = plain.GATEWAY | {"image": None}
+    theirs = manifests.GATEWAY | {"image": None}
     assert container(manifests) | {"image": None} == theirs
-    ours, other = pod(manifests), plain.PODS["gateway"]
+    ours, other = pod(manifests), manifests.PODS["gateway"]
     differing = {"containers", "volumes", "topologySpreadConstraints"}
     assert {k: v for k, v in ours.items() if k not in differing} == {
         k: v for k, v in other.items() if k not in differing
@@ -251,9 +172,9 @@ def test_pods_are_those_of_the_plain_manifests() -> None:
         next(k for k in v if k != "name") for v in other["volumes"]
     ]
     [job], image = pod(manifests, "migration", "Job")["containers"], container(manifests)["image"]
-    assert job == plain.UPGRADE | {"image": image}
-    for name in plain.CANDIDATES:
-        [theirs] = plain.PODS[name]["containers"]
+    assert job == manifests.UPGRADE | {"image": image}
+    for name in manifests.CANDIDATES:
+        [theirs] = manifests.PODS[name]["containers"]
         ours = container(manifests, name)
         assert sorted(ours["args"]) == sorted(theirs["args"])
         assert ours["args"][0] == theirs["args"][0]
@@ -266,7 +187,7 @@ def test_pods_are_those_of_the_plain_manifests() -> None:
 @pytest.mark.parametrize("kind", ["PodDisruptionBudget", "HorizontalPodAutoscaler", "Service"])
 def test_objects_of_the_gateway_are_those_of_the_plain_manifests(kind: str) -> None:
     """But for names and labels."""
-    ours, theirs = found(render(USUAL), kind)["spec"], plain.named(kind)["spec"]
+    ours, theirs = found(render(USUAL), kind)["spec"], manifests.named(kind)["spec"]
     differing = {"selector", "scaleTargetRef"}
     assert {k: v for k, v in ours.items() if k not in differing} == {
         k: v for k, v in theirs.items() if k not in differing
@@ -278,11 +199,11 @@ def test_policies_let_through_what_the_plain_ones_do(name: str) -> None:
     """Ports of all rules, and names, which the plain ones allow to every pod."""
 
     def ports(rules: list[Manifest]) -> list[tuple[str, int]]:
-        return sorted(plain.policy_ports(rules))
+        return sorted(manifests.policy_ports(rules))
 
     ours = found(render(USUAL), "NetworkPolicy", name)["spec"]
-    theirs = plain.named("NetworkPolicy", name)["spec"]
-    names = plain.named("NetworkPolicy", "names")["spec"]["egress"]
+    theirs = manifests.named("NetworkPolicy", name)["spec"]
+    names = manifests.named("NetworkPolicy", "names")["spec"]["egress"]
     assert ours["policyTypes"] == ["Ingress", "Egress"]
     assert ports(ours.get("ingress", [])) == ports(theirs.get("ingress", []))
     assert ports(ours["egress"]) == ports([*theirs["egress"], *names])
@@ -349,7 +270,7 @@ def test_the_recalibration_is_that_of_the_plain_manifests() -> None:
         each["spec"]["jobTemplate"]["spec"]["template"]["spec"]
         for each in (
             found(manifests, "CronJob", "recalibration"),
-            plain.named("CronJob", "recalibration"),
+            manifests.named("CronJob", "recalibration"),
         )
     )
     [job], [other] = ours.pop("containers"), dict(theirs)["containers"]
@@ -553,7 +474,9 @@ def test_an_ingress_leads_clients_to_the_service() -> None:
     service = found(manifests, "Service")
     assert path["backend"]["service"]["name"] == service["metadata"]["name"]
     assert path["backend"]["service"]["port"]["name"] == service["spec"]["ports"][0]["name"]
-    reached = [route for route in plain.ROUTES if f"{route.path}/".startswith(f"{path['path']}/")]
+    reached = [
+        route for route in manifests.ROUTES if f"{route.path}/".startswith(f"{path['path']}/")
+    ]
     assert {route.path for route in reached if route.role != "data"} == {"/v1/calibrate"}
     assert "/v1/chat/completions" in {route.path for route in reached}
     assert "Ingress" not in {each["kind"] for each in render(USUAL)}
@@ -588,8 +511,8 @@ def test_prometheus_scrapes_every_pod_with_the_data_key() -> None:
     assert jobs == {labels[monitor["jobLabel"]]}
     [endpoint] = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in container(manifests)["ports"]}
-    assert endpoint["path"] in {route.path for route in plain.ROUTES}
-    assert endpoint["authorization"] == {"credentials": {"name": "gateway", "key": plain.DATA}}
+    assert endpoint["path"] in {route.path for route in manifests.ROUTES}
+    assert endpoint["authorization"] == {"credentials": {"name": "gateway", "key": manifests.DATA}}
 
 
 def test_gateways_scale_by_metrics_that_they_have() -> None:

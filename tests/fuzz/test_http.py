@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.routes import ROUTES
-from tests.app.test_openapi import UNDESCRIBED
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
     TWO,
+    UNDESCRIBED,
     Gateway,
     configure,
     running,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import click
 import pytest
 
 from app.cli import main
+from app.cli.main import cli
 from app.tools.gateway_client import Progress
 
 
@@ -67,3 +68,33 @@ def install(
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, module, raising=False)
     importlib.invalidate_caches()
+
+
+# Commands whose stdout is not a result for people, and why.
+WITHOUT_JSON = {
+    "serve": "runs until it is stopped; its log is JSON by `telemetry.log`",
+    "encoder": "runs until it is stopped; its log is JSON by `telemetry.log`",
+    "schema": "prints JSON anyway",
+    "completion": "prints a script for a shell",
+}
+
+
+def leaves(group: click.Group = cli, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command as it is typed."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*before, name))
+        else:
+            yield (*before, name)
+
+
+def found(words: tuple[str, ...]) -> click.Command:
+    """The command behind its words."""
+    command: click.Command = cli
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    return command
+
+
+COMMANDS = {" ".join(words): found(words) for words in leaves()}

@@ -339,3 +339,23 @@ def _key(path: Path, environment: Mapping[str, str]) -> str:
         sort_keys=True,
         default=str,
     )
+
+
+def configuration(folder: Path, upstream: str, **changes: Any) -> Path:
+    """Candidates, and no artifact."""
+    values = {"schema_version": 1, "port": 0, "candidates": candidates(upstream), **changes}
+    path = folder / "racer.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+# Second names, the description itself, and the page.
+UNDESCRIBED = {
+    "POST /v1/route",
+    "POST /v1/calibrate",
+    "GET /docs",
+    "GET /docs/oauth2-redirect",
+    "GET /openapi.json",
+    "GET /ui",
+    "GET /ui/{name}",
+}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -236,3 +237,17 @@ def exported(sampled: Sequence[SampledDecision], **options: Any) -> list[dict[st
     }
     found, _ = labelled_rows(lambda: sampled, POOL, **usual | options)
     return [json.loads(row) for row in found]
+
+
+def monitored(
+    store: Store, story: Callable[[Monitor, MonitoredStore], Awaitable[None]], **settings: Any
+) -> MonitoredStore:
+    """Run a story with a `Monitor` of a calibration on 600 rows, and close the monitor."""
+    world = MonitoredStore(store, settings.pop("record", None) or calibration_record())
+
+    async def run() -> None:
+        async with await world.monitor(**settings) as monitor:
+            await story(monitor, world)
+
+    asyncio.run(run())
+    return world

@@ -187,3 +187,10 @@ class Cuttable:
             each.close()
         with self._lock:
             self._open -= {source, sink}
+
+
+def closed_port() -> str:
+    """A base URL that no server listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

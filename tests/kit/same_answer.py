@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,14 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import answer_classes
 from racer_core.sequential.answer_classes import AnswerClasses
 from tests.kit.gateway import ADMIN_KEY, Gateway
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import sampled
 from tests.kit.upstream import FakePool
+
+if TYPE_CHECKING:
+    from scipy import stats
+else:
+    stats = LazyModule("scipy.stats")
 
 NAMES = ("ada", "bob", "cyd", "dan", "eve")
 RIGHT = {"ada": 0.95, "bob": 0.9, "cyd": 0.85, "dan": 0.6, "eve": 0.5}
@@ -104,3 +111,17 @@ def activate(
     response = gateway.post(f"/same-answer/{record.id}/activate", ADMIN_KEY)
     assert response.status_code == 200, response.text
     return record
+
+
+def collect(gateway: Gateway, count: int, start: int = 0) -> None:
+    """Requests whose candidates all answer in the background."""
+    for number in range(start, start + count):
+        gateway.chat(f"question {number}")
+    sampled(gateway, start + count)
+
+
+def calibrate(gateway: Gateway, **body: Any) -> dict[str, Any]:
+    """The result of a calibration."""
+    response = gateway.post("/same-answer/calibrate", ADMIN_KEY, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
