@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.kit import required
+pytest_plugins = ["tests.kit.required", "tests.kit.fixtures"]
+pytest.register_assert_rewrite("tests.kit")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 # Threads of numpy and torch would compete with the other workers; before numpy is imported.
@@ -97,7 +98,6 @@ def pytest_configure(config: pytest.Config) -> None:
     Every gateway of a test commits a dozen times, and the store synchronises each with the disk.
     Slow tests may install whole environments: their files stay on the disk.
     """
-    config.pluginmanager.register(required)
     if "not slow" in config.option.markexpr and "TMPDIR" not in os.environ and _is_usable(MEMORY):
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # of children, and of this process
 

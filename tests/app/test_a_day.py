@@ -15,7 +15,6 @@ import pytest
 
 from app.settings import key_format
 from app.store import now
-from tests.app.conftest import Command
 from tests.kit.checkers import EVENING, MORNING, UNCHECKED
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -23,6 +22,7 @@ from tests.kit.gateway import (
     ENVIRONMENT,
     POOL,
     SKILLS,
+    Command,
     Gateway,
     configure,
     running,

@@ -12,11 +12,11 @@ import pytest
 from app.cli.console import start_of
 from app.store import KeyPurpose, Store, now
 from racer_core.calibration.shadow import is_sampled
-from tests.app.conftest import Command
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
+    Command,
     Gateway,
     Serve,
     as_json,

@@ -26,6 +26,7 @@ from tests.kit.connections import (
     rest,
     status_and_code,
 )
+from tests.kit.connections import start as start
 from tests.kit.waiting import wait_until
 
 

@@ -27,8 +27,9 @@ from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from app.upstream import connection as upstream
 from app.upstream.http_client import UpstreamClient
-from tests.kit.asgi import LONG, SHORT, application, ask, chat, posted
 from tests.kit.gateway import ONE, POOL, TWO
+from tests.kit.services import LONG, SHORT, application, ask, chat, posted
+from tests.kit.services import calibrated as calibrated
 
 pytestmark = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="the bounds were counted on Python 3.11"

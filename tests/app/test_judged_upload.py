@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.app.conftest import Command
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
     TWO,
+    Command,
     Gateway,
     Serve,
     as_json,

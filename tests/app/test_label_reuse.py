@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.conftest import Command
-from tests.kit.gateway import POOL, candidates, configure
+from tests.kit.gateway import POOL, Command, candidates, configure
 from tests.kit.upstream import FakePool
 
 QUESTIONS = [

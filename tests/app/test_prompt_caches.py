@@ -19,7 +19,6 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.conversations import cached_characters
 from racer_core.offline.train import train
 from racer_core.records.writer import write_rows
-from tests.app.conftest import Command
 from tests.kit.conversations import (
     POOL,
     cached_share,
@@ -31,7 +30,7 @@ from tests.kit.conversations import (
     serve,
     servers,
 )
-from tests.kit.gateway import ENVIRONMENT, configure, running
+from tests.kit.gateway import ENVIRONMENT, Command, configure, running
 
 ALPHA = 0.2
 

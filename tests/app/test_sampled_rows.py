@@ -19,13 +19,13 @@ from racer_core import artifacts
 from racer_core.records.conversation import fingerprint
 from racer_core.records.reader import read_rows
 from racer_core.types import RowsKind
-from tests.app.conftest import Command
 from tests.kit.command_results import failed, parsed
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
     SKILLS,
+    Command,
     Gateway,
     Serve,
     candidates,

@@ -10,7 +10,6 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from tests.app.conftest import racer as racer
 from tests.kit.demo import LONG, configure, long_pool
 from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, Command, running, user
 

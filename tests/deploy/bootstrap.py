@@ -6,11 +6,11 @@ from typing import Any
 
 import yaml
 
-from tests.deploy import compose, manifests
+from tests.deploy import compose, plain
 from tests.kit.commands import parsed
 
 Manifest = dict[str, Any]
-TEXT = (manifests.FOLDER / "bootstrap.yaml").read_text(encoding="utf-8")
+TEXT = (plain.FOLDER / "bootstrap.yaml").read_text(encoding="utf-8")
 MANIFESTS: list[Manifest] = list(yaml.safe_load_all(TEXT))
 SERVICE = compose.SERVICES["bootstrap"]
 

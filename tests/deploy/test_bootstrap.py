@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy import compose, manifests
+from tests.deploy import compose, plain
 from tests.deploy.bootstrap import CONTAINER, MANIFESTS, POD, SERVICE, TEXT, Manifest, given, named
 
 
@@ -78,24 +78,24 @@ def test_compose_trains_on_the_gateway_s_device() -> None:
 # Kubernetes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", manifests.VERSIONS)
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=manifests.title)
+@pytest.mark.parametrize("version", plain.VERSIONS)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=plain.title)
 def test_every_manifest_is_one_that_kubernetes_takes(manifest: Manifest, version: str) -> None:
     """Red when a field does not exist, has another type or is missing, or the namespace is not."""
     kubernetes_validate.validate(manifest, version, strict=True)
-    assert manifest["metadata"]["namespace"] == manifests.KUSTOMIZATION["namespace"]
+    assert manifest["metadata"]["namespace"] == plain.KUSTOMIZATION["namespace"]
 
 
 def test_the_job_runs_the_command_before_the_service() -> None:
     """Red when a word is no option, or another port, key or image is meant."""
     options = given(CONTAINER["args"])
     url = urlsplit(options["url"])
-    [port] = manifests.named("Service", url.hostname)["spec"]["ports"]
+    [port] = plain.named("Service", url.hostname)["spec"]["ports"]
     assert url.port == port["port"]
-    [image] = manifests.KUSTOMIZATION["images"]
+    [image] = plain.KUSTOMIZATION["images"]
     assert CONTAINER["image"] == f"{image['newName']}:{image['newTag']}"
-    admin = manifests.variables(manifests.GATEWAY)[manifests.ADMIN]
-    offline = manifests.variables(manifests.GATEWAY)["HF_HUB_OFFLINE"]
+    admin = plain.variables(plain.GATEWAY)[plain.ADMIN]
+    offline = plain.variables(plain.GATEWAY)["HF_HUB_OFFLINE"]
     assert CONTAINER["env"] == [admin, offline]
 
 
@@ -107,28 +107,29 @@ def test_the_job_s_files_are_where_the_command_looks() -> None:
         assert found[str(path.parent)]["configMap"] == {"name": "bootstrap"}
         given_as = f"--from-file={'deploy/kubernetes/' * (name == 'config')}{path.name}"
         assert given_as in TEXT
-        assert given_as in manifests.README
+        assert given_as in plain.README
     claims = {
         path: each["persistentVolumeClaim"]["claimName"]
         for path, each in found.items()
         if "persistentVolumeClaim" in each
     }
     assert claims == {
-        manifests.CONFIG["artifact"]: "artifact",
+        plain.CONFIG["artifact"]: "artifact",
         str(options["folder"]): "bootstrap",
     }
     assert named("PersistentVolumeClaim")
-    assert manifests.mounts(manifests.GATEWAY)[manifests.CONFIG["artifact"]][
-        "persistentVolumeClaim"
-    ] == {"claimName": "artifact", "readOnly": True}
+    assert plain.mounts(plain.GATEWAY)[plain.CONFIG["artifact"]]["persistentVolumeClaim"] == {
+        "claimName": "artifact",
+        "readOnly": True,
+    }
 
 
 def test_the_job_has_no_rights_and_reaches_the_gateway_alone() -> None:
     """Red when the namespace would refuse it, or a policy opens more than the gateway's port."""
     context = dict(POD["securityContext"])
     assert context.pop("fsGroup") == context["runAsGroup"]
-    assert context == manifests.PODS["gateway"]["securityContext"]
-    assert CONTAINER["securityContext"] == manifests.GATEWAY["securityContext"]
+    assert context == plain.PODS["gateway"]["securityContext"]
+    assert CONTAINER["securityContext"] == plain.GATEWAY["securityContext"]
     assert POD["automountServiceAccountToken"] is False
     assert CONTAINER["resources"]["limits"]["memory"]
     labels = named("Job")["spec"]["template"]["metadata"]["labels"]
@@ -137,7 +138,7 @@ def test_the_job_has_no_rights_and_reaches_the_gateway_alone() -> None:
     assert out["podSelector"]["matchLabels"] == labels
     [[to], [source]] = out["egress"][0]["to"], into["ingress"][0]["from"]
     for selector in (to["podSelector"], into["podSelector"]):
-        assert manifests.selected(selector["matchLabels"]) == {"gateway"}
+        assert plain.selected(selector["matchLabels"]) == {"gateway"}
     assert source["podSelector"]["matchLabels"] == labels
-    ports = manifests.policy_ports([*out["egress"], *into["ingress"]])
-    assert ports == [("TCP", manifests.PORT)] * 2
+    ports = plain.policy_ports([*out["egress"], *into["ingress"]])
+    assert ports == [("TCP", plain.PORT)] * 2

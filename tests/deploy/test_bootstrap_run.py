@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from app import artifact_watch
-from tests.deploy import bootstrap, chart, compose, manifests
+from tests.deploy import bootstrap, chart, compose, plain
 from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, labelled, running
 from tests.kit.upstream import FakePool
 
@@ -48,7 +48,7 @@ def _variables(container: dict[str, Any]) -> dict[str, str]:
 
 
 def _of_kubernetes() -> Start:
-    config = (manifests.FOLDER / "racer.yaml").read_text(encoding="utf-8")
+    config = (plain.FOLDER / "racer.yaml").read_text(encoding="utf-8")
     return Start(bootstrap.CONTAINER["args"], _variables(bootstrap.CONTAINER), config)
 
 

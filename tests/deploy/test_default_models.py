@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.deploy import manifests
+from tests.deploy import plain
 from tests.deploy.compose import CANDIDATES, flags, model
 
 from .chart import CHART, values_of
@@ -65,11 +65,11 @@ def test_compose_manifests_and_chart_serve_the_models_of_the_table() -> None:
     wanted = [[name, *own] for name, own in MODELS.items()]
     assert wanted
     assert [model(each)[1].split() for each in CANDIDATES.values()] == wanted
-    assert [manifests.own_words(name) for name in manifests.CANDIDATES] == wanted
+    assert [plain.own_words(name) for name in plain.CANDIDATES] == wanted
     values = values_of(CHART / "values.yaml")
     runs = [each["vllm"] for each in values["candidates"]]
     assert [[each["model"], *each["args"]] for each in runs] == wanted
-    [image] = {manifests.PODS[name]["containers"][0]["image"] for name in manifests.CANDIDATES}
+    [image] = {plain.PODS[name]["containers"][0]["image"] for name in plain.CANDIDATES}
     assert values["vllm"]["image"] == image
     assert image.rpartition(":v")[2] in PAGE
 

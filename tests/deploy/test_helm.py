@@ -15,11 +15,12 @@ import pytest
 import yaml
 
 from app import settings
+from app.api.routes import ROUTES
 from app.monitoring.metrics import MonitoringMetrics
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from racer_core import __version__
-from tests.deploy import bootstrap, manifests
+from tests.deploy import bootstrap, plain
 from tests.deploy.chart import ELSEWHERE, FOLDER, USUAL, VARIANTS, found, pod
 from tests.kit.commands import command
 from tests.kit.lazy import LazyModule
@@ -51,7 +52,7 @@ def selected(manifests: list[Manifest], labels: dict[str, str]) -> set[str]:
     return {name for name, has in templates.items() if labels.items() <= has.items()}
 
 
-@pytest.mark.parametrize("version", manifests.VERSIONS)
+@pytest.mark.parametrize("version", plain.VERSIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_is_valid_for_kubernetes(variant: str, version: str) -> None:
     """Red when a field does not exist, has another type or is missing."""
@@ -111,11 +112,11 @@ def test_the_configuration_loads(variant: str) -> None:
     """Red when racer.yaml is not one that a gateway starts with, or a host is no Service."""
     manifests = render(VARIANTS[variant])
     text = found(manifests, "ConfigMap")["data"]["racer.yaml"]
-    given = manifests.start_arguments()
+    given = plain.start_arguments()
     loaded, secrets = settings.parse(
-        text, Path("racer.yaml"), manifests.SECRETS, host=given["host"], port=given["port"]
+        text, Path("racer.yaml"), plain.SECRETS, host=given["host"], port=given["port"]
     )
-    assert secrets.store(loaded) == manifests.SECRETS[manifests.STORE]
+    assert secrets.store(loaded) == plain.SECRETS[plain.STORE]
     limits = VARIANTS[variant].get("config", {}).get("limits", {})
     assert limits.items() <= loaded.limits.model_dump().items()
     wanted = VARIANTS[variant].get("candidates", VALUES["candidates"])
@@ -158,12 +159,12 @@ def test_a_changed_configuration_is_a_reload_where_that_is_chosen() -> None:
 # As the plain manifests -------------------------------------------------------------------------
 
 
-def test_pods_are_those_of_the_plain_manifests() -> None:
+def test_pods_are_those_of_the_plain() -> None:
     """But for names, labels and images. Red when one of both is changed and the other forgotten."""
     manifests = render(VARIANTS["volume"])
-    theirs = manifests.GATEWAY | {"image": None}
+    theirs = plain.GATEWAY | {"image": None}
     assert container(manifests) | {"image": None} == theirs
-    ours, other = pod(manifests), manifests.PODS["gateway"]
+    ours, other = pod(manifests), plain.PODS["gateway"]
     differing = {"containers", "volumes", "topologySpreadConstraints"}
     assert {k: v for k, v in ours.items() if k not in differing} == {
         k: v for k, v in other.items() if k not in differing
@@ -172,9 +173,9 @@ def test_pods_are_those_of_the_plain_manifests() -> None:
         next(k for k in v if k != "name") for v in other["volumes"]
     ]
     [job], image = pod(manifests, "migration", "Job")["containers"], container(manifests)["image"]
-    assert job == manifests.UPGRADE | {"image": image}
-    for name in manifests.CANDIDATES:
-        [theirs] = manifests.PODS[name]["containers"]
+    assert job == plain.UPGRADE | {"image": image}
+    for name in plain.CANDIDATES:
+        [theirs] = plain.PODS[name]["containers"]
         ours = container(manifests, name)
         assert sorted(ours["args"]) == sorted(theirs["args"])
         assert ours["args"][0] == theirs["args"][0]
@@ -185,9 +186,9 @@ def test_pods_are_those_of_the_plain_manifests() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PodDisruptionBudget", "HorizontalPodAutoscaler", "Service"])
-def test_objects_of_the_gateway_are_those_of_the_plain_manifests(kind: str) -> None:
+def test_objects_of_the_gateway_are_those_of_the_plain(kind: str) -> None:
     """But for names and labels."""
-    ours, theirs = found(render(USUAL), kind)["spec"], manifests.named(kind)["spec"]
+    ours, theirs = found(render(USUAL), kind)["spec"], plain.named(kind)["spec"]
     differing = {"selector", "scaleTargetRef"}
     assert {k: v for k, v in ours.items() if k not in differing} == {
         k: v for k, v in theirs.items() if k not in differing
@@ -199,11 +200,11 @@ def test_policies_let_through_what_the_plain_ones_do(name: str) -> None:
     """Ports of all rules, and names, which the plain ones allow to every pod."""
 
     def ports(rules: list[Manifest]) -> list[tuple[str, int]]:
-        return sorted(manifests.policy_ports(rules))
+        return sorted(plain.policy_ports(rules))
 
     ours = found(render(USUAL), "NetworkPolicy", name)["spec"]
-    theirs = manifests.named("NetworkPolicy", name)["spec"]
-    names = manifests.named("NetworkPolicy", "names")["spec"]["egress"]
+    theirs = plain.named("NetworkPolicy", name)["spec"]
+    names = plain.named("NetworkPolicy", "names")["spec"]["egress"]
     assert ours["policyTypes"] == ["Ingress", "Egress"]
     assert ports(ours.get("ingress", [])) == ports(theirs.get("ingress", []))
     assert ports(ours["egress"]) == ports([*theirs["egress"], *names])
@@ -263,14 +264,14 @@ def test_tables_are_brought_up_to_date_before_a_release() -> None:
 # Jobs -------------------------------------------------------------------------------------------
 
 
-def test_the_recalibration_is_that_of_the_plain_manifests() -> None:
+def test_the_recalibration_is_that_of_the_plain() -> None:
     """But for names and labels; it reaches the gateway alone, which lets it in."""
     manifests = render(VARIANTS["everything of one's own"])
     ours, theirs = (
         each["spec"]["jobTemplate"]["spec"]["template"]["spec"]
         for each in (
             found(manifests, "CronJob", "recalibration"),
-            manifests.named("CronJob", "recalibration"),
+            plain.named("CronJob", "recalibration"),
         )
     )
     [job], [other] = ours.pop("containers"), dict(theirs)["containers"]
@@ -293,7 +294,7 @@ def test_the_recalibration_is_that_of_the_plain_manifests() -> None:
 # The bootstrap ----------------------------------------------------------------------------------
 
 
-def test_the_bootstrap_is_that_of_the_plain_manifests() -> None:
+def test_the_bootstrap_is_that_of_the_plain() -> None:
     """But for the places of configuration and questions. Both write where the gateway reads."""
     manifests = render(VARIANTS["bootstrap"])
     ours = pod(manifests, "bootstrap", "Job")
@@ -474,9 +475,7 @@ def test_an_ingress_leads_clients_to_the_service() -> None:
     service = found(manifests, "Service")
     assert path["backend"]["service"]["name"] == service["metadata"]["name"]
     assert path["backend"]["service"]["port"]["name"] == service["spec"]["ports"][0]["name"]
-    reached = [
-        route for route in manifests.ROUTES if f"{route.path}/".startswith(f"{path['path']}/")
-    ]
+    reached = [route for route in ROUTES if f"{route.path}/".startswith(f"{path['path']}/")]
     assert {route.path for route in reached if route.role != "data"} == {"/v1/calibrate"}
     assert "/v1/chat/completions" in {route.path for route in reached}
     assert "Ingress" not in {each["kind"] for each in render(USUAL)}
@@ -511,8 +510,8 @@ def test_prometheus_scrapes_every_pod_with_the_data_key() -> None:
     assert jobs == {labels[monitor["jobLabel"]]}
     [endpoint] = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in container(manifests)["ports"]}
-    assert endpoint["path"] in {route.path for route in manifests.ROUTES}
-    assert endpoint["authorization"] == {"credentials": {"name": "gateway", "key": manifests.DATA}}
+    assert endpoint["path"] in {route.path for route in ROUTES}
+    assert endpoint["authorization"] == {"credentials": {"name": "gateway", "key": plain.DATA}}
 
 
 def test_gateways_scale_by_metrics_that_they_have() -> None:

@@ -18,7 +18,6 @@ from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.offline.train import train
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow, LabelledRows
-from tests.app.conftest import racer as racer
 from tests.kit.gateway import ENVIRONMENT, Gateway, running
 from tests.kit.lazy import LazyModule
 

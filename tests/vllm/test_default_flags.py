@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy import compose, manifests
+from tests.deploy import compose, plain
 from tests.deploy.chart import CHART, render, values_of
 
 from .conftest import PYTHON
@@ -89,7 +89,7 @@ def chart_pods() -> list[dict[str, Any]]:
 
 PLACES = {
     "compose": compose_commands,
-    "manifests": lambda: manifest_commands([manifests.PODS[name] for name in manifests.CANDIDATES]),
+    "manifests": lambda: manifest_commands([plain.PODS[name] for name in plain.CANDIDATES]),
     "chart": lambda: manifest_commands(chart_pods()),
 }
 # The control: vLLM knows neither this flag nor this parser.
