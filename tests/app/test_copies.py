@@ -14,7 +14,7 @@ from app.store.calibration_record import CalibrationRecord
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RowsKind
 from tests.core.laws import stats
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
     POOL,
