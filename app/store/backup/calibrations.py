@@ -26,12 +26,12 @@ from app.store.backup import answers
 from app.store.backup.file import (
     Backup,
     Manifest,
+    RestoreResult,
     StoredAnswers,
     StoredCalibration,
     Writer,
     writing,
 )
-from app.store.backup.result import RestoreResult
 from app.store.calibration_rows import (
     forgo_digests,
     is_same,
