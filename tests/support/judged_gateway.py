@@ -38,7 +38,6 @@ from tests.support.histories import (
 from tests.support.judged_rows import JudgedDecision, Label, Upload, right_candidates
 from tests.support.recorded_gateway import RecordedGateway
 from tests.support.samples import sampled, samples, shadow_rows
-from tests.support.version_01 import write_as_version_01
 from tests.upstreams.scripted import Script
 
 LONG: Final = 300  # characters of a long query, more than `query_chars` in some settings
@@ -81,21 +80,14 @@ class JudgedGateway(RecordedGateway):
         self.counts["restarts"] += 1
         self.calibrate_if_none()  # rows of another model decide nothing
 
-    def upgrade(self) -> None:
-        """Stop, make the store one of version 0.1, and start again."""
-        self._stop_as_version_01(alone=True)
-        self.start()
-        self.counts["upgrades"] += 1
-        self.calibrate_if_none()
-
     def restore(self, changes: Sequence[Mapping[str, Any]], *, activates: bool) -> None:
-        """Restore a backup with records of version 0.1 into another store, under other settings.
+        """Restore a backup into another store, under other settings.
 
         Args:
             changes: The changes of the settings.
             activates: The active calibration of the backup decides; else an ordinary one.
         """
-        self._stop_as_version_01(alone=False)
+        self.stop()
         path = self.folder / "backup.zip"
         with Store(self.gateway.settings.store) as store:
             save(store, (), path)
@@ -110,14 +102,6 @@ class JudgedGateway(RecordedGateway):
         self.start()
         self.counts["restores"] += 1
         self.calibrate_if_none()  # rows of another model decide nothing
-
-    def _stop_as_version_01(self, *, alone: bool) -> None:
-        """Stop, and write the store's records as version 0.1 did; `alone` deletes all others."""
-        settings = self.gateway.settings
-        configured = ConditionReader(settings.candidates).configured.of(POOL)
-        self.stop()
-        for name in write_as_version_01(settings.store, configured, alone=alone):
-            self.calibrations.pop(name, None)
 
     # Calibrations --------------------------------------------------------------------------------
 
