@@ -29,11 +29,11 @@ from hypothesis.stateful import (
 )
 
 from app.routing import groups
-from tests.support import histories
-from tests.support.gateway import POOL
-from tests.support.histories import Part, some_requests
-from tests.support.judged_gateway import JudgedGateway
-from tests.upstreams.scripted import FakePool, Script
+from tests.kit import histories
+from tests.kit.gateway import POOL
+from tests.kit.histories import Part, some_requests
+from tests.kit.judged_gateway import JudgedGateway
+from tests.kit.upstream import FakePool, Script
 
 pytestmark = pytest.mark.slow
 

@@ -15,13 +15,13 @@ from app.settings import Candidate, key_format
 from app.store import Store
 from app.store.tables import CalibrationRow
 from app.wire.candidate_payload import candidate_payload
-from tests.support.gateway import (
+from tests.kit.case import Shared
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
     Gateway,
-    Serve,
     as_json,
     candidates,
     configure,
@@ -29,8 +29,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 SYSTEM = {"role": "system", "content": "Answer in French."}
 PATHS = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
@@ -233,10 +233,10 @@ def reasons(gateway: Gateway, path: str = "/v1/chat/completions", **body: Any) -
 
 @pytest.mark.parametrize("name", ["max_output_tokens", "max_tokens", "max_completion_tokens"])
 def test_a_limit_in_the_spelling_of_another_api_voids(
-    serve: Serve, pool: FakePool, name: str
+    shared: Shared, pool: FakePool, name: str
 ) -> None:
     """A server that does not know the spelling would ignore the limit."""
-    gateway = serve(candidates=candidates(pool.url, parameters={"max_tokens": 160}))
+    gateway = shared(candidates=candidates(pool.url, parameters={"max_tokens": 160})).gateway
     path = "/v1/chat/completions" if name == "max_output_tokens" else "/v1/responses"
     text = {"messages": user(ONE)} if path.endswith("completions") else {"input": ONE}
     assert f"conditions_differ:{name}" in reasons(gateway, path, **text, **{name: 16})
@@ -249,21 +249,21 @@ def test_a_stored_template_voids(gateway: Gateway) -> None:
 
 
 def test_a_renamed_field_is_compared_under_its_name_at_the_server(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """The labelled `random_seed` is 7, and the client's `seed` replaces it."""
     own = {"random_seed": 7, "temperature": 0}
-    gateway = serve(
+    gateway = shared(
         candidates=candidates(pool.url, parameters=own, renames={"seed": "random_seed"})
-    )
+    ).gateway
     assert reasons(gateway, messages=user(ONE), seed=99) == ["conditions_differ:seed"]
     assert pool.requests[-1]["random_seed"] == 99
     assert gateway.ask(ONE, seed=7).headers["x-racer-guarantee"] == "holds"
 
 
-def test_a_seed_is_no_condition_where_no_token_is_drawn(serve: Serve, pool: FakePool) -> None:
+def test_a_seed_is_no_condition_where_no_token_is_drawn(shared: Shared, pool: FakePool) -> None:
     """At temperature 0; elsewhere it is."""
-    gateway = serve(candidates=candidates(pool.url, parameters={"temperature": 0}))
+    gateway = shared(candidates=candidates(pool.url, parameters={"temperature": 0})).gateway
     assert gateway.ask(ONE, seed=99).headers["x-racer-guarantee"] == "holds"
     found = reasons(gateway, messages=user(ONE), seed=99, temperature=1)
     assert found == ["conditions_differ:seed", "conditions_differ:temperature"]
@@ -285,9 +285,9 @@ def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return response.json()["evidence"]
 
 
-def test_rows_decide_requests_of_their_own_conditions_alone(serve: Serve) -> None:
+def test_rows_decide_requests_of_their_own_conditions_alone(shared: Shared) -> None:
     """Thirty rows with a system prompt beside 200 without: each part has its own n."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     plain, french = as_json(labelled(10_000, 200)), as_json(labelled(20_000, 30))
     fields = {"messages": [SYSTEM, *user(ONE)]}
     evidence = upload(gateway, [*plain, *with_conditions(gateway, french, **fields)])
@@ -307,18 +307,18 @@ def test_rows_decide_requests_of_their_own_conditions_alone(serve: Serve) -> Non
     assert gateway.post(path, ADMIN_KEY).json()["matches"]
 
 
-def test_too_few_rows_of_some_conditions_certify_nothing(serve: Serve) -> None:
+def test_too_few_rows_of_some_conditions_certify_nothing(shared: Shared) -> None:
     """Five rows allow no threshold at 0.1: such requests are void, and set by the other rows."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     few = with_conditions(gateway, as_json(labelled(20_000, 5)), messages=[SYSTEM, *user(ONE)])
     upload(gateway, [*as_json(labelled(10_000, 200)), *few])
     found = reasons(gateway, messages=[SYSTEM, *user(ONE)])
     assert found == ["conditions_differ:messages.system"]
 
 
-def test_rows_of_other_parameters_certify_no_plain_request(serve: Serve) -> None:
+def test_rows_of_other_parameters_certify_no_plain_request(shared: Shared) -> None:
     """A file that was labelled with another temperature says nothing of what is sent now."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     upload(gateway, with_conditions(gateway, as_json(labelled(10_000, 200)), temperature=1.5))
     assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
     own = gateway.chat(ONE, temperature=1.5)["racer"]["certificate"]
@@ -328,9 +328,9 @@ def test_rows_of_other_parameters_certify_no_plain_request(serve: Serve) -> None
 @pytest.mark.parametrize(
     "conditions", [{"adder": "0" * 32}, dict.fromkeys(POOL, "x"), dict.fromkeys(POOL, 7), "none"]
 )
-def test_malformed_conditions_are_refused(serve: Serve, conditions: Any) -> None:
+def test_malformed_conditions_are_refused(shared: Shared, conditions: Any) -> None:
     """One digest for each candidate, as `racer label` writes them."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False).gateway
     rows = [row | {"conditions": conditions} for row in as_json(labelled(10_000, 20))]
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
     assert response.status_code == 422
@@ -380,9 +380,9 @@ def shadow_rows(gateway: Gateway) -> list[dict[str, Any]]:
     return [json.loads(row) for row in gateway.get("/shadow/rows", ADMIN_KEY).text.splitlines()]
 
 
-def test_shadow_rows_carry_the_conditions_of_their_requests(serve: Serve, pool: FakePool) -> None:
+def test_shadow_rows_carry_the_conditions_of_their_requests(shared: Shared, pool: FakePool) -> None:
     """Judged at temperature 1.5, they are no rows of a request without a temperature."""
-    gateway = serve(calibrated=False, watching=WATCHING)
+    gateway = shared(calibrated=False, watching=WATCHING, group="uploads").gateway
     upload(gateway, with_conditions(gateway, as_json(labelled(10_000, 200)), temperature=1.5))
     judge_sample(gateway, temperature=1.5)
     rows = shadow_rows(gateway)
@@ -433,11 +433,13 @@ def test_shadow_rows_have_groups_of_the_current_origin(
 
 
 def test_a_smaller_pool_is_decided_by_the_rows_of_the_whole_pools_conditions(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """A seed does not matter to `adder`, but requests with one may be of other traffic."""
     own = {"adder": {"parameters": {"temperature": 0}}, "speller": {"parameters": {"seed": 1}}}
-    gateway = serve(calibrated=False, candidates=candidates(pool.url, **own))
+    gateway = shared(
+        calibrated=False, candidates=candidates(pool.url, **own), group="uploads"
+    ).gateway
     seeded = with_conditions(gateway, as_json(labelled(20_000, 40)), seed=5)
     upload(gateway, [*as_json(labelled(10_000, 200)), *seeded])
     options = {"candidates": ["adder"]}
@@ -453,10 +455,10 @@ def test_a_smaller_pool_is_decided_by_the_rows_of_the_whole_pools_conditions(
 
 @pytest.mark.parametrize("is_later", [False, True])
 def test_a_row_with_the_configured_digests_is_of_the_population_of_one_without(
-    serve: Serve, *, is_later: bool
+    shared: Shared, *, is_later: bool
 ) -> None:
     """Both were labelled with what the configuration sends."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     plain = as_json(labelled(20_000, 5))
     if is_later:
         earlier = [*user("Hello"), {"role": "assistant", "content": "Hi."}]
@@ -471,9 +473,9 @@ def test_a_row_with_the_configured_digests_is_of_the_population_of_one_without(
     assert found["rows"] == (10 if is_later else 50)
 
 
-def test_a_field_with_the_name_of_a_turn_hides_no_turn(serve: Serve) -> None:
+def test_a_field_with_the_name_of_a_turn_hides_no_turn(shared: Shared) -> None:
     """A client's field `messages.system` is a field, and the system turn is digested beside it."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     plain, french = as_json(labelled(10_000, 40)), as_json(labelled(20_000, 40))
     fields = {"messages": [SYSTEM, *user(ONE)]}
     upload(gateway, [*plain, *with_conditions(gateway, french, **fields)])
@@ -487,9 +489,9 @@ def test_a_field_with_the_name_of_a_turn_hides_no_turn(serve: Serve) -> None:
     assert not reader.read({"messages": user(ONE), **image}).is_other_kind
 
 
-def test_another_endpoint_is_one_difference(serve: Serve, pool: FakePool) -> None:
+def test_another_endpoint_is_one_difference(shared: Shared, pool: FakePool) -> None:
     """The labelled limit on tokens has another name there, which is no field of the request."""
-    gateway = serve(candidates=candidates(pool.url, parameters={"max_tokens": 160}))
+    gateway = shared(candidates=candidates(pool.url, parameters={"max_tokens": 160})).gateway
     assert reasons(gateway, "/v1/responses", input=ONE) == ["conditions_differ:endpoint"]
 
 
@@ -500,9 +502,9 @@ def test_a_part_that_the_router_does_not_read_voids(gateway: Gateway) -> None:
     assert "conditions_differ:messages.user" in found
 
 
-def test_scores_of_rows_of_any_conditions_are_unverified(serve: Serve) -> None:
+def test_scores_of_rows_of_any_conditions_are_unverified(shared: Shared) -> None:
     """A part of the rows that brings scores of its own voids, as all of them do."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     scored = [
         {"correct": row["correct"], "scores": dict.fromkeys(POOL, 0.5)}
         for row in as_json(labelled(20_000, 40))
@@ -575,10 +577,10 @@ def test_the_kind_of_a_request_follows_from_what_differs(
     assert reader.read(fields).is_other_kind is is_other_kind
 
 
-def test_a_configured_modality_is_no_unlabelled_kind(serve: Serve, pool: FakePool) -> None:
+def test_a_configured_modality_is_no_unlabelled_kind(shared: Shared, pool: FakePool) -> None:
     """The request differs in its temperature alone, and the certificate says that alone."""
     configured = {"modalities": ["text"]}
-    gateway = serve(candidates=candidates(pool.url, parameters=configured))
+    gateway = shared(candidates=candidates(pool.url, parameters=configured)).gateway
     found = reasons(gateway, messages=user(ONE), temperature=2, **configured)
     assert found == ["conditions_differ:temperature"]
 

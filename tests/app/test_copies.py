@@ -13,7 +13,7 @@ from app.monitoring.drift.statistics import SET_SIZE, STREAMS, new_drift_state
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RowsKind
 from tests.core.laws import stats
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
     POOL,

@@ -27,8 +27,8 @@ from app.settings import key_format
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.risk_e_process import RiskEProcess
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, TWO, Serve, as_json, error_message, noisy
-from tests.support.monitored import (
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, TWO, Serve, as_json, error_message, noisy
+from tests.kit.monitored import (
     HARDER,
     POOL,
     ROWS,

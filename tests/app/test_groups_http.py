@@ -24,7 +24,7 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -37,8 +37,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.monitored import calibration_record
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import calibration_record
+from tests.kit.upstream import FakePool
 
 SIZES = {"easy": (20_000, 240, 0.05), "hard": (30_000, 240, 0.45), "tiny": (40_000, 3, 0.3)}
 GROUPS = {name: noisy(start, n, flipped=f) for name, (start, n, f) in SIZES.items()}

@@ -27,7 +27,7 @@ from app.access.quotas import Bucket, Limit
 from app.errors import StoreError, StoreUnavailable
 from app.store import Store
 from app.store.tables import LeaseRow, QuotaRow
-from tests.support.waiting import until
+from tests.kit.waiting import until
 
 PER_MINUTE = 60.0
 LIMIT = Limit("team", "requests", PER_MINUTE)

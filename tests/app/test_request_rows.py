@@ -17,7 +17,7 @@ from app.routing.conditions import ConditionReader
 from app.store.calibration_record import Population
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -31,8 +31,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 SYSTEM = {"role": "system", "content": "You work for a bank."}
 

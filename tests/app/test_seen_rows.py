@@ -16,7 +16,7 @@ from app.calibrations.seen_rows import SeenRows
 from app.settings import key_format
 from app.store import KeyPurpose, Store
 from app.store.calibration_record import CalibrationRecord
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -29,8 +29,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 stats = LazyModule("scipy.stats")
 

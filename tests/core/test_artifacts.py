@@ -15,7 +15,7 @@ from racer_core.records.conversation import fingerprint
 from racer_core.routers.base import Batch
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.mlp import MlpRouter
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.synthetic import POOL, synthetic_rows
 
 
 def artifact_of(router, **changes):

@@ -28,8 +28,8 @@ from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.row_errors import standard_error
 from racer_core.offline.table import build_table
 from racer_core.types import BINARY_TARGETS, LabelledRows, RiskTarget, Score
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import POOL, synthetic_rows
 
 stats = LazyModule("scipy.stats")
 
