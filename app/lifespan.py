@@ -330,7 +330,6 @@ async def _open_store(
             active,
             text=settings.routing.text,
             grouping=settings.grouping,
-            configured=conditions.configured,
             metrics=metrics,
             copy=copy,
         )

@@ -13,7 +13,6 @@ from app.errors import NotFound
 from app.monitoring.decisions.record import DecisionRecord
 from app.routing.decision import AnswerGuarantee, ChosenBy, MadeCalls
 from app.routing.groups import GroupedRows
-from app.routing.reasons import Reason
 from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted
 from app.store import Store
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
@@ -104,7 +103,7 @@ def verify(decision: DecisionRecord, record: CalibrationRecord) -> Verification:
     """
     if decision.calibration_id != record.id:
         raise InputError(f"decision {decision.decision_id} was made by {decision.calibration_id}")
-    calibration = record.populations[_population(decision)].calibration
+    calibration = record.populations[decision.population].calibration
     if decision.pool != calibration.pool:
         calibration = calibration.restrict(decision.pool)
     rows = GroupedRows(calibration)
@@ -122,12 +121,6 @@ def verify(decision: DecisionRecord, record: CalibrationRecord) -> Verification:
         n=applied.calibration.n,
         group=applied.group,
     )
-
-
-def _population(decision: DecisionRecord) -> int:
-    if decision.population is not None:
-        return decision.population
-    return int(Reason.LATER_TURN in decision.reasons)  # as version 0.1 stored them
 
 
 def _pool_scores(pool: Sequence[str], decision: DecisionRecord) -> list[float]:

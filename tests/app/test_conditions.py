@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import Conflict, StoreUnavailable
-from app.routing import calibration_sync
-from app.routing.active_calibration import ActiveCalibration
-from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import EXCLUSIONS, ConditionReader
 from app.settings import Candidate, key_format
-from app.store import SharedState, Store
-from app.store import calibrations as stored_calibrations
-from app.store.backup.calibrations import restore, save
-from app.store.backup.file import Backup
-from app.store.calibration_rows import record_digest, set_digests
+from app.store import Store
 from app.store.tables import CalibrationRow
-from app.telemetry.metrics import Metrics
 from app.wire.candidate_payload import candidate_payload
 from tests.kit.case import Shared
 from tests.kit.gateway import (
@@ -349,115 +337,6 @@ def test_malformed_conditions_are_refused(shared: Shared, conditions: Any) -> No
     assert '"conditions"' in response.json()["error"]["message"]
 
 
-def as_version_01_stored_it(store_url: str, name: str) -> None:
-    """Remove from a stored calibration what version 0.1 did not write."""
-    with Store(store_url) as store, store.transaction() as session:
-        row = session.get_one(CalibrationRow, name)
-        document = json.loads(row.document)
-        del document["populations"], document["grouped_by"]
-        row.document = json.dumps(document)
-        row.digest = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
-
-
-def test_rows_without_digests_get_those_of_the_first_start(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """A later change of `renames` sends something else, under the same parameters."""
-    parameters = {"parameters": {"random_seed": 7}}
-    before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
-    with running(before, ENVIRONMENT) as gateway:
-        gateway.calibrate()
-        name, url = gateway.ready()["calibration"], gateway.settings.store
-    as_version_01_stored_it(url, name)
-    backup = tmp_path / "backup.zip"
-    with Store(url) as store:
-        save(store, (), backup)
-    with running(before, ENVIRONMENT) as gateway:
-        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
-    with Store(url) as store, Backup(backup) as old:
-        assert restore(store, old, activate=False).there == [name]  # the same rows
-    renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
-    after = configure(tmp_path, artifact, pool.url, candidates=renamed)
-    with running(after, ENVIRONMENT) as gateway:
-        assert gateway.ready()["calibration"] == name
-        assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
-
-
-def test_inactive_rows_without_digests_get_those_of_the_first_start(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """A calibration that is activated after a change of `renames` was labelled before it."""
-    parameters = {"parameters": {"random_seed": 7}}
-    before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
-    with running(before, ENVIRONMENT) as gateway:
-        old = gateway.calibrate(50)["id"]
-        active = gateway.calibrate(50)["id"]
-        url = gateway.settings.store
-    for name in (old, active):
-        as_version_01_stored_it(url, name)
-    with running(before, ENVIRONMENT) as gateway:
-        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
-    renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
-    with running(configure(tmp_path, artifact, pool.url, candidates=renamed), ENVIRONMENT) as after:
-        path = f"/calibrations/{old}/activate"
-        after.post(path, ADMIN_KEY, json={"confirm": True}).raise_for_status()
-        assert reasons(after, messages=user(ONE)) == ["conditions_differ:rows"]
-
-
-def test_a_record_of_version_01_that_arrives_after_the_first_start_certifies_nothing(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """A gateway of version 0.1 stores it, and `renames` change before the next start."""
-    parameters = {"parameters": {"random_seed": 7}}
-    before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
-    with running(before, ENVIRONMENT) as gateway:
-        gateway.calibrate()
-        late = gateway.calibrate(300, activate=False)["id"]
-        as_version_01_stored_it(gateway.settings.store, late)
-    renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
-    with running(configure(tmp_path, artifact, pool.url, candidates=renamed), ENVIRONMENT) as after:
-        path = f"/calibrations/{late}/activate"
-        after.post(path, ADMIN_KEY, json={"confirm": True}).raise_for_status()
-        assert reasons(after, messages=user(ONE)) == ["conditions_differ:rows"]
-        after.calibrate()  # the rows again
-        assert after.ask(ONE).headers["x-racer-guarantee"] == "holds"
-
-
-def test_a_backup_of_version_01_certifies_nothing_after_its_restore(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """Nothing says what was sent for its rows, also where it is the first in its store."""
-    before = configure(tmp_path, artifact, pool.url)
-    with running(before, ENVIRONMENT) as gateway:
-        name, url = gateway.calibrate()["id"], gateway.settings.store
-    as_version_01_stored_it(url, name)
-    old, stamped = tmp_path / "old.zip", tmp_path / "stamped.zip"
-    with Store(url) as store:
-        save(store, (), old)
-    with running(before, ENVIRONMENT), Store(url) as store:
-        save(store, (), stamped)
-    after = configure(tmp_path / "other", artifact, pool.url)
-    with running(after, ENVIRONMENT) as gateway:
-        url = gateway.settings.store
-    restore_into(url, old)
-    with running(after, ENVIRONMENT) as gateway:
-        assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
-    restore_into(url, stamped)  # a backup that has the digests brings them
-    with running(after, ENVIRONMENT) as gateway:
-        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
-    restore_into(url, old)
-    with Store(url) as store, store.transaction() as session:
-        set_digests(session.get_one(CalibrationRow, name), ["x", "y", "z"])
-    with pytest.raises(Conflict, match="other content"):
-        restore_into(url, stamped)
-
-
-def restore_into(url: str, backup: Path) -> None:
-    """Restore a backup into a store that no gateway uses."""
-    with Store(url) as store, Backup(backup) as opened:
-        restore(store, opened, activate=True)
-
-
 @pytest.mark.parametrize("record", ["active", "inactive"])
 def test_a_document_that_is_cut_off_stops_no_start(
     tmp_path: Path, artifact: Path, pool: FakePool, record: str
@@ -712,56 +591,3 @@ def test_an_image_before_the_last_turn_is_an_unlabelled_kind(gateway: Gateway) -
     turns = [{"role": "user", "content": [image]}, {"role": "assistant", "content": "A cat."}]
     found = reasons(gateway, messages=[*turns, *user(ONE)])
     assert "unlabelled_request_kind" in found
-
-
-def test_many_records_of_version_01_get_their_digests_though_it_takes_long(
-    tmp_path: Path, artifact: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each record has the time of an answer: the connection is not cut. By a clock of its own."""
-    path = configure(tmp_path, artifact, pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        names = [gateway.calibrate(50)["id"] for _ in range(5)]
-        url = gateway.settings.store
-    for name in names:
-        as_version_01_stored_it(url, name)
-    clock = [0.0]
-    monkeypatch.setattr(calibration_sync, "STORE_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(calibration_sync, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    def slowly(row: CalibrationRow, digests: Any) -> None:
-        set_digests(row, digests)
-        time.sleep(0.03)
-        clock[0] += 0.006
-
-    monkeypatch.setattr(stored_calibrations, "set_digests", slowly)
-
-    async def story() -> bool:
-        with Store(url) as store:
-            states, cuts = [StoreUnavailable("the first read fails")], list[float]()
-            read = store.shared_state
-
-            def shared_state(setup: str) -> SharedState:
-                if states:
-                    raise states.pop()
-                return read(setup)
-
-            monkeypatch.setattr(store, "shared_state", shared_state)
-            monkeypatch.setattr(store, "cut", lambda: cuts.append(clock[0]))
-            setup = store.summary(names[0]).artifact
-            active, ready = ActiveCalibration(Metrics()), asyncio.Event()
-            loop = asyncio.get_running_loop()
-            await active.add_follower(lambda _: loop.call_soon_threadsafe(ready.set) and None)
-            async with CalibrationSync(
-                store,
-                active,
-                setup=setup,
-                text="last_user",
-                grouping="request",
-                configured=ConditionReader(gateway.settings.candidates).configured,
-                metrics=Metrics(),
-            ):
-                async with asyncio.timeout(30):
-                    await ready.wait()
-            return not cuts and not any(store.record(name).lacks_conditions for name in names)
-
-    assert asyncio.run(story())

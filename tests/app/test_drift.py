@@ -160,7 +160,7 @@ def test_new_topics_with_the_same_scores_raise_an_alarm(store: Store) -> None:
 
 
 def test_rows_without_an_embedding_have_no_stream_for_it(store: Store) -> None:
-    """Calibrations of an earlier version, and rows with their own scores; the others share."""
+    """Rows with their own scores; the others share."""
     record = calibration_record()
     record = replace(
         record,

@@ -248,15 +248,6 @@ def test_rows_without_groups_outlive_a_change_of_grouping(
         assert certified(gateway)["holds"]
 
 
-def test_a_record_that_does_not_say_how_it_was_grouped_certifies_nothing() -> None:
-    """Records of earlier versions: with groups they are void, without groups they are as before."""
-    grouped = big()
-    assert (grouped.grouped_by, grouped.is_grouped_by("request")) == (None, False)
-    assert replace(grouped, grouped_by="key").is_grouped_by("key")
-    assert not replace(grouped, grouped_by="key").is_grouped_by("request")
-    assert calibration_record().is_grouped_by("request")
-
-
 # Where the group comes from -------------------------------------------------------------------
 
 

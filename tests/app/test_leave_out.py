@@ -162,7 +162,7 @@ def test_a_change_of_rules_voids_until_rows_are_uploaded_again(
 
 
 def test_applications_without_rules_are_grouped_as_before() -> None:
-    """Calibrations of earlier versions stay valid."""
+    """Their digests do not change when such rules are introduced elsewhere."""
     before = {"bot": Application(keys=("bot",), text="with_system")}
     assert membership_digest(before, "last_user") == "11f672ff3320150d"
     assert leave_out_digest(before) == ""

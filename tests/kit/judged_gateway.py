@@ -23,7 +23,6 @@ from app.store.backup.calibrations import restore, save
 from app.store.backup.file import Backup
 from racer_core.calibration.monitoring import DriftState
 from tests.kit.certificate_judge import KnownCalibration, Observation, denial, read_body
-from tests.kit.databases import write_as_version_01
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -239,21 +238,14 @@ class JudgedGateway(RecordedGateway):
         self.counts["restarts"] += 1
         self.calibrate_if_none()  # rows of another model decide nothing
 
-    def upgrade(self) -> None:
-        """Stop, make the store one of version 0.1, and start again."""
-        self._stop_as_version_01(alone=True)
-        self.start()
-        self.counts["upgrades"] += 1
-        self.calibrate_if_none()
-
     def restore(self, changes: Sequence[Mapping[str, Any]], *, activates: bool) -> None:
-        """Restore a backup with records of version 0.1 into another store, under other settings.
+        """Restore a backup into another store, under other settings.
 
         Args:
             changes: The changes of the settings.
             activates: The active calibration of the backup decides; else an ordinary one.
         """
-        self._stop_as_version_01(alone=False)
+        self.stop()
         path = self.folder / "backup.zip"
         with Store(self.gateway.settings.store) as store:
             save(store, (), path)
@@ -268,14 +260,6 @@ class JudgedGateway(RecordedGateway):
         self.start()
         self.counts["restores"] += 1
         self.calibrate_if_none()  # rows of another model decide nothing
-
-    def _stop_as_version_01(self, *, alone: bool) -> None:
-        """Stop, and write the store's records as version 0.1 did; `alone` deletes all others."""
-        settings = self.gateway.settings
-        configured = ConditionReader(settings.candidates).configured.of(POOL)
-        self.stop()
-        for name in write_as_version_01(settings.store, configured, alone=alone):
-            self.calibrations.pop(name, None)
 
     # Calibrations --------------------------------------------------------------------------------
 
