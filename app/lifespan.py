@@ -333,7 +333,6 @@ async def _open_store(
             active,
             text=settings.routing.text,
             grouping=settings.grouping,
-            configured=conditions.configured,
             metrics=metrics,
             copy=copy,
         )

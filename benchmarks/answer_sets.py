@@ -3,14 +3,12 @@
 In each split 46 % of the rows fit a policy, 30 % calibrate it, 24 % test it.
 """
 
-import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rig
 
 import racer_core as rc
 from racer_core.aggregation.answers import Equality
@@ -110,44 +108,6 @@ def law(splits: int, n: int, tested: int, alpha: float) -> float:
     for _ in range(splits):
         total = np.convolve(total, one)
     return float(np.searchsorted(np.cumsum(total), LAW) / tested / splits)
-
-
-def options(description: str | None, *, splits: int) -> argparse.ArgumentParser:
-    """The options that the scripts share."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--data", type=Path, help="without it: simulated rows")
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=[*SETS], help="of DATA")
-    parser.add_argument("--rows", type=int, default=660, help="simulated rows")
-    parser.add_argument("--splits", type=int, default=splits)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the result file here")
-    return parser
-
-
-def publish(
-    args: argparse.Namespace,
-    run: Callable[[RecordedRows, int, int], dict[str, Any]],
-    markdown: Callable[[str, Mapping[str, Any]], str],
-    *,
-    encoder: Any,
-) -> None:
-    """Measure all sets, and print their tables.
-
-    Args:
-        args: As :func:`options` reads them.
-        run: Measures rows with a number of splits and a seed.
-        markdown: The tables of a set.
-        encoder: Of the queries.
-    """
-    sets = {"simulated": simulated(args.rows)} if args.data is None else {}
-    for name in args.sets if args.data else ():
-        (path,) = args.data.rglob(f"{name}.jsonl*")
-        sets[name] = recorded(path, name, encoder)
-    results = {name: run(rows, args.splits, args.seed) for name, rows in sets.items()}
-    manifest = rig.manifest(splits=args.splits, seed=args.seed)
-    text = "\n\n".join(markdown(name, each) for name, each in results.items())
-    document = {"manifest": manifest, "results": results}
-    rig.publish(document, f"{rig.taken(manifest)}.\n\n{text}\n", args.json)
 
 
 def means(splits: Iterable[Mapping[str, Numbers]]) -> dict[str, Numbers]:

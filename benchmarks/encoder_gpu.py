@@ -161,7 +161,7 @@ def manifest(device: str, quick: bool) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg(),
-        "python": platform.python_version(),
+        "python": sys.version,  # with its build and compiler
         "packages": {each.__name__: each.__version__ for each in (torch, transformers, np)},
     }
 

@@ -8,6 +8,7 @@ measure accuracy, and fit the rivals that need them and the one policy "with lab
 the query reads embeddings of --encoder, by default character n-grams.
 """
 
+import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from answer_sets import ALPHAS, Numbers, RecordedRows, law, means, options, publish
+import rig
+from answer_sets import ALPHAS, SETS, Numbers, RecordedRows, law, means, recorded, simulated
 from verdict import table
 
 import racer_core as rc
@@ -334,10 +336,24 @@ def markdown(name: str, result: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Measure all sets, and print Markdown tables."""
-    parser = options(__doc__, splits=40)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="without it: simulated rows")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=[*SETS], help="of DATA")
+    parser.add_argument("--rows", type=int, default=660, help="simulated rows")
+    parser.add_argument("--splits", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--encoder", type=Path, help="folder of all-MiniLM-L6-v2")
+    parser.add_argument("--json", type=Path, help="write the result file here")
     args = parser.parse_args()
-    publish(args, run, markdown, encoder=encoder_of(args.encoder))
+    sets = {"simulated": simulated(args.rows)} if args.data is None else {}
+    for name in args.sets if args.data else ():
+        (path,) = args.data.rglob(f"{name}.jsonl*")
+        sets[name] = recorded(path, name, encoder_of(args.encoder))
+    results = {name: run(rows, args.splits, args.seed) for name, rows in sets.items()}
+    manifest = rig.manifest(splits=args.splits, seed=args.seed)
+    text = "\n\n".join(markdown(name, each) for name, each in results.items())
+    document = {"manifest": manifest, "results": results}
+    rig.publish(document, f"{rig.taken(manifest)}.\n\n{text}\n", args.json)
 
 
 def encoder_of(folder: Path | None) -> Any:

@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import batching
 import load
 import rig
 import torch
+import word_encoder
 from load import Answer, Ask, Client, Kind
 from measures import quantile
 from verdict import Goal, aims, table
@@ -60,15 +60,15 @@ def measured(args: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
     torch.set_num_threads(1)  # as the gateway has them, on one core
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = batching.made(folder / "encoder", tiny=args.tiny)
+        made = word_encoder.made(folder / "encoder", tiny=args.tiny)
         encoder = HuggingFaceEncoder(
             str(made), backend=args.device, dtype=DTYPES[args.device], forward="lean"
         )
-        rows = batching.rows(1, 80), batching.rows(2, 40)
+        rows = word_encoder.rows(1, 80), word_encoder.rows(2, 40)
         racer = Racer(train(*rows, folder / "router", encoder=encoder, kind="knn"), encoder)
         with rig.gateway(configured(folder)) as gateway:
             gateway.admin("/calibrate", labelled(3, 100))
-            queries = batching.texts(7, itertools.repeat(TOKENS))
+            queries = word_encoder.texts(7, itertools.repeat(TOKENS))
             rounds: list[dict[str, dict[str, float]]] = []
             for _ in range(args.rounds):
                 some = list(itertools.islice(queries, args.queries))
@@ -84,17 +84,20 @@ def named(device: str) -> str:
 
 def configured(folder: Path) -> Path:
     """A gateway with that router."""
-    candidates = [{"name": name, "base_url": UNUSED_URL} for name in batching.POOL]
+    candidates = [{"name": name, "base_url": UNUSED_URL} for name in word_encoder.POOL]
     values = {"schema_version": 1, "artifact": str(folder / "router"), "candidates": candidates}
     return rig.written(folder, {**values, "watching": {"false_alarm": None}})
 
 
 def labelled(seed: int, count: int) -> dict[str, Any]:
     """The body of `POST /calibrate`."""
-    rows = batching.rows(seed, count).rows
+    rows = word_encoder.rows(seed, count).rows
     return {
         "rows": [
-            {"query": row.query, "correct": {name: name in row.correct for name in batching.POOL}}
+            {
+                "query": row.query,
+                "correct": {name: name in row.correct for name in word_encoder.POOL},
+            }
             for row in rows
         ]
     }

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         Score,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # The public names by subject, and the module of each.
 SUBJECTS: Final[Mapping[str, Mapping[str, str]]] = {

@@ -13,8 +13,16 @@ RacerError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 MAX_LISTED = 20
+# How an extra is installed. The project is in no package index, where its name may be another's.
+INSTALL: Final = "`pip install '.[{extra}]'` in RACER's checkout"
+
+
+def install_hint(extra: str) -> str:
+    """What to do where the packages of an extra of ``pyproject.toml`` are missing."""
+    return INSTALL.format(extra=extra)
 
 
 class RacerError(Exception):

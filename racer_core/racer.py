@@ -26,7 +26,6 @@ from racer_core.encoder.base import Encoder, TokenizingEncoder
 from racer_core.encoder.components import projected
 from racer_core.errors import ArtifactError, CalibrationError, InputError, RowsError
 from racer_core.records.units import plain_names, rows_kind
-from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, on_grid
 from racer_core.trained_router import (
     LabelledColumns,
@@ -208,6 +207,3 @@ class Racer(TrainedRouter):
             )
             for i, query in enumerate(queries)
         ]
-
-
-__getattr__ = renamed(__name__, {"Scored": "RouterScores", "Trained": "TrainedRouter"})

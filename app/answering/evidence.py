@@ -29,12 +29,13 @@ from app.settings.evidence import judge_name
 from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
 from racer_core.aggregation.vote import Weight
+from racer_core.errors import install_hint
 from racer_core.sequential.verdicts import NO_VERDICT, verdict_of
 
 log = logging.getLogger(__name__)
 
 SCHEMA_CHECK: Final = "app.tools.labelling.schema_check:check"
-SCHEMA_CURE: Final = "pip install 'racer-gateway[label]'"
+SCHEMA_CURE: Final = install_hint("label")
 ROW_PLACES: Final = 2  # checks of sampled answers at once, beside those of requests
 
 

@@ -6,6 +6,7 @@ Only this package and ``app.tools.ray_batch`` import ray.
 from importlib.util import find_spec
 
 from app.errors import SettingsError
+from racer_core.errors import install_hint
 
 if find_spec("ray") is None:
-    raise SettingsError("Ray is not installed: pip install 'racer-gateway[ray]'")
+    raise SettingsError(f"Ray is not installed: {install_hint('ray')}")

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from app.settings import Settings
 from app.settings.base import is_loopback
 from app.settings.remote_artifact import RemoteArtifact
-from racer_core.errors import ArtifactError
+from racer_core.errors import ArtifactError, install_hint
 
 if TYPE_CHECKING:
     import httpx2
@@ -231,9 +231,7 @@ def _from_s3(remote: RemoteArtifact) -> Generator[Iterable[bytes]]:
         import_module("s3fs")  # which fsspec looks for by name
         fsspec: Any = import_module("fsspec")
     except ImportError as exc:
-        raise ArtifactError(
-            f"{exc.name} is not installed: `pip install 'racer-gateway[s3]'`"
-        ) from exc
+        raise ArtifactError(f"{exc.name} is not installed: {install_hint('s3')}") from exc
     try:
         with fsspec.open(remote.url, "rb") as file:
             yield _read(file)

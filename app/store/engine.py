@@ -39,7 +39,7 @@ from app.errors import (
     StoreUnavailable,
 )
 from app.store.tables import Base
-from racer_core.errors import InputError, RacerError
+from racer_core.errors import InputError, RacerError, install_hint
 
 THREADS: Final = 4  # that use the store at the same time
 SHARED_STATE_THREADS: Final = 2  # more of them, for the state that gateways share
@@ -98,7 +98,7 @@ def open_engine(url: str) -> Engine:
                 raise SettingsError(f"store {other}: it is neither sqlite nor postgresql")
     except ModuleNotFoundError as exc:
         raise SettingsError(
-            f"store: {exc.name} is not installed: `pip install 'racer-gateway[postgres]'`"
+            f"store: {exc.name} is not installed: {install_hint('postgres')}"
         ) from exc
     except (ArgumentError, ValueError) as exc:  # ValueError: a port that is no number
         raise SettingsError(

@@ -19,8 +19,8 @@ from app.store.tables import Base
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD: Final = "0014"  # the newest version, as `tables.py` has it
-_FIRST: Final = "0001"  # of databases that store no version yet
+HEAD: Final = "1"  # the newest version, as `tables.py` has it
+_UNKNOWN: Final = "unknown"  # the version of tables in a database that stores none
 _LOCK: Final = 0x7261636572  # advisory lock of creation, upgrade and restore; "racer"
 _VERSION: Final = "alembic_version"
 
@@ -45,17 +45,17 @@ def prepare(engine: Engine) -> None:
 
 def version(connection: Connection) -> str | None:
     """The version of the tables; None where there are none."""
-    tables = inspect(connection)
-    if tables.has_table(_VERSION):
+    tables = set(inspect(connection).get_table_names())
+    if _VERSION in tables:
         return connection.execute(text(f"SELECT version_num FROM {_VERSION}")).scalar()
-    return _FIRST if tables.has_table("calibrations") else None
+    return None if tables.isdisjoint(Base.metadata.tables) else _UNKNOWN
 
 
 def upgrade(engine: Engine) -> tuple[str | None, str]:
     """Bring the tables to the newest version, all or nothing, and return the old and the new one.
 
     Raises:
-        SettingsError: They are newer than this program.
+        SettingsError: This program does not know their version.
         SQLAlchemyError: The database cannot be used.
     """
     from alembic import command
@@ -69,21 +69,21 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
             raise SettingsError(_refusal(found))
         config = migration_config()
         config.attributes["connection"] = connection
-        if found == _FIRST and not inspect(connection).has_table(_VERSION):
-            command.stamp(config, _FIRST)
         command.upgrade(config, "head")
     return found, HEAD
 
 
 def _refusal(found: str) -> str:
+    return f"store: its tables have version {found}, this program needs {HEAD}: {cure(found)}"
+
+
+def cure(found: str) -> str:
+    """What to do about tables of another version than ``HEAD``."""
     if found in known_versions():
-        return (
-            f"store: its tables have version {found}, this program needs {HEAD}: make a backup "
-            "with the program that wrote it, then run `racer db upgrade`"
-        )
+        return "make a backup with the program that wrote it, then run `racer db upgrade`"
     return (
-        f"store: its tables have version {found}, which this program does not know, for it is "
-        f"older ({HEAD}): install the newer program again, or restore a backup"
+        "start the program that wrote it, or give this one an empty database and upload the "
+        "labelled rows again"
     )
 
 

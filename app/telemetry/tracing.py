@@ -19,6 +19,7 @@ from prometheus_client import Counter
 
 from app.errors import SettingsError
 from app.settings.telemetry import TelemetrySettings
+from racer_core.errors import install_hint
 
 # Those of traces before those of all signals.
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -149,8 +150,7 @@ def open_tracer(
         from app.telemetry.otlp_tracer import OtlpTracer
     except ImportError as exc:
         raise SettingsError(
-            f"{named_by} needs OpenTelemetry, which is not installed: "
-            "pip install 'racer-gateway[otel]'"
+            f"{named_by} needs OpenTelemetry, which is not installed: {install_hint('otel')}"
         ) from exc
     return OtlpTracer(rules.otlp_endpoint, dropped)
 

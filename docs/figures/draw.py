@@ -3,9 +3,10 @@
     python docs/figures/draw.py
 
 `guarantee.png` is the table "Realised risk" of benchmarks/results/recorded_answers.md: recorded
-answers of real models. `first_certificate.png` has the runs of benchmarks/first_certificate.py.
-The other pictures explain the method on a simulated pool of five models, each right on 50 to 74 %
-of the queries, with a router that knows a part of what decides it.
+answers of real models. `first_certificate.png` has the runs of
+benchmarks/results/first_certificate.md. The other pictures explain the method on a simulated pool
+of five models, each right on 50 to 74 % of the queries, with a router that knows a part of what
+decides it.
 """
 
 import json

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from racer_core.aggregation.answers import Equality, normalise
-from racer_core.errors import InputError
+from racer_core.errors import InputError, install_hint
 from racer_core.types import enum_member
 
 MAX_MATH_CHARS = 20_000  # of an answer, from its end, where results stand
@@ -105,6 +105,4 @@ def _library() -> Any:
     try:
         return import_module("math_verify")
     except ImportError as exc:
-        raise InputError(
-            "grading mathematics needs math-verify: pip install 'racer-gateway[label]'"
-        ) from exc
+        raise InputError(f"grading mathematics needs math-verify: {install_hint('label')}") from exc

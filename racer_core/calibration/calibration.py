@@ -13,15 +13,10 @@ from functools import cached_property
 from typing import Self
 
 from racer_core.calibration.certificate import Certificate, CoreReason
-from racer_core.calibration.decision import Levels, Sets
 from racer_core.calibration.density_ratio import CLIP, check_coverage, estimate_weights
-from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.set_predictor import SetPredictor
 from racer_core.errors import CalibrationError, InputError
-from racer_core.renamed import renamed
 from racer_core.types import FloatArray, RoutingDecision, Score, enum_member
-
-__all__ = ["Calibration", "CalibrationOptions", "Levels", "Sets"]
 
 
 class Calibration(SetPredictor):
@@ -131,9 +126,3 @@ class Calibration(SetPredictor):
         )
         check_coverage(weights, estimated.effective_n)
         return estimated
-
-
-__getattr__ = renamed(
-    __name__,
-    {"choose_null_threshold": "racer_core.calibration.null_threshold.choose_null_threshold"},
-)

@@ -33,7 +33,6 @@ from racer_core.calibration.martingales import (
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.wager import State
 from racer_core.errors import InputError
-from racer_core.renamed import renamed
 from racer_core.types import checked_alpha
 
 
@@ -112,14 +111,3 @@ class DriftState:
             name: kinds[saved["kind"]].from_state(saved) for name, saved in state["streams"].items()
         }
         return cls(delta=state["delta"], streams=streams)
-
-
-__getattr__ = renamed(
-    __name__,
-    {
-        "Monitor": "racer_core.calibration.wager.EProcess",
-        "EProcess": "racer_core.calibration.wager.EProcess",
-        "Watch": "DriftState",
-        "smoothed_p_value": "racer_core.calibration.martingales.smoothed_p_value",
-    },
-)

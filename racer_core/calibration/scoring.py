@@ -18,7 +18,6 @@ from racer_core.calibration.nonconformity import (
 )
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError
-from racer_core.renamed import renamed
 from racer_core.types import BoolArray, FloatArray, IdArray, Score, enum_member
 
 NULL_COLUMN = ""  # the null model's name in the smoothing hash; no candidate may be blank
@@ -157,6 +156,3 @@ class NonconformityScorer:
         if prices is not None:  # the null model costs nothing; the least price keeps it finite
             prices = np.append(prices, prices.min())
         return members, [*order, count], prices
-
-
-__getattr__ = renamed(__name__, {"Scoring": "NonconformityScorer"})

@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.renamed import renamed
 from racer_core.types import BoolArray
 
 Kind = Literal["huggingface", "onnx", "word-vectors", "char-ngrams"]
@@ -100,6 +99,3 @@ def digest_of(*files: Path) -> str:
     for each in files:
         digest.update(bytes.fromhex(file_digest(each)))
     return digest.hexdigest()
-
-
-__getattr__ = renamed(__name__, {"Encoded": "EncoderOutput"})

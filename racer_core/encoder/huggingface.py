@@ -31,7 +31,8 @@ _BATCH, _SHORTEST = 32, 0.75
 _TEXTS = 256  # in a batch on a GPU
 # What a batch costs on a GPU beside its tokens, as that many tokens: 0.8 ms by a graph and 12 ms by
 # transformers on an H200, where fitted lines give 968 and 21,436 tokens
-# (benchmarks/encoder_gpu_loads.py). A smaller number pads few texts of mixed lengths less.
+# (benchmarks/results/encoder_gpu_loads.json). A smaller number pads few texts of mixed lengths
+# less.
 _LAUNCH: dict[str, int] = {"lean": 1_024, "transformers": 8_192}
 
 

@@ -23,7 +23,7 @@ from racer_core.encoder.base import EncoderOutput, EncoderSpec, Pooling, digest_
 from racer_core.encoder.hub import find_model
 from racer_core.encoder.huggingface import load_model, token_limit
 from racer_core.encoder.tokens import TextTokenizer, TokenizedText, limited, padded
-from racer_core.errors import ArtifactError
+from racer_core.errors import ArtifactError, install_hint
 
 DTYPE: Final = "int8"
 _MODEL, _TOKENIZER = "model.onnx", "tokenizer.json"
@@ -193,7 +193,7 @@ def _imported(name: str) -> Any:
         return import_module(name)
     except ImportError as exc:
         raise ArtifactError(
-            f"an int8 encoder needs {exc.name or name}: pip install 'racer-gateway[onnx]'"
+            f"an int8 encoder needs {exc.name or name}: {install_hint('onnx')}"
         ) from exc
 
 

@@ -27,7 +27,6 @@ from racer_core.offline.row_errors import RowSums
 from racer_core.offline.same_answer import SequenceKey
 from racer_core.offline.split_evaluation import SplitEvaluation
 from racer_core.offline.table import EvaluationTable
-from racer_core.renamed import renamed
 
 
 def evaluate(
@@ -155,6 +154,3 @@ def _averaged_cells(cells: Mapping[Setting, Runs]) -> dict[Setting, Runs]:
 
 def _averaged(parts: list[Runs]) -> Runs:
     return {name: np.mean([part[name] for part in parts], axis=0).tolist() for name in parts[0]}
-
-
-__getattr__ = renamed(__name__, {"Choice": "racer_core.offline.evaluation_result.BestSetting"})

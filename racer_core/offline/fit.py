@@ -16,7 +16,6 @@ from racer_core.errors import InputError
 from racer_core.offline.options import check_names, check_number
 from racer_core.offline.reporting import Progress, ReportingEncoder, silent
 from racer_core.offline.selection import NEIGHBOURS
-from racer_core.renamed import renamed
 from racer_core.routers import registry
 from racer_core.routers.base import Router
 from racer_core.routers.checkpoint import Checkpoint
@@ -272,6 +271,3 @@ def digest(rows: Rows) -> str:
     for text in rows.texts:
         found.update(hashlib.sha256(text.encode()).digest())
     return found.hexdigest()
-
-
-__getattr__ = renamed(__name__, {"Fitted": "TrainingResult"})

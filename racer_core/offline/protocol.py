@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from racer_core.aggregation.answers import Equality, check_textual
 from racer_core.errors import CalibrationError, InputError
-from racer_core.renamed import renamed
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score, checked_alpha, enum_member
 
 PAPER_ALPHAS = (
@@ -246,6 +245,3 @@ def _sizes(count: int, shares: Shares) -> tuple[int, int, int]:
     calibration = round(shares.calibration * count)
     validation = round(shares.validation * count)
     return calibration, validation, count - calibration - validation
-
-
-__getattr__ = renamed(__name__, {"Calibrated": "CalibrationScope"})

@@ -30,7 +30,6 @@ from racer_core.errors import InputError
 from racer_core.offline.clusters import cluster
 from racer_core.offline.contrastive import contrast, pick
 from racer_core.offline.options import check_number
-from racer_core.renamed import renamed
 from racer_core.routers.checkpoint import Checkpoint
 from racer_core.types import BoolArray, FloatArray
 
@@ -269,6 +268,3 @@ def _own_generator(backend: str, seed: int, step: int) -> Generator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(int(_stream(seed, _DROPOUT, step).integers(2**63)))
         yield
-
-
-__getattr__ = renamed(__name__, {"FineTuned": "FineTuningResult"})

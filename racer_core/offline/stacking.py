@@ -21,7 +21,6 @@ from racer_core.encoder.base import EncoderOutput, EncoderSpec
 from racer_core.errors import InputError
 from racer_core.offline.protocol import Rows
 from racer_core.offline.selection import ScoredRows
-from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
 
@@ -243,6 +242,3 @@ class PrecomputedEncoder:
         if len(texts) != len(self.encoded.embeddings):
             raise InputError("these texts were not embedded")
         return self.encoded
-
-
-__getattr__ = renamed(__name__, {"Embedded": "PrecomputedEncoder"})

@@ -29,7 +29,6 @@ from racer_core.offline.votes import Votes
 from racer_core.records.conversation import fingerprint, plain_form
 from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import renumbered, rows_kind, units_of
-from racer_core.renamed import renamed
 from racer_core.routers.base import on_grid
 from racer_core.types import (
     BoolArray,
@@ -409,6 +408,3 @@ def _at(texts: Sequence[str], rows: Rows) -> list[str]:
 
 def _prints(texts: Sequence[str]) -> tuple[bytes, ...]:
     return tuple(fingerprint(_SALT, text) for text in texts)
-
-
-__getattr__ = renamed(__name__, {"Table": "EvaluationTable"})

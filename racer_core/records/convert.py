@@ -11,7 +11,6 @@ from racer_core.errors import InputError
 from racer_core.records.lm_eval import read_lm_eval
 from racer_core.records.reader import read_routerbench, read_rows
 from racer_core.records.writer import write_rows
-from racer_core.renamed import renamed
 from racer_core.types import LabelledRows
 
 
@@ -91,6 +90,3 @@ def _read(paths: Sequence[Path], choices: Choices) -> ConversionResult:
             rows=read_routerbench(paths[0], threshold=choices.threshold, tasks=choices.tasks)
         )
     return ConversionResult(rows=read_rows(paths[0], text="last_user"))
-
-
-__getattr__ = renamed(__name__, {"Converted": "ConversionResult"})

@@ -19,7 +19,6 @@ from racer_core.errors import InputError
 from racer_core.records.document import read_document, strict_value
 from racer_core.records.lines import binary_lines, check_text, text_lines
 from racer_core.records.parquet import read_parquet
-from racer_core.renamed import renamed
 
 MAX_UNPACKED_BYTES = 2**30
 _MAX_COLUMNS = 1_000
@@ -134,6 +133,3 @@ def _csv_errors(reader: Any) -> Generator[None]:
         yield
     except csv.Error as exc:
         raise InputError(f"line {reader.line_num}: not CSV ({exc})") from exc
-
-
-__getattr__ = renamed(__name__, {"Table": "TabularFile"})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, BinaryIO, Final
 
-from racer_core.errors import InputError
+from racer_core.errors import InputError, install_hint
 
 MAX_EXPANSION: Final = 20  # bytes in memory for one in the file
 _ALWAYS_BYTES: Final = 64 * 2**20  # whatever the file's size: small ones repeat themselves more
@@ -25,7 +25,7 @@ def read_parquet(file: BinaryIO) -> tuple[tuple[str, ...], Iterator[tuple[int, o
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as exc:
-        raise InputError("parquet needs pyarrow: pip install 'racer-gateway[parquet]'") from exc
+        raise InputError(f"parquet needs pyarrow: {install_hint('parquet')}") from exc
     broken = (arrow.ArrowException, OSError, ValueError, OverflowError)
     room = max(MAX_EXPANSION * file.seek(0, os.SEEK_END), _ALWAYS_BYTES)
     file.seek(0)

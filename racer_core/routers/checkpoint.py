@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from racer_core import strict_json
 from racer_core.errors import ArtifactError, InputError
-from racer_core.renamed import renamed
 
 if TYPE_CHECKING:
     import torch
@@ -154,6 +153,3 @@ def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
         for name, tensor in tensors.items()
         if name.startswith(f"{prefix}.")
     }
-
-
-__getattr__ = renamed(__name__, {"Reached": "TrainingState"})

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.errors import InputError
-from racer_core.renamed import renamed
 from racer_core.types import FloatArray
 
 DECIMALS: Final = 6  # grid of similarities
@@ -97,8 +96,3 @@ def nearest_first(similarity: NDArray[np.floating[Any]], reach: int) -> NDArray[
     keys = cast("NDArray[np.intp]", steps * count + np.arange(count))
     keys.partition(reach - 1, axis=1)
     return np.sort(keys[:, :reach], axis=1) % count
-
-
-__getattr__ = renamed(
-    __name__, {"Scan": "ExactSearch", "Lists": "racer_core.routers.inverted_file.InvertedFile"}
-)

@@ -29,7 +29,8 @@ from app.route_table import Route, Routes, RouteTable
 from app.services import Services
 from app.settings import key_format
 from app.settings.access import Key
-from tests.support.gateway import (
+from tests.kit.accounts import configured_key
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -41,8 +42,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 
 def connect(gateway: Gateway) -> socket.socket:
@@ -267,12 +268,6 @@ def test_a_page_of_another_site_changes_nothing(gateway: Gateway, pool: FakePool
 
 
 # Keys.
-
-
-def configured_key(name: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-    """A key, and the entry of the configuration that knows it."""
-    key = key_format.new_key()
-    return key, {"name": name, "hash": key_format.format_hash(key, key_format.new_salt()), **fields}
 
 
 def test_configured_keys_have_their_roles(serve: Serve) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
@@ -19,13 +20,14 @@ from app.errors import SettingsError
 from app.settings import Evidence, Secrets, Settings
 from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
+from racer_core.errors import install_hint
 from racer_core.sequential.verdicts import NO_VERDICT
-from tests.support.gateway import ADMIN_KEY, Gateway, Serve
-from tests.support.same_answer import configured, talk
-from tests.support.samples import sampled
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, Gateway, Serve
+from tests.kit.monitored import sampled
+from tests.kit.same_answer import configured, talk
+from tests.kit.upstream import FakePool
 
-FUNCTION = {"function": "tests.support.answer_check:check", "timeout_s": 2.0}
+FUNCTION = {"function": "tests.kit.checkers:check", "timeout_s": 2.0}
 TERMS = {"alpha": 0.03, "evidence": FUNCTION}
 
 
@@ -261,7 +263,7 @@ NOT_A_CHECKER = {
     "logprobs": (JUDGE, "judge: .* serve it with vLLM, or use another checker"),
     "404": (JUDGE, "judge: .* check its `base_url` and `model`"),
     "function": ({"function": "no.such:check"}, "correct `same_answer.evidence.function`"),
-    "jsonschema": ({"json_schema": "request"}, "; pip install 'racer-gateway\\[label\\]'"),
+    "jsonschema": ({"json_schema": "request"}, "; " + re.escape(install_hint("label"))),
 }
 
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -26,8 +27,8 @@ from app.routing import artifact_files as artifact_archive
 from app.routing.artifact_files import download, fetch, unpack
 from app.settings.remote_artifact import RemoteArtifact
 from racer_core import artifacts
-from racer_core.errors import ArtifactError
-from tests.support.gateway import (
+from racer_core.errors import ArtifactError, install_hint
+from tests.kit.gateway import (
     ENVIRONMENT,
     TWO,
     Command,
@@ -36,8 +37,8 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.upstreams.hostile.process import certify
-from tests.upstreams.scripted import FakePool
+from tests.kit.hostile.process import certify
+from tests.kit.upstream import FakePool
 
 Change = Callable[[tarfile.TarFile], object]
 
@@ -490,7 +491,7 @@ def test_without_the_extra_s3_is_refused(
 ) -> None:
     """It says what to install."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ArtifactError, match=r"`pip install 'racer-gateway\[s3\]'`"):
+    with pytest.raises(ArtifactError, match=re.escape(install_hint("s3"))):
         fetch(configured(f"s3://bucket/artifact.tar.gz#sha256={DIGEST}"))
 
 

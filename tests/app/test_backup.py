@@ -31,14 +31,11 @@ from app.store.engine import open_engine
 from app.store.tables import ActiveRow, AnswerCalibrationRow, CalibrationRow, WatchRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.errors import InputError
-from tests.support.databases import Postgres
-from tests.support.gateway import TWO, Command, Gateway, Serve, configure
-from tests.support.same_answer import calibration, classes
-from tests.support.statements import before_statements
-from tests.support.waiting import until
-
-from .test_schema import at
-from .test_store import PARTS, record
+from tests.kit.databases import Postgres, before_statements
+from tests.kit.gateway import TWO, Command, Gateway, Serve, configure
+from tests.kit.same_answer import calibration, classes
+from tests.kit.stores import PARTS, record, set_version
+from tests.kit.waiting import until
 
 TABLES = (CalibrationRow, ActiveRow, WatchRow, AnswerCalibrationRow)
 OTHER = "b" * 64  # another artifact than that of `record`
@@ -138,7 +135,8 @@ def test_the_manifest_says_what_is_there(saved: Path) -> None:
         ]
         assert len(opened.namelist()) == 1 + len(sums)
     assert manifest["format"] == 1
-    assert manifest["counts"] == {"calibrations": 4, "active": 2, "watches": 4, "keys": 0}
+    counts = {"calibrations": 4, "active": 2, "watches": 4, "keys": 0, "answer_calibrations": 0}
+    assert manifest["counts"] == counts
     assert [each["sha256"] for each in manifest["calibrations"]] == sums
 
 
@@ -563,11 +561,11 @@ def test_a_database_of_another_version_is_refused_as_by_a_start(
 ) -> None:  # fmt: skip
     """By both commands, with the sentence of ``racer serve``; no file is made."""
     engine = open_engine(database)
-    at(engine, "0001")
+    set_version(engine, "0013")
     engine.dispose()
     with pytest.raises(SettingsError) as start:
         Store(database)
-    assert "racer db upgrade" in str(start.value)
+    assert "give this one an empty database" in str(start.value)
     monkeypatch.setenv("RACER_STORE_URL", database)
     config = configure(tmp_path / "config", artifact, "http://127.0.0.1:1/v1")
     assert racer("backup", file, "--config", config) == (2, "", f"racer: {start.value}\n")

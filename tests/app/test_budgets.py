@@ -13,8 +13,10 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support import same_answer
-from tests.support.gateway import (
+from tests.kit import same_answer
+from tests.kit.accounts import configured_key, counted
+from tests.kit.connections import CHAT, opened
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -29,12 +31,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
-
-from .test_access_control import configured_key
-from .test_costs import counted
-from .test_leaving import CHAT, opened
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 CALLS: Final = {"adder": 1.0, "speller": 2.0, "poet": 0.5}  # a call of each
 Budgeted = Callable[..., Gateway]

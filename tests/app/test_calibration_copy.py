@@ -21,8 +21,8 @@ from app.store import KeyPurpose, Store, schema
 from app.store.backup import calibrations
 from app.store.engine import open_engine
 from app.store.tables import WatchRow
-from tests.support.databases import Postgres
-from tests.support.gateway import (
+from tests.kit.databases import Postgres
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     TWO,
@@ -33,11 +33,9 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
-
-from .test_schema import at
-from .test_store import record
+from tests.kit.stores import record, set_version
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 AGREED_S = 20.0
 SETUP = "a" * 64  # of `record`
@@ -159,7 +157,7 @@ def test_tables_are_checked_once_the_database_is_back(postgres: Postgres) -> Non
     """Made where there are none; those of another version are refused, and not written."""
     empty, older = postgres.create(), postgres.create()
     engine = open_engine(older)
-    at(engine, "0001")
+    set_version(engine, "0013")
     engine.dispose()
     with stopped(postgres):
         one, two = Store(empty, may_be_away=True), Store(older, may_be_away=True)
@@ -167,7 +165,7 @@ def test_tables_are_checked_once_the_database_is_back(postgres: Postgres) -> Non
         assert one.is_away
         assert one.shared_state(SETUP).active_id is None
         assert not one.is_away
-        with pytest.raises(StoreError, match="racer db upgrade"):
+        with pytest.raises(StoreError, match="give this one an empty database"):
             two.shared_state(SETUP)
 
 

@@ -15,8 +15,9 @@ import pytest
 from app.access import lease_store
 from app.errors import StoreUnavailable
 from app.routing.service import RoutingService
-from tests.support import provoked_errors
-from tests.support.gateway import (
+from tests.kit import provoked_errors
+from tests.kit.clients import CLIENTS, Ask, Failure, OpenAI, SdkClient
+from tests.kit.gateway import (
     DATA_KEY,
     ENVIRONMENT,
     ONE,
@@ -28,11 +29,10 @@ from tests.support.gateway import (
     configure,
     running,
 )
-from tests.support.lazy import LazyModule
-from tests.support.provoked_errors import CASES, ELSEWHERE, NOT_BY_CLIENTS, Case, provoke
-from tests.support.sdk_clients import CLIENTS, Ask, Failure, OpenAI, SdkClient
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.provoked_errors import CASES, ELSEWHERE, NOT_BY_CLIENTS, Case, provoke
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 anthropic, openai = LazyModule("anthropic"), LazyModule("openai")
 error_classes = LazyModule("anthropic._error_classes")

@@ -23,13 +23,14 @@ import yaml
 from app.tools.labelling.graders import MathGrader
 from app.tools.labelling.judge import MAX_QUOTED_CHARS, judge_prompt
 from app.tools.labelling.question_keys import row_key
+from racer_core.errors import install_hint
 from racer_core.records.questions import CopyCounter, Question
 from racer_core.records.reader import read_rows
 from racer_core.types import Turn
-from tests.support.bars import recorded_bars
-from tests.support.gateway import POOL, Command, candidates, configure
-from tests.support.waiting import wait_while_running
-from tests.upstreams.scripted import FakePool
+from tests.kit.commands import recorded_bars
+from tests.kit.gateway import POOL, Command, candidates, configure
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_while_running
 
 QUESTIONS = [
     {"query": f"What is {n} plus {n}?", "reference": str(2 * n), "task": "sums", "group": "de"}
@@ -738,7 +739,7 @@ def test_without_ray_the_cluster_is_one_sentence(
     code, _, stderr = label(save(tmp_path / "q.jsonl"), ray="127.0.0.1:1")
     assert (code, stderr) == (
         2,
-        "racer: Ray is not installed: pip install 'racer-gateway[ray]'\n",
+        f"racer: Ray is not installed: {install_hint('ray')}\n",
     )
     assert pool.requests == []
 

@@ -24,7 +24,7 @@ from app.errors import StoreError
 from app.store import Store
 from app.store.tables import LeaseRow, LimitRow
 from racer_core.prices import PICO, amount_of
-from tests.support.waiting import eventually
+from tests.kit.waiting import eventually
 
 HARD: Final = amount_of(100)
 MONTH: Final = Limit("all", "2026-11", HARD)

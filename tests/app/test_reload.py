@@ -22,13 +22,14 @@ from app.settings.access import Key
 from app.settings.reloading import ANY, RELOADED, Place, differences, is_reloaded
 from app.upstream.targets import open_targets
 from racer_core.prices import PICO
-from tests.support.calibrated_stores import CalibratedStores
-from tests.support.gateway import (
+from tests.kit.accounts import configured_key
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
     TWO,
     UNANSWERABLE,
+    CalibratedStores,
     Gateway,
     Serve,
     candidates,
@@ -38,10 +39,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
-
-from .test_access_control import configured_key
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 URL = "http://127.0.0.1:9/v1"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

@@ -23,7 +23,7 @@ from app.settings import Settings
 from app.store import Store
 from app.store.tables import LimitRow
 from racer_core.prices import amount_of
-from tests.support.waiting import eventually
+from tests.kit.waiting import eventually
 
 NOVEMBER: Final = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp()
 DAYS_S: Final = 400 * 86_400.0

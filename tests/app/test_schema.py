@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,22 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from alembic import command
+from alembic.config import Config
 from alembic.operations import Operations
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
 from app.errors import SettingsError
 from app.store import Alarms, Store, schema
-from app.store.calibration_rows import record_digest
 from app.store.engine import open_engine
-from app.store.tables import Base
+from app.store.tables import Base, WatchRow
 from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.risk_e_process import RiskEProcess
-from tests.support.gateway import Command, Serve
-from tests.support.statements import before_statements
-
-from .test_store import record
+from tests.kit.databases import before_statements
+from tests.kit.gateway import Command, Serve
+from tests.kit.stores import record, set_version
 
 
 @pytest.fixture
@@ -36,14 +35,6 @@ def engine(database: str) -> Iterator[Engine]:
     opened = open_engine(database)
     yield opened
     opened.dispose()
-
-
-def at(engine: Engine, version: str) -> None:
-    """Make the tables of a version, as it made them."""
-    with engine.begin() as connection:
-        config = schema.migration_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, version)
 
 
 def shape(engine: Engine) -> dict[str, Any]:
@@ -60,7 +51,7 @@ def shape(engine: Engine) -> dict[str, Any]:
                 (
                     *each["constrained_columns"],
                     each["referred_table"],
-                    each["options"].get("ondelete"),
+                    each.get("options", {}).get("ondelete"),
                 )
                 for each in tables.get_foreign_keys(table)
             },
@@ -75,8 +66,8 @@ def shape(engine: Engine) -> dict[str, Any]:
 
 
 def test_the_newest_version_is_what_tables_say(engine: Engine) -> None:
-    """A database that was upgraded from the first version is one that was made today."""
-    at(engine, "head")
+    """A database that migrations made is one that a start makes."""
+    schema.upgrade(engine)
     upgraded = shape(engine)
     with engine.begin() as connection:
         for table in (*upgraded, "alembic_version"):
@@ -91,7 +82,7 @@ def test_there_is_one_newest_version_and_a_way_to_it_from_every_other() -> None:
     """No branch, no gap: red when a version is added and ``HEAD`` is not moved."""
     scripts = ScriptDirectory.from_config(schema.migration_config())
     assert scripts.get_heads() == [schema.HEAD]
-    assert scripts.get_bases() == ["0001"]
+    assert len(scripts.get_bases()) == 1
 
 
 def test_an_empty_database_gets_its_tables_with_a_message(database: str) -> None:
@@ -130,130 +121,124 @@ def test_of_several_first_starts_one_makes_the_tables(database: str) -> None:
     assert errors == []
 
 
-def old_database(engine: Engine, *, unversioned: bool) -> dict[str, Any]:
-    """The first version with a calibration, a decision, a verdict and a watch that alarmed."""
-    at(engine, "0001")
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "next"
+down_revision = "{head}"
+
+
+def upgrade() -> None:
+    op.create_table("added", sa.Column("id", sa.Integer(), primary_key=True))
+    op.add_column("verdicts", sa.Column("remark", sa.String(), server_default="none"))
+"""
+
+
+@pytest.fixture
+def old_database(
+    engine: Engine, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """The tables before this program's own version, with an active calibration that alarmed."""
     stored = record("cal-1")
-    document, arrays = stored.encoded()
     watch = DriftState(delta=0.5, streams={"risk": RiskEProcess(0.1, level=0.4)})
     for _ in range(50):
         watch.streams["risk"].update(1.0)  # type: ignore[call-arg]
     assert watch.raised == ("risk",)
-    rows: list[tuple[str, dict[str, Any]]] = [
-        (
-            "calibrations",
-            {
-                "id": "cal-1",
-                "created_at": stored.created_at,
-                "artifact": stored.artifact,
-                "document": document,
-                "arrays": arrays,
-                "digest": record_digest(
-                    "cal-1", stored.created_at, stored.artifact, document, arrays
-                ),
-            },
-        ),
-        ("active_calibration", {"slot": 1, "calibration_id": "cal-1"}),
-        (
-            "decisions",
-            {
-                "id": "d-1",
-                "created_at": stored.created_at,
-                "calibration_id": "cal-1",
-                "key": "data",
-                "selected": "[]",
-                "null_selected": False,
-                "ordinary": True,
-                "shadow": False,
-                "judged": False,
-                "loss": None,
-                "document": "{}",
-                "neighbours": None,
-            },
-        ),
-        (
-            "verdicts",
-            {
-                "decision_id": "d-1",
-                "candidate": "adder",
-                "correct": True,
-                "counts": True,
-                "key": "data",
-                "created_at": stored.created_at,
-            },
-        ),
-        (
-            "watches",
-            {
-                "calibration_id": "cal-1",
-                "since": stored.created_at,
-                "state": json.dumps(watch.to_state()),
-            },
-        ),
-    ]
-    with engine.begin() as connection:
-        for table, row in rows:
-            names = ", ".join(row)
-            values = ", ".join(f":{name}" for name in row)
-            connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({values})"), row)
-        if unversioned:
-            connection.execute(text("DROP TABLE alembic_version"))
-    return {"scores": stored.calibration.scores, "since": stored.created_at}
+    with Store(database) as store:
+        store.add(stored, activate=True)
+        with store.transaction() as session:
+            session.add(
+                WatchRow(
+                    calibration_id="cal-1",
+                    application="",
+                    since=stored.created_at,
+                    state=json.dumps(watch.to_state()),
+                    raised=json.dumps(watch.raised),
+                )
+            )
+    before = schema.HEAD
+    scripts = tmp_path / "migrations"
+    shutil.copytree(Path(schema.__file__).parent / "migrations", scripts)
+    (scripts / "versions" / "next.py").write_text(NEXT.format(head=before), encoding="utf-8")
+    config = Config()
+    config.set_main_option("script_location", str(scripts))
+    monkeypatch.setattr(schema, "migration_config", lambda: config)
+    monkeypatch.setattr(schema, "HEAD", "next")
+    return {
+        "version": before,
+        "scores": stored.calibration.scores,
+        "since": stored.created_at,
+        "artifact": stored.artifact,
+    }
 
 
-@pytest.mark.parametrize("unversioned", [True, False], ids=["unversioned", "versioned"])
 def test_an_old_database_is_refused_until_it_is_upgraded(
-    engine: Engine, database: str, *, unversioned: bool
+    engine: Engine, database: str, old_database: dict[str, Any]
 ) -> None:
     """Nothing that was in it is lost: the calibration decides, its alarm is still raised."""
-    was = old_database(engine, unversioned=unversioned)
     with pytest.raises(SettingsError, match="racer db upgrade"):
         Store(database)
-    assert schema.upgrade(engine) == ("0001", schema.HEAD)
-    assert schema.upgrade(engine) == (schema.HEAD, schema.HEAD)
+    assert schema.upgrade(engine) == (old_database["version"], "next")
+    assert schema.upgrade(engine) == ("next", "next")
+    assert "added" in shape(engine)
     with Store(database) as store:
-        state = store.shared_state("a" * 64)
+        state = store.shared_state(old_database["artifact"])
         assert state.active_id == "cal-1"
-        assert state.alarms == {"": Alarms(since=was["since"], raised=("risk",))}
+        assert state.alarms == {"": Alarms(since=old_database["since"], raised=("risk",))}
         found = store.record("cal-1").calibration.scores
-        np.testing.assert_array_equal(found, was["scores"])
-        with store.transaction() as session:
-            counted = session.execute(text("SELECT count(*) FROM verdicts")).scalar()
-    assert counted == 1
-
-
-def test_a_newer_database_is_refused_and_left_alone(engine: Engine, database: str) -> None:
-    """By the start and by the upgrade: this program does not know what is in it."""
-    schema.prepare(engine)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(SettingsError, match="newer program"):
-        Store(database)
-    with pytest.raises(SettingsError, match="newer program"):
-        schema.upgrade(engine)
-    with engine.connect() as connection:
-        assert schema.version(connection) == "9999"
+    np.testing.assert_array_equal(found, old_database["scores"])
 
 
 def test_an_upgrade_that_fails_changes_nothing(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, old_database: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tables of the old version, whole: red when a version is upgraded outside a transaction."""
-    old_database(engine, unversioned=False)
     before = shape(engine)
-    made = Operations.create_table
 
-    def fail(self: Operations, name: str, *columns: Any, **options: Any) -> Any:
-        if name == "leases":
-            raise RuntimeError("the power failed")
-        return made(self, name, *columns, **options)
+    def fail(self: Operations, *columns: Any, **options: Any) -> Any:
+        raise RuntimeError("the power failed")
 
-    monkeypatch.setattr(Operations, "create_table", fail)
+    monkeypatch.setattr(Operations, "add_column", fail)
     with pytest.raises(RuntimeError):
         schema.upgrade(engine)
     assert shape(engine) == before
     with engine.connect() as connection:
-        assert schema.version(connection) == "0001"
+        assert schema.version(connection) == old_database["version"]
+
+
+@pytest.mark.parametrize("found", ["0001", "0013", "9999", None])
+def test_tables_of_an_unknown_version_are_refused_and_left_alone(
+    engine: Engine, database: str, found: str | None
+) -> None:
+    """By the start and by the upgrade, also without any version: one sentence says what to do."""
+    set_version(engine, found)
+    before = shape(engine)
+    said = (
+        f"store: its tables have version {found or 'unknown'}, this program needs {schema.HEAD}: "
+        "start the program that wrote it, or give this one an empty database and upload the "
+        "labelled rows again"
+    )
+    for act in (lambda: Store(database), lambda: schema.upgrade(engine)):
+        with pytest.raises(SettingsError, match=f"^{re.escape(said)}$"):
+            act()
+    assert shape(engine) == before
+    with engine.connect() as connection:
+        assert schema.version(connection) == (found or "unknown")
+
+
+def test_the_command_refuses_tables_of_an_unknown_version(racer: Command, tmp_path: Path) -> None:
+    """In one line, with exit code 2 and the file as it was."""
+    path = tmp_path / "racer.db"
+    engine = open_engine(f"sqlite:///{path}")
+    set_version(engine, "0013")
+    engine.dispose()
+    before = path.read_bytes()
+    code, output, error = racer("db", "upgrade", "--store", f"sqlite:///{path}")
+    assert (code, output) == (2, "")
+    assert error.count("\n") == 1
+    assert "give this one an empty database" in error
+    assert path.read_bytes() == before
 
 
 def upgraded(racer: Command, *options: object) -> dict[str, str]:

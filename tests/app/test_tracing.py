@@ -23,8 +23,9 @@ from app.errors import SettingsError
 from app.routing.service import RoutingService
 from app.telemetry import logs
 from app.telemetry.span_processor import QUEUE_SPANS, CountingSpanProcessor
-from tests.support.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
-from tests.support.gateway import (
+from racer_core.errors import install_hint
+from tests.kit.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
+from tests.kit.gateway import (
     DATA_KEY,
     ENVIRONMENT,
     ONE,
@@ -38,8 +39,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -467,7 +468,7 @@ def test_without_the_package_the_start_says_what_to_install(
     monkeypatch.setenv("RACER_DATA_KEY", DATA_KEY)
     code, _, stderr = racer("serve", "--config", path)
     assert code == 2
-    assert "pip install 'racer-gateway[otel]'" in stderr
+    assert install_hint("otel") in stderr
     assert (f"${ENDPOINT}" if by_variable else "telemetry.otlp_endpoint") in stderr
 
 

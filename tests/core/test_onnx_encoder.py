@@ -1,6 +1,7 @@
 """int8 on a CPU: an exported transformer is near to its float32, repeatable, and bound by name."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,12 +14,12 @@ import pytest
 from racer_core import artifacts
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.onnx import OnnxEncoder, export
-from racer_core.errors import ArtifactError
+from racer_core.errors import ArtifactError, install_hint
 from racer_core.offline.train import EncoderChoice, train
 from racer_core.racer import Racer
 from racer_core.types import LabelledRow, LabelledRows
 from tests.docs.blocks import ROOT
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 transformers = LazyModule("transformers")
 
@@ -176,7 +177,7 @@ def test_a_missing_package_is_named_with_its_remedy(
 ):
     """Training needs all three, and serving ONNX Runtime alone."""
     monkeypatch.setitem(sys.modules, package, None)
-    remedy = rf"{package}: pip install 'racer-gateway\[onnx\]'"
+    remedy = re.escape(f"{package}: {install_hint('onnx')}")
     with pytest.raises(ArtifactError, match=remedy):
         int8(tmp_path, tiny_encoder).open()
     assert list(tmp_path.iterdir()) == []

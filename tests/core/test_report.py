@@ -15,7 +15,7 @@ from PIL import Image
 from racer_core.calibration.split_risk import split_risk
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.char_ngrams import CharNgramEncoder
-from racer_core.errors import InputError
+from racer_core.errors import InputError, install_hint
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import AVERAGE, Setting
 from racer_core.offline.protocol import Protocol
@@ -28,8 +28,8 @@ from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.row_errors import standard_error
 from racer_core.offline.table import build_table
 from racer_core.types import BINARY_TARGETS, LabelledRows, RiskTarget, Score
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import POOL, synthetic_rows
 
 stats = LazyModule("scipy.stats")
 
@@ -554,7 +554,7 @@ def test_missing_matplotlib_names_the_extra(monkeypatch, tmp_path):
         return import_module(name)
 
     monkeypatch.setattr(canvas, "import_module", missing)
-    with pytest.raises(InputError, match=r"pip install 'racer-gateway\[report\]'"):
+    with pytest.raises(InputError, match=re.escape(install_hint("report"))):
         check_report(tmp_path / "report")
     assert not (tmp_path / "report").exists()
 

@@ -15,13 +15,12 @@ import yaml
 
 from app import settings
 from app.settings import reloading
-from tests.support.gateway import ENVIRONMENT
-from tests.support.lazy import LazyModule
+from tests.kit.gateway import ENVIRONMENT
+from tests.kit.lazy import LazyModule
 
 from .dockerfile import ROOT
 
 usage_constants = LazyModule("ray._common.usage.usage_constants")
-ray_utils = LazyModule("ray._common.utils")
 serve = LazyModule("ray.serve")
 schema = LazyModule("ray.serve.schema")
 deployments = LazyModule("app.ray_serve.deployments")
@@ -88,16 +87,6 @@ def test_the_configuration_is_one_and_names_the_deployments(
     _, router, _ = gateway.init_args
     names = {gateway.name, router._bound_deployment.name}
     assert names == {each["name"] for each in application["deployments"]}
-
-
-def test_the_import_path_of_version_0_1_builds_the_same_application(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Red when a Serve file with the former path breaks, or is not told the new one."""
-    monkeypatch.delitem(sys.modules, "app.cluster.deployments", raising=False)
-    with pytest.warns(FutureWarning, match=r"app\.ray_serve\.deployments:build"):
-        build = ray_utils.import_attr("app.cluster.deployments:build")
-    assert build is deployments.build
 
 
 def test_one_cluster_serves_what_serve_yaml_does_with_candidates_beside_it(

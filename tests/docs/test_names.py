@@ -18,7 +18,11 @@ from .blocks import DOCUMENTS, ROOT
 
 SETTINGS = dict(settings())
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-LINKED = (*DOCUMENTS, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md")
+LINKED = (
+    *DOCUMENTS,
+    *(ROOT / name for name in ("SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    ROOT / "benchmarks/README.md",
+)
 SOURCES = sorted(path for name in ("app", "racer_core") for path in (ROOT / name).rglob("*.py"))
 ROUTE = re.compile(r"(?:GET|POST|DELETE) /\S*")
 SECTIONS = sorted({re.split(r"\.|\[\]", name)[0] for name in SETTINGS if "." in name})

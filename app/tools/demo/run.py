@@ -32,6 +32,7 @@ from app.tools.demo.measure import MergeAnswers, measure
 from app.tools.gateway_client import GatewayClient
 from racer_core import artifacts
 from racer_core.aggregation.vote import aggregate
+from racer_core.errors import install_hint
 from racer_core.records.reader import read_rows
 
 # In a checkout beside the package; an installed package uses the current folder.
@@ -159,9 +160,7 @@ def pool_command(port: int) -> list[str]:
     """Command of one server for all five models; it loads a checkpoint on its first request."""
     executable = Path(sys.executable).parent / "transformers"
     if not executable.is_file():
-        raise SettingsError(
-            "`transformers serve` is not installed: pip install 'racer-gateway[demo]'"
-        )
+        raise SettingsError(f"`transformers serve` is not installed: {install_hint('demo')}")
     return [
         str(executable), "serve", "--host", "127.0.0.1", "--port", str(port),
         "--device", "cpu", "--dtype", "float32", "--model-timeout", "86400",

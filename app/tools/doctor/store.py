@@ -54,11 +54,9 @@ def version(shown: str, found: str | None) -> Finding:
         return ok(CHECK, f"{shown}, tables of version {found}")
     if found is None:
         return ok(CHECK, f"{shown} is empty: the first start creates its tables")
-    if found in schema.known_versions():
-        cure = "back up with the program that wrote it, then run `racer db upgrade`"
-        return failed(CHECK, f"{shown} has tables of version {found}, not {schema.HEAD}", cure)
-    cure = "install the newer program again, or restore a backup"
-    return failed(CHECK, f"{shown} has tables of version {found}, of a newer program", cure)
+    return failed(
+        CHECK, f"{shown} has tables of version {found}, not {schema.HEAD}", schema.cure(found)
+    )
 
 
 def room(folder: Path, free: int) -> Finding:

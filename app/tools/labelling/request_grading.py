@@ -21,7 +21,7 @@ from racer_core.aggregation.json_forms import (
     json_form,
     tool_call_form,
 )
-from racer_core.errors import InputError
+from racer_core.errors import InputError, install_hint
 from racer_core.records.questions import Question
 
 UNCHECKED: Final = "schema_not_checked"  # the schema refers to a document that is not there
@@ -137,7 +137,7 @@ def _validator(schema: object) -> Any:
         registry = import_module("referencing").Registry()
     except ImportError as exc:
         raise InputError(
-            "grading structured output needs jsonschema: pip install 'racer-gateway[label]'"
+            f"grading structured output needs jsonschema: {install_hint('label')}"
         ) from exc
     if not isinstance(schema, Mapping | bool):
         raise InputError("the schema of the request must be an object")

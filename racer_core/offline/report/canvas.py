@@ -13,7 +13,7 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any, Final
 
-from racer_core.errors import InputError
+from racer_core.errors import InputError, install_hint
 from racer_core.offline.protocol import Control, Order
 from racer_core.types import Score
 
@@ -43,7 +43,7 @@ def matplotlib_module(module: str) -> Any:
         return import_module(f"matplotlib.{module}")
     except ImportError as exc:
         raise InputError(
-            "figures need matplotlib: pip install 'racer-gateway[report]'", param="report"
+            f"figures need matplotlib: {install_hint('report')}", param="report"
         ) from exc
 
 

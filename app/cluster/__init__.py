@@ -1,1 +1,0 @@
-"""Deprecated import path of the Ray Serve application; knows only :mod:`app.ray_serve`."""
