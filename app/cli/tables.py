@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from racer_core.artifacts import Artifact
     from racer_core.offline.conversations import ConversationEvaluation
     from racer_core.offline.evaluation_result import Evaluation
-    from racer_core.offline.report.grid import Grid
+    from racer_core.offline.report.view import Grid
     from racer_core.types import LabelledRows
 
 

@@ -19,7 +19,7 @@ import pytest
 from app.errors import Conflict
 from app.monitoring.decisions import housekeeping
 from app.monitoring.decisions.store import DecisionStore
-from app.routing.canary import Canary
+from app.routing.active_calibration import Canary
 from app.store import CanaryTerms, Store, StoredCanary
 from app.store.tables import WatchRow
 from racer_core.calibration.shadow import is_sampled

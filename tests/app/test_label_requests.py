@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from app.tools.labelling.answer_store import Answer
+from app.tools.labelling.files import Answer
 from app.tools.labelling.judge import judge_prompt
 from app.tools.labelling.remote_labelling import PartialLabels, PendingQuestion
 from app.tools.labelling.summary import kinds_of

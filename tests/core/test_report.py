@@ -21,9 +21,8 @@ from racer_core.offline.evaluation_result import AVERAGE, Setting
 from racer_core.offline.protocol import Protocol
 from racer_core.offline.report import canvas, overview, tables
 from racer_core.offline.report.differences import differences
-from racer_core.offline.report.grid import spread
 from racer_core.offline.report.risk_law import RiskLaw, risk_law
-from racer_core.offline.report.view import RISK, View, views
+from racer_core.offline.report.view import RISK, View, spread, views
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.row_errors import standard_error
 from racer_core.offline.table import build_table

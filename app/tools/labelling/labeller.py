@@ -16,9 +16,9 @@ from typing import Final, Self
 from app.errors import UpstreamError
 from app.settings import Candidate, Secrets, Settings
 from app.telemetry.metrics import Metrics
-from app.tools.labelling.answer_store import Answer, AnswerStore
 from app.tools.labelling.confidences import MAX_FAILURES_IN_A_ROW as GIVEN_UP_AFTER
 from app.tools.labelling.confidences import ConfidenceRecorder, RatingCounts
+from app.tools.labelling.files import Answer, AnswerStore
 from app.tools.labelling.replay import replayed, routed_question
 from app.tools.labelling.request_grading import RequestGrader
 from app.upstream.fleet import Fleet

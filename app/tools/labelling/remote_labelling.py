@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.tools.labelling.answer_store import Answer
 from app.tools.labelling.confidences import AnswerConfidences
+from app.tools.labelling.files import Answer
 from app.tools.labelling.labeller import CallCounts
 from racer_core.records.questions import Question
 

@@ -21,7 +21,6 @@ from app.errors import LabellingIncomplete
 from app.routing.conditions import ConditionReader
 from app.routing.query import NO_CANDIDATE, needs_of_body
 from app.settings import Candidate, Secrets, Settings
-from app.tools.labelling.answer_store import Answer
 from app.tools.labelling.confidences import (
     ConfidenceRecorder,
     RatingCounts,
@@ -29,7 +28,7 @@ from app.tools.labelling.confidences import (
     RatingPlan,
     rating_plan,
 )
-from app.tools.labelling.files import LabelFiles
+from app.tools.labelling.files import Answer, LabelFiles
 from app.tools.labelling.grading import GradingOptions, make_grader
 from app.tools.labelling.labeller import CallCounts, Labeller
 from app.tools.labelling.remote_labelling import (

@@ -14,8 +14,7 @@ import numpy as np
 
 from racer_core.offline.evaluation_result import Evaluation
 from racer_core.offline.protocol import Order
-from racer_core.offline.report.grid import Grid, number
-from racer_core.offline.report.view import FULL_POOL, View, described, views
+from racer_core.offline.report.view import FULL_POOL, Grid, View, described, number, views
 from racer_core.offline.row_errors import Influence, standard_error
 from racer_core.offline.votes import EVALUATED, Rule
 from racer_core.types import FloatArray, RiskTarget, Score

@@ -12,10 +12,9 @@ from racer_core.offline.evaluation_result import Evaluation
 from racer_core.offline.protocol import Control, Order
 from racer_core.offline.report import tables
 from racer_core.offline.report.canvas import COLOURS, LAW, Canvas, plain
-from racer_core.offline.report.grid import Grid, number
 from racer_core.offline.report.overview import SHOWN
 from racer_core.offline.report.risk_law import risk_law
-from racer_core.offline.report.view import BEST, BEST_HERE, FULL_POOL, View, views
+from racer_core.offline.report.view import BEST, BEST_HERE, FULL_POOL, Grid, View, number, views
 from racer_core.offline.votes import Rule
 from racer_core.types import FloatArray, RiskTarget, Score
 

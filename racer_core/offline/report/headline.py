@@ -12,8 +12,7 @@ import numpy as np
 
 from racer_core.offline.evaluation_result import Evaluation
 from racer_core.offline.protocol import Order
-from racer_core.offline.report.grid import Grid, number
-from racer_core.offline.report.view import BEST, FULL_POOL, View, views
+from racer_core.offline.report.view import BEST, FULL_POOL, Grid, View, number, views
 from racer_core.offline.row_errors import standard_error
 from racer_core.types import FloatArray, RiskTarget
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from racer_core.offline.evaluation_result import AVERAGE, SHORTFALL, Evaluation
 from racer_core.offline.protocol import Order
-from racer_core.offline.report.grid import Grid, number, spread
-from racer_core.offline.report.view import ANSWERABLE, View, described, views
+from racer_core.offline.report.view import ANSWERABLE, Grid, View, described, number, spread, views
 from racer_core.types import RiskTarget
 
 SHOWN = (0.01, 0.05, 0.1, 0.2)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from racer_core.offline.report.figures import Picture
-from racer_core.offline.report.grid import Grid
 from racer_core.offline.report.sections import Section
+from racer_core.offline.report.view import Grid
 
 _STYLE = """
 :root { color-scheme: light dark; }

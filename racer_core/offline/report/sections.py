@@ -10,8 +10,7 @@ from racer_core.offline.protocol import CalibrationScope, Control, Protocol
 from racer_core.offline.report import differences, figures, headline, overview, tables
 from racer_core.offline.report.differences import Difference
 from racer_core.offline.report.figures import Picture
-from racer_core.offline.report.grid import Grid
-from racer_core.offline.report.view import FULL_POOL, View, described, repeats, views
+from racer_core.offline.report.view import FULL_POOL, Grid, View, described, repeats, views
 from racer_core.offline.votes import EVALUATED, Rule
 from racer_core.types import RiskTarget, Score
 

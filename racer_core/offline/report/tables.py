@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from racer_core.offline.protocol import Order
-from racer_core.offline.report.grid import Grid, number
 from racer_core.offline.report.risk_law import RiskLaw, risk_law
-from racer_core.offline.report.view import BEST, BEST_HERE, RISK, Figure, View
+from racer_core.offline.report.view import BEST, BEST_HERE, RISK, Figure, Grid, View, number
 from racer_core.types import RiskTarget
 
 _AtAlpha = Callable[[float], Figure]  # what a row holds

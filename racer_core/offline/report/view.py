@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.evaluation_result import AVERAGE, SHORTFALL, Evaluation, Setting
 from racer_core.offline.protocol import Order
-from racer_core.offline.report.grid import spread
 from racer_core.offline.row_errors import Influence, standard_error
 from racer_core.offline.votes import Rule
 from racer_core.types import FloatArray, RiskTarget
@@ -222,3 +222,28 @@ def described(evaluation: Evaluation) -> str:
         + (f", {evaluation.dtype}" if evaluation.dtype else "")
         + f", seed {protocol.seed}"
     )
+
+
+# A table of a report: words only, so that terminal, Markdown and HTML show the same.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Cells, and what they were measured on."""
+
+    title: str
+    measured_on: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def number(value: float) -> str:
+    """Three decimals; a share of no rows is "-"."""
+    return "-" if math.isnan(value) else f"{value:.3f}"
+
+
+def spread(runs: FloatArray | Sequence[float], se_rows: float = math.nan) -> str:
+    """The mean, ± 1.96 standard errors over rows, and the standard deviation over splits."""
+    mean = float(np.mean(runs))
+    over_rows = "" if math.isnan(se_rows) else f" ±{1.96 * se_rows:.3f}"
+    return "-" if math.isnan(mean) else f"{mean:.3f}{over_rows} ({float(np.std(runs)):.3f})"

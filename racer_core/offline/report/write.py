@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from racer_core.errors import InputError
 from racer_core.offline.evaluation_result import Evaluation
-from racer_core.offline.report import markdown, page
+from racer_core.offline.report import page
 from racer_core.offline.report.canvas import check_matplotlib
 from racer_core.offline.report.differences import differences
 from racer_core.offline.report.headline import headlines
-from racer_core.offline.report.sections import sections
+from racer_core.offline.report.sections import Section, sections
+from racer_core.offline.report.view import Grid
 
 
 def check_report(folder: Path) -> None:
@@ -46,7 +49,7 @@ def write_report(evaluation: Evaluation, folder: Path, command: str) -> None:
     }
     files = {
         "results.json": (json.dumps(results, ensure_ascii=False) + "\n").encode(),
-        "results.md": (markdown.render(parts) + "\n").encode(),
+        "results.md": (render(parts) + "\n").encode(),
         "index.html": page.render(parts).encode(),
     }
     files |= {f"{each.name}.png": each.png for part in parts for each in part.pictures}
@@ -59,3 +62,45 @@ def write_report(evaluation: Evaluation, folder: Path, command: str) -> None:
 
 def _cannot(folder: Path, exc: OSError) -> InputError:
     return InputError(f"{folder}: the report cannot be written there ({exc.strerror})")
+
+
+# A report as Markdown.
+
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~&!])")
+
+
+def render(sections: Iterable[Section]) -> str:
+    """The whole text; figures are links to the files beside it."""
+    return "\n".join(["# Evaluation", "", *(line for each in sections for line in _section(each))])
+
+
+def escaped(text: str) -> str:
+    """Words that mean nothing to Markdown, on one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def table(grid: Grid) -> Iterator[str]:
+    """The title, what it was measured on, and the cells."""
+    yield f"**{escaped(grid.title)}**"
+    yield ""
+    yield _line(grid.head)
+    yield "|" + " --- |" * len(grid.head)
+    yield from map(_line, grid.rows)
+    yield ""
+    yield f"({escaped(grid.measured_on)})"
+    yield ""
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield f"## {escaped(section.title)}"
+    yield ""
+    for sentence in section.text:
+        yield from (escaped(sentence), "")
+    for picture in section.pictures:
+        yield from (f"![{escaped(picture.alt)}]({picture.name}.png)", "")
+    for grid in section.grids:
+        yield from table(grid)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(map(escaped, cells)) + " |"
