@@ -174,7 +174,7 @@ def _assertions(
     "--report",
     "folder",
     type=FILE,
-    help="Write an HTML report with figures and tables to this folder.",
+    help="Write a report to this folder: an HTML page, Markdown and JSON.",
 )
 @click.option(
     "--assert",

@@ -27,7 +27,7 @@ from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import AVERAGE, MERGED, Evaluation
 from racer_core.offline.fit import RouterChoice
 from racer_core.offline.protocol import Order, Protocol, Shares
-from racer_core.offline.report.write import check_report, write_report
+from racer_core.offline.report import check_report, write_report
 from racer_core.offline.reporting import Progress
 from racer_core.offline.score_matrix import read_scores
 from racer_core.offline.sources import FixedSource, RouterSource, trained_source

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from racer_core.calibration.laws import student_quantile
 from racer_core.calibration.learn_then_test import clopper_pearson_lower, clopper_pearson_upper
 from racer_core.calibration.shadow import estimate_risk
-from racer_core.offline.row_errors import standard_error_of_mean
+from racer_core.offline.standard_errors import standard_error_of_mean
 from racer_core.types import BoolArray, FloatArray
 
 Units = NDArray[np.intp]  # the cluster of each row, shape (n,)

@@ -23,9 +23,9 @@ from racer_core.offline.evaluation_result import (
 )
 from racer_core.offline.protocol import CalibrationScope, Split, split_benchmarks
 from racer_core.offline.reporting import Progress, silent
-from racer_core.offline.row_errors import RowSums
 from racer_core.offline.same_answer import SequenceKey
 from racer_core.offline.split_evaluation import SplitEvaluation
+from racer_core.offline.standard_errors import ClusterSums
 from racer_core.offline.table import EvaluationTable
 
 
@@ -55,7 +55,7 @@ def evaluate(
     evaluators: dict[EvaluatorKey, Runs] = {}
     sequences: dict[SequenceKey, Runs] = {}
     rows: dict[str, tuple[int, int, int]] = {}
-    sums = _row_sums(tables)
+    sums = _cluster_sums(tables)
     for number, own in enumerate(_by_split(tables), 1):
         for scope, part in _scopes(own, rng):
             rows[scope] = len(part.calibration), len(part.validation), len(part.test)
@@ -93,11 +93,11 @@ def evaluate(
         evaluators=evaluators,
         sequences=sequences,
         unrated={} if table.rated is None else table.rated.unrated,
-        sums=sums,
+        resampled={scope: each.draws(rng, protocol.splits) for scope, each in sums.items()},
     )
 
 
-def _row_sums(tables: Sequence[EvaluationTable]) -> dict[str, RowSums]:
+def _cluster_sums(tables: Sequence[EvaluationTable]) -> dict[str, ClusterSums]:
     """Empty sums for every scope, wide enough for the clusters of its rows in all divisions."""
     names = tables[0].benchmarks
     if tables[0].protocol.calibrated == CalibrationScope.MERGED and len(names) > 1:
@@ -108,7 +108,7 @@ def _row_sums(tables: Sequence[EvaluationTable]) -> dict[str, RowSums]:
             for name in names
         }
     return {
-        scope: RowSums(min(int(x.min()) for x in own), max(int(x.max()) for x in own) + 1)
+        scope: ClusterSums(min(int(x.min()) for x in own), max(int(x.max()) for x in own) + 1)
         for scope, own in of_scope.items()
     }
 

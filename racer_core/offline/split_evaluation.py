@@ -13,6 +13,7 @@ from racer_core.calibration.loss_curve import SCALE, RowLosses
 from racer_core.calibration.metrics import set_metrics, shortfalls
 from racer_core.calibration.split_risk import SplitRisk, split_risk
 from racer_core.offline.evaluation_result import (
+    BEST,
     FULL_POOL_BEST,
     INFEASIBLE,
     SHORTFALL,
@@ -21,10 +22,10 @@ from racer_core.offline.evaluation_result import (
     Setting,
 )
 from racer_core.offline.protocol import COMPARED_AT, Rows, Split
-from racer_core.offline.row_errors import RowSums
 from racer_core.offline.same_answer import SAME_ANSWER_AT, SequenceKey, compared
 from racer_core.offline.split_calibration import SplitCalibration
 from racer_core.offline.split_votes import SplitVotes, TestedSetting
+from racer_core.offline.standard_errors import ClusterSums
 from racer_core.offline.table import EvaluationTable
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.types import BoolArray, FloatArray, RiskTarget, any_column
@@ -40,7 +41,7 @@ class SplitEvaluation:
         scope: str,
         part: Split,
         rng: np.random.Generator,
-        sums: RowSums,
+        sums: ClusterSums,
     ) -> None:
         self._table = table
         self._sums = sums
@@ -130,7 +131,7 @@ class SplitEvaluation:
         merits = self._test_merits
         for column, name in enumerate(self._table.pool):
             yield f"candidate {name}", merits[:, column]
-        yield "best single", merits[:, self._table.best_overall]
+        yield BEST, merits[:, self._table.best_overall]
         yield "best single here", merits[:, self._table.best_on(self._scope)]
         top = self._table.rows.scores[self._part.test].argmax(axis=1)
         yield "router top-1", merits[np.arange(len(top)), top]
@@ -148,7 +149,9 @@ class SplitEvaluation:
         answerable, hit = any_column(labels), any_column(selected & labels)
         called = any_column(selected)
         some = test[answerable]
-        yield "size", test, selected.sum(axis=1).astype(np.float64)
+        size = selected.sum(axis=1).astype(np.float64)
+        yield "size", test, size
+        yield "calls_saved", test, 1.0 - size / len(self._table.pool)
         if self._table.is_graded:
             yield SHORTFALL, test, shortfalls(selected, self._test_merits)
         yield "risk", test, np.where(answerable, ~hit, ~sets.null_selected).astype(np.float64)
@@ -162,7 +165,7 @@ class SplitEvaluation:
             by_rule = self._votes.right(setting.risk_target, setting.score, fit, selected)
             for rule, right in by_rule.items():
                 yield f"accuracy_{rule}", test, right.astype(np.float64)
-        random = self._luck < selected.sum(axis=1, keepdims=True)
+        random = self._luck < size[:, None]
         if self._table.is_graded:
             yield "random_miss", test, shortfalls(random, self._test_merits)
         else:
@@ -217,7 +220,7 @@ class SplitEvaluation:
         """
         target, lambda_hat = setting.risk_target, losses.curve.leaving(allowed)
         lost = losses.at(lambda_hat)
-        self._sums.add_losses(setting, clusters, lost)
+        self._sums.add_losses(setting, clusters, lost, setting)
         sets = self._calibration.sets(target, fit, lambda_hat, self._part.test)
         metrics = set_metrics(sets.selected, sets.null_selected, self._test_labels)
         measured = {field.name: getattr(metrics, field.name) for field in fields(metrics)}

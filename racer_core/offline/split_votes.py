@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from racer_core.offline.evaluation_result import BestSetting, Chosen, EvaluatorKey, Setting
+from racer_core.offline.evaluation_result import (
+    FULL_POOL,
+    BestSetting,
+    Chosen,
+    EvaluatorKey,
+    Setting,
+)
 from racer_core.offline.protocol import COMPARED_AT, Order, Rows, Split
-from racer_core.offline.row_errors import RowSums
 from racer_core.offline.split_calibration import SplitCalibration
+from racer_core.offline.standard_errors import ClusterSums
 from racer_core.offline.table import EvaluationTable
 from racer_core.offline.votes import EVALUATED, Rule, Temperatures, VoteComparison, Votes
 from racer_core.types import BoolArray, FloatArray, RiskTarget
@@ -130,8 +136,8 @@ class SplitVotes:
         temperatures = self._validation.best_temperatures(validation)
         best = self._validation.best_rule(validation, temperatures)
         for rule in self.rules:
-            yield f"full pool {rule}", self._test.right(rule, whole_pool, temperatures)
-        yield "full pool tuned", self._test.right(best, whole_pool, temperatures)
+            yield f"{FULL_POOL}{rule}", self._test.right(rule, whole_pool, temperatures)
+        yield f"{FULL_POOL}tuned", self._test.right(best, whole_pool, temperatures)
 
     def add(self, tested: TestedSetting) -> None:
         """Compare a setting with the best so far on the validation rows, if they suffice for it."""
@@ -148,7 +154,7 @@ class SplitVotes:
             if key not in self._best or each.rank > self._best[key].rank:
                 self._best[key] = each
 
-    def choices(self, sums: RowSums, clusters: Rows) -> list[BestSetting]:
+    def choices(self, sums: ClusterSums, clusters: Rows) -> list[BestSetting]:
         """The best of all alphas and votes on the validation rows, per target and score.
 
         Among equally accurate ones the smallest set; none where the rows are too few for every
@@ -159,14 +165,16 @@ class SplitVotes:
             clusters: The clusters of the test rows.
         """
         for key, each in self._best.items():
-            used = Chosen(*key, each.tested.setting.alpha, each.rule)
-            sums.add(Chosen(*key), "accuracy", clusters, each.tested.right[each.rule])
-            sums.add(Chosen(*key), "size", clusters, each.tested.size)
-            sums.add_losses(used, each.tested.clusters, each.tested.lost)
+            tested, chosen = each.tested, Chosen(*key)
+            sums.add(chosen, "accuracy", clusters, tested.right[each.rule])
+            sums.add(chosen, "size", clusters, tested.size)
+            sums.add_losses(
+                chosen, tested.clusters, tested.lost, tested.setting, f"accuracy_{each.rule}"
+            )
         return [each.choice for each in self._best.values()]
 
     def evaluators(
-        self, scope: str, sums: RowSums, clusters: Rows
+        self, scope: str, sums: ClusterSums, clusters: Rows
     ) -> Iterator[tuple[EvaluatorKey, dict[str, float]]]:
         """The quality of each evaluator on the validation rows, and whether it was chosen.
 
