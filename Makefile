@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130    CUDA 13 build
 TORCH_INDEX ?=
 
-.PHONY: setup setup-vllm setup-litellm setup-envoy fmt check test test-slow test-scale test-ui test-alerts test-vllm \
+.PHONY: setup setup-vllm setup-litellm setup-envoy fmt check test test-fast test-slow test-scale test-ui test-alerts test-vllm \
 	fuzz bench bench-quick docs release lock demo serve clean
 
 # The stamp names the build, so that another TORCH_INDEX installs another torch.
@@ -75,6 +75,10 @@ check: setup
 # where the environment forbids it: each worker would compile all of them again, which takes 10 s.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest \
 	--numprocesses auto --dist loadfile --no-loadscope-reorder
+
+# The mathematics and the logic of the gateway, without sockets and processes: within a minute.
+test-fast: setup
+	$(PYTEST) --numprocesses logical -m fast tests/core tests/app
 
 test: setup
 	$(PYTEST) -m "not slow and not scale and not browser"

@@ -30,6 +30,7 @@ from racer_core.encoder.onnx import OnnxEncoder
 from racer_core.encoder.word_vectors import WordVectorEncoder
 from racer_core.errors import ArtifactError, InputError
 from racer_core.records.conversation import fingerprint
+from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.routers import registry
 from racer_core.routers.base import Router
 from racer_core.types import checked_pool
@@ -62,8 +63,8 @@ class Artifact:
     training_fingerprints: frozenset[bytes]
     validation_fingerprints: frozenset[bytes] = frozenset()
     sample_fingerprints: frozenset[bytes] = frozenset()  # of sampled decisions and conversations
-    longest_text: int | None = None  # characters of a text of either; None: an earlier version's
-    components: NDArray[np.float32] | None = None  # (D, d), for drift; None: an earlier version's
+    longest_text: int = MAX_QUERY_CHARS  # characters of a text of either
+    components: NDArray[np.float32] | None = None  # (D, d), for drift; None: too few rows
     validation_copies: int | None = None  # near copies of training rows; after training alone
     digest: str = ""  # of the saved folder; empty before it is saved
 
@@ -257,8 +258,8 @@ def _build(
         raise InputError(f"null_threshold is {tau!r}")
     if not isinstance(salt, str) or not 1 <= len(salt.encode()) <= 64:
         raise InputError("the salt must be 1 to 64 bytes of text")
-    longest = manifest.get("longest_text")
-    if longest is not None and not (isinstance(longest, int) and longest > 0):
+    longest = manifest["longest_text"]
+    if not (isinstance(longest, int) and longest > 0):
         raise InputError(f"longest_text is {longest!r}")
     return Artifact(
         candidates=candidates,
@@ -291,7 +292,7 @@ def _components(tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.float32] | No
 
 
 def _encoder(spec: EncoderSpec) -> dict[str, Any]:
-    """The manifest's fields of an encoder; the pin is one of its own, which older programs skip."""
+    """The manifest's fields of an encoder; the pin is one of its own."""
     pin = {} if spec.pin is None else {"encoder_pin": asdict(spec.pin)}
     return {"encoder": {"name": spec.name, **spec.identity()}, **pin}
 

@@ -3,17 +3,20 @@
 import gc
 import os
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import required
+pytest_plugins = ["tests.kit.required", "tests.kit.fixtures"]
+pytest.register_assert_rewrite("tests.kit")
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 # Threads of numpy and torch would compete with the other workers; before numpy is imported.
@@ -65,6 +68,10 @@ TORCH = (
     "demo/test_shipped_pool.py",
 )
 
+# What `make test-fast` leaves out beside tests with these fixtures, each of which opens a socket.
+NOT_FAST = Path(__file__).with_name("not_fast.txt")
+SOCKETS = {"shared_pool", "postgres", "pgbouncer", "start"}
+
 # Files that take longest run first, so that no worker is left alone with one at the end. A folder
 # stands for all of its files.
 LONG = (
@@ -79,7 +86,7 @@ LONG = (
     "app/test_certificate_machine.py",
     "app/test_jobs.py",
     "app/test_label.py",
-    "app/test_quota_leases.py",
+    "app/test_leases.py",
     "app/test_options.py",
     "app/test_uploads.py",
     "app/test_encoder_worker.py",
@@ -96,7 +103,6 @@ def pytest_configure(config: pytest.Config) -> None:
     Every gateway of a test commits a dozen times, and the store synchronises each with the disk.
     Slow tests may install whole environments: their files stay on the disk.
     """
-    config.pluginmanager.register(required)
     if "not slow" in config.option.markexpr and "TMPDIR" not in os.environ and _is_usable(MEMORY):
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # of children, and of this process
 
@@ -126,9 +132,39 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         session.config.stash[COLLECTED] = (HEAVY & sys.modules.keys()) - before
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by expected duration; the order is the same in every process of a run."""
+    """Sort by expected duration, equally in every process of a run, and mark the fast tests."""
     items.sort(key=lambda item: _rank(item.path))
+    left_out = {*NOT_FAST.read_text(encoding="utf-8").splitlines(), *TORCH}
+    for item in items:
+        if _is_fast(item, left_out):
+            item.add_marker("fast")
+
+
+def _is_fast(item: pytest.Item, left_out: set[str]) -> bool:
+    """Whether `make test-fast` runs a test."""
+    name = item.nodeid.partition("[")[0].removeprefix("tests/")
+    if not name.startswith(("core/", "app/")) or {name, name.partition("::")[0]} & left_out:
+        return False
+    marks = {mark.name for mark in item.iter_markers()}
+    opens = SOCKETS.intersection(getattr(item, "fixturenames", ()))
+    return not opens and not marks & {"slow", "scale", "gpu"}
+
+
+@pytest.fixture(autouse=True)
+def _fast_tests_stay_in_the_process(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fast test neither listens on a socket nor starts a process."""
+    if request.node.get_closest_marker("fast") is None:
+        return
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        pytest.fail(f"a fast test opened a socket or a process: list it in {NOT_FAST.name}")
+
+    monkeypatch.setattr(socket.socket, "listen", refuse)
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
 
 
 @cache

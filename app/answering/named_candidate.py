@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from app.access.reservation import Reservation
+from app.access.budgets import Reservation
 from app.answering.cost_meter import CostMeter
 from app.answering.costs import Costs
 from app.answering.request_cost import RequestCost

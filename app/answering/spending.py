@@ -10,15 +10,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from app.access.budgets import Budgets
+from app.access.budgets import Budgets, Reservation
 from app.access.quotas import QuotaTicket
-from app.access.reservation import Reservation
 from app.answering.cost_meter import CostMeter
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.worst_case import WorstCase
 from app.routing.applications import Membership
 from app.routing.reasons import Reason
 from app.settings import Settings
+from racer_core.prices import Usage
 
 
 class Spending:
@@ -94,8 +94,8 @@ class Spending:
         reservation = state.request.reservation
         if reservation is None:
             return
-        amount = sum(self._of_calls(state, state.selected).values()) + self._of_ratings(state, 0)
-        assert state.meter is not None
+        assert state.meter is not None  # a budget needs prices
+        amount = sum(self._bounded(state, state.selected).values()) + self._of_ratings(state, 0)
         await reservation.make(amount, state.meter.amount)
 
     async def reserve_call(
@@ -110,8 +110,9 @@ class Spending:
         if reservation is None:
             return
         assert meter is not None  # a budget needs prices
-        amount = self._worst_case.of_calls((name,), fields, path)[name]
-        await reservation.make(amount, meter.amount)
+        usages = self._worst_case.usage_of_calls((name,), fields, path)
+        meter.bound(usages)
+        await reservation.make(self._worst_case.amounts(usages)[name], meter.amount)
 
     async def affordable(
         self, state: RequestState, names: Sequence[str], answers: int
@@ -128,7 +129,7 @@ class Spending:
             return names
         found = list[str]()
         rated = self._of_ratings(state, answers)
-        for number, (name, amount) in enumerate(self._of_calls(state, names).items(), answers + 1):
+        for number, (name, amount) in enumerate(self._bounded(state, names).items(), answers + 1):
             before, rated = rated, self._of_ratings(state, number)
             if not await reservation.add(amount + rated - before):
                 break
@@ -140,7 +141,7 @@ class Spending:
         return reservation is not None and reservation.calls_cheapest and not is_observing
 
     def _by_cost(self, state: RequestState, names: Collection[str]) -> Sequence[str]:
-        amounts = self._of_calls(state, names)
+        amounts = self._worst_case.amounts(self._usages(state, names))
         return sorted(amounts, key=amounts.__getitem__)
 
     def _of_ratings(self, state: RequestState, answers: int) -> int:
@@ -149,6 +150,13 @@ class Spending:
             return 0
         return self._worst_case.of_ratings(max(answers, len(state.selected)))
 
-    def _of_calls(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
+    def _bounded(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
+        """The worst cases of calls, by which what the candidates report is bounded, too."""
+        usages = self._usages(state, names)
+        if state.meter is not None:
+            state.meter.bound(usages)
+        return self._worst_case.amounts(usages)
+
+    def _usages(self, state: RequestState, names: Collection[str]) -> dict[str, Usage]:
         request = state.request
-        return self._worst_case.of_calls(names, request.fields, request.api_format.path)
+        return self._worst_case.usage_of_calls(names, request.fields, request.api_format.path)

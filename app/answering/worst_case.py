@@ -4,8 +4,8 @@ Tokens of the input are bounded by the bytes of the request: no tokenizer of tod
 more tokens than bytes. A chat template adds at most ``TEMPLATE_TOKENS``, an image, a sound or a
 file counts ``MEDIA_TOKENS`` in place of its data or URL. The answer is bounded by the limit that
 the candidate is sent, else by `limits.max_tokens`, for each choice. A call takes no
-longer than its timeout, and may be made `fleet.attempts` times. A candidate that goes beyond this
-is charged in full, as every call is.
+longer than its timeout, and may be made `fleet.attempts` times. A candidate that reports more is
+believed up to twice the bound and 10,000 tokens: see :mod:`app.answering.cost_meter`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from app.settings import Settings
 from app.wire.candidate_payload import TOKEN_LIMITS_OF, candidate_payload
 from app.wire.parsing import is_media
 from app.wire.request_limits import texts
-from racer_core.prices import Price
+from racer_core.prices import Usage, microseconds
 
 TEMPLATE_TOKENS: Final = 256
 MEDIA_TOKENS: Final = 16_384
@@ -41,10 +41,10 @@ class WorstCase:
         self._attempts = settings.fleet.attempts
         self._rating = max(map(self._of_rating, _raters(settings)), default=0)
 
-    def of_calls(
+    def usage_of_calls(
         self, names: Collection[str], fields: Mapping[str, Any], path: str
-    ) -> dict[str, int]:
-        """The bound of one call to each of these candidates, with its retries.
+    ) -> dict[str, Usage]:
+        """What one call to each of these candidates uses at most.
 
         Args:
             names: The candidates.
@@ -54,28 +54,40 @@ class WorstCase:
         tokens = input_tokens(fields)
         return {name: self._of_call(name, tokens, fields, path) for name in names}
 
+    def amounts(self, usages: Mapping[str, Usage]) -> dict[str, int]:
+        """What calls that use so much cost, with their retries."""
+        return {name: self._amount(name, usage) for name, usage in usages.items()}
+
     def of_ratings(self, answers: int) -> int:
         """The bound of the evaluator's calls, if a candidate is the evaluator."""
         return answers * self._rating if answers > 1 else 0
 
-    def _of_call(self, name: str, tokens: int, fields: Mapping[str, Any], path: str) -> int:
+    def _of_call(self, name: str, tokens: int, fields: Mapping[str, Any], path: str) -> Usage:
         candidate, written = self._candidates[name], 0
         if path in TOKEN_LIMITS_OF:
             sent = candidate_payload(fields, candidate, path)
             limit = _largest(sent, TOKEN_LIMITS_OF[path], candidate.renames) or self._max_tokens
             choices = _largest(sent, ("n", "best_of"), candidate.renames)
             written = limit * max(1, choices) * texts(fields.get("prompt"))
-        return self._attempts * self._prices[name].worst_case(
-            tokens + self._parameter_bytes[name],
-            written,
-            seconds=min(candidate.timeout_s, self._longest_s) + _LATE_S,
+        return Usage(
+            input_tokens=tokens + self._parameter_bytes[name],
+            output_tokens=written,
+            microseconds=microseconds(min(candidate.timeout_s, self._longest_s) + _LATE_S),
         )
 
     def _of_rating(self, rater: tuple[str, int, float]) -> int:
         name, chars, timeout_s = rater
-        tokens = chars * BYTES_PER_CHARACTER + TEMPLATE_TOKENS
-        price: Price = self._prices[name]
-        return self._attempts * price.worst_case(tokens, 1, seconds=timeout_s + _LATE_S)
+        usage = Usage(
+            input_tokens=chars * BYTES_PER_CHARACTER + TEMPLATE_TOKENS,
+            output_tokens=1,
+            microseconds=microseconds(timeout_s + _LATE_S),
+        )
+        return self._amount(name, usage)
+
+    def _amount(self, name: str, usage: Usage) -> int:
+        return self._attempts * self._prices[name].worst_case(
+            usage.input_tokens, usage.output_tokens, seconds=usage.microseconds / 1e6
+        )
 
 
 def input_tokens(fields: Mapping[str, Any]) -> int:

@@ -67,7 +67,7 @@ def refusal(
 def _what_is_missing(new: Evidence) -> str:
     """The rows that alpha needs, or why no number of weighted rows says it."""
     weights = new["weights"]
-    if new.get("unlabelled"):  # earlier versions do not say
+    if new["unlabelled"]:
         return f"{new['unlabelled']} of them have no label and count as misses: label more of them"
     if weights is None:
         return f"it needs {new['min_n']} and fewer abstentions"
@@ -78,7 +78,7 @@ def _what_is_missing(new: Evidence) -> str:
 
 
 def _promise(found: Evidence) -> list[Any]:
-    """The terms of the promise; None where the record of an earlier version does not say."""
+    """The terms of the promise; None for one that the evidence does not have."""
     parts: list[Any] = [found.get(part) or {} for part, _ in _NESTED]
     nested = [part.get(name) for part, (_, name) in zip(parts, _NESTED, strict=True)]
     return [*(found[name] for name in _PROMISE), *nested]

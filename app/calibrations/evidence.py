@@ -163,7 +163,7 @@ def parts_evidence(populations: Sequence[Population]) -> list[dict[str, Any]]:
     return [
         {
             "later": part.later,
-            "digests": dict(zip(part.calibration.pool, part.conditions or (), strict=True)),
+            "digests": dict(zip(part.calibration.pool, part.conditions, strict=True)),
         }
         | {name: value for name, value in evidence(part.calibration).items() if name in shown}
         for part in parts[:MAX_GROUPS]

@@ -104,7 +104,7 @@ def _applications(rows: RowColumns, *, by_application: bool) -> NDArray[np.str_]
 
 
 def _lowest(in_force: Sequence[RateInForce], largest_weight: float) -> float:
-    """The lowest rate in force, or that of a row whose decision an earlier version stored."""
+    """The lowest rate in force, or that of a row whose decision is no longer stored."""
     stated = min(1.0, 1.0 / largest_weight)
     lowest = min((each.rate for each in in_force if each.rate), default=1.0)
     # Of a rate's inverse the last bits may be lost.

@@ -286,9 +286,7 @@ class Monitor:
             reports[name] = {"alarms": alarms.get(name), **risk}
         found = {"calibration_id": monitored.record.id}
         if monitored.record.is_by_application:
-            # Alarms of all applications are those of an earlier version.
             return found | {
-                "alarms": alarms.get(NO_APPLICATION),
                 "decisions": {"dropped": self._dropped},
                 "applications": reports,
             }

@@ -27,7 +27,7 @@ def are_read_alike(before: str | None, now: str) -> bool:
     """Whether the router read requests of earlier digests as it reads those of present ones.
 
     Args:
-        before: Earlier digests; None: a version stored none, and read everything.
+        before: Earlier digests; None: the request was not sampled.
         now: What :func:`population_digests` gives now.
     """
     return (before or "").split(" ")[2:] == now.split(" ")[2:]

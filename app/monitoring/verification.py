@@ -14,7 +14,6 @@ from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.sequence_verification import SequenceVerification, verify_sequence
 from app.routing.decision import ChosenBy
 from app.routing.groups import GroupedRows
-from app.routing.reasons import Reason
 from app.store import Store
 from app.store.answer_calibrations import AnswerCalibrationStore
 from app.store.calibration_record import CalibrationRecord
@@ -102,7 +101,7 @@ def verify(decision: DecisionRecord, record: CalibrationRecord) -> Verification:
     """
     if decision.calibration_id != record.id:
         raise InputError(f"decision {decision.decision_id} was made by {decision.calibration_id}")
-    calibration = record.populations[_population(decision)].calibration
+    calibration = record.populations[decision.population].calibration
     if decision.pool != calibration.pool:
         calibration = calibration.restrict(decision.pool)
     rows = GroupedRows(calibration)
@@ -120,12 +119,6 @@ def verify(decision: DecisionRecord, record: CalibrationRecord) -> Verification:
         n=applied.calibration.n,
         group=applied.group,
     )
-
-
-def _population(decision: DecisionRecord) -> int:
-    if decision.population is not None:
-        return decision.population
-    return int(Reason.LATER_TURN in decision.reasons)  # as version 0.1 stored them
 
 
 def _pool_scores(pool: Sequence[str], decision: DecisionRecord) -> list[float]:

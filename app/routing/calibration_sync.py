@@ -18,7 +18,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Final, Self
 
 from prometheus_client import Gauge
@@ -27,7 +26,6 @@ from app.errors import StoreDamaged, StoreError, StoreUnavailable
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_copy import CalibrationCopy
 from app.routing.canary import Canary
-from app.routing.conditions import Conditions
 from app.routing.reasons import Reason
 from app.store import KeyPurpose, SharedState, Store, StoredCanary
 from app.store.calibration_record import CalibrationRecord
@@ -49,8 +47,6 @@ class CalibrationSync:
         setup: As :meth:`follow` takes it, where an artifact is loaded already.
         text: The configured text that the router reads of later turns.
         grouping: ``Settings.grouping``, by which requests are grouped.
-        configured: The conditions of a request of nothing but plain text: at the first start, those
-            of the rows of version 0.1.
         metrics: Registers the gauge ``racer_store_up``.
         copy: The copy on this machine; None: there is none.
     """
@@ -63,7 +59,6 @@ class CalibrationSync:
         setup: str | None = None,
         text: RoutedText,
         grouping: str,
-        configured: Conditions,
         metrics: Metrics,
         copy: CalibrationCopy | None = None,
     ) -> None:
@@ -74,12 +69,10 @@ class CalibrationSync:
         self._active = active
         self._text = text
         self._grouping = grouping
-        self._configured = configured
         self._copy = copy
         self._first: Callable[[], None] | None = None
         self._is_first_late = False  # it failed, and will be tried again
         self._one_at_a_time = asyncio.Lock()
-        self._has_stored_digests = False
         self._damaged = set[str]()  # ids of records that are not tried again
         self._listeners: list[Callable[[SharedState], None]] = []
         self._listener = NotificationListener(store.url)
@@ -157,14 +150,6 @@ class CalibrationSync:
             self._lost(False)
             if setup is None:
                 return
-            if not self._has_stored_digests:
-                await self._store.run_short(
-                    self._store.store_missing_digests,
-                    setup,
-                    self._configured.digests,
-                    on_record=partial(self._lost, False),  # each record has the time of an answer
-                )
-                self._has_stored_digests = True
             await self._activate(setup, state, made)
             await self._follow_canary(setup, state, made)
             for listener in self._listeners:
@@ -253,8 +238,6 @@ class CalibrationSync:
         reasons = made.void_reasons
         if not made.is_grouped_by(self._grouping):
             reasons = (*reasons, Reason.GROUPING_CHANGED)
-        if made.lost_copies:
-            reasons = (*reasons, Reason.COPIES_DROPPED)
         return made if reasons == made.void_reasons else replace(made, void_reasons=reasons)
 
     async def _read(self, calibration_id: str) -> CalibrationRecord:
@@ -281,18 +264,12 @@ class CalibrationSync:
 
     def _warn(self, record: CalibrationRecord) -> None:
         """Log which part of a record cannot decide, or promises nothing."""
-        if record.lacks_conditions:
-            log.warning(
-                "calibration %s is of version 0.1 and does not say what its rows were sent: its "
-                "certificates are void until its rows are uploaded again",
-                record.id,
-            )
         if Reason.GROUPING_CHANGED in record.void_reasons:
             log.warning(
                 "calibration %s was grouped by %s, and requests are grouped by %s now: its "
                 "certificates are void until its rows are uploaded again",
                 record.id,
-                record.grouped_by or "a setting that it does not name",
+                record.grouped_by,
                 self._grouping,
             )
         texts = {each.text for each in record.populations if each.later and each.drawn is None}

@@ -65,8 +65,8 @@ class RoutingRecord:
         chosen_by: What made the set.
         repeated: The query was seen before, by any key, or is one of the rows: it is no new
             evidence.
-        population: The place of the rows that set the threshold; None in records of version 0.1.
-        remarks: The remarks in the certificate; None in records of version 0.1.
+        population: The place of the rows that set the threshold.
+        remarks: The remarks in the certificate.
     """
 
     calibration_id: str | None
@@ -83,8 +83,8 @@ class RoutingRecord:
     projection: tuple[float, ...] | None = None
     chosen_by: ChosenBy = ChosenBy.THRESHOLD
     repeated: bool = False
-    population: int | None = None
-    remarks: tuple[str, ...] | None = None
+    population: int = 0
+    remarks: tuple[str, ...] = ()
 
     def routing_as_json(self) -> dict[str, Any]:
         """The wire form of these fields. An infinite threshold is null: JSON has no infinity."""

@@ -105,12 +105,6 @@ class Reason(StrEnum):
     Calibrate on other rows.
     """
 
-    COPIES_DROPPED = "copies_dropped"
-    """An earlier version left out rows that repeat a query, which a sample of traffic must keep.
-
-    Upload the rows again.
-    """
-
     TRAINING_OVERLAP = CoreReason.TRAINING_OVERLAP.value
     """The calibration has rows that trained the router, and `allow_overlap` accepted them.
 

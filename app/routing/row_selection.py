@@ -142,7 +142,7 @@ class RowSelector:
         if population is not None:
             return RowSelection(population=population, turn=turn)
         nearest = index.by_group.get(group, 0)
-        usual = record.populations[nearest].conditions or ()
+        usual = record.populations[nearest].conditions
         population = index.alike(query.later, usual, group)
         if population is None:
             population = nearest
@@ -189,7 +189,7 @@ class RowSelector:
             for place, each in deciding:
                 if each.drawn is None and not each.conversations:
                     # Unknown digests, (), equal those of no request.
-                    kind = each.later, each.conditions or ()
+                    kind = each.later, each.conditions
                     places.setdefault(kind, place)
                     of_group |= {(*kind, name): place for name in each.calibration.group_names}
             drawn: dict[tuple[bool, str | None], int] = {
@@ -198,7 +198,7 @@ class RowSelector:
                 if each.drawn is not None
             }
             whole = {
-                (each.conditions or (), name): place
+                (each.conditions, name): place
                 for place, each in deciding
                 if each.conversations
                 for name in each.calibration.group_names

@@ -20,10 +20,6 @@ from racer_core.records.conversation import RoutedText
 from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.types import RowsKind
 
-# In the document of a record of version 0.1: the digests of its rows, stored later. Null: the
-# digests are unknown for good.
-DIGESTS: Final = "conditions"
-
 _BY_APPLICATION: Final = "application"  # ``Settings.grouping`` begins with it
 
 # Arrays that some calibrations lack.
@@ -54,12 +50,10 @@ class Population:
         calibration: The rows. Patterns, risk target, alpha, r and score are the same in all
             populations of a record; ``delta`` and what the options say of the rows need not be.
         conditions: Digests of what the candidates were sent for the rows, but for the query, in the
-            order of the calibration's pool; None: unknown, and no request is like them. Of drawn
-            rows: digests of what the gateway added.
+            order of the calibration's pool. Of drawn rows: digests of what the gateway added.
         later: They are turns after the first of a conversation, or whole conversations.
         text: What the router read of later turns, but of applications with a text of their own.
-        query_chars: How many characters of a row's text the router read; None: not recorded, by a
-            version that refused longer rows.
+        query_chars: How many characters of a row's text the router read at most.
         drawn: The application whose traffic the rows were drawn from, as whole requests; None:
             requests must be sent like the rows.
         together: They are first and later turns of conversations, which have one threshold.
@@ -68,10 +62,10 @@ class Population:
     """
 
     calibration: Calibration
-    conditions: tuple[str, ...] | None = None
+    conditions: tuple[str, ...] = ()
     later: bool = False
     text: RoutedText = "last_user"
-    query_chars: int | None = None
+    query_chars: int = MAX_QUERY_CHARS
     drawn: str | None = None
     together: bool = False
     conversations: bool = False
@@ -86,8 +80,7 @@ class Population:
         """
         if self.query_chars == query_chars:
             return False
-        # Earlier versions refused longer rows.
-        return text_chars > min(query_chars, self.query_chars or MAX_QUERY_CHARS)
+        return text_chars > min(query_chars, self.query_chars)
 
     def is_enough(self, alphas: Mapping[str, OwnAlpha]) -> bool:
         """Whether the rows are enough for the largest alpha of their groups.
@@ -113,7 +106,7 @@ class CalibrationRecord:
         populations: The rows by kind; the first are of first turns, and the most.
         evidence: What is known of the thresholds.
         void_reasons: Premises that never held, such as ``training_overlap``.
-        grouped_by: ``Settings.grouping`` of its groups; None: not recorded.
+        grouped_by: ``Settings.grouping`` of its groups.
         alphas: The applications that had an alpha of their own when the record was made.
     """
 
@@ -123,7 +116,7 @@ class CalibrationRecord:
     populations: tuple[Population, ...]
     evidence: dict[str, Any]
     void_reasons: tuple[str, ...] = ()
-    grouped_by: str | None = None
+    grouped_by: str = "request"
     alphas: Mapping[str, OwnAlpha] = field(default_factory=dict[str, OwnAlpha])
 
     def options(
@@ -158,17 +151,7 @@ class CalibrationRecord:
     @property
     def is_by_application(self) -> bool:
         """Whether its groups are applications, so that every row and every request has one."""
-        return (self.grouped_by or "").startswith(_BY_APPLICATION)
-
-    @property
-    def lacks_conditions(self) -> bool:
-        """Whether it was stored without digests, as version 0.1 did."""
-        return any(each.conditions is None for each in self.populations)
-
-    @property
-    def lost_copies(self) -> bool:
-        """Whether a version that dropped repeated queries read its rows, and some were dropped."""
-        return "sample" not in self.evidence and bool(self.evidence.get("duplicates"))
+        return self.grouped_by.startswith(_BY_APPLICATION)
 
     @property
     def has_groups(self) -> bool:
@@ -254,54 +237,40 @@ class CalibrationRecord:
             populations=tuple(_populations(fields, calibration, stored)),
             evidence=fields["evidence"],
             void_reasons=tuple(fields["void_reasons"]),
-            grouped_by=fields.get("grouped_by"),
-            alphas={name: OwnAlpha(*each) for name, each in fields.get("alphas", {}).items()},
+            grouped_by=fields["grouped_by"],
+            alphas={name: OwnAlpha(*each) for name, each in fields["alphas"].items()},
         )
-
-
-def is_of_version_01(document: Mapping[str, Any]) -> bool:
-    """Whether a document is as version 0.1 wrote it, so that its rows may get digests."""
-    return "populations" not in document and DIGESTS not in document
 
 
 def _populations(
     fields: Mapping[str, Any], first: Calibration, arrays: Mapping[str, NDArray[Any]]
 ) -> Iterator[Population]:
     """The stored populations; ``first`` is the calibration of the first one."""
-    for place, settings in enumerate(fields.get("populations") or _before_conditions(fields)):
-        conditions = settings["conditions"] or fields.get(DIGESTS)
+    for place, settings in enumerate(fields["populations"]):
         groups = settings["groups"]
-        prices = settings.get("prices", fields["prices"])
-        of_tokens: list[TokenPrices] | None = settings.get("token_prices")
-        prefix = settings.get("prefix", f"{place}_")
+        prices = settings["prices"]
+        of_tokens: list[TokenPrices] | None = settings["token_prices"]
         yield Population(
             calibration=first
             if place == 0
             else replace(
                 first,
-                **_rows_from(arrays, prefix),
+                **_rows_from(arrays, f"{place}_"),
                 groups=groups and tuple(groups),
                 answer_limit=None,
-                options=_options(settings.get("options", fields["options"])),
+                options=_options(settings["options"]),
                 prices=prices and tuple(prices),
                 token_prices=of_tokens and tuple((a, b, c) for a, b, c in of_tokens),
             ),
-            conditions=conditions and tuple(conditions),
+            conditions=tuple(settings["conditions"]),
             later=settings["later"],
             text=settings["text"],
-            query_chars=settings.get("query_chars"),
-            drawn=settings.get("drawn"),
-            together=settings.get("together", False),
-            conversations=settings.get("conversations", False),
-            void_reasons=tuple(settings.get("void_reasons", ())),
+            query_chars=settings["query_chars"],
+            drawn=settings["drawn"],
+            together=settings["together"],
+            conversations=settings["conversations"],
+            void_reasons=tuple(settings["void_reasons"]),
         )
-
-
-def _before_conditions(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The populations of a record of version 0.1, which stored no conditions."""
-    yield {"conditions": None, "later": False, "text": "last_user", "groups": fields["groups"]}
-    if later := fields.get("later"):
-        yield {"conditions": None, "later": True, "prefix": "later_", **later}
 
 
 def _population_settings(population: Population) -> dict[str, Any]:
@@ -328,9 +297,7 @@ def _options_document(options: CalibrationOptions) -> dict[str, Any]:
 
 def _options(document: Mapping[str, Any]) -> CalibrationOptions:
     salt = document["smoothing_salt"]
-    # Versions that did not store whether alpha was fixed had shown the curve of any rows.
-    fields: dict[str, Any] = {"is_alpha_fixed": False, **document}
-    fields["smoothing_salt"] = bytes.fromhex(salt) if salt else None
+    fields: dict[str, Any] = {**document, "smoothing_salt": bytes.fromhex(salt) if salt else None}
     return CalibrationOptions(**fields)
 
 
@@ -378,7 +345,7 @@ def _calibration(fields: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> 
         patterns=patterns,
         prices=prices and tuple(prices),
         groups=groups and tuple(groups),
-        answer_limit=_answer_limit(fields.get("answer_limit")),
+        answer_limit=_answer_limit(fields["answer_limit"]),
         **_rows_from(arrays),
     )
 

@@ -22,12 +22,9 @@ from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged, StoreError, StoreUnavailable
 from app.store import activation, canaries, engine, schema
-from app.store.calibration_record import CalibrationRecord, is_of_version_01
+from app.store.calibration_record import CalibrationRecord
 from app.store.calibration_rows import (
     Summary,
-    document_fields,
-    is_whole,
-    set_digests,
     summarised,
     to_record,
     to_row,
@@ -217,37 +214,6 @@ class Store:
         with self.transaction() as session:
             return to_record(_find(session, calibration_id))
 
-    def store_missing_digests(
-        self, artifact: str, digests: Mapping[str, str], on_record: Callable[[], object]
-    ) -> None:
-        """Store digests for the rows of all records of version 0.1 of an artifact and fleet.
-
-        Only at the first start of this version are the rows known to be labelled with what is sent.
-        So once the store has a record of another version, or digests, nothing is changed: records
-        of version 0.1 that arrive later certify nothing.
-
-        Args:
-            artifact: Digest of the artifact and of how its candidates are served.
-            digests: What each candidate is sent now, by name.
-            on_record: Called after each record, for the transaction may take long.
-        """
-        with self.transaction() as session:
-            # Without a lock first, which a standby does not give: mostly there is nothing to do.
-            if not _documents_without_digests(session, artifact, locks=False):
-                return
-        with self.transaction() as session:
-            engine.begin_writing(session)
-            # Another gateway that starts now waits here, and then finds the digests.
-            documents = _documents_without_digests(session, artifact, locks=True)
-            for name, fields in documents.items():
-                stored = session.get_one(CalibrationRow, name)
-                if is_whole(stored):
-                    set_digests(stored, [digests[each] for each in fields["pool"]])
-                else:
-                    log.warning("calibration %s is damaged: it gets no digests", name)
-                session.flush()  # so that its arrays leave the memory
-                on_record()
-
     def ids(self, artifact: str) -> list[str]:
         """The records that were made for an artifact and fleet with this digest."""
         with self.transaction() as session:
@@ -330,30 +296,8 @@ class Store:
         self._is_prepared = True
 
 
-def _find(session: Session, calibration_id: str, *, locks: bool = False) -> CalibrationRow:
-    row = session.get(CalibrationRow, calibration_id, with_for_update=locks or None)
+def _find(session: Session, calibration_id: str) -> CalibrationRow:
+    row = session.get(CalibrationRow, calibration_id)
     if row is None:
         raise NotFound(f"no calibration {calibration_id[:128]!r}", code="calibration_not_found")
     return row
-
-
-def _documents_without_digests(
-    session: Session, artifact: str, *, locks: bool
-) -> dict[str, dict[str, Any]]:
-    """Records of version 0.1 of an artifact, by id; none where the store has any other record."""
-    columns = select(CalibrationRow.id, CalibrationRow.artifact, CalibrationRow.document)
-    statement = columns.order_by(CalibrationRow.id)
-    documents: dict[str, dict[str, Any]] = {}
-    if locks:
-        statement = statement.with_for_update(key_share=True)
-    for row in session.execute(statement):
-        try:
-            fields = document_fields(row)
-        except StoreDamaged as exc:
-            log.warning("%s", exc)
-            continue
-        if not is_of_version_01(fields):
-            return {}
-        if row.artifact == artifact:
-            documents[row.id] = fields
-    return documents

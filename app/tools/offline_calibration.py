@@ -104,7 +104,6 @@ async def _calibrate(
         active,
         text=settings.routing.text,
         grouping=settings.grouping,
-        configured=conditions.configured,
         metrics=metrics,
     )
     await calibration_sync.follow(setup)

@@ -32,7 +32,7 @@ export function driftView() {
       if (identity !== followed) points = [];
       followed = identity;
       fill(risk, reports.map(([name, report]) => [heading(name), riskView(report)]).flat(2));
-      fill(alarms, earlierAlarms(response), reports.map(([name, report]) => [heading(name), alarmView(report.alarms, response.calibration_id)]).flat());
+      fill(alarms, reports.map(([name, report]) => [heading(name), alarmView(report.alarms, response.calibration_id)]).flat());
       evidence.hidden = reports.some(([, report]) => report.alarms === null);
       if (evidence.hidden) return;
       points.push({ at: new Date(), shares: sharesOf(reports) });
@@ -67,11 +67,6 @@ function reportsOf(response) {
 /** The name of an application above what is said of it. */
 function heading(name) {
   return name ? el("h3", {}, name) : null;
-}
-
-/** The alarms that an earlier version raised without regard to applications: they void all. */
-function earlierAlarms({ applications, alarms, calibration_id: id }) {
-  return applications && alarms?.alarmed ? [heading("All applications"), alarmView(alarms, id)] : [];
 }
 
 /** How far it is to an alarm: of each stream, or where there are several applications of each application's furthest. */

@@ -36,11 +36,12 @@ _CHOICE_LETTER = re.compile(
     r"(?=[({A-J])"  # passes quickly over everything else
     r"(?:[({]([A-J])[)}]|(?<![\w'])([A-J])(?=[).:,*]|\s*$))"
 )
-# No sign within a word ("3-4" ends in 4), and a comma only between groups of three digits. Another
-# group ends the number: backtracking over the groups before it would take quadratic time.
+# No sign within a word ("3-4" ends in 4), and a comma only between groups of three digits. What
+# follows the groups is optional, so no match goes back over them. Their repeat is not possessive:
+# CPython before 3.11.5 matches a possessive group that ends in a lookahead wrongly.
 _NUMBER = re.compile(
     r"(?=[-+\u2212$.\d])(?=[-+\u2212]?+\$?+\.?+\d)"
-    r"(?:(?:(?<![\w.])[-+\u2212])?\$?(?:\d{1,3}+(?:,\d{3}(?!\d))++|\d++)(?:\.\d++)?"
+    r"(?:(?:(?<![\w.])[-+\u2212])?\$?(?:\d{1,3}+(?:,\d{3}(?!\d))+|\d++)(?:\.\d++)?"
     r"(?:[eE][-+]?\d++)?|(?:(?<![\w.])[-+\u2212])?\.\d++)"
 )
 _NUMBER_SIGNS = str.maketrans({",": None, "$": None, "\u2212": "-"})

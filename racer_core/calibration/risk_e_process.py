@@ -127,7 +127,6 @@ class RiskEProcess(EProcess):
             "rho": self.rho,
             "level": self.level,
             "max_weight": self.max_weight,
-            "rho_may_fail": 0.0,  # earlier versions that share the store read it
             "wager": self.wager.to_state(),
         }
 

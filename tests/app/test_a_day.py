@@ -15,23 +15,23 @@ import pytest
 
 from app.settings import key_format
 from app.store import now
-from tests.app.conftest import Command
-from tests.support.day import EVENING, MORNING, UNCHECKED
-from tests.support.gateway import (
+from tests.kit.checkers import EVENING, MORNING, UNCHECKED
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
     POOL,
     SKILLS,
+    Command,
     Gateway,
     configure,
     running,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 stats = LazyModule("scipy.stats")
 
@@ -71,7 +71,7 @@ def bot(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[Gateway]:
                 "keys": ["bot"],
                 "premise": "drawn",
                 "alpha": ALPHA,
-                "checker": {"function": "tests.support.day:check"},
+                "checker": {"function": "tests.kit.checkers:check_number"},
             }
         },
         access={"keys": [{"name": "bot", "hash": hashed}]},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.gateway import ONE, UNANSWERABLE, Gateway, Serve, user
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, UNANSWERABLE, Gateway, Serve, user
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 openai = LazyModule("openai")
 

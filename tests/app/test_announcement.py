@@ -17,8 +17,8 @@ import uvloop
 from app import server, settings
 from app.cli import announcement
 from app.services import Services
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, ENVIRONMENT, POOL, configure, running
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ENVIRONMENT, POOL, configure, running
+from tests.kit.upstream import FakePool
 
 
 def served(config: Path, stderr: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:

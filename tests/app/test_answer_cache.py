@@ -22,9 +22,8 @@ from app.wire.chat import Chat
 from app.wire.completions import Completions
 from app.wire.event_template import Piece
 from app.wire.format import ApiFormat
-from tests.support.gateway import ONE, user
-
-from .test_event_template import SHAPES, TEXTS, template_of
+from tests.kit.event_templates import SHAPES, TEXTS, template_of
+from tests.kit.gateway import ONE, user
 
 TTL_S = 60.0
 MAX_BYTES = 2**16

@@ -22,12 +22,12 @@ from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 from racer_core.errors import install_hint
 from racer_core.sequential.verdicts import NO_VERDICT
-from tests.support.gateway import ADMIN_KEY, Gateway, Serve
-from tests.support.same_answer import configured, talk
-from tests.support.samples import sampled
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, Gateway, Serve
+from tests.kit.monitored import sampled
+from tests.kit.same_answer import configured, talk
+from tests.kit.upstream import FakePool
 
-FUNCTION = {"function": "tests.support.answer_check:check", "timeout_s": 2.0}
+FUNCTION = {"function": "tests.kit.checkers:check", "timeout_s": 2.0}
 TERMS = {"alpha": 0.03, "evidence": FUNCTION}
 
 

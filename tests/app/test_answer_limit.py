@@ -20,11 +20,11 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import Score
-from tests.app.test_evidence import POOL, answering, randoms
 from tests.core.laws import assert_at_most
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
+    POOL,
     Gateway,
     as_json,
     candidates,
@@ -32,7 +32,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.random_answers import answering, randoms
+from tests.kit.upstream import FakePool
 
 ONE = "What is 3 plus 4?"
 

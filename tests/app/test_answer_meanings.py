@@ -22,11 +22,11 @@ from racer_core.aggregation.answers import Equality
 from racer_core.encoder.base import EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.sequential.answer_classes import AnswerClasses
-from tests.support.gateway import ADMIN_KEY, POOL, Gateway, Serve, error_message
-from tests.support.lazy import LazyModule
-from tests.support.samples import sampled
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, POOL, Gateway, Serve, error_message
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import sampled
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from scipy import stats

@@ -13,12 +13,12 @@ from pydantic import ValidationError
 from app.same_answer import calibrator as answer_calibrator
 from app.settings import Settings
 from racer_core.calibration.threshold import allowed_misses
-from tests.support.gateway import ADMIN_KEY, Gateway, Serve, error_message
-from tests.support.lazy import LazyModule
-from tests.support.same_answer import NAMES, configured
-from tests.support.samples import sampled
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, Gateway, Serve, error_message
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import sampled
+from tests.kit.same_answer import NAMES, configured
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from scipy import stats
@@ -26,7 +26,7 @@ else:
     stats = LazyModule("scipy.stats")
 
 FALSE_ALARM = 1e-6
-CHECK = {"function": "tests.support.answer_check:check"}
+CHECK = {"function": "tests.kit.checkers:check"}
 TERMS = {"alpha": 0.2, "reference": "answerable", "label_wait_s": 0, "evidence": CHECK}
 RIGHT = {"ada": 0.8, "bob": 0.7, "cyd": 0.6, "dan": 0.5, "eve": 0.0}
 LOST = 5  # samples without all labels

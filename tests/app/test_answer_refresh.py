@@ -35,8 +35,8 @@ from app.store.answer_calibrations import AnswerCalibrationStore, AnswerCalibrat
 from app.store.tables import AnswerCalibrationRow, SampleRow
 from racer_core.calibration.risk_e_process import RiskEProcess
 from tests.core.laws import assert_at_most
-from tests.support.lazy import LazyModule
-from tests.support.same_answer import NAMES, answer
+from tests.kit.lazy import LazyModule
+from tests.kit.same_answer import NAMES, answer
 
 stats = LazyModule("scipy.stats")
 

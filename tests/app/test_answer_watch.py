@@ -10,11 +10,11 @@ import pytest
 
 from app.same_answer import calibrator as answer_calibrator
 from app.same_answer import rows as answer_rows
-from tests.support.gateway import ADMIN_KEY, Gateway, Serve
-from tests.support.same_answer import configured, talk
-from tests.support.samples import sampled
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, Gateway, Serve
+from tests.kit.monitored import sampled
+from tests.kit.same_answer import configured, talk
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 STALE = ["stale:same_answer"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import (
+from tests.kit.coding_agents import HEADERS, NAMES, REMINDER, harness_request
+from tests.kit.gateway import (
     DATA_KEY,
     ONE,
     POOL,
@@ -16,9 +17,8 @@ from tests.support.gateway import (
     Gateway,
     user,
 )
-from tests.support.harness import HEADERS, NAMES, REMINDER, harness_request
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 anthropic = LazyModule("anthropic")
 error_classes = LazyModule("anthropic._error_classes")

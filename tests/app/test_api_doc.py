@@ -17,7 +17,7 @@ import pytest
 from app.api.routes import ROUTES
 from app.errors import STATUS
 from app.routing.reasons import Reason, Remark
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -27,9 +27,9 @@ from tests.support.gateway import (
     candidates,
     labelled,
 )
-from tests.support.provoked_errors import error_rows
-from tests.support.samples import KEY, sampled
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import KEY, sampled
+from tests.kit.provoked_errors import error_rows
+from tests.kit.upstream import FakePool
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

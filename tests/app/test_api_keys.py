@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from app.access.api_keys import Caller, KeyRing
 from app.settings import Secrets, key_format
 from app.settings.access import Access, Key
-from tests.support.gateway import Command, Serve
+from tests.kit.gateway import Command, Serve
 
 
 def entry(key: str, name: str, **fields: Any) -> Key:

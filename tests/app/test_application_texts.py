@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.settings import key_format
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -22,7 +22,7 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 TEXTS: dict[str, str | None] = {
     "spoken": "conversation",

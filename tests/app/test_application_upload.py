@@ -11,7 +11,7 @@ import pytest
 from app.routing.prompt_digest import prompt_digest
 from app.settings import key_format
 from app.store import Store
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -25,7 +25,7 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 KEY = key_format.new_key()
 PROMPT = {"role": "system", "content": "You are an agent of the bank."}

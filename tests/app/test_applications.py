@@ -17,8 +17,18 @@ from app.routing.applications import HEADER
 from app.routing.conditions import ConditionReader
 from app.routing.prompt_digest import prompt_digest
 from app.routing.query import MAX_DRAWN_BYTES
-from app.settings import key_format
-from tests.support.gateway import (
+from tests.kit.applications import (
+    ACCESS,
+    BOT_KEY,
+    KINDS,
+    TOOLS,
+    answered,
+    drawn_rows,
+    later,
+    upload,
+    whole,
+)
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -36,14 +46,12 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 stats = LazyModule("scipy.stats")
 
-BOT_KEY = key_format.new_key()
 PROMPT = {"role": "system", "content": "You are an agent of the bank."}
-TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "pay"}}]
 AGENT: dict[str, Any] = {"messages": [PROMPT, *user(TWO)], "tools": TOOLS}
 DIGEST = prompt_digest(AGENT) or ""
 APPLICATIONS: dict[str, Any] = {
@@ -51,7 +59,6 @@ APPLICATIONS: dict[str, Any] = {
     "agent": {"prompts": [DIGEST], "alpha": 0.3, "on_uncovered": "poet"},
     "search": {"on_uncovered": "whole_pool"},
 }
-ACCESS = {"keys": [{"name": "bot", "hash": key_format.format_hash(BOT_KEY, key_format.new_salt())}]}
 CONFIGURED: dict[str, Any] = {"applications": APPLICATIONS, "access": ACCESS}
 COUNTS = {"bot": 60, "agent": 80, "search": 100, None: 120}
 
@@ -66,14 +73,6 @@ def rows_of(gateway: Gateway) -> list[dict[str, Any]]:
         for start, (name, count) in enumerate(COUNTS.items(), 2)
         for row in as_json(noisy(start * 10_000, count))
     ]
-
-
-def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
-    """POST /calibrate, with the status checked."""
-    body = {"rows": rows, "alpha": 0.2, "confirm": True, **options}
-    response = gateway.post("/calibrate", ADMIN_KEY, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 @pytest.fixture(scope="module")
@@ -430,41 +429,6 @@ def test_application_and_group_are_one_field(serve: Serve) -> None:
 
 
 DRAWN: dict[str, Any] = {"applications": {"bot": {"keys": ["bot"], "premise": "drawn"}}}
-KINDS: list[dict[str, Any]] = [  # of requests, beside their query
-    {},
-    {"system": "You are a bank."},
-    {"system": "Answer in rhymes.", "temperature": 0.7},
-    {"tools": TOOLS, "tool_choice": "auto"},
-    {"max_tokens": 9, "response_format": {"type": "json_object"}},
-]
-
-
-def whole(query: str, system: str | None = None, **fields: Any) -> dict[str, Any]:
-    """A request as a client sends it."""
-    prompt = [] if system is None else [{"role": "system", "content": system}]
-    return {"messages": [*prompt, *user(query)], **fields}
-
-
-def drawn_rows(count: int, start: int = 20_000) -> list[dict[str, Any]]:
-    """Whole requests of every kind."""
-    return [
-        {"request": whole(row["query"], **KINDS[number % len(KINDS)]), "correct": row["correct"]}
-        | {"application": "bot"}
-        for number, row in enumerate(as_json(labelled(start, count)))
-    ]
-
-
-def later(body: dict[str, Any]) -> dict[str, Any]:
-    """The same as the third turn of a conversation."""
-    turns = [*user(ONE), {"role": "assistant", "content": "7"}]
-    return body | {"messages": [*turns, *body["messages"]]}
-
-
-def answered(gateway: Gateway, key: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The certificate of a chat answer."""
-    response = gateway.post("/v1/chat/completions", key, json={"model": "auto", **body})
-    assert response.status_code == 200, response.text
-    return response.json()["racer"]["certificate"]
 
 
 def test_drawn_rows_cover_every_request_of_their_application(serve: Serve, pool: FakePool) -> None:

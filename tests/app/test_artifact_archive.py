@@ -28,7 +28,7 @@ from app.routing.artifact_files import download, fetch, unpack
 from app.settings.remote_artifact import RemoteArtifact
 from racer_core import artifacts
 from racer_core.errors import ArtifactError, install_hint
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ENVIRONMENT,
     TWO,
     Command,
@@ -37,8 +37,8 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.upstreams.hostile.process import certify
-from tests.upstreams.scripted import FakePool
+from tests.kit.hostile.process import certify
+from tests.kit.upstream import FakePool
 
 Change = Callable[[tarfile.TarFile], object]
 

@@ -31,14 +31,11 @@ from app.store.engine import open_engine
 from app.store.tables import ActiveRow, AnswerCalibrationRow, CalibrationRow, WatchRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.errors import InputError
-from tests.support.databases import Postgres
-from tests.support.gateway import TWO, Command, Gateway, Serve, configure
-from tests.support.same_answer import calibration, classes
-from tests.support.statements import before_statements
-from tests.support.waiting import until
-
-from .test_schema import set_version
-from .test_store import PARTS, record
+from tests.kit.databases import Postgres, before_statements
+from tests.kit.gateway import TWO, Command, Gateway, Serve, configure
+from tests.kit.same_answer import calibration, classes
+from tests.kit.stores import PARTS, record, set_version
+from tests.kit.waiting import until
 
 TABLES = (CalibrationRow, ActiveRow, WatchRow, AnswerCalibrationRow)
 OTHER = "b" * 64  # another artifact than that of `record`
@@ -138,7 +135,8 @@ def test_the_manifest_says_what_is_there(saved: Path) -> None:
         ]
         assert len(opened.namelist()) == 1 + len(sums)
     assert manifest["format"] == 1
-    assert manifest["counts"] == {"calibrations": 4, "active": 2, "watches": 4, "keys": 0}
+    counts = {"calibrations": 4, "active": 2, "watches": 4, "keys": 0, "answer_calibrations": 0}
+    assert manifest["counts"] == counts
     assert [each["sha256"] for each in manifest["calibrations"]] == sums
 
 

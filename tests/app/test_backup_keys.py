@@ -13,10 +13,9 @@ from app import settings
 from app.settings.access import Access
 from app.store import Store
 from app.store.backup import calibrations
-from tests.support.gateway import ENVIRONMENT, Command, Serve
-
-from .test_access_control import configured_key
-from .test_store import record
+from tests.kit.accounts import configured_key
+from tests.kit.gateway import ENVIRONMENT, Command, Serve
+from tests.kit.stores import record
 
 
 @pytest.fixture

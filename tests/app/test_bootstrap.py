@@ -28,7 +28,7 @@ from app.tools.bootstrap.steps import SHARES, BootstrapOptions, Steps
 from app.tools.gateway_client import GatewayClient
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -40,8 +40,8 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.support.waiting import wait_until, wait_while_running
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until, wait_while_running
 
 STEPS = ("label", "split", "train", "tune", "evaluate", "calibrate")
 COUNT = 60

@@ -14,7 +14,10 @@ import pytest
 from app.monitoring.monitor import Monitor
 from app.routing.applications import HEADER
 from app.settings.answer_cache import AnswerCacheSettings
-from tests.support.gateway import (
+from tests.kit.accounts import configured_key, series
+from tests.kit.connections import opened
+from tests.kit.evaluators import disagree, judged
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -30,14 +33,9 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.same_answer import activate, configured
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool, usage_of
-
-from .test_access_control import configured_key
-from .test_evaluator import disagree, judged
-from .test_leaving import opened
-from .test_metrics import series
+from tests.kit.same_answer import activate, configured
+from tests.kit.upstream import FakePool, usage_of
+from tests.kit.waiting import until, wait_until
 
 CHAT = "/v1/chat/completions"
 ON: dict[str, Any] = {"answer_cache": {}}

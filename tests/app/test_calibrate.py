@@ -33,7 +33,7 @@ from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.records.near_copies import count_near_copies
 from racer_core.types import BINARY_TARGETS, FloatArray, LabelledRows, RiskTarget, Score
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -52,8 +52,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 stats = LazyModule("scipy.stats")
 

@@ -12,11 +12,11 @@ import pytest
 from app.cli.console import start_of
 from app.store import KeyPurpose, Store, now
 from racer_core.calibration.shadow import is_sampled
-from tests.app.conftest import Command
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
+    Command,
     Gateway,
     Serve,
     as_json,
@@ -25,8 +25,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.upstream import FakePool
 
 
 def ask_and_label(gateway: Gateway, start: int, count: int, application: str | None = None) -> None:

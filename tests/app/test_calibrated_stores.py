@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from tests.support.calibrated_stores import ROWS
-from tests.support.gateway import ONE, TWO, UNANSWERABLE, Gateway, Serve
+from tests.kit.gateway import ONE, ROWS, TWO, UNANSWERABLE, Gateway, Serve
 
 
 def decisions(gateway: Gateway) -> list[dict[str, Any]]:

@@ -21,8 +21,8 @@ from app.store import KeyPurpose, Store, schema
 from app.store.backup import calibrations
 from app.store.engine import open_engine
 from app.store.tables import WatchRow
-from tests.support.databases import Postgres
-from tests.support.gateway import (
+from tests.kit.databases import Postgres
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     TWO,
@@ -33,11 +33,9 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
-
-from .test_schema import set_version
-from .test_store import record
+from tests.kit.stores import record, set_version
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 AGREED_S = 20.0
 SETUP = "a" * 64  # of `record`

@@ -14,10 +14,9 @@ from rich.table import Table
 from app.cli import calibration_report
 from app.cli.calibration_report import sentence, warnings
 from app.tools.gateway_client import GatewayClient
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, Command, Gateway, Serve, labelled
-from tests.support.waiting import wait_until
-
-from .test_cli import failed, parsed, write
+from tests.kit.command_results import failed, parsed, write
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, Command, Gateway, Serve, labelled
+from tests.kit.waiting import wait_until
 
 
 @pytest.fixture

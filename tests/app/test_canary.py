@@ -25,7 +25,7 @@ from app.store.tables import WatchRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.calibration.threshold import calibrate_threshold
 from tests.core.laws import assert_binomial
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -39,10 +39,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-
-from .test_decisions import aged
-from .test_store import record
+from tests.kit.stores import aged, record
+from tests.kit.waiting import wait_until
 
 KEY = b"k" * 32
 FALSE_ALARM = 1e-6

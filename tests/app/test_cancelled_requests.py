@@ -21,7 +21,9 @@ from app.wire.completions import Completions
 from app.wire.format import ApiFormat
 from app.wire.messages.format import Messages
 from app.wire.responses import Responses
-from tests.support.gateway import (
+from tests.kit.accounts import series
+from tests.kit.connections import CHAT, LONG, left, opened
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -33,11 +35,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
-
-from .test_leaving import CHAT, LONG, left, opened
-from .test_metrics import series
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 KEYS = [f"key-number-{number}-of-the-tests" for number in range(12)]
 Kept = list[dict[str, Any]]

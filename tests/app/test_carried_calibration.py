@@ -30,7 +30,7 @@ from app.store.tables import WatchRow
 from app.tools.doctor import calibration
 from app.tools.doctor.finding import State
 from racer_core.errors import ArtifactError
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -45,9 +45,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.upstreams.scripted import FakePool
-
-from .test_store import record
+from tests.kit.stores import record
+from tests.kit.upstream import FakePool
 
 SETUP = "a" * 64  # of `record`
 ROWS = noisy(20_000, 150)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.certificate_judge import (
+from tests.kit.certificate_judge import (
     KnownCalibration,
     LabelledPart,
     Observation,

@@ -29,11 +29,11 @@ from hypothesis.stateful import (
 )
 
 from app.routing import groups
-from tests.support import histories
-from tests.support.gateway import POOL
-from tests.support.histories import Part, some_requests
-from tests.support.judged_gateway import JudgedGateway
-from tests.upstreams.scripted import FakePool, Script
+from tests.kit import histories
+from tests.kit.gateway import POOL
+from tests.kit.histories import Part, some_requests
+from tests.kit.judged_gateway import JudgedGateway
+from tests.kit.upstream import FakePool, Script
 
 pytestmark = pytest.mark.slow
 
@@ -87,21 +87,11 @@ class CertificateMachine(RuleBasedStateMachine):
         self.ask_all(then)
 
     @precondition(lambda self: self.world.active)
-    @rule(changes=histories.changes, then=some_requests)
-    def upgrade(self, changes: list[dict[str, Any]], then: list[dict[str, Any]]) -> None:
-        """Upgrade from version 0.1, and restart with other settings later."""
-        self.world.upgrade()
-        self.ask_all(then[:1])
-        self.world.restart(changes)
-        self.world.ask_like_rows()
-        self.ask_all(then[1:])
-
-    @precondition(lambda self: self.world.active)
     @rule(changes=histories.renamings, activates=st.booleans(), then=some_requests)
     def restore(
         self, changes: list[dict[str, Any]], activates: bool, then: list[dict[str, Any]]
     ) -> None:
-        """Restore a backup of version 0.1 into another store, under other settings."""
+        """Restore a backup into another store, under other settings."""
         self.world.restore(changes, activates=activates)
         self.world.ask_like_rows()
         self.ask_all(then)

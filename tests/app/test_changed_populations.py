@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, candidates, configure, running, user
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.upstreams.scripted import FakePool
-
-from .test_applications import ACCESS, BOT_KEY
+from tests.kit.applications import ACCESS, BOT_KEY
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, candidates, configure, running, user
+from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.upstream import FakePool
 
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
 WATCHING: dict[str, Any] = {"shadow_rate": 1.0, "store_requests": True}

@@ -28,7 +28,7 @@ from app.monitoring.samples.rechecks import Rechecks
 from app.monitoring.samples.record import SampledDecision, SampledExchange
 from app.settings import Secrets, Settings
 from racer_core.types import CallRecord
-from tests.support.waiting import eventually
+from tests.kit.waiting import eventually
 
 ANSWERS: dict[str, str | None] = {"adder": "42", "speller": "forty-two", "poet": None}
 RIGHT = {"adder": True, "speller": False}
@@ -456,7 +456,7 @@ def test_a_lost_check_is_made_again_once_at_a_time() -> None:
 
 def function(name: str) -> str:
     """A function of the tests' own."""
-    return f"tests.support.checkers:{name}"
+    return f"tests.kit.checkers:{name}"
 
 
 def test_a_function_labels_like_a_url() -> None:

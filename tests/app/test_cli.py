@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,8 @@ from racer_core.encoder.base import Encoder
 from racer_core.errors import ArtifactError
 from racer_core.offline.train import EncoderChoice
 from racer_core.types import LabelledRow, LabelledRows
-from tests.support.gateway import (
+from tests.kit.command_results import failed, parsed, write
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ONE,
@@ -28,43 +28,12 @@ from tests.support.gateway import (
     Command,
     Gateway,
     Serve,
-    as_json,
     candidates,
     configure,
     decided,
     labelled,
 )
-from tests.upstreams.scripted import FakePool
-
-
-def write(path: Path, rows: LabelledRows, *, answers: bool = False) -> Path:
-    """Rows as a file; with ``answers`` the right ones say "right"."""
-    lines = as_json(rows)
-    if answers:
-        for line, row in zip(lines, rows.rows, strict=True):
-            line["answers"] = {n: "right" if n in row.correct else n for n in rows.pool}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return path
-
-
-def parsed(result: tuple[int, str, str]) -> Any:
-    """The JSON of a command that succeeded, and nothing else on stdout."""
-    code, out, stderr = result
-    assert code == 0, stderr
-    return json.loads(out)
-
-
-def failed(result: tuple[int, str, str], code: int, *words: str) -> str:
-    """One line on stderr, nothing on stdout, and the right exit code."""
-    assert result[:2] == (code, ""), result
-    stderr = result[2]
-    assert stderr.startswith("racer: ")
-    assert stderr.count("\n") == 1
-    assert "Traceback" not in stderr
-    for word in words:
-        assert word in stderr
-    return stderr
-
+from tests.kit.upstream import FakePool
 
 # Offline --------------------------------------------------------------------------------------
 

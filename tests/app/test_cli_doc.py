@@ -16,9 +16,8 @@ from app.cli import main
 from app.cli.doctor import EXIT_UNHEALTHY
 from app.cli.verify import EXIT_DIFFERS
 from racer_core.offline.assertions import NAMES
-from tests.upstreams.scripted import FakePool
-
-from .test_every_command import COMMANDS, WITHOUT_JSON
+from tests.kit.commands import COMMANDS, WITHOUT_JSON
+from tests.kit.upstream import FakePool
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from app.access import budget_ledger
+from app.access import lease_store
 from app.errors import StoreUnavailable
 from app.routing.service import RoutingService
-from tests.support import provoked_errors
-from tests.support.gateway import (
+from tests.kit import provoked_errors
+from tests.kit.clients import CLIENTS, Ask, Failure, OpenAI, SdkClient
+from tests.kit.gateway import (
     DATA_KEY,
     ENVIRONMENT,
     ONE,
@@ -28,11 +29,10 @@ from tests.support.gateway import (
     configure,
     running,
 )
-from tests.support.lazy import LazyModule
-from tests.support.provoked_errors import CASES, ELSEWHERE, NOT_BY_CLIENTS, Case, provoke
-from tests.support.sdk_clients import CLIENTS, Ask, Failure, OpenAI, SdkClient
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.provoked_errors import CASES, ELSEWHERE, NOT_BY_CLIENTS, Case, provoke
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 anthropic, openai = LazyModule("anthropic"), LazyModule("openai")
 error_classes = LazyModule("anthropic._error_classes")
@@ -208,7 +208,7 @@ def test_a_budget_whose_store_is_lost_is_unavailable(
     def away(*_: object) -> None:
         raise StoreUnavailable("not there")
 
-    monkeypatch.setattr(budget_ledger, "sync", away)
+    monkeypatch.setattr(lease_store, "sync", away)
     gateway = serve(candidates=candidates(pool.url, price=1.0), budget={"hard": 9.0})
     failure = raised(client, lambda: client.ask(Ask(url=gateway.url, key=DATA_KEY, text=ONE)))
     checked(failure, client, Case(status=503, code="store_unavailable", retry=True))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from tests.support.gateway import (
+from tests.kit.gateway import (
     DATA_KEY,
     ENVIRONMENT,
     ONE,
@@ -24,8 +24,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 openai = LazyModule("openai")
 langchain_openai = LazyModule("langchain_openai")

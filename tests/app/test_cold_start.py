@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -19,8 +19,8 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.upstream import FakePool
 
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
 SAMPLING: dict[str, Any] = {"shadow_rate": 1.0, "store_requests": True, "feedback": "all"}

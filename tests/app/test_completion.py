@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import Command
+from tests.kit.gateway import Command
 
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 # What bash does when the tab key is pressed behind a line: find the function, give it the words.

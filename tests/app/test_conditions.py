@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.errors import Conflict, StoreUnavailable
-from app.routing import calibration_sync
-from app.routing.active_calibration import ActiveCalibration
-from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import EXCLUSIONS, ConditionReader
 from app.settings import Candidate, key_format
-from app.store import SharedState, Store
-from app.store import calibrations as stored_calibrations
-from app.store.backup.calibrations import restore, save
-from app.store.backup.file import Backup
-from app.store.calibration_rows import record_digest, set_digests
+from app.store import Store
 from app.store.tables import CalibrationRow
-from app.telemetry.metrics import Metrics
 from app.wire.candidate_payload import candidate_payload
-from tests.support.gateway import (
+from tests.kit.case import Shared
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
     Gateway,
-    Serve,
     as_json,
     candidates,
     configure,
@@ -41,8 +29,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 SYSTEM = {"role": "system", "content": "Answer in French."}
 PATHS = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
@@ -245,10 +233,10 @@ def reasons(gateway: Gateway, path: str = "/v1/chat/completions", **body: Any) -
 
 @pytest.mark.parametrize("name", ["max_output_tokens", "max_tokens", "max_completion_tokens"])
 def test_a_limit_in_the_spelling_of_another_api_voids(
-    serve: Serve, pool: FakePool, name: str
+    shared: Shared, pool: FakePool, name: str
 ) -> None:
     """A server that does not know the spelling would ignore the limit."""
-    gateway = serve(candidates=candidates(pool.url, parameters={"max_tokens": 160}))
+    gateway = shared(candidates=candidates(pool.url, parameters={"max_tokens": 160})).gateway
     path = "/v1/chat/completions" if name == "max_output_tokens" else "/v1/responses"
     text = {"messages": user(ONE)} if path.endswith("completions") else {"input": ONE}
     assert f"conditions_differ:{name}" in reasons(gateway, path, **text, **{name: 16})
@@ -261,21 +249,21 @@ def test_a_stored_template_voids(gateway: Gateway) -> None:
 
 
 def test_a_renamed_field_is_compared_under_its_name_at_the_server(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """The labelled `random_seed` is 7, and the client's `seed` replaces it."""
     own = {"random_seed": 7, "temperature": 0}
-    gateway = serve(
+    gateway = shared(
         candidates=candidates(pool.url, parameters=own, renames={"seed": "random_seed"})
-    )
+    ).gateway
     assert reasons(gateway, messages=user(ONE), seed=99) == ["conditions_differ:seed"]
     assert pool.requests[-1]["random_seed"] == 99
     assert gateway.ask(ONE, seed=7).headers["x-racer-guarantee"] == "holds"
 
 
-def test_a_seed_is_no_condition_where_no_token_is_drawn(serve: Serve, pool: FakePool) -> None:
+def test_a_seed_is_no_condition_where_no_token_is_drawn(shared: Shared, pool: FakePool) -> None:
     """At temperature 0; elsewhere it is."""
-    gateway = serve(candidates=candidates(pool.url, parameters={"temperature": 0}))
+    gateway = shared(candidates=candidates(pool.url, parameters={"temperature": 0})).gateway
     assert gateway.ask(ONE, seed=99).headers["x-racer-guarantee"] == "holds"
     found = reasons(gateway, messages=user(ONE), seed=99, temperature=1)
     assert found == ["conditions_differ:seed", "conditions_differ:temperature"]
@@ -297,9 +285,9 @@ def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return response.json()["evidence"]
 
 
-def test_rows_decide_requests_of_their_own_conditions_alone(serve: Serve) -> None:
+def test_rows_decide_requests_of_their_own_conditions_alone(shared: Shared) -> None:
     """Thirty rows with a system prompt beside 200 without: each part has its own n."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     plain, french = as_json(labelled(10_000, 200)), as_json(labelled(20_000, 30))
     fields = {"messages": [SYSTEM, *user(ONE)]}
     evidence = upload(gateway, [*plain, *with_conditions(gateway, french, **fields)])
@@ -319,18 +307,18 @@ def test_rows_decide_requests_of_their_own_conditions_alone(serve: Serve) -> Non
     assert gateway.post(path, ADMIN_KEY).json()["matches"]
 
 
-def test_too_few_rows_of_some_conditions_certify_nothing(serve: Serve) -> None:
+def test_too_few_rows_of_some_conditions_certify_nothing(shared: Shared) -> None:
     """Five rows allow no threshold at 0.1: such requests are void, and set by the other rows."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     few = with_conditions(gateway, as_json(labelled(20_000, 5)), messages=[SYSTEM, *user(ONE)])
     upload(gateway, [*as_json(labelled(10_000, 200)), *few])
     found = reasons(gateway, messages=[SYSTEM, *user(ONE)])
     assert found == ["conditions_differ:messages.system"]
 
 
-def test_rows_of_other_parameters_certify_no_plain_request(serve: Serve) -> None:
+def test_rows_of_other_parameters_certify_no_plain_request(shared: Shared) -> None:
     """A file that was labelled with another temperature says nothing of what is sent now."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     upload(gateway, with_conditions(gateway, as_json(labelled(10_000, 200)), temperature=1.5))
     assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
     own = gateway.chat(ONE, temperature=1.5)["racer"]["certificate"]
@@ -340,122 +328,13 @@ def test_rows_of_other_parameters_certify_no_plain_request(serve: Serve) -> None
 @pytest.mark.parametrize(
     "conditions", [{"adder": "0" * 32}, dict.fromkeys(POOL, "x"), dict.fromkeys(POOL, 7), "none"]
 )
-def test_malformed_conditions_are_refused(serve: Serve, conditions: Any) -> None:
+def test_malformed_conditions_are_refused(shared: Shared, conditions: Any) -> None:
     """One digest for each candidate, as `racer label` writes them."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False).gateway
     rows = [row | {"conditions": conditions} for row in as_json(labelled(10_000, 20))]
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
     assert response.status_code == 422
     assert '"conditions"' in response.json()["error"]["message"]
-
-
-def as_version_01_stored_it(store_url: str, name: str) -> None:
-    """Remove from a stored calibration what version 0.1 did not write."""
-    with Store(store_url) as store, store.transaction() as session:
-        row = session.get_one(CalibrationRow, name)
-        document = json.loads(row.document)
-        del document["populations"], document["grouped_by"]
-        row.document = json.dumps(document)
-        row.digest = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
-
-
-def test_rows_without_digests_get_those_of_the_first_start(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """A later change of `renames` sends something else, under the same parameters."""
-    parameters = {"parameters": {"random_seed": 7}}
-    before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
-    with running(before, ENVIRONMENT) as gateway:
-        gateway.calibrate()
-        name, url = gateway.ready()["calibration"], gateway.settings.store
-    as_version_01_stored_it(url, name)
-    backup = tmp_path / "backup.zip"
-    with Store(url) as store:
-        save(store, (), backup)
-    with running(before, ENVIRONMENT) as gateway:
-        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
-    with Store(url) as store, Backup(backup) as old:
-        assert restore(store, old, activate=False).there == [name]  # the same rows
-    renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
-    after = configure(tmp_path, artifact, pool.url, candidates=renamed)
-    with running(after, ENVIRONMENT) as gateway:
-        assert gateway.ready()["calibration"] == name
-        assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
-
-
-def test_inactive_rows_without_digests_get_those_of_the_first_start(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """A calibration that is activated after a change of `renames` was labelled before it."""
-    parameters = {"parameters": {"random_seed": 7}}
-    before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
-    with running(before, ENVIRONMENT) as gateway:
-        old = gateway.calibrate(50)["id"]
-        active = gateway.calibrate(50)["id"]
-        url = gateway.settings.store
-    for name in (old, active):
-        as_version_01_stored_it(url, name)
-    with running(before, ENVIRONMENT) as gateway:
-        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
-    renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
-    with running(configure(tmp_path, artifact, pool.url, candidates=renamed), ENVIRONMENT) as after:
-        path = f"/calibrations/{old}/activate"
-        after.post(path, ADMIN_KEY, json={"confirm": True}).raise_for_status()
-        assert reasons(after, messages=user(ONE)) == ["conditions_differ:rows"]
-
-
-def test_a_record_of_version_01_that_arrives_after_the_first_start_certifies_nothing(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """A gateway of version 0.1 stores it, and `renames` change before the next start."""
-    parameters = {"parameters": {"random_seed": 7}}
-    before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
-    with running(before, ENVIRONMENT) as gateway:
-        gateway.calibrate()
-        late = gateway.calibrate(300, activate=False)["id"]
-        as_version_01_stored_it(gateway.settings.store, late)
-    renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
-    with running(configure(tmp_path, artifact, pool.url, candidates=renamed), ENVIRONMENT) as after:
-        path = f"/calibrations/{late}/activate"
-        after.post(path, ADMIN_KEY, json={"confirm": True}).raise_for_status()
-        assert reasons(after, messages=user(ONE)) == ["conditions_differ:rows"]
-        after.calibrate()  # the rows again
-        assert after.ask(ONE).headers["x-racer-guarantee"] == "holds"
-
-
-def test_a_backup_of_version_01_certifies_nothing_after_its_restore(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """Nothing says what was sent for its rows, also where it is the first in its store."""
-    before = configure(tmp_path, artifact, pool.url)
-    with running(before, ENVIRONMENT) as gateway:
-        name, url = gateway.calibrate()["id"], gateway.settings.store
-    as_version_01_stored_it(url, name)
-    old, stamped = tmp_path / "old.zip", tmp_path / "stamped.zip"
-    with Store(url) as store:
-        save(store, (), old)
-    with running(before, ENVIRONMENT), Store(url) as store:
-        save(store, (), stamped)
-    after = configure(tmp_path / "other", artifact, pool.url)
-    with running(after, ENVIRONMENT) as gateway:
-        url = gateway.settings.store
-    restore_into(url, old)
-    with running(after, ENVIRONMENT) as gateway:
-        assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
-    restore_into(url, stamped)  # a backup that has the digests brings them
-    with running(after, ENVIRONMENT) as gateway:
-        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
-    restore_into(url, old)
-    with Store(url) as store, store.transaction() as session:
-        set_digests(session.get_one(CalibrationRow, name), ["x", "y", "z"])
-    with pytest.raises(Conflict, match="other content"):
-        restore_into(url, stamped)
-
-
-def restore_into(url: str, backup: Path) -> None:
-    """Restore a backup into a store that no gateway uses."""
-    with Store(url) as store, Backup(backup) as opened:
-        restore(store, opened, activate=True)
 
 
 @pytest.mark.parametrize("record", ["active", "inactive"])
@@ -501,9 +380,9 @@ def shadow_rows(gateway: Gateway) -> list[dict[str, Any]]:
     return [json.loads(row) for row in gateway.get("/shadow/rows", ADMIN_KEY).text.splitlines()]
 
 
-def test_shadow_rows_carry_the_conditions_of_their_requests(serve: Serve, pool: FakePool) -> None:
+def test_shadow_rows_carry_the_conditions_of_their_requests(shared: Shared, pool: FakePool) -> None:
     """Judged at temperature 1.5, they are no rows of a request without a temperature."""
-    gateway = serve(calibrated=False, watching=WATCHING)
+    gateway = shared(calibrated=False, watching=WATCHING, group="uploads").gateway
     upload(gateway, with_conditions(gateway, as_json(labelled(10_000, 200)), temperature=1.5))
     judge_sample(gateway, temperature=1.5)
     rows = shadow_rows(gateway)
@@ -554,11 +433,13 @@ def test_shadow_rows_have_groups_of_the_current_origin(
 
 
 def test_a_smaller_pool_is_decided_by_the_rows_of_the_whole_pools_conditions(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """A seed does not matter to `adder`, but requests with one may be of other traffic."""
     own = {"adder": {"parameters": {"temperature": 0}}, "speller": {"parameters": {"seed": 1}}}
-    gateway = serve(calibrated=False, candidates=candidates(pool.url, **own))
+    gateway = shared(
+        calibrated=False, candidates=candidates(pool.url, **own), group="uploads"
+    ).gateway
     seeded = with_conditions(gateway, as_json(labelled(20_000, 40)), seed=5)
     upload(gateway, [*as_json(labelled(10_000, 200)), *seeded])
     options = {"candidates": ["adder"]}
@@ -574,10 +455,10 @@ def test_a_smaller_pool_is_decided_by_the_rows_of_the_whole_pools_conditions(
 
 @pytest.mark.parametrize("is_later", [False, True])
 def test_a_row_with_the_configured_digests_is_of_the_population_of_one_without(
-    serve: Serve, *, is_later: bool
+    shared: Shared, *, is_later: bool
 ) -> None:
     """Both were labelled with what the configuration sends."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     plain = as_json(labelled(20_000, 5))
     if is_later:
         earlier = [*user("Hello"), {"role": "assistant", "content": "Hi."}]
@@ -592,9 +473,9 @@ def test_a_row_with_the_configured_digests_is_of_the_population_of_one_without(
     assert found["rows"] == (10 if is_later else 50)
 
 
-def test_a_field_with_the_name_of_a_turn_hides_no_turn(serve: Serve) -> None:
+def test_a_field_with_the_name_of_a_turn_hides_no_turn(shared: Shared) -> None:
     """A client's field `messages.system` is a field, and the system turn is digested beside it."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     plain, french = as_json(labelled(10_000, 40)), as_json(labelled(20_000, 40))
     fields = {"messages": [SYSTEM, *user(ONE)]}
     upload(gateway, [*plain, *with_conditions(gateway, french, **fields)])
@@ -608,9 +489,9 @@ def test_a_field_with_the_name_of_a_turn_hides_no_turn(serve: Serve) -> None:
     assert not reader.read({"messages": user(ONE), **image}).is_other_kind
 
 
-def test_another_endpoint_is_one_difference(serve: Serve, pool: FakePool) -> None:
+def test_another_endpoint_is_one_difference(shared: Shared, pool: FakePool) -> None:
     """The labelled limit on tokens has another name there, which is no field of the request."""
-    gateway = serve(candidates=candidates(pool.url, parameters={"max_tokens": 160}))
+    gateway = shared(candidates=candidates(pool.url, parameters={"max_tokens": 160})).gateway
     assert reasons(gateway, "/v1/responses", input=ONE) == ["conditions_differ:endpoint"]
 
 
@@ -621,9 +502,9 @@ def test_a_part_that_the_router_does_not_read_voids(gateway: Gateway) -> None:
     assert "conditions_differ:messages.user" in found
 
 
-def test_scores_of_rows_of_any_conditions_are_unverified(serve: Serve) -> None:
+def test_scores_of_rows_of_any_conditions_are_unverified(shared: Shared) -> None:
     """A part of the rows that brings scores of its own voids, as all of them do."""
-    gateway = serve(calibrated=False)
+    gateway = shared(calibrated=False, group="uploads").gateway
     scored = [
         {"correct": row["correct"], "scores": dict.fromkeys(POOL, 0.5)}
         for row in as_json(labelled(20_000, 40))
@@ -696,10 +577,10 @@ def test_the_kind_of_a_request_follows_from_what_differs(
     assert reader.read(fields).is_other_kind is is_other_kind
 
 
-def test_a_configured_modality_is_no_unlabelled_kind(serve: Serve, pool: FakePool) -> None:
+def test_a_configured_modality_is_no_unlabelled_kind(shared: Shared, pool: FakePool) -> None:
     """The request differs in its temperature alone, and the certificate says that alone."""
     configured = {"modalities": ["text"]}
-    gateway = serve(candidates=candidates(pool.url, parameters=configured))
+    gateway = shared(candidates=candidates(pool.url, parameters=configured)).gateway
     found = reasons(gateway, messages=user(ONE), temperature=2, **configured)
     assert found == ["conditions_differ:temperature"]
 
@@ -710,56 +591,3 @@ def test_an_image_before_the_last_turn_is_an_unlabelled_kind(gateway: Gateway) -
     turns = [{"role": "user", "content": [image]}, {"role": "assistant", "content": "A cat."}]
     found = reasons(gateway, messages=[*turns, *user(ONE)])
     assert "unlabelled_request_kind" in found
-
-
-def test_many_records_of_version_01_get_their_digests_though_it_takes_long(
-    tmp_path: Path, artifact: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each record has the time of an answer: the connection is not cut. By a clock of its own."""
-    path = configure(tmp_path, artifact, pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        names = [gateway.calibrate(50)["id"] for _ in range(5)]
-        url = gateway.settings.store
-    for name in names:
-        as_version_01_stored_it(url, name)
-    clock = [0.0]
-    monkeypatch.setattr(calibration_sync, "STORE_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(calibration_sync, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    def slowly(row: CalibrationRow, digests: Any) -> None:
-        set_digests(row, digests)
-        time.sleep(0.03)
-        clock[0] += 0.006
-
-    monkeypatch.setattr(stored_calibrations, "set_digests", slowly)
-
-    async def story() -> bool:
-        with Store(url) as store:
-            states, cuts = [StoreUnavailable("the first read fails")], list[float]()
-            read = store.shared_state
-
-            def shared_state(setup: str) -> SharedState:
-                if states:
-                    raise states.pop()
-                return read(setup)
-
-            monkeypatch.setattr(store, "shared_state", shared_state)
-            monkeypatch.setattr(store, "cut", lambda: cuts.append(clock[0]))
-            setup = store.summary(names[0]).artifact
-            active, ready = ActiveCalibration(Metrics()), asyncio.Event()
-            loop = asyncio.get_running_loop()
-            await active.add_follower(lambda _: loop.call_soon_threadsafe(ready.set) and None)
-            async with CalibrationSync(
-                store,
-                active,
-                setup=setup,
-                text="last_user",
-                grouping="request",
-                configured=ConditionReader(gateway.settings.candidates).configured,
-                metrics=Metrics(),
-            ):
-                async with asyncio.timeout(30):
-                    await ready.wait()
-            return not cuts and not any(store.record(name).lacks_conditions for name in names)
-
-    assert asyncio.run(story())

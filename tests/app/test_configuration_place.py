@@ -12,10 +12,9 @@ import pytest
 from app.errors import SettingsError
 from app.settings.address import gateway_url, url_of
 from app.settings.model import Settings
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, Command, Gateway
-
-from .test_cli import failed, parsed
-from .test_every_command import COMMANDS
+from tests.kit.command_results import failed, parsed
+from tests.kit.commands import COMMANDS
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, Command, Gateway
 
 CANDIDATE = {"name": "adder", "base_url": "http://127.0.0.1:1/v1"}
 

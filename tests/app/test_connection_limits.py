@@ -17,10 +17,7 @@ from app.access.client_address import network
 from app.http.connection import ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
 from app.settings import key_format
-from tests.support.gateway import DATA_KEY, ENVIRONMENT, Gateway, Serve
-from tests.support.waiting import wait_until
-
-from .test_connection import (
+from tests.kit.connections import (
     NO_SLOT_S,
     Bare,
     one,
@@ -30,6 +27,8 @@ from .test_connection import (
     start,
     status_and_code,
 )
+from tests.kit.gateway import DATA_KEY, ENVIRONMENT, Gateway, Serve
+from tests.kit.waiting import wait_until
 
 __all__ = ["start"]  # the fixture
 

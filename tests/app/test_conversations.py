@@ -15,21 +15,11 @@ from racer_core.calibration.loss_curve import SCALE, LossCurve
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.records.units import cluster_units, one_per_unit
 from racer_core.types import RowsKind
-from tests.support.gateway import DATA_KEY, TWO, Serve, user
-from tests.support.lazy import LazyModule
-from tests.support.monitored import POOL, calibration_record, decision_record
-from tests.support.samples import exported
-from tests.upstreams.scripted import FakePool
-
-from .test_applications import (
-    ACCESS,
-    BOT_KEY,
-    answered,
-    drawn_rows,
-    later,
-    upload,
-    whole,
-)
+from tests.kit.applications import ACCESS, BOT_KEY, answered, drawn_rows, later, upload, whole
+from tests.kit.gateway import DATA_KEY, TWO, Serve, user
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import POOL, calibration_record, decision_record, exported
+from tests.kit.upstream import FakePool
 
 stats = LazyModule("scipy.stats")
 

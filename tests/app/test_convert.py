@@ -12,7 +12,7 @@ import pytest
 from racer_core.records.reader import read_rows
 from racer_core.records.writer import write_rows
 from racer_core.types import LabelledRow, LabelledRows
-from tests.support.gateway import Command
+from tests.kit.gateway import Command
 
 TABLE = "sample_id,prompt,eval_name,m,m|total_cost\n1,a,x,1.0,0.1\n2,b,y,0.5,0.1\n"
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from app.monitoring.drift.statistics import SET_SIZE, STREAMS, new_drift_state
-from app.store.calibration_record import CalibrationRecord
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RowsKind
 from tests.core.laws import stats
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
     POOL,
@@ -181,14 +180,6 @@ def test_a_list_with_shared_clusters_certifies_nothing(serve: Serve) -> None:
         assert message in error_message(response, 400)
     upload(gateway, rows, rows_kind="questions", one_per_cluster=True)
     assert gateway.route(ONE)["certificate"]["holds"]
-
-
-def test_a_record_whose_copies_were_dropped_is_found() -> None:
-    """Only versions that dropped copies wrote no sample; without copies they lost nothing."""
-    record = CalibrationRecord(id="c", created_at="", artifact="", populations=(), evidence={})
-    assert not record.lost_copies
-    assert replace(record, evidence={"duplicates": 3}).lost_copies
-    assert not replace(record, evidence={"duplicates": 3, "sample": {}}).lost_copies
 
 
 def test_decisions_on_copies_are_verified(serve: Serve) -> None:

@@ -6,17 +6,17 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from racer_core.prices import as_text
-from tests.support.gateway import (
+from tests.kit.accounts import PRICES, UsageReport, counted, owed
+from tests.kit.case import GatewayCase, Shared
+from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
     POOL,
@@ -27,35 +27,23 @@ from tests.support.gateway import (
     candidates,
     user,
 )
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
-PRICES: Mapping[str, Mapping[str, float]] = {
-    "adder": {"input": 0.15, "cached_input": 0.075, "output": 0.6},
-    "speller": {"input": 2.5, "output": 10.000001, "call": 0.000003},
-    "poet": {"call": 0.1},
-}
 PICO = 10**12
 
 
 @pytest.fixture
-def priced(serve: Serve, pool: FakePool) -> Gateway:
-    """A gateway whose candidates have prices."""
+def priced(priced: GatewayCase) -> Gateway:
+    """The shared gateway whose candidates have prices."""
+    return priced.gateway
+
+
+@pytest.fixture
+def fresh(serve: Serve, pool: FakePool) -> Gateway:
+    """Another one, for a test of what a gateway counted or learned since its start."""
     own = {name: {"price": dict(price)} for name, price in PRICES.items()}
     return serve(candidates=candidates(pool.url, **own))
-
-
-def owed(candidate: str, usage: Mapping[str, Any]) -> Fraction:
-    """The price list, read by hand: tokens by the million, and calls."""
-    price = {name: Fraction(str(each)) for name, each in PRICES[candidate].items()}
-    fresh = price.get("input", Fraction(0))
-    cached = usage["cached_tokens"]
-    return (
-        (usage["input_tokens"] - cached) * fresh / 10**6
-        + cached * price.get("cached_input", fresh) / 10**6
-        + usage["output_tokens"] * price.get("output", Fraction(0)) / 10**6
-        + usage["calls"] * price.get("call", Fraction(0))
-    )
 
 
 def exactly(cost: float) -> Fraction:
@@ -63,59 +51,11 @@ def exactly(cost: float) -> Fraction:
     return Fraction(round(cost * PICO), PICO)
 
 
-@dataclass(frozen=True)
-class UsageReport:
-    """What a candidate reports of a call."""
-
-    prompt: int
-    cached: int
-    written: int
-
-    @classmethod
-    def drawn(cls, rng: np.random.Generator) -> UsageReport:
-        """Any numbers."""
-        prompt, written = rng.integers(1, 5_000, size=2).tolist()
-        return cls(prompt, int(rng.integers(0, prompt + 1)), written)
-
-    def usage(self, path: str) -> dict[str, Any]:
-        """In the words of an API format."""
-        names = ("input", "output") if path.endswith("responses") else ("prompt", "completion")
-        return {
-            f"{names[0]}_tokens": self.prompt,
-            f"{names[1]}_tokens": self.written,
-            "total_tokens": self.prompt + self.written,
-            f"{names[0]}_tokens_details": {"cached_tokens": self.cached},
-        }
-
-    def owed(self, candidate: str) -> Fraction:
-        """What one call with it costs."""
-        return owed(
-            candidate,
-            {
-                "input_tokens": self.prompt,
-                "cached_tokens": self.cached,
-                "output_tokens": self.written,
-                "calls": 1,
-            },
-        )
-
-
 def record_of(gateway: Gateway, decision_id: str) -> dict[str, Any]:
     """The stored decision."""
     response = gateway.get(f"/decisions/{decision_id}", ADMIN_KEY)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def counted(gateway: Gateway, name: str) -> dict[tuple[str, ...], float]:
-    """A counter by the values of its labels, in alphabetical order of their names."""
-    families = text_string_to_metric_families(gateway.get("/metrics").text)
-    return {
-        tuple(value for _, value in sorted(sample.labels.items())): sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == f"{name}_total"
-    }
 
 
 FORMATS: Mapping[str, str] = {
@@ -150,7 +90,7 @@ def asked(
     return racers[-1], response.headers
 
 
-def test_what_is_booked_is_what_is_reported(priced: Gateway, pool: FakePool) -> None:
+def test_what_is_booked_is_what_is_reported(fresh: Gateway, pool: FakePool) -> None:
     """180 requests: sets of one and two, every API format, whole and streamed, other numbers each.
 
     To the last digit: what the candidates reported, times the price list, is what the answers say,
@@ -166,14 +106,14 @@ def test_what_is_booked_is_what_is_reported(priced: Gateway, pool: FakePool) -> 
         told = {name: UsageReport.drawn(rng) for name in POOL}
         for name, each in told.items():
             pool.say(name, "42", fields={"usage": each.usage(path)})
-        racer, headers = asked(priced, text, path, **({"stream": True} if is_stream else {}))
+        racer, headers = asked(fresh, text, path, **({"stream": True} if is_stream else {}))
         called = [each["candidate"] for each in racer["calls"] if "ms" in each]
         assert len(called) == len(racer["calls"])
         assert racer["cost"]["estimated"] is False
         cost = exactly(racer["cost"]["cost"])
         if not is_stream:
             assert headers["x-racer-cost"] == f"{as_text(int(cost * PICO))} USD"
-        stored = record_of(priced, racer["decision_id"])["cost"]
+        stored = record_of(fresh, racer["decision_id"])["cost"]
         assert stored == racer["cost"]
         reported += sum(told[name].owed(name) for name in called)
         answered += cost
@@ -181,31 +121,31 @@ def test_what_is_booked_is_what_is_reported(priced: Gateway, pool: FakePool) -> 
         of_calls.update(called)
     assert reported == answered == recorded
     assert of_calls["adder"] > of_calls["speller"] > 0
-    total = sum(counted(priced, "racer_cost").values())
+    total = sum(counted(fresh, "racer_cost").values())
     assert total == pytest.approx(float(reported), rel=1e-12)
 
 
-def test_calls_by_name_are_booked(priced: Gateway, pool: FakePool) -> None:
+def test_calls_by_name_are_booked(fresh: Gateway, pool: FakePool) -> None:
     """Whole, streamed and embeddings; whole answers say it in a header."""
     rng = np.random.default_rng(20261204)
     told = [UsageReport.drawn(rng) for _ in range(3)]
     path = "/v1/chat/completions"
     body = {"model": "speller", "messages": user(ONE)}
     pool.say("speller", "42", fields={"usage": told[0].usage(path)})
-    whole = priced.post(path, json=body)
+    whole = fresh.post(path, json=body)
     assert whole.headers["x-racer-cost"] == f"{as_text(int(told[0].owed('speller') * PICO))} USD"
     assert "racer" not in whole.json()
     pool.say("speller", "42", fields={"usage": told[1].usage(path)})
-    assert "[DONE]" in priced.post(path, json=body | {"stream": True}).text
-    embedded = priced.post("/v1/embeddings", json={"model": "speller", "input": ["a", "b"]})
+    assert "[DONE]" in fresh.post(path, json=body | {"stream": True}).text
+    embedded = fresh.post("/v1/embeddings", json={"model": "speller", "input": ["a", "b"]})
     tokens = {"input_tokens": 2, "cached_tokens": 0, "output_tokens": 0, "calls": 1}
     assert embedded.headers["x-racer-cost"] == f"{as_text(int(owed('speller', tokens) * PICO))} USD"
     due = told[0].owed("speller") + told[1].owed("speller") + owed("speller", tokens)
-    assert counted(priced, "racer_cost") == {("", "speller", ""): pytest.approx(float(due))}
-    assert counted(priced, "racer_alternative_cost") == {}
+    assert counted(fresh, "racer_cost") == {("", "speller", ""): pytest.approx(float(due))}
+    assert counted(fresh, "racer_alternative_cost") == {}
 
 
-def test_what_was_not_called_is_estimated(priced: Gateway, pool: FakePool) -> None:
+def test_what_was_not_called_is_estimated(fresh: Gateway, pool: FakePool) -> None:
     """The same input, and the mean output of that candidate's earlier answers.
 
     Of 45 rows that decide, the adder is right most often, so it is the best single candidate.
@@ -213,11 +153,11 @@ def test_what_was_not_called_is_estimated(priced: Gateway, pool: FakePool) -> No
     path = "/v1/chat/completions"
     for name, written in (("adder", 100), ("speller", 20), ("speller", 41), ("poet", 7)):
         pool.say(name, "42", fields={"usage": UsageReport(50, 0, written).usage(path)})
-        assert priced.post(path, json={"model": name, "messages": user("?")}).status_code == 200
+        assert fresh.post(path, json={"model": name, "messages": user("?")}).status_code == 200
     # Embeddings write nothing, and are no answers to learn from.
-    priced.post("/v1/embeddings", json={"model": "speller", "input": ["a"]})
+    fresh.post("/v1/embeddings", json={"model": "speller", "input": ["a"]})
     pool.say("adder", "42", fields={"usage": UsageReport(1_000, 400, 300).usage(path)})
-    racer, _ = asked(priced, ONE)
+    racer, _ = asked(fresh, ONE)
     assert [each["candidate"] for each in racer["calls"]] == ["adder"]
     alternatives = racer["cost"]["alternatives"]
     own = UsageReport(1_000, 400, 300).owed("adder")
@@ -227,7 +167,7 @@ def test_what_was_not_called_is_estimated(priced: Gateway, pool: FakePool) -> No
     best = {"candidate": "adder", "cost": float(own), "estimated": False}
     assert alternatives["best_single"] == best
     assert racer["cost"]["cost"] == float(own)
-    assert counted(priced, "racer_alternative_cost") == {
+    assert counted(fresh, "racer_alternative_cost") == {
         ("everyone", "", ""): pytest.approx(float(own + rest)),
         ("best_single", "", ""): pytest.approx(float(own)),
     }
@@ -246,15 +186,15 @@ def test_the_documented_cost_is_that_of_an_answer(priced: Gateway) -> None:
         assert each.keys() == shown["alternatives"][name].keys()
 
 
-def test_abstaining_costs_nothing_and_saves_all(priced: Gateway, pool: FakePool) -> None:
+def test_abstaining_costs_nothing_and_saves_all(fresh: Gateway, pool: FakePool) -> None:
     """What everyone would have cost is known once each has answered some request."""
-    racer, headers = asked(priced, UNANSWERABLE)
+    racer, headers = asked(fresh, UNANSWERABLE)
     assert (racer["selected"], racer["cost"]["cost"], headers["x-racer-cost"]) == ([], 0.0, "0 USD")
     assert "everyone" not in racer["cost"]["alternatives"]
     path = "/v1/chat/completions"
     for name in POOL:
-        assert priced.post(path, json={"model": name, "messages": user("?")}).status_code == 200
-    racer, _ = asked(priced, UNANSWERABLE)
+        assert fresh.post(path, json={"model": name, "messages": user("?")}).status_code == 200
+    racer, _ = asked(fresh, UNANSWERABLE)
     assert racer["cost"]["alternatives"]["everyone"]["cost"] > PRICES["poet"]["call"]
 
 
@@ -329,11 +269,11 @@ def test_without_prices_there_is_no_word_of_costs(gateway: Gateway) -> None:
     assert not [name for name in ("racer_cost", "racer_alternative_cost") if counted(gateway, name)]
 
 
-def test_an_evaluator_of_the_pool_is_paid(serve: Serve, pool: FakePool) -> None:
+def test_an_evaluator_of_the_pool_is_paid(shared: Shared, pool: FakePool) -> None:
     """Its calls stand beside those of the candidates; calling everyone would not have needed it."""
     rule = {"method": "weighted", "weight": "verbal", "evaluator": {"candidate": "poet"}}
     own = {name: {"price": dict(price)} for name, price in PRICES.items()}
-    gateway = serve(candidates=candidates(pool.url, **own), aggregation=rule)
+    gateway = shared(candidates=candidates(pool.url, **own), aggregation=rule).gateway
     pool.say("adder", "7", fields={"usage": UsageReport(60, 0, 2).usage("/v1/chat/completions")})
     pool.say("speller", "8", fields={"usage": UsageReport(60, 0, 2).usage("/v1/chat/completions")})
     cost = asked(gateway, TWO)[0]["cost"]
@@ -345,10 +285,10 @@ def test_an_evaluator_of_the_pool_is_paid(serve: Serve, pool: FakePool) -> None:
     assert cost["alternatives"]["everyone"] == {"cost": float(everyone), "estimated": True}
 
 
-def test_own_accelerators_are_paid_by_the_second(serve: Serve, pool: FakePool) -> None:
+def test_own_accelerators_are_paid_by_the_second(shared: Shared, pool: FakePool) -> None:
     """The time of the call, times the share of the accelerators; tokens cost nothing."""
     price = {"gpu_second": 0.0004, "gpus": 0.25}
-    gateway = serve(candidates=candidates(pool.url, price=price), currency="credits")
+    gateway = shared(candidates=candidates(pool.url, price=price), currency="credits").gateway
     pool.say("adder", "42", delay_s=0.2)
     racer, headers = asked(gateway, ONE)
     (call,) = racer["cost"]["calls"]
@@ -359,14 +299,14 @@ def test_own_accelerators_are_paid_by_the_second(serve: Serve, pool: FakePool) -
     assert headers["x-racer-cost"].endswith(" credits")
 
 
-def test_applications_and_pools_are_counted_apart(serve: Serve, pool: FakePool) -> None:
+def test_applications_and_pools_are_counted_apart(shared: Shared, pool: FakePool) -> None:
     """By the names of the configuration; a client can make no series."""
-    gateway = serve(
+    gateway = shared(
         calibrated=False,
         candidates=candidates(pool.url, price=0.5),
         applications={"shop": {}, "help": {}},
         pools={"small": {"candidates": list(POOL[:2])}},
-    )
+    ).gateway
     for application, model in (("shop", "auto"), ("help", "auto/small"), ("help", "auto/small")):
         answer = gateway.ask("Hello", {"application": application}, model=model)
         assert answer.status_code == 200, answer.text
@@ -401,9 +341,11 @@ def test_samples_are_counted_apart(serve: Serve, pool: FakePool) -> None:
     assert counted(gateway, "racer_cost") == {("", "adder", ""): 0.5}
 
 
-def test_a_cached_answer_costs_nothing(serve: Serve, pool: FakePool) -> None:
+def test_a_cached_answer_costs_nothing(shared: Shared, pool: FakePool) -> None:
     """It makes no call; what everyone would have cost for it is still an estimate."""
-    gateway = serve(candidates=candidates(pool.url, price=0.5), answer_cache={"temperature": "any"})
+    gateway = shared(
+        candidates=candidates(pool.url, price=0.5), answer_cache={"temperature": "any"}
+    ).gateway
     body = {"model": "auto", "messages": user(ONE)}
     first, again = [gateway.post("/v1/chat/completions", json=body) for _ in range(2)]
     assert [each.headers["x-racer-cost"] for each in (first, again)] == ["0.5 USD", "0 USD"]

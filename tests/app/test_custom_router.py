@@ -19,12 +19,11 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, RacerError
 from racer_core.offline.train import train
 from racer_core.racer import Racer
-from tests.support.gateway import ADMIN_KEY, ONE, POOL, SKILLS, Command, Serve, as_json, labelled
-from tests.support.packages import install
-from tests.upstreams.scripted import FakePool
-
-from .test_cli import failed, parsed, write
-from .test_whole_conversations import ROWS, TWO, chat, rows_of, stated, upload
+from tests.kit.command_results import failed, parsed, write
+from tests.kit.commands import install
+from tests.kit.gateway import ADMIN_KEY, ONE, POOL, SKILLS, TWO, Command, Serve, as_json, labelled
+from tests.kit.upstream import FakePool
+from tests.kit.whole_conversations import ROWS, chat, rows_of, stated, upload
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "routers.md"
@@ -300,7 +299,7 @@ def test_the_documents_router_without_its_service(
     trained: Path, service: ScoreService, racer: Command, tmp_path: Path
 ) -> None:
     """The gateway says so at the start; exit code 2."""
-    from tests.support.gateway import configure
+    from tests.kit.gateway import configure
 
     path = configure(tmp_path / "config", trained, "http://127.0.0.1:1/v1")
     assert racer("validate", "--config", path)[0] == 0

@@ -20,7 +20,7 @@ from app.routing.query import Query
 from app.routing.reasons import Reason, Remark
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.types import RoutingDecision, Score
-from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, decided, noisy
+from tests.kit.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, decided, noisy
 
 CONDITIONS = Conditions({}, "")
 BARE = CacheKey(

@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,8 +26,8 @@ from app.monitoring.samples.store import SampleStore
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
 from racer_core.calibration.shadow import sampling_number
-from tests.support.databases import Postgres
-from tests.support.gateway import (
+from tests.kit.databases import Postgres, before_statements
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -42,33 +41,12 @@ from tests.support.gateway import (
     configure,
     running,
 )
-from tests.support.monitored import (
-    MonitoredStore,
-    calibration_record,
-    decision_record,
-    decision_records,
-    draw_scores,
-)
-from tests.support.statements import before_statements
-from tests.support.waiting import eventually, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import MonitoredStore, decision_records, draw_scores
+from tests.kit.stores import RECORD, aged, note
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import eventually, wait_until
 
-RECORD = calibration_record()
-SCORES = [0.9, 0.5, 0.1]
 DATA: dict[str, Any] = {"key": "data", "counts": True}  # whose verdicts they are
-
-
-def note(**changes: Any) -> DecisionRecord:
-    """One decision with everything in it."""
-    full: dict[str, Any] = {
-        "group": "de\ud800",
-        "neighbours": (0, 7, 70_000),
-        "reasons": ("conditions_differ",),
-        "served_by": "adder",
-        "answered": ("adder", "poet"),
-        "shadow_rate": 0.25,
-    }
-    return replace(decision_record(RECORD, SCORES), **full | changes)
 
 
 # Over HTTP ------------------------------------------------------------------------------------
@@ -241,12 +219,6 @@ def test_a_batch_adds_what_is_not_stored_yet(decision_store: DecisionStore) -> N
 def test_an_empty_batch_adds_nothing(decision_store: DecisionStore) -> None:
     """As when the writer is closed unused."""
     assert decision_store.add([], []) == set()
-
-
-def aged(days: float) -> DecisionRecord:
-    """A decision of some days ago."""
-    then = datetime.now(UTC) - timedelta(days=days)
-    return note(created_at=then.isoformat(timespec="microseconds"))
 
 
 def kept_of(decision_store: DecisionStore, made: Sequence[DecisionRecord]) -> list[bool]:

@@ -42,19 +42,10 @@ from app.upstream.model_list import ModelList
 from racer_core import artifacts
 from racer_core.encoder.char_ngrams import SPEC
 from racer_core.offline.train import train
-from tests.support.gateway import (
-    ADMIN_KEY,
-    ENVIRONMENT,
-    POOL,
-    Command,
-    configure,
-    labelled,
-    running,
-)
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
-
-from .test_store import record
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Command, configure, labelled, running
+from tests.kit.lazy import LazyModule
+from tests.kit.stores import record
+from tests.kit.upstream import FakePool
 
 torch = LazyModule("torch")
 

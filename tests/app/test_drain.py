@@ -23,7 +23,7 @@ import pytest
 import uvloop
 
 from app import server, settings
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -35,9 +35,9 @@ from tests.support.gateway import (
     labelled,
     user,
 )
-from tests.support.ports import free_port
-from tests.support.waiting import wait_while_running
-from tests.upstreams.scripted import FakePool
+from tests.kit.network import free_port
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_while_running
 
 CHAT = {"model": "auto", "messages": user(ONE)}
 

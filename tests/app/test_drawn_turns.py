@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, ONE, Gateway, Serve, error_message, user
-from tests.support.lazy import LazyModule
-from tests.support.samples import KEY, sampled, shadow_rows
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, ONE, Gateway, Serve, error_message, user
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import KEY, sampled, shadow_rows
 
 stats = LazyModule("scipy.stats")
 

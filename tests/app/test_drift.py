@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +30,8 @@ from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget, RowsKind
-from tests.support.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Gateway, Serve
-from tests.support.monitored import (
+from tests.kit.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Gateway, Serve
+from tests.kit.monitored import (
     POOL,
     MonitoredStore,
     calibration_record,
@@ -39,26 +39,13 @@ from tests.support.monitored import (
     decision_records,
     draw_scores,
     exported_rows,
+    monitored,
     verdicts_on_all,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 ADMIN = Caller(name="admin", role="admin")
 RARE = 1e-6
-
-
-def monitored(
-    store: Store, story: Callable[[Monitor, MonitoredStore], Awaitable[None]], **settings: Any
-) -> MonitoredStore:
-    """Run a story with a `Monitor` of a calibration on 600 rows, and close the monitor."""
-    world = MonitoredStore(store, settings.pop("record", None) or calibration_record())
-
-    async def run() -> None:
-        async with await world.monitor(**settings) as monitor:
-            await story(monitor, world)
-
-    asyncio.run(run())
-    return world
 
 
 async def feed(monitor: Monitor, made: list[DecisionRecord]) -> None:
@@ -173,7 +160,7 @@ def test_new_topics_with_the_same_scores_raise_an_alarm(store: Store) -> None:
 
 
 def test_rows_without_an_embedding_have_no_stream_for_it(store: Store) -> None:
-    """Calibrations of an earlier version, and rows with their own scores; the others share."""
+    """Rows with their own scores; the others share."""
     record = calibration_record()
     record = replace(
         record,

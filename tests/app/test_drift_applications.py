@@ -7,7 +7,6 @@ application, so that a red test means a fault.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -27,10 +26,9 @@ from app.monitoring.monitor import Monitor
 from app.settings import key_format
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord
-from app.store.tables import WatchRow
 from racer_core.calibration.risk_e_process import RiskEProcess
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, TWO, Serve, as_json, error_message, noisy
-from tests.support.monitored import (
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, TWO, Serve, as_json, error_message, noisy
+from tests.kit.monitored import (
     HARDER,
     POOL,
     ROWS,
@@ -201,50 +199,6 @@ def test_an_alarm_of_one_gateway_voids_its_application_at_all(store: Store) -> N
             assert stale(monitor, world) == {}
 
     run(world, story)
-
-
-def test_alarms_of_before_are_alarms_of_every_application(store: Store) -> None:
-    """Earlier versions had one state for the whole calibration: it voids all until a reset."""
-    rng = np.random.default_rng(5)
-    whole, record = calibration_record(), application_record()
-    world = MonitoredStore(store, whole)
-
-    async def before(monitor: Monitor, _: MonitoredStore) -> None:
-        scores = draw_scores(rng, 300, harder=0.4)
-        await feed(monitor, application_queries(whole, "", scores, group_by="request"))
-        assert monitor.stale_reasons(whole.id)
-
-    run(world, before)
-    world.record = record
-    store.add(record, activate=True)
-    with store.transaction() as session:
-        row = session.get(WatchRow, (whole.id, ""))
-        assert row is not None
-        state = {name: getattr(row, name) for name in ("since", "state", "raised")}
-        session.add(WatchRow(calibration_id=record.id, application="", **state))
-
-    async def after(monitor: Monitor, _: MonitoredStore) -> None:
-        raised = [f"stale:{name}" for name in json.loads(state["raised"])]
-        assert stale(monitor, world) == dict.fromkeys(ROWS, tuple(raised))
-        report = await monitor.drift_report()
-        assert report["alarms"]["raised"] == json.loads(state["raised"])
-        assert not report["applications"]["bot"]["alarms"]["alarmed"]
-        await monitor.reset_drift("bot")
-        assert set(stale(monitor, world)) == {*ROWS}
-        await monitor.reset_drift()
-        assert stale(monitor, world) == {}
-
-    run(world, after)
-    run(world, reset_stays(world))
-
-
-def reset_stays(world: MonitoredStore) -> Story:
-    """After a restart no application is void."""
-
-    async def story(monitor: Monitor, _: MonitoredStore) -> None:
-        assert stale(monitor, world) == {}
-
-    return story
 
 
 def test_only_first_turns_of_the_applications_rows_count(store: Store) -> None:

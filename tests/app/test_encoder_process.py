@@ -30,8 +30,8 @@ from racer_core.encoder.base import EncoderOutput
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, RacerError
 from racer_core.racer import Racer
-from tests.support.gateway import ENVIRONMENT, ONE, POOL, Serve, configure, labelled
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ENVIRONMENT, ONE, POOL, Serve, configure, labelled
+from tests.kit.upstream import FakePool
 
 TEXTS = labelled(700, 300).queries
 

@@ -31,10 +31,10 @@ from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
-from tests.support.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled, user
-from tests.support.lazy import LazyModule
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled, user
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 openai = LazyModule("openai")
 

@@ -16,7 +16,7 @@ import app.store  # noqa: F401 - defines an error of its own
 from app.errors import STATUS
 from app.routing.service import RoutingService
 from racer_core.errors import RacerError
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -26,8 +26,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 openai = LazyModule("openai")
 

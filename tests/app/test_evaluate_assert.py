@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.gateway import Command, as_json, noisy
+from tests.kit.gateway import Command, as_json, noisy
 
 MEASURED = ["--encoder", "char-ngrams", "--splits", 3, "--alpha", 0.2, "--score", "cover"]
 

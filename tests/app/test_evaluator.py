@@ -23,7 +23,10 @@ from app.telemetry.metrics import Metrics
 from app.upstream.completions import Completion
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.vote import Weight
-from tests.support.gateway import (
+from tests.kit.case import Shared
+from tests.kit.connections import CHAT, opened
+from tests.kit.evaluators import WHOLE_POOL, disagree, judged
+from tests.kit.gateway import (
     ENVIRONMENT,
     POOL,
     TWO,
@@ -34,36 +37,19 @@ from tests.support.gateway import (
     configure,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool
+from tests.kit.upstream import UPSTREAM_WORDS, FakePool
+from tests.kit.waiting import wait_until
 
-from .test_leaving import CHAT, opened
-
-WHOLE_POOL = {"alpha": 0.001}  # too small for 60 rows: the whole pool is called
 END = (
     "\nNow I will rate my confidence in the proposed answer as either (0) or (1).\n"
     "Proposed confidence: ("
 )
 
 
-def judged(url: str, weight: str = "p_true", **changes: Any) -> dict[str, Any]:
-    """An aggregation block with a judge at a server of its own; T is small, so that it decides."""
-    evaluator = {"base_url": url, "model": "judge", "timeout_s": 5}
-    values = {"method": "weighted", "weight": weight, "temperature": 0.1, "evaluator": evaluator}
-    return values | changes
-
-
-def disagree(pool: FakePool) -> None:
-    """Three answers, of which the router likes 7 most and the judge 'eight'."""
-    for name, text in zip(POOL, ("7", "seven", "eight"), strict=True):
-        pool.say(name, text)
-    pool.rate("judge", {"7": 0.125, "seven": 0.25, "eight": 0.875})
-
-
 @pytest.fixture
-def gateway(serve: Serve, pool: FakePool) -> Gateway:
+def gateway(shared: Shared, pool: FakePool) -> Gateway:
     """A gateway whose votes are weighed by P(True)."""
-    return serve(aggregation=judged(pool.url))
+    return shared(aggregation=judged(pool.url)).gateway
 
 
 # --- the prompt and its reading -------------------------------------------------------------------
@@ -180,11 +166,11 @@ def test_p_true_is_zero_where_one_is_absent_and_unknown_without_logprobs():
 
 
 def test_a_request_may_name_the_group_whose_evaluator_is_called(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """A group without its own, and no group, take the common one."""
     own = {"math": {"base_url": pool.url, "model": "abacist"}}
-    gateway = serve(aggregation=judged(pool.url, evaluators=own))
+    gateway = shared(aggregation=judged(pool.url, evaluators=own)).gateway
     disagree(pool)
     for group, evaluator in (("math", "abacist"), ("poetry", "judge"), (None, "judge")):
         pool.rated.clear()
@@ -200,10 +186,10 @@ def test_a_request_may_name_the_group_whose_evaluator_is_called(
     ],
 )
 def test_the_evaluator_decides_the_vote(
-    serve: Serve, pool: FakePool, weight: str, weights: dict[str, float]
+    shared: Shared, pool: FakePool, weight: str, weights: dict[str, float]
 ) -> None:
     """One vote each: what the judge believes wins, and the certificate is none of its business."""
-    gateway = serve(aggregation=judged(pool.url, weight))
+    gateway = shared(aggregation=judged(pool.url, weight)).gateway
     disagree(pool)
     pool.rated.clear()  # what was asked at start
     answer = gateway.chat(TWO, racer=WHOLE_POOL)
@@ -301,11 +287,13 @@ def test_all_ratings_are_requested_concurrently(gateway: Gateway, pool: FakePool
     assert answer["racer"]["overhead_ms"] < 3_000  # waiting for models is not the gateway's time
 
 
-def test_an_evaluator_that_hangs_is_given_up_at_its_deadline(serve: Serve, pool: FakePool) -> None:
+def test_an_evaluator_that_hangs_is_given_up_at_its_deadline(
+    shared: Shared, pool: FakePool
+) -> None:
     """The answers come back as the majority would have them; the certificate still holds."""
     rule = judged(pool.url)
     rule["evaluator"]["timeout_s"] = 0.3
-    gateway = serve(aggregation=rule)
+    gateway = shared(aggregation=rule).gateway
     disagree(pool)
     pool.say("speller", "8")
     pool.say("poet", "8")
@@ -400,9 +388,9 @@ def test_a_candidate_cannot_rate_itself(gateway: Gateway, pool: FakePool) -> Non
         assert "<|im_end|>" not in body["prompt"]
 
 
-def test_a_rating_over_the_limit_is_cut_off(serve: Serve, pool: FakePool) -> None:
+def test_a_rating_over_the_limit_is_cut_off(shared: Shared, pool: FakePool) -> None:
     """Evaluators are bounded as candidates are."""
-    gateway = serve(aggregation=judged(pool.url), limits={"answer_bytes": 2_000})
+    gateway = shared(aggregation=judged(pool.url), limits={"answer_bytes": 2_000}).gateway
     disagree(pool)
     pool.raters["judge"].choice = {"text": "1" * 3_000}
     failures = gateway.chat(TWO, racer=WHOLE_POOL)["racer"]["evaluation"]["failures"]
@@ -443,21 +431,23 @@ def test_an_evaluator_has_a_key_of_its_own(serve: Serve, pool: FakePool) -> None
 
 
 @pytest.mark.parametrize("rule", [{"method": "log_odds"}, {"method": "weighted"}, {}])
-def test_other_rules_ask_no_evaluator(serve: Serve, pool: FakePool, rule: dict[str, Any]) -> None:
+def test_other_rules_ask_no_evaluator(shared: Shared, pool: FakePool, rule: dict[str, Any]) -> None:
     """The router's scores are there already."""
-    gateway = serve(aggregation=rule)
+    gateway = shared(aggregation=rule).gateway
     disagree(pool)
     racer = gateway.chat(TWO, racer=WHOLE_POOL | {"explain": True})["racer"]
     assert (racer["weights"], racer["evaluation"], pool.rated) == ({}, None, [])
     assert len(racer["votes"]) == 3
 
 
-def test_options_reach_the_log_odds(serve: Serve, pool: FakePool) -> None:
+def test_options_reach_the_log_odds(shared: Shared, pool: FakePool) -> None:
     """One candidate's votes with C = 2 and C = 10 differ by log 9."""
     pool.say("speller", "")
     pool.say("poet", "")
     votes = [
-        serve(aggregation={"method": "log_odds", "options": options}).chat(TWO, racer=WHOLE_POOL)
+        shared(aggregation={"method": "log_odds", "options": options}).gateway.chat(
+            TWO, racer=WHOLE_POOL
+        )
         for options in (2, 10)
     ]
     few, many = (answer["racer"]["votes"]["42"] for answer in votes)

@@ -16,39 +16,20 @@ from app.answering.token_usage import TokenMeter
 from app.upstream.http_client import UpstreamAnswer
 from app.upstream.stream import CandidateStream
 from app.wire.chat import Chat
-from app.wire.completions import Completions
 from app.wire.event_template import EventTemplate, Piece, parsed
 from app.wire.format import ApiFormat, EventWriter
 from app.wire.responses import Responses
+from tests.kit.event_templates import SHAPES, TEXTS, chat, template_of
 
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
 # Names and values that might be taken for a key, or for the text itself.
 WORDS = st.sampled_from(["content", '"content"', "text", 'x","content":"y', "\\", "a", "", "é"])
 
 
-def chat(text: object, **fields: Any) -> dict[str, Any]:
-    """A chunk as servers send it."""
-    choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
-    return {"id": "a", "object": "chat.completion.chunk", "choices": [choice]} | fields
-
-
-def completion(text: object, **fields: Any) -> dict[str, Any]:
-    """The like of a continued prompt."""
-    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
-    return {"id": "a", "object": "text_completion", "choices": [choice]} | fields
-
-
-SHAPES = [(Chat(), chat), (Completions(), completion)]
 FORMS: list[dict[str, Any]] = [
     {"separators": (",", ":")},
     {"separators": (", ", ": "), "ensure_ascii": False},
     {"separators": (",", " :  ")},
 ]
-
-
-def template_of(api_format: ApiFormat, data: str) -> EventTemplate | None:
-    """What is learnt from one event."""
-    return api_format.event_template(data, api_format.piece("adder", data))
 
 
 @pytest.mark.parametrize(("api_format", "chunk"), SHAPES, ids=["chat", "completions"])

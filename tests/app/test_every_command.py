@@ -4,49 +4,20 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
 from app.cli.console import JSON
-from app.cli.main import cli
-from tests.support.gateway import Command
+from tests.kit.commands import COMMANDS, WITHOUT_JSON
+from tests.kit.gateway import Command
 
-# Commands whose stdout is not a result for people, and why.
-WITHOUT_JSON = {
-    "serve": "runs until it is stopped; its log is JSON by `telemetry.log`",
-    "encoder": "runs until it is stopped; its log is JSON by `telemetry.log`",
-    "schema": "prints JSON anyway",
-    "completion": "prints a script for a shell",
-}
 # Commands that read neither a file nor a gateway: nothing of theirs can be missing.
 WITHOUT_INPUT = {"schema", "completion", "key new"}
 # Of those with a configuration and further files, the one that writes its file and reads none.
 WRITES = "backup"
 UNREACHABLE = "http://127.0.0.1:1"
-
-
-def leaves(group: click.Group = cli, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every command as it is typed."""
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from leaves(command, (*before, name))
-        else:
-            yield (*before, name)
-
-
-def found(words: tuple[str, ...]) -> click.Command:
-    """The command behind its words."""
-    command: click.Command = cli
-    for word in words:
-        assert isinstance(command, click.Group)
-        command = command.commands[word]
-    return command
-
-
-COMMANDS = {" ".join(words): found(words) for words in leaves()}
 
 
 def json_option(command: click.Command) -> click.Parameter | None:

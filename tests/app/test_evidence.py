@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 
 from app.calibrations.answer_risk import answer_risk
-from app.calibrations.columns import RowColumns, Texts
 from app.calibrations.evidence import ALPHAS, CURVE_ROWS, curve, evidence, shift
 from app.settings.aggregation import Aggregation
 from racer_core.aggregation.answers import Equality, normalise
-from racer_core.aggregation.batch import answer_classes
 from racer_core.aggregation.vote import Method, aggregate
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.learn_then_test import clopper_pearson_upper
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
-from racer_core.types import CandidateAnswer, LabelledRows, RiskTarget, RowsKind, Score
-from tests.support.gateway import (
+from racer_core.types import CandidateAnswer, LabelledRows, Score
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -37,26 +35,11 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.random_answers import PRICES, answering, randoms
+from tests.kit.upstream import FakePool
 
 stats = LazyModule("scipy.stats")
-
-PRICES = (4.0, 1.0, 0.5)
-
-
-def randoms(count: int, *, seed: int = 0, names: Sequence[str] = POOL) -> Calibration:
-    """A calibration of random scores that mean something."""
-    rng = np.random.default_rng(seed)
-    scores = rng.random((count, len(names)))
-    return Calibration(
-        pool=tuple(names),
-        fingerprints=tuple(int(i).to_bytes(16) for i in range(count)),
-        scores=scores,
-        labels=rng.random(scores.shape) < scores,
-        options=CalibrationOptions(alpha=0.2, risk_target=RiskTarget.ANSWERABLE),
-        prices=PRICES[: len(names)],
-    )
 
 
 # The curve ------------------------------------------------------------------------------------
@@ -125,46 +108,6 @@ def test_a_larger_alpha_never_costs_more() -> None:
 
 
 # The final answer -----------------------------------------------------------------------------
-
-
-def answering(
-    calibration: Calibration, *, spread: int = 3, silent: float = 0.1
-) -> tuple[RowColumns, list[dict[str, str | None]]]:
-    """Answers to the rows of a calibration: the right one is ``right``, others scatter."""
-    rng = np.random.default_rng(7)
-    answers: list[dict[str, str | None]] = []
-    for labels in calibration.labels:
-        texts = {
-            name: "Right." if right else f"wrong {rng.integers(spread)}"
-            for name, right in zip(calibration.pool, labels, strict=True)
-        }
-        answers.append({n: None if rng.random() < silent else text for n, text in texts.items()})
-    shape = calibration.scores.shape
-    columns = [[each.get(name) for name in calibration.pool] for each in answers]
-    rows = RowColumns(
-        pool=calibration.pool,
-        queries=Texts(b"", np.zeros(shape[0], np.int64)),
-        fingerprints=calibration.fingerprints,
-        overlap_prints=calibration.fingerprints,
-        identities=calibration.fingerprints,
-        query_hashes=np.arange(shape[0], dtype=np.uint64),
-        labels=calibration.labels,
-        scores=np.full(shape, np.nan),
-        groups=None,
-        clusters=np.full(shape[0], -1),
-        classes=answer_classes(columns, Equality.EXACT),
-        answered=np.ones(shape[0], bool),
-        later=np.zeros(shape[0], bool),
-        conditions=(),
-        condition_ids=np.full(shape[0], -1),
-        duplicates=0,
-        near_duplicates=0,
-        assumed=0,
-        guessed_kind=RowsKind.QUESTIONS,
-        unlabelled=np.zeros(shape[0], bool),
-        sampled=np.zeros(shape[0], bool),
-    )
-    return rows, answers
 
 
 def served(

@@ -21,7 +21,7 @@ from app.settings import Settings
 from app.store import Store
 from racer_core.records.reader import read_rows
 from tests.docs.blocks import ROOT, Block, blocks
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -32,9 +32,9 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.support.ports import free_port
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.network import free_port
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.usefixtures("pool")  # reset after the test of another module
 MINE = [block for block in blocks() if block.run_by is None and block.needs is None]

@@ -12,7 +12,8 @@ import pytest
 
 from app.store import Store
 from app.store.answer_calibrations import AnswerCalibrationStore
-from tests.support.gateway import (
+from tests.kit.command_results import answered, written
+from tests.kit.gateway import (
     ADMIN_KEY,
     POOL,
     Command,
@@ -24,11 +25,8 @@ from tests.support.gateway import (
     error_message,
     noisy,
 )
-from tests.support.same_answer import NAMES, configured
-from tests.upstreams.scripted import FakePool
-
-from .test_same_answer import calibrate, collect
-from .test_tuning import answered, written
+from tests.kit.same_answer import NAMES, calibrate, collect, configured
+from tests.kit.upstream import FakePool
 
 LISTED: Mapping[str, Mapping[str, float]] = {
     "adder": {"input": 3.0, "output": 9.0},

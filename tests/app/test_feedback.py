@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -23,9 +23,9 @@ from tests.support.gateway import (
     error_message,
     running,
 )
-from tests.support.samples import sampled
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import sampled
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, TWO, Command, Gateway
-
-from .test_cli import failed, parsed
+from tests.kit.command_results import failed, parsed
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, TWO, Command, Gateway
 
 
 def verdicts(gateway: Gateway, decision_id: str) -> dict[str, bool]:

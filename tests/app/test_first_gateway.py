@@ -12,8 +12,8 @@ from app.settings import load
 from app.tools.bootstrap.steps import SHARES
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import read_rows
-from tests.support.first_gateway_page import DEMO, ask_these, blocks, section, walk
-from tests.upstreams.scripted import FakePool
+from tests.kit.first_gateway_page import DEMO, ask_these, blocks, section, walk
+from tests.kit.upstream import FakePool
 
 NAMES = ("abacus", "mirror", "tribune")
 CALIBRATED = "next 1:"  # of the report of `racer bootstrap`, after which comes the doctor's

@@ -22,7 +22,7 @@ from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
 from racer_core.records.writer import write_rows
 from racer_core.types import LabelledRows, RiskTarget, Score
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -38,7 +38,7 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 GRADED = {"risk_target": "quality", "confirm": "true"}
 

@@ -17,8 +17,8 @@ import numpy as np
 from app.routing.groups import GroupedRows
 from racer_core.types import Score
 from tests.core.laws import assert_at_most, assert_binomial
-from tests.support.lazy import LazyModule
-from tests.support.strategies import calibration_of
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import calibration_of
 
 stats = LazyModule("scipy.stats")
 

@@ -24,7 +24,7 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -37,8 +37,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.monitored import calibration_record
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import calibration_record
+from tests.kit.upstream import FakePool
 
 SIZES = {"easy": (20_000, 240, 0.05), "hard": (30_000, 240, 0.45), "tiny": (40_000, 3, 0.3)}
 GROUPS = {name: noisy(start, n, flipped=f) for name, (start, n, f) in SIZES.items()}
@@ -246,15 +246,6 @@ def test_rows_without_groups_outlive_a_change_of_grouping(
     path = configure(tmp_path, artifact, pool.url, routing={"group_by": "key"})
     with running(path, ENVIRONMENT) as gateway:
         assert certified(gateway)["holds"]
-
-
-def test_a_record_that_does_not_say_how_it_was_grouped_certifies_nothing() -> None:
-    """Records of earlier versions: with groups they are void, without groups they are as before."""
-    grouped = big()
-    assert (grouped.grouped_by, grouped.is_grouped_by("request")) == (None, False)
-    assert replace(grouped, grouped_by="key").is_grouped_by("key")
-    assert not replace(grouped, grouped_by="key").is_grouped_by("request")
-    assert calibration_record().is_grouped_by("request")
 
 
 # Where the group comes from -------------------------------------------------------------------

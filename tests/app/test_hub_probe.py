@@ -13,9 +13,8 @@ import pytest
 
 from app.tools import hub_probe
 from racer_core.errors import ArtifactError
-from tests.support.gateway import Command, labelled
-
-from .test_cli import failed, write
+from tests.kit.command_results import failed, write
+from tests.kit.gateway import Command, labelled
 
 NAME = "somebody/an-encoder-that-is-nowhere"
 

@@ -14,9 +14,9 @@ import yaml
 from app import settings
 from app.settings import schema
 from app.tools import first_configuration
-from tests.support.gateway import Command
-from tests.support.samples import KEY
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import Command
+from tests.kit.monitored import KEY
+from tests.kit.upstream import FakePool
 
 UNREACHABLE = "http://127.0.0.1:1"
 SECRET = "sk-of-the-servers-0a1b2c3d4e5f"

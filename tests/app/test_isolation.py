@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.gateway import ONE
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE
+from tests.kit.upstream import FakePool
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,7 @@ from app.tools.gateway_client import GatewayClient
 from app.wire.sse import EventReader
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
-from tests.support.balancer import balancer
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -45,8 +44,9 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.network import balancer
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 NDJSON = {"content-type": "application/x-ndjson"}
 RIGHT = '{"adder": true, "speller": false, "poet": false}'

@@ -18,9 +18,8 @@ from racer_core.calibration.judge_correction import Parts, corrected_thresholds
 from racer_core.errors import InputError
 from racer_core.types import BoolArray
 from tests.core.laws import assert_at_most
-from tests.support.judges import Population, errors, losses, population, verdicts
-from tests.support.monitored import POOL, calibration_record, decision_record
-from tests.support.samples import exported
+from tests.kit.judges import Population, errors, losses, population, verdicts
+from tests.kit.monitored import POOL, calibration_record, decision_record, exported
 
 FALSE_ALARM = 1e-6
 DRAWS, ROWS, LABELLED, REJECTED, ALPHA, DELTA = 30, 800, 60, 0.3, 0.2, 0.1

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.app.conftest import Command
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
     TWO,
+    Command,
     Gateway,
     Serve,
     as_json,
@@ -22,8 +22,8 @@ from tests.support.gateway import (
     labelled,
     noisy,
 )
-from tests.support.samples import KEY, shadow_rows
-from tests.support.waiting import wait_until
+from tests.kit.monitored import KEY, shadow_rows
+from tests.kit.waiting import wait_until
 
 ALPHA, DELTA, PEOPLE = 0.2, 0.1, 120
 

@@ -16,7 +16,7 @@ from app.errors import NotFound
 from app.store import Store
 from app.store.answer_calibrations import KEPT, AnswerCalibrationStore
 from app.store.tables import AnswerCalibrationRow, DecisionRow
-from tests.support.same_answer import calibration, classes
+from tests.kit.same_answer import calibration, classes
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from app import settings
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, Command, running
-from tests.upstreams.scripted import FakePool
-
-from .test_cli import failed, parsed
+from tests.kit.command_results import failed, parsed
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, Command, running
+from tests.kit.upstream import FakePool
 
 HASHES = {name: f"sha256:{'0' * 32}:{digit * 64}" for name, digit in zip("abc", "123", strict=True)}
 BLOCK = f"""\

@@ -12,8 +12,8 @@ import pytest
 from app import settings
 from app.api.routes import ROUTES
 from app.errors import SettingsError
-from tests.support.collector import collector
-from tests.support.gateway import (
+from tests.kit.collector import collector
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -26,8 +26,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 openai = LazyModule("openai")
 

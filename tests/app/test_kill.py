@@ -17,9 +17,9 @@ import pytest
 from app.calibrations.evidence import evidence
 from app.store import Store
 from racer_core.artifacts import digest
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled
-from tests.support.ports import free_port
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled
+from tests.kit.network import free_port
+from tests.kit.upstream import FakePool
 
 from .store_writer import record as written
 

@@ -27,10 +27,10 @@ from racer_core.errors import install_hint
 from racer_core.records.questions import CopyCounter, Question
 from racer_core.records.reader import read_rows
 from racer_core.types import Turn
-from tests.support.bars import recorded_bars
-from tests.support.gateway import POOL, Command, candidates, configure
-from tests.support.waiting import wait_while_running
-from tests.upstreams.scripted import FakePool
+from tests.kit.commands import recorded_bars
+from tests.kit.gateway import POOL, Command, candidates, configure
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_while_running
 
 QUESTIONS = [
     {"query": f"What is {n} plus {n}?", "reference": str(2 * n), "task": "sums", "group": "de"}

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from racer_core.records.reader import read_rows
-from tests.support.gateway import POOL, Command, Serve, candidates, configure
-from tests.support.waiting import wait_while_running
-from tests.upstreams.scripted import FakePool, proposed
+from tests.kit.gateway import POOL, Command, Serve, candidates, configure
+from tests.kit.upstream import FakePool, proposed
+from tests.kit.waiting import wait_while_running
 
 QUESTIONS = [{"query": f"What is {n} plus {n}?", "reference": "4"} for n in (2, 3, 4)]
 KNOWS = {"4": 0.9, "5": 0.25}

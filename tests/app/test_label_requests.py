@@ -16,8 +16,8 @@ from app.tools.labelling.remote_labelling import PartialLabels, PendingQuestion
 from app.tools.labelling.summary import kinds_of
 from racer_core.records.questions import Question
 from racer_core.records.reader import read_rows
-from tests.support.gateway import ADMIN_KEY, POOL, Command, Gateway, Serve, candidates, configure
-from tests.upstreams.scripted import FakePool, Script
+from tests.kit.gateway import ADMIN_KEY, POOL, Command, Gateway, Serve, candidates, configure
+from tests.kit.upstream import FakePool, Script
 
 SYSTEM = {"role": "system", "content": "You sort parcels. Answer with a number."}
 TOOL = {

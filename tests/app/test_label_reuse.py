@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.app.conftest import Command
-from tests.support.gateway import POOL, candidates, configure
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import POOL, Command, candidates, configure
+from tests.kit.upstream import FakePool
 
 QUESTIONS = [
     {"query": f"What is {n} plus {n}?", "reference": str(2 * n), "cluster": "sums"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -19,7 +19,7 @@ from tests.support.gateway import (
     configure,
     running,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 QUESTIONS = [
     {"query": "What is 20 plus 22?", "reference": "42"},

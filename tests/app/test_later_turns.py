@@ -17,7 +17,7 @@ from racer_core.calibration.laws import beta_binomial_interval
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -30,8 +30,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.monitored import calibration_record
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import calibration_record
+from tests.kit.upstream import FakePool
 
 FIRST, LATER = noisy(20_000, 240, flipped=0.05), noisy(30_000, 240, flipped=0.45)
 BEFORE: list[dict[str, Any]] = [

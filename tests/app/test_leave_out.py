@@ -15,8 +15,8 @@ from app.tools.labelling.replay import routed_question
 from app.tools.router_rows import read_rows
 from app.wire.messages.request import chat_fields
 from racer_core.records.questions import read_questions
-from tests.support.agent_turns import COUNT, LEAVE_OUT, agent_turns
-from tests.support.gateway import (
+from tests.kit.coding_agents import COUNT, LEAVE_OUT, agent_turns
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -30,8 +30,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.samples import sampled, shadow_rows
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import sampled, shadow_rows
+from tests.kit.upstream import FakePool
 
 AGENT_KEY = key_format.new_key()
 ACCESS = {
@@ -162,7 +162,7 @@ def test_a_change_of_rules_voids_until_rows_are_uploaded_again(
 
 
 def test_applications_without_rules_are_grouped_as_before() -> None:
-    """Calibrations of earlier versions stay valid."""
+    """Their digests do not change when such rules are introduced elsewhere."""
     before = {"bot": Application(keys=("bot",), text="with_system")}
     assert membership_digest(before, "last_user") == "11f672ff3320150d"
     assert leave_out_digest(before) == ""

@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-import socket
 import threading
-import time
 from typing import Any
 
 import pytest
 
-from tests.support.gateway import DATA_KEY, ONE, POOL, TWO, Gateway, user
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.connections import CHAT, LONG, left, opened
+from tests.kit.gateway import ONE, POOL, TWO, Gateway, user
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 WHOLE_POOL = {"alpha": 0.001}
-LONG = "a long answer " * 20
 
 
-def opened(
-    gateway: Gateway, path: str, body: dict[str, Any], key: str = DATA_KEY, *, pause_s: float = 0
-) -> socket.socket:
-    """A connection with one request on it; with a pause the body comes after the head."""
-    host, port = gateway.url.removeprefix("http://").split(":")
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
-    connection = socket.create_connection((host, int(port)), timeout=30)
-    if pause_s:
-        connection.sendall(head.encode())
-        time.sleep(pause_s)
-        connection.sendall(data)
-    else:
-        connection.sendall(head.encode() + data)
-    return connection
-
-
-def left(pool: FakePool, connection: socket.socket, names: list[str]) -> bool:
-    """Leave while these candidates work; whether all of them see it in time."""
-    wait_until(lambda: sorted(pool.running) == names)
-    assert pool.cancelled == []
-    connection.close()
-    return until(lambda: sorted(pool.cancelled) == names and not pool.running)
-
-
-CHAT = "/v1/chat/completions"
 REQUESTS = [
     pytest.param(CHAT, {"model": "auto", "messages": user(ONE)}, ["adder"], id="one"),
     pytest.param(CHAT, {"model": "auto", "messages": user(TWO)}, ["adder", "speller"], id="two"),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from app.telemetry import logs
-from tests.support.gateway import ONE, TWO, UNANSWERABLE, Gateway, Serve, user
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, TWO, UNANSWERABLE, Gateway, Serve, user
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 
 @pytest.fixture

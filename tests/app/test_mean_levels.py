@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.settings import key_format
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     POOL,
@@ -21,7 +21,7 @@ from tests.support.gateway import (
     error_message,
     noisy,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 ROWS = noisy(10_000, 120)
 

@@ -15,7 +15,7 @@ import pytest
 from app.errors import STATUS
 from app.routing.service import RoutingService
 from app.wire.messages.errors import ERROR_TYPES, PATH, concerns
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -26,7 +26,7 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 BODY = {"model": "auto", "messages": user(ONE)}
 PATHS = pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])

@@ -10,32 +10,22 @@ import time
 import pytest
 import uvloop
 from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.parser import text_string_to_metric_families
 
 from app.errors import StoreFull
 from app.monitoring.decisions.store import DecisionStore
 from app.telemetry.loop_lag import EVERY_S, LoopLag
 from app.telemetry.metrics import Metrics
-from tests.support.fleets import CHAT, asking, opened, soon
-from tests.support.gateway import ONE, TWO, Gateway, Serve, user
-from tests.support.waiting import eventually, wait_until
-from tests.upstreams.hostile.answers import JSON, completion, encoded
-from tests.upstreams.hostile.exchange import Exchange, head
-from tests.upstreams.hostile.replicas import answers, fails, replicas
-from tests.upstreams.scripted import FakePool
-
-from .test_leaving import CHAT as CHAT_PATH
-from .test_leaving import left
-from .test_leaving import opened as connected
-
-
-def series(text: str) -> dict[str, float]:
-    """Every series by its name and labels."""
-    return {
-        f"{sample.name}{sorted(sample.labels.items())}": sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+from tests.kit.accounts import series
+from tests.kit.connections import CHAT as CHAT_PATH
+from tests.kit.connections import left
+from tests.kit.connections import opened as connected
+from tests.kit.fleets import CHAT, asking, opened, soon
+from tests.kit.gateway import ONE, TWO, Gateway, Serve, user
+from tests.kit.hostile.answers import JSON, completion, encoded
+from tests.kit.hostile.exchange import Exchange, head
+from tests.kit.hostile.replicas import answers, fails, replicas
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import eventually, wait_until
 
 
 def value(gateway: Gateway, name: str) -> float:

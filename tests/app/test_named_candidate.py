@@ -14,10 +14,10 @@ from app.answering.named_candidate import NamedCandidateRequest, NamedCandidateS
 from app.settings import Secrets
 from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
-from tests.support.fleets import CHAT, configured
-from tests.support.waiting import eventually
-from tests.upstreams.hostile.exchange import Behaviour, Exchange
-from tests.upstreams.hostile.replicas import hangs, replicas
+from tests.kit.fleets import CHAT, configured
+from tests.kit.hostile.exchange import Behaviour, Exchange
+from tests.kit.hostile.replicas import hangs, replicas
+from tests.kit.waiting import eventually
 
 FORTY = "a" * 40  # ten tokens by the gateway's estimate
 Spend = Callable[[int], None]

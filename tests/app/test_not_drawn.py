@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from app.settings import key_format
-from tests.support.gateway import (
+from tests.kit.applications import BOT_KEY, TOOLS, drawn_rows, upload, whole
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -17,11 +18,9 @@ from tests.support.gateway import (
     candidates,
     error_message,
 )
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.upstreams.scripted import FakePool
-
-from .test_applications import BOT_KEY, TOOLS, drawn_rows, upload, whole
-from .test_options import closed_port
+from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.network import closed_port
+from tests.kit.upstream import FakePool
 
 LIMITED_KEY = key_format.new_key()
 ACCESS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.api.routes import ROUTES
 from app.route_table import JsonBody
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, Gateway, Serve
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, UNDESCRIBED, Gateway, Serve
 
 ENDPOINTS = {
     "/route": {"post"},
@@ -21,16 +21,6 @@ ENDPOINTS = {
     "/healthz": {"get"},
     "/readyz": {"get"},
     "/metrics": {"get"},
-}
-# Second names, the description itself, and the page.
-UNDESCRIBED = {
-    "POST /v1/route",
-    "POST /v1/calibrate",
-    "GET /docs",
-    "GET /docs/oauth2-redirect",
-    "GET /openapi.json",
-    "GET /ui",
-    "GET /ui/{name}",
 }
 
 

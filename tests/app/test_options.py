@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.settings import key_format
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -26,8 +25,9 @@ from tests.support.gateway import (
     labelled,
     user,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.network import closed_port
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 WHOLE_POOL = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
 FAILS_AT_ONCE = "400"  # a fault that is not tried again
@@ -388,13 +388,6 @@ def test_replicas_share_a_candidates_calls(
     for _ in range(6):
         assert gateway.chat(ONE)["model"] == "adder"
     assert len(pool.requests) == len(second_pool.requests) == 3
-
-
-def closed_port() -> str:
-    """A base URL that no server listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
 
 def test_around_a_candidate_that_is_down_the_rest_is_certified(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from app import settings
 from app.http.admission_queue import ADMITTED_PER_ITERATION, MAX_BURST, AdmissionQueue
-from tests.support.gateway import DATA_KEY, ENVIRONMENT, ONE, Gateway, ServerThread, configure
+from tests.kit.gateway import DATA_KEY, ENVIRONMENT, ONE, Gateway, ServerThread, configure
 
 # The law.
 

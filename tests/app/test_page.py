@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.ui.assets import PAGE, PLOTLY, Assets
-from tests.support.gateway import Gateway, Serve
+from tests.kit.gateway import Gateway, Serve
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "app" / "ui"

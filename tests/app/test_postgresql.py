@@ -18,8 +18,8 @@ from app.errors import SettingsError
 from app.store import Store
 from app.store.notifications import NotificationListener
 from tests.docs.blocks import DOCUMENTS, blocks
-from tests.support.databases import PgBouncer, Postgres
-from tests.support.gateway import (
+from tests.kit.databases import PgBouncer, Postgres
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -29,8 +29,8 @@ from tests.support.gateway import (
     Serve,
     configure,
 )
-from tests.support.monitored import calibration_record
-from tests.support.waiting import eventually, until
+from tests.kit.monitored import calibration_record
+from tests.kit.waiting import eventually, until
 
 pytestmark = pytest.mark.scale
 

@@ -11,7 +11,7 @@ import pytest
 from app.routing.premises import CandidateChoice, Premises
 from app.routing.reasons import Reason, Remark, breaks
 from app.routing.row_selection import RowSelection, TurnKind
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     Gateway,
@@ -22,7 +22,7 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 QUESTION = {"role": "user", "content": "What is 3 plus 4?"}
 REASONS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"

@@ -19,8 +19,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.conversations import cached_characters
 from racer_core.offline.train import train
 from racer_core.records.writer import write_rows
-from tests.app.conftest import Command
-from tests.support.conversations import (
+from tests.kit.conversations import (
     POOL,
     cached_share,
     calibrate,
@@ -31,7 +30,7 @@ from tests.support.conversations import (
     serve,
     servers,
 )
-from tests.support.gateway import ENVIRONMENT, configure, running
+from tests.kit.gateway import ENVIRONMENT, Command, configure, running
 
 ALPHA = 0.2
 

@@ -15,10 +15,10 @@ import yaml
 from app import lifespan
 from app.errors import NotReady, ReloadRefused, SettingsError
 from app.services import MissingPart, Services
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, ENVIRONMENT, candidates, user
-from tests.support.lazy import LazyModule
-from tests.support.waiting import eventually
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ENVIRONMENT, candidates, user
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import eventually
 
 application = LazyModule("app.ray_serve.application")
 deployments = LazyModule("app.ray_serve.deployments")

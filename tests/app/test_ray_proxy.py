@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.api.routes import ROUTES
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 proxy = LazyModule("app.ray_serve.proxy")
 

@@ -25,8 +25,8 @@ from app.settings import Settings
 from app.telemetry.metrics import Metrics
 from racer_core.errors import ArtifactError
 from racer_core.racer import Racer
-from tests.support.gateway import ENVIRONMENT, ONE, configure
-from tests.support.lazy import LazyModule
+from tests.kit.gateway import ENVIRONMENT, ONE, configure
+from tests.kit.lazy import LazyModule
 
 ray_errors = LazyModule("ray.exceptions")
 serve_errors = LazyModule("ray.serve.exceptions")

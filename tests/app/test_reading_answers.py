@@ -26,8 +26,8 @@ from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
-from tests.support.gateway import ONE, POOL, Serve, user
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, POOL, Serve, user
+from tests.kit.upstream import FakePool
 
 MEANING = {"equality": "semantic", "similarity": 0.75}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.routing.conditions import ConditionReader
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -24,7 +24,7 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 ROWS, SYSTEM_ROWS, LATER_ROWS = (as_json(labelled(at, 100)) for at in (10_000, 20_000, 30_000))
 SYSTEM = {"role": "system", "content": "Answer in French."}

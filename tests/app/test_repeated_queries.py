@@ -20,8 +20,8 @@ from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.store import DecisionStore
 from app.store import Store
 from app.store.tables import DecisionRow
-from tests.support.databases import Postgres
-from tests.support.monitored import calibration_record, decision_record
+from tests.kit.databases import Postgres
+from tests.kit.monitored import calibration_record, decision_record
 
 pytestmark = pytest.mark.scale
 

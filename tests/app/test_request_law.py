@@ -32,7 +32,7 @@ from app.wire.schemas import CalibrateOptions
 from racer_core.trained_router import RouterScores, TrainedRouter
 from racer_core.types import FloatArray, RiskTarget, Score
 from tests.core.laws import assert_split_risk
-from tests.support.gateway import ENVIRONMENT, POOL, configure
+from tests.kit.gateway import ENVIRONMENT, POOL, configure
 
 ALPHA, UPLOADS, REQUESTS = 0.2, 60, 20
 FALSE_ALARM = 1e-6 / 3  # of each population's check

@@ -19,9 +19,9 @@ from app.routing.service import RoutingService
 from app.services import Drain
 from app.telemetry import logs
 from app.telemetry.metrics import Metrics
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, user
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, user
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 CANARY = "CANARY-7f3a91"
 log = logging.getLogger("app.tests")

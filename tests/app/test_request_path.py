@@ -15,9 +15,9 @@ import uvloop
 
 import app
 from app.upstream.http_client import UpstreamClient
-from tests.support.gateway import ONE
-
-from .test_cost import Instant, application, ask, calibrated, chat, posted
+from tests.kit.gateway import ONE
+from tests.kit.services import Instant, application, ask, chat, posted
+from tests.kit.services import calibrated as calibrated
 
 __all__ = ["calibrated"]  # a fixture
 

@@ -13,9 +13,9 @@ from app.answering import rounds as answering_rounds
 from app.answering import usual_latency
 from app.routing.rounds_plan import AnswerCalibrations, RoundsTerms, fitted
 from app.settings import key_format
-from tests.support.gateway import ADMIN_KEY, Gateway, Serve, error_message, user
-from tests.support.same_answer import NAMES, activate, classes, configured
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, Gateway, Serve, error_message, user
+from tests.kit.same_answer import NAMES, activate, classes, configured
+from tests.kit.upstream import FakePool
 
 
 @pytest.fixture

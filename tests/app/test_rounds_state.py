@@ -28,8 +28,8 @@ from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.policy import Policy
 from racer_core.sequential.serving import StopReason
 from racer_core.sequential.verdicts import VERDICTS, VerdictRates
-from tests.support.monitored import calibration_record, decision_record
-from tests.support.same_answer import NAMES, classes
+from tests.kit.monitored import calibration_record, decision_record
+from tests.kit.same_answer import NAMES, classes
 
 POLICY = Policy(pool=NAMES, reliabilities=(0.9,) * 5, order=NAMES, borders=(2, 5))
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, Gateway, Serve, configure, running, user
-from tests.support.same_answer import NAMES, activate, configured
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool, usage_of
-
-from .test_leaving import CHAT, opened
+from tests.kit.connections import CHAT, opened
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, Gateway, Serve, configure, running, user
+from tests.kit.same_answer import NAMES, activate, configured
+from tests.kit.upstream import FakePool, usage_of
+from tests.kit.waiting import until
 
 EVE = {"reference": "eve"}
 OTHERS = NAMES[:-1]

@@ -16,7 +16,7 @@ from app.store.calibration_record import CalibrationRecord, Population
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.types import Score
-from tests.support.monitored import POOL, calibration_record
+from tests.kit.monitored import POOL, calibration_record
 
 ALPHA = 0.1
 PART = POOL[:2]

@@ -14,7 +14,7 @@ from app.monitoring.answer_evidence import UNPRICED
 from app.same_answer import calibrator as answer_calibrator
 from racer_core.aggregation.vote import Method, aggregate
 from racer_core.types import CandidateAnswer
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     Command,
@@ -23,11 +23,11 @@ from tests.support.gateway import (
     error_message,
     running,
 )
-from tests.support.lazy import LazyModule
-from tests.support.same_answer import NAMES, answer, configured
-from tests.support.samples import sampled
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import sampled
+from tests.kit.same_answer import NAMES, answer, calibrate, collect, configured
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from scipy import stats
@@ -43,20 +43,6 @@ WATCHING = {"shadow_rate": 1.0, "false_alarm": 0.01}
 def sampling(serve: Serve, talking: FakePool) -> Gateway:
     """A gateway with nothing but candidates that draws every request."""
     return serve(**configured(talking, same_answer=TENTH, watching={"shadow_rate": 1.0}))
-
-
-def collect(gateway: Gateway, count: int, start: int = 0) -> None:
-    """Requests whose candidates all answer in the background."""
-    for number in range(start, start + count):
-        gateway.chat(f"question {number}")
-    sampled(gateway, start + count)
-
-
-def calibrate(gateway: Gateway, **body: Any) -> dict[str, Any]:
-    """The result of a calibration."""
-    response = gateway.post("/same-answer/calibrate", ADMIN_KEY, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def full_vote(question: str, reliabilities: dict[str, float]) -> str:

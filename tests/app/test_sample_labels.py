@@ -19,8 +19,8 @@ from app.monitoring.samples.labels import fewest_rows
 from app.store import Store
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.judge import judge_candidate, judge_version
-from tests.support.bars import recorded_bars
-from tests.support.gateway import (
+from tests.kit.commands import recorded_bars
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -33,10 +33,9 @@ from tests.support.gateway import (
     configure,
     error_message,
 )
-from tests.support.monitored import calibration_record, decision_record
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import KEY, calibration_record, decision_record, sampled, shadow_rows
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
 WATCHING = {"shadow_rate": 1.0, "store_requests": True}
@@ -353,7 +352,7 @@ def test_a_checker_labels_stored_samples_that_wait(
     sampled(gateway, 5)
     body = {"decision_id": ids[0], "correct": {"poet": True}}
     assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
-    function = {"function": "tests.support.checkers:right"}
+    function = {"function": "tests.kit.checkers:right"}
     code, report, stderr = by_checker(gateway, racer, tmp_path, **function)
     assert (code, report) == (0, {"waiting": 5, "labelled": 5}), stderr
     correct = [feedback_of(gateway, each)["correct"] for each in ids]
@@ -369,7 +368,7 @@ def test_a_checker_that_fails_leaves_stored_samples_without_labels(
     gateway = serve(watching=WATCHING, environment=KEYED, applications=SUPPORT)
     gateway.chat("raise")
     sampled(gateway, 1)
-    function = {"function": "tests.support.checkers:says"}
+    function = {"function": "tests.kit.checkers:says"}
     shown = recorded_bars(monkeypatch)
     code, _, stderr = by_checker(gateway, racer, tmp_path, **function)
     assert code == 1
@@ -389,7 +388,7 @@ def test_a_checker_that_fails_leaves_stored_samples_without_labels(
 
 def test_a_checkers_verdicts_count(serve: Serve, pool: FakePool) -> None:
     """Also where no request is stored."""
-    checker = {"function": "tests.support.checkers:right"}
+    checker = {"function": "tests.kit.checkers:right"}
     gateway = serve(
         watching={"shadow_rate": 1.0},
         applications={"support": {**SUPPORT["support"], "checker": checker}},

@@ -20,7 +20,7 @@ from app.settings.loading import parse
 from app.store import Store
 from app.store.encryption import Cipher
 from app.store.tables import JudgementRow, SampleRow
-from tests.support.monitored import POOL, calibration_record, decision_record
+from tests.kit.monitored import POOL, calibration_record, decision_record
 
 RECORD = calibration_record()
 KEY = bytes(range(32))

@@ -19,12 +19,13 @@ from racer_core import artifacts
 from racer_core.records.conversation import fingerprint
 from racer_core.records.reader import read_rows
 from racer_core.types import RowsKind
-from tests.app.conftest import Command
-from tests.support.gateway import (
+from tests.kit.command_results import failed, parsed
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
     SKILLS,
+    Command,
     Gateway,
     Serve,
     candidates,
@@ -33,11 +34,9 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
-
-from .test_cli import failed, parsed
+from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
 SAMPLING: dict[str, Any] = {"shadow_rate": 1.0, "store_requests": True, "feedback": "all"}

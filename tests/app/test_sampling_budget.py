@@ -15,10 +15,8 @@ from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.monitor import Monitor
 from app.monitoring.samples.draw import ShadowSample
 from app.store import Store
-from tests.support.monitored import MonitoredStore, calibration_record, decision_record
-from tests.support.statements import before_statements
-
-from .test_drift import monitored
+from tests.kit.databases import before_statements
+from tests.kit.monitored import MonitoredStore, calibration_record, decision_record, monitored
 
 RECORD = calibration_record()
 NOW = datetime.now(UTC)

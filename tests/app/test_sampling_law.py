@@ -38,9 +38,9 @@ from app.wire.candidate_payload import BodySettings, request_fields
 from app.wire.schemas import CalibrateOptions
 from racer_core.trained_router import RouterScores, TrainedRouter
 from racer_core.types import FloatArray, RiskTarget, Score
-from tests.support.gateway import ENVIRONMENT, POOL, configure, user
-from tests.support.lazy import LazyModule
-from tests.support.monitored import calibration_record, decision_record
+from tests.kit.gateway import ENVIRONMENT, POOL, configure, user
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import calibration_record, decision_record
 
 stats = LazyModule("scipy.stats")
 

@@ -24,10 +24,9 @@ from app.store.engine import open_engine
 from app.store.tables import Base, WatchRow
 from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.risk_e_process import RiskEProcess
-from tests.support.gateway import Command, Serve
-from tests.support.statements import before_statements
-
-from .test_store import record
+from tests.kit.databases import before_statements
+from tests.kit.gateway import Command, Serve
+from tests.kit.stores import record, set_version
 
 
 @pytest.fixture
@@ -36,14 +35,6 @@ def engine(database: str) -> Iterator[Engine]:
     opened = open_engine(database)
     yield opened
     opened.dispose()
-
-
-def set_version(engine: Engine, version: str | None) -> None:
-    """Make the tables of this program, and say that they have another version, or none."""
-    schema.prepare(engine)
-    change = f"UPDATE alembic_version SET version_num = '{version}'"
-    with engine.begin() as connection:
-        connection.execute(text(change if version else "DROP TABLE alembic_version"))
 
 
 def shape(engine: Engine) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.catalogue import GROUPS, PLACES
-from tests.upstreams.hostile.server import MODES
+from tests.kit.hostile.server import MODES
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

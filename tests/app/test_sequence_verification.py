@@ -21,10 +21,10 @@ from app.upstream.reply import Reply
 from app.wire.format import AnswerKind, Choice
 from racer_core.aggregation.semantic import Meaning
 from racer_core.sequential.serving import StopReason
-from tests.support.gateway import ADMIN_KEY, Command, Serve
-from tests.support.monitored import calibration_record, decision_record
-from tests.support.same_answer import NAMES, activate, calibration, classes, configured, talk
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, Command, Serve
+from tests.kit.monitored import calibration_record, decision_record
+from tests.kit.same_answer import NAMES, activate, calibration, classes, configured, talk
+from tests.kit.upstream import FakePool
 
 RECORD = calibration(classes(10_000, 100), classes(20_000, 200), salt=b"salt")
 PRICES = dict(zip(NAMES, (9.0, 1.0, 2.0, 3.0, 4.0), strict=True))

@@ -17,7 +17,7 @@ from racer_core.artifacts import CandidateSpec
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import Score
-from tests.support.gateway import POOL, Command, candidates, configure, labelled
+from tests.kit.gateway import POOL, Command, candidates, configure, labelled
 
 URL = "http://127.0.0.1:1/v1"
 

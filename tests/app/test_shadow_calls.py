@@ -19,7 +19,8 @@ from app.monitoring.samples.store import SampleStore
 from app.settings import key_format
 from app.store.encryption import Cipher
 from app.upstream.fleet import Fleet
-from tests.support.gateway import (
+from tests.kit.connections import CHAT, opened
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -36,11 +37,9 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.samples import KEY, sampled, samples, shadow_rows
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
-
-from .test_leaving import CHAT, opened
+from tests.kit.monitored import KEY, sampled, samples, shadow_rows
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 OTHER_KEY = KEY[::-1].replace("=", "") + "="
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}

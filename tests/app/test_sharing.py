@@ -24,9 +24,9 @@ from app.monitoring.metrics import MonitoringMetrics
 from app.routing.calibration_sync import STORE_TIMEOUT_S
 from app.store import Store, notifications
 from app.telemetry.metrics import Metrics
-from tests.support.cuttable import Cuttable, End
-from tests.support.databases import Postgres
-from tests.support.gateway import (
+from tests.kit.accounts import configured_key
+from tests.kit.databases import Postgres
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -39,11 +39,10 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.monitored import calibration_record, decision_records, draw_scores
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
-
-from .test_access_control import configured_key
+from tests.kit.monitored import calibration_record, decision_records, draw_scores
+from tests.kit.network import Cuttable, End
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 pytestmark = pytest.mark.scale
 

@@ -17,8 +17,8 @@ from app.routing import service
 from app.routing.active_calibration import ActiveCalibration
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
-from tests.support.gateway import ONE, POOL, Serve
-from tests.support.monitored import calibration_record
+from tests.kit.gateway import ONE, POOL, Serve
+from tests.kit.monitored import calibration_record
 
 Part = Callable[[tuple[str, ...]], Awaitable[Calibration]]
 

@@ -16,11 +16,10 @@ from opentelemetry.semconv.attributes import http_attributes as stable_http_attr
 from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 
 from racer_core import __version__
-from tests.support.gateway import ONE, POOL, TWO, Gateway, Serve, user
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
-
-from .test_evaluator import WHOLE_POOL, judged
+from tests.kit.evaluators import WHOLE_POOL, judged
+from tests.kit.gateway import ONE, POOL, TWO, Gateway, Serve, user
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 PAGE = Path(__file__).parents[2] / "docs/monitoring.md"
 CHAT = "/v1/chat/completions"

@@ -10,7 +10,7 @@ import pytest
 from racer_core.records.reader import read_rows
 from racer_core.records.writer import row_line
 from racer_core.types import LabelledRow, LabelledRows
-from tests.support.gateway import Command, labelled
+from tests.kit.gateway import Command, labelled
 
 PARTS = ("train", "validation", "calibration", "check")
 

@@ -8,22 +8,19 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from app.errors import Conflict, NotFound, SettingsError, StoreError, StoreReadOnly
-from app.store import Store, now
-from app.store.calibration_record import CalibrationRecord, Population
+from app.store import Store
+from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
-from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import RiskTarget, Score
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
     TRAINED,
@@ -34,34 +31,8 @@ from tests.support.gateway import (
     candidates,
     labelled,
 )
-from tests.upstreams.scripted import FakePool
-
-
-def record(
-    name: str, seed: int = 0, parts: dict[str, Any] | None = None, **options: object
-) -> CalibrationRecord:
-    """A record of 40 random rows; ``parts`` are neighbours, patterns, prices and groups."""
-    rng = np.random.default_rng(seed)
-    scores = rng.random((40, 3))
-    return CalibrationRecord(
-        id=name,
-        created_at=now(),
-        artifact="a" * 64,
-        populations=(
-            Population(
-                calibration=Calibration(
-                    pool=("adder", "speller", "poet"),
-                    fingerprints=tuple(rng.bytes(16) for _ in range(40)),
-                    scores=scores,
-                    labels=rng.random((40, 3)) < scores,
-                    options=CalibrationOptions(**options),  # type: ignore[arg-type]
-                    **(parts or {}),
-                )
-            ),
-        ),
-        evidence={"alpha": 0.1, "lambda_hat": None, "text": "é😀"},
-        void_reasons=("training_overlap",),
-    )
+from tests.kit.stores import PARTS, record
+from tests.kit.upstream import FakePool
 
 
 @pytest.fixture
@@ -112,38 +83,6 @@ def same_patterns(one: PatternModel | None, other: PatternModel | None) -> None:
         same_array(one.frequencies, other.frequencies)
         for field in ("neighbours", "prior", "temperature"):
             assert getattr(one, field) == getattr(other, field)
-
-
-PATTERNS = replace(
-    PatternModel.of(np.random.default_rng(9).random((70, 3)) < 0.5),
-    neighbours=4,
-    prior=0.1 + 0.2,
-    temperature=1 / 3,
-)
-NEAR = np.random.default_rng(10).integers(0, len(PATTERNS.frequencies), (40, 6))
-PARTS: dict[str, dict[str, Any]] = {
-    "patterns": {"patterns": PATTERNS},
-    "neighbours": {"patterns": PATTERNS, "neighbours": NEAR.astype(np.uint8)},
-    "many patterns": {"patterns": PATTERNS, "neighbours": NEAR.astype(np.uint16)},
-    "prices": {"patterns": PATTERNS, "prices": (0.1 + 0.2, 1.0, 1e-9)},
-    "prices alone": {"prices": (3.0, 2.0, 1.0)},
-    "groups": {"groups": ("tenant ü", *[None] * 38, "")},
-    "everything": {
-        "patterns": PATTERNS,
-        "neighbours": NEAR.astype(np.uint8),
-        "prices": (3.0, 2.0, 1.0),
-        "groups": ("a", "b") * 20,
-    },
-    "grades and weights": {
-        "patterns": PATTERNS,
-        "quality": np.random.default_rng(8).integers(0, 10**6, (40, 3)) / 10**6,
-        "weights": np.linspace(0.1, 3.0, 40),
-    },
-    "verdicts": {
-        "unlabelled": np.zeros(40, bool),
-        "judged": np.random.default_rng(7).integers(0, 2, (40, 3)).astype(np.int8),
-    },
-}
 
 
 @pytest.mark.parametrize("parts", PARTS)

@@ -17,7 +17,7 @@ import pytest
 from app.monitoring.decisions.store import DecisionStore
 from app.store import Store, now
 from app.telemetry import logs
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -32,14 +32,14 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.monitored import (
+from tests.kit.monitored import (
     MonitoredStore,
     calibration_record,
     decision_record,
     exported_rows,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 RECORD = calibration_record()
 SCORES = [0.9, 0.5, 0.1]

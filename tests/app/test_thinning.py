@@ -18,8 +18,8 @@ from racer_core.calibration.shadow import is_sampled, sampling_number
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.types import RowsKind, Score
 from tests.core.laws import assert_binomial
-from tests.support.lazy import LazyModule
-from tests.support.strategies import calibration_of
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import calibration_of
 
 stats = LazyModule("scipy.stats")
 

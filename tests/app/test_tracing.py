@@ -24,8 +24,8 @@ from app.routing.service import RoutingService
 from app.telemetry import logs
 from app.telemetry.span_processor import QUEUE_SPANS, CountingSpanProcessor
 from racer_core.errors import install_hint
-from tests.support.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
-from tests.support.gateway import (
+from tests.kit.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
+from tests.kit.gateway import (
     DATA_KEY,
     ENVIRONMENT,
     ONE,
@@ -39,8 +39,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"

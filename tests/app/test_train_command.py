@@ -12,9 +12,8 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from racer_core import artifacts
-from tests.support.gateway import Command, labelled
-
-from .test_cli import failed, parsed, write
+from tests.kit.command_results import failed, parsed, write
+from tests.kit.gateway import Command, labelled
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from racer_core.aggregation.vote import Method, Weight
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.offline.tuning_result import Trial, Tuning
-from racer_core.types import LabelledRow, LabelledRows, Score
-from tests.support.gateway import POOL, Command, as_json, candidates, configure, labelled, noisy
+from racer_core.types import LabelledRows, Score
+from tests.kit.command_results import answered, written
+from tests.kit.gateway import POOL, Command, as_json, candidates, configure, labelled, noisy
 
 
 def suggested(**changes: Any) -> Tuning:
@@ -264,31 +265,6 @@ def test_a_file_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
 
 
 # The command ----------------------------------------------------------------------------------
-
-
-def answered(rows: LabelledRows) -> LabelledRows:
-    """The same rows with answers: who is right says so, the others disagree."""
-    return LabelledRows(
-        pool=rows.pool,
-        rows=tuple(
-            LabelledRow(
-                query=row.query,
-                correct=row.correct,
-                answers={n: "right" if n in row.correct else f"{n}'s guess" for n in rows.pool},
-            )
-            for row in rows.rows
-        ),
-    )
-
-
-def written(path: Path, rows: LabelledRows) -> Path:
-    """Rows as a file."""
-    lines = [
-        line | ({"answers": dict(row.answers)} if row.answers else {})
-        for line, row in zip(as_json(rows), rows.rows, strict=True)
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    return path
 
 
 @pytest.fixture

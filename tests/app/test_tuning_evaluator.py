@@ -16,10 +16,9 @@ from app.tools.tuning import CONCURRENCY, EvaluatorRatings
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.records.writer import write_rows
 from racer_core.types import LabelledRow, LabelledRows
-from tests.support.gateway import POOL, Command, configure, noisy
-from tests.upstreams.scripted import FakePool, proposed
-
-from .test_tuning import written
+from tests.kit.command_results import written
+from tests.kit.gateway import POOL, Command, configure, noisy
+from tests.kit.upstream import FakePool, proposed
 
 KNOWS = {"right": 0.9, "wrong": 0.1}
 

@@ -12,7 +12,8 @@ import pytest
 from app.errors import SettingsError
 from app.monitoring.drift.statistics import SET_SIZE, new_drift_state
 from app.store.calibration_record import CalibrationRecord
-from tests.support.gateway import (
+from tests.kit.applications import ACCESS, BOT_KEY, drawn_rows, later, upload, whole
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -24,11 +25,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.monitored import calibration_record
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.upstreams.scripted import FakePool
-
-from .test_applications import ACCESS, BOT_KEY, drawn_rows, later, upload, whole
+from tests.kit.monitored import KEY, calibration_record, sampled, shadow_rows
+from tests.kit.upstream import FakePool
 
 RATE = 0.25
 BOT: dict[str, Any] = {"keys": ["bot"], "premise": "drawn", "turns": "together"}

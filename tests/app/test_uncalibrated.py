@@ -15,8 +15,7 @@ from app import artifact_watch, settings
 from app.errors import SettingsError
 from app.settings import key_format
 from racer_core import artifacts
-from tests.app.test_without_router import configuration as unconfigured
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -29,8 +28,9 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import configuration as unconfigured
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 VOID = "void; reason=not_calibrated"
 

@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import SettingsError
 from tests.app.api.formats import CHAT
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
     POOL,
@@ -17,7 +17,7 @@ from tests.support.gateway import (
     Serve,
     user,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 QUERY = "Spell the number 3 and then 4"  # the speller alone answers it
 TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "f"}}]}

@@ -10,7 +10,7 @@ from typing import Any
 from app.settings import key_format
 from app.store import KeyPurpose, Store
 from racer_core.calibration.shadow import is_sampled
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     TWO,
@@ -22,7 +22,7 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 ROWS = as_json(noisy(20_000, 120))
 COUNTED = sum(any(row["correct"].values()) for row in ROWS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -22,8 +22,8 @@ from tests.support.gateway import (
     labelled,
     user,
 )
-from tests.support.samples import KEY, sampled, shadow_rows
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.upstream import FakePool
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 NO_TOOLS: dict[str, Any] = {"capabilities": {"tools": False}}

@@ -34,10 +34,10 @@ from racer_core.records.conversation import fingerprint
 from racer_core.records.document import read_document
 from racer_core.records.parquet import read_parquet
 from racer_core.types import RowsKind
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Gateway, Serve, configure
-from tests.support.ports import free_port
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Gateway, Serve, configure
+from tests.kit.network import free_port
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 LABELS = '{"adder": true, "speller": false, "poet": false}'
 LIST = RowsKind.QUESTIONS

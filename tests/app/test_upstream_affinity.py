@@ -17,12 +17,12 @@ from app.settings import FleetSettings
 from app.upstream.affinity import conversation_key, nearest
 from app.upstream.replicas import Replicas
 from app.wire.responses import Responses
-from tests.support.fleets import CHAT, asking, opened, soon, streamed
-from tests.support.gateway import POOL, Serve, candidates
-from tests.support.waiting import eventually
-from tests.upstreams.hostile.exchange import Exchange
-from tests.upstreams.hostile.replicas import answers, fails, replicas
-from tests.upstreams.scripted import FakePool
+from tests.kit.fleets import CHAT, asking, opened, soon, streamed
+from tests.kit.gateway import POOL, Serve, candidates
+from tests.kit.hostile.exchange import Exchange
+from tests.kit.hostile.replicas import answers, fails, replicas
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import eventually
 
 URLS = tuple(f"http://replica-{number}:8000/v1" for number in range(4))
 MAX_LOAD = 1.25

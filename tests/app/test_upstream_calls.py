@@ -25,10 +25,8 @@ from app.settings import Secrets
 from app.telemetry.metrics import Metrics
 from app.upstream.completions import Endpoint
 from app.upstream.fleet import Fleet
-from tests.support.descriptors import connections_to
-from tests.support.fleets import CHAT, asking, configured, opened, soon, stream_into, streamed
-from tests.support.waiting import eventually
-from tests.upstreams.hostile.answers import (
+from tests.kit.fleets import CHAT, asking, configured, opened, soon, stream_into, streamed
+from tests.kit.hostile.answers import (
     DONE,
     EVENTS,
     JSON,
@@ -38,9 +36,11 @@ from tests.upstreams.hostile.answers import (
     finish,
     piece,
 )
-from tests.upstreams.hostile.exchange import WORDS, Behaviour, Exchange, head
-from tests.upstreams.hostile.replicas import Replica, answers, fails, hangs, replicas
-from tests.upstreams.hostile.server import behaviour
+from tests.kit.hostile.exchange import WORDS, Behaviour, Exchange, head
+from tests.kit.hostile.replicas import Replica, answers, fails, hangs, replicas
+from tests.kit.hostile.server import behaviour
+from tests.kit.network import connections_to
+from tests.kit.waiting import eventually
 
 FOUR = piece("m", "4")
 LATE_S = 2.5  # ten times what may pass after a deadline: a busy machine fails no test

@@ -22,11 +22,11 @@ from app.upstream.connection import (
     InvalidAnswer,
 )
 from app.upstream.connection_pool import ConnectionPool
-from tests.support.fleets import CHAT, asking, opened, soon
-from tests.support.waiting import eventually
-from tests.upstreams.hostile.answers import completion, encoded
-from tests.upstreams.hostile.exchange import Exchange, head
-from tests.upstreams.hostile.replicas import replicas
+from tests.kit.fleets import CHAT, asking, opened, soon
+from tests.kit.hostile.answers import completion, encoded
+from tests.kit.hostile.exchange import Exchange, head
+from tests.kit.hostile.replicas import replicas
+from tests.kit.waiting import eventually
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ENVIRONMENT,
     ONE,
     POOL,
@@ -22,9 +22,9 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.support.samples import sampled
-from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.monitored import sampled
+from tests.kit.upstream import UPSTREAM_WORDS, FakePool
 
 openai = LazyModule("openai")
 

@@ -13,11 +13,11 @@ import uvloop
 
 from app.errors import UpstreamError, UpstreamUnavailable
 from app.upstream.dns_cache import CACHE_S, FRESH_S, LOOKUP_S, Address, DnsCache
-from tests.support.descriptors import connections_to
-from tests.support.fleets import CHAT, asking, opened, soon
-from tests.support.waiting import eventually
-from tests.upstreams.hostile.process import certify
-from tests.upstreams.hostile.replicas import Replica, answers, replicas
+from tests.kit.fleets import CHAT, asking, opened, soon
+from tests.kit.hostile.process import certify
+from tests.kit.hostile.replicas import Replica, answers, replicas
+from tests.kit.network import connections_to
+from tests.kit.waiting import eventually
 
 
 @pytest.fixture(scope="module")

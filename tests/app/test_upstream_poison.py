@@ -13,12 +13,12 @@ from app.errors import UpstreamError
 from app.settings import FleetSettings, key_format
 from app.upstream.health_checks import HealthChecks
 from app.upstream.replicas import Replica
-from tests.support.fleets import CHAT, asking, opened, soon
-from tests.support.gateway import DATA_KEY, ONE, Serve, user
-from tests.support.waiting import eventually
-from tests.upstreams.hostile.exchange import Exchange
-from tests.upstreams.hostile.replicas import answers, fails, replicas
-from tests.upstreams.scripted import FakePool
+from tests.kit.fleets import CHAT, asking, opened, soon
+from tests.kit.gateway import DATA_KEY, ONE, Serve, user
+from tests.kit.hostile.exchange import Exchange
+from tests.kit.hostile.replicas import answers, fails, replicas
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import eventually
 
 POISONER = "key-of-the-one-who-poisons"
 

@@ -11,10 +11,10 @@ import uvloop
 
 from app.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from app.telemetry.metrics import Metrics
-from tests.support.fleets import CHAT, asking, opened, soon
-from tests.support.waiting import eventually
-from tests.upstreams.hostile.exchange import Exchange
-from tests.upstreams.hostile.replicas import Replica, answers, fails, hangs, replicas
+from tests.kit.fleets import CHAT, asking, opened, soon
+from tests.kit.hostile.exchange import Exchange
+from tests.kit.hostile.replicas import Replica, answers, fails, hangs, replicas
+from tests.kit.waiting import eventually
 
 QUICK: dict[str, Any] = {"eject_s": 0.3, "eject_max_s": 5, "retry_share": 1.0}
 

@@ -20,11 +20,11 @@ from app.errors import (
 )
 from app.settings import FleetSettings
 from app.upstream.retries import FLOOR, WINDOW_S, Retries, RetryBudget
-from tests.support.fleets import CHAT, asking, opened, soon, stream_into, streamed
-from tests.support.waiting import eventually
-from tests.upstreams.hostile.answers import EVENTS, event, piece
-from tests.upstreams.hostile.exchange import Exchange
-from tests.upstreams.hostile.replicas import answers, fails, hangs, replicas
+from tests.kit.fleets import CHAT, asking, opened, soon, stream_into, streamed
+from tests.kit.hostile.answers import EVENTS, event, piece
+from tests.kit.hostile.exchange import Exchange
+from tests.kit.hostile.replicas import answers, fails, hangs, replicas
+from tests.kit.waiting import eventually
 
 
 def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:

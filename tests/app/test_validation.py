@@ -23,7 +23,7 @@ from app.wire.schemas import (
     LevelsRequest,
     RouteRequest,
 )
-from tests.support.gateway import ONE, candidates, configure, user
+from tests.kit.gateway import ONE, candidates, configure, user
 
 URL = "http://127.0.0.1:1/v1"
 SECRET = "CANARY-7f3a91"

@@ -17,7 +17,7 @@ from app.monitoring.verification import verify
 from app.routing.decision import ChosenBy
 from racer_core.errors import InputError
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -31,8 +31,8 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.monitored import calibration_record, decision_record
-from tests.upstreams.scripted import FakePool
+from tests.kit.monitored import calibration_record, decision_record
+from tests.kit.upstream import FakePool
 
 RECORD = calibration_record()
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve
-from tests.support.samples import sampled
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.case import Shared
+from tests.kit.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve
+from tests.kit.monitored import sampled
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
 
 WHOLE_POOL = {"alpha": 0.001}  # the whole pool is called
 FAILS_AT_ONCE = "400"  # a fault that is not tried again
@@ -85,10 +86,10 @@ def test_a_call_that_may_change_the_vote_is_awaited(gateway: Gateway, pool: Fake
     ids=str,
 )
 def test_a_vote_that_ends_early_has_the_winner_of_the_full_vote(
-    serve: Serve, pool: FakePool, rule: dict[str, Any]
+    shared: Shared, pool: FakePool, rule: dict[str, Any]
 ) -> None:
     """For any answers in any order: the same answer, with at most as many calls."""
-    gateway = serve(aggregation=rule)
+    gateway = shared(aggregation=rule).gateway
     rng = random.Random(7)
     spared = 0
     for _ in range(15):
@@ -104,9 +105,9 @@ def test_a_vote_that_ends_early_has_the_winner_of_the_full_vote(
     assert spared > 0
 
 
-def test_frugal_waves_call_no_more_than_may_decide(serve: Serve, pool: FakePool) -> None:
+def test_frugal_waves_call_no_more_than_may_decide(shared: Shared, pool: FakePool) -> None:
     """Two who agree settle three; where they do not, the third is called."""
-    gateway = serve(aggregation={"waves": "frugal"})
+    gateway = shared(aggregation={"waves": "frugal"}).gateway
     answer = gateway.chat(ONE, WHOLE_POOL)
     first, second, third = answer["racer"]["selected"]
     assert pool.models_called() == sorted((first, second))
@@ -173,10 +174,10 @@ def test_a_failure_and_a_late_answer_could_matter_together(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_for_a_failure_the_surviving_pools_set_is_called(
-    serve: Serve, pool: FakePool, stream: bool
+    shared: Shared, pool: FakePool, stream: bool
 ) -> None:
     """`cover` calls one of two who are right together; when it fails, the other is called."""
-    gateway = serve(routing={"score": "cover"})
+    gateway = shared(routing={"score": "cover"}).gateway
     (chosen,) = gateway.route(TWO)["selected"]
     (other,) = {"adder", "speller"} - {chosen}
     pool.fail(chosen, FAILS_AT_ONCE)
@@ -193,10 +194,10 @@ def test_for_a_failure_the_surviving_pools_set_is_called(
 
 
 def test_replacements_of_failed_calls_keep_to_the_fan_out_limit(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """The limit on calls is one request's, failures included."""
-    gateway = serve(routing={"score": "cover"}, limits={"fan_out": 1})
+    gateway = shared(routing={"score": "cover"}, limits={"fan_out": 1}).gateway
     (chosen,) = gateway.route(TWO)["selected"]
     pool.fail(chosen, FAILS_AT_ONCE)
     assert gateway.ask(TWO).status_code == 400
@@ -204,12 +205,14 @@ def test_replacements_of_failed_calls_keep_to_the_fan_out_limit(
 
 
 def test_too_few_rows_for_the_survivors_do_not_refuse_the_request(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """`on_infeasible: reject` is for requests that come in; here the others were called already."""
-    gateway = serve(
-        routing={"score": "cover", "on_infeasible": "reject", "alpha": 0.03}, calibrated=False
-    )
+    gateway = shared(
+        routing={"score": "cover", "on_infeasible": "reject", "alpha": 0.03},
+        calibrated=False,
+        group="uploads",
+    ).gateway
     gateway.calibrate(60, alpha=0.03)
     (chosen,) = gateway.route(ONE)["selected"]
     pool.fail(chosen, FAILS_AT_ONCE)
@@ -237,19 +240,19 @@ def voted(gateway: Gateway, text: str = ONE, **fields: Any) -> dict[str, float]:
     ],
 )
 def test_the_configured_equality_decides_which_answers_are_equal(
-    serve: Serve, pool: FakePool, kind: str, answers: tuple[str, ...], expected: dict[str, int]
+    shared: Shared, pool: FakePool, kind: str, answers: tuple[str, ...], expected: dict[str, int]
 ) -> None:
     """Two spellings of one answer are two votes for it."""
-    gateway = serve(aggregation={"equality": kind})
+    gateway = shared(aggregation={"equality": kind}).gateway
     for name, text in zip(POOL, answers, strict=True):
         pool.say(name, text)
     assert voted(gateway) == expected
 
 
-def test_formulas_are_compared_as_mathematics(serve: Serve, pool: FakePool) -> None:
+def test_formulas_are_compared_as_mathematics(shared: Shared, pool: FakePool) -> None:
     """All spellings of one half are equal; the returned text is a candidate's own."""
     pytest.importorskip("math_verify")
-    gateway = serve(aggregation={"equality": "math"})
+    gateway = shared(aggregation={"equality": "math"}).gateway
     pool.say("adder", "It is 3")
     pool.say("speller", "so $x = \\boxed{\\frac{1}{2}}$")
     pool.say("poet", "\\boxed{0.5}")
@@ -258,9 +261,11 @@ def test_formulas_are_compared_as_mathematics(serve: Serve, pool: FakePool) -> N
     assert answer["model"] in ("speller", "poet")
 
 
-def test_tool_calls_are_compared_as_calls_for_every_equality(serve: Serve, pool: FakePool) -> None:
+def test_tool_calls_are_compared_as_calls_for_every_equality(
+    shared: Shared, pool: FakePool
+) -> None:
     """No number is looked for in a call; a text beside calls is a vote of the configured kind."""
-    gateway = serve(aggregation={"equality": "number"})
+    gateway = shared(aggregation={"equality": "number"}).gateway
     for name, arguments in (("adder", '{"a": 1}'), ("speller", '{"a":1.0}')):
         function = {"name": "add", "arguments": arguments}
         calls = [{"id": name, "type": "function", "function": function}]
@@ -279,9 +284,9 @@ FAR = "The moon orbits the earth once a month."
 MEANING = {"equality": "semantic", "similarity": 0.75}
 
 
-def test_open_texts_vote_by_what_they_mean(serve: Serve, pool: FakePool) -> None:
+def test_open_texts_vote_by_what_they_mean(shared: Shared, pool: FakePool) -> None:
     """Texts that are close are one class, and its most central text is returned."""
-    gateway = serve(aggregation=MEANING)
+    gateway = shared(aggregation=MEANING).gateway
     for name, text in zip(POOL, (CLOSE[0], FAR, CLOSE[1]), strict=True):
         pool.say(name, text)
     answer = gateway.chat(ONE, WHOLE_POOL)
@@ -294,20 +299,20 @@ def test_open_texts_vote_by_what_they_mean(serve: Serve, pool: FakePool) -> None
     assert answer["choices"][0]["message"]["content"] == CLOSE[1]  # not the best router score's
 
 
-def test_meanings_are_compared_when_all_answers_are_there(serve: Serve, pool: FakePool) -> None:
+def test_meanings_are_compared_when_all_answers_are_there(shared: Shared, pool: FakePool) -> None:
     """Clusters need all answers, so no call is cancelled, and every failure is a reason."""
-    gateway = serve(aggregation=MEANING)
+    gateway = shared(aggregation=MEANING).gateway
     pool.say("poet", "42", delay_s=0.3)
     assert outcome(gateway.chat(ONE, WHOLE_POOL)) == dict.fromkeys(POOL, "ms")
     pool.fail("poet", FAILS_AT_ONCE)
     assert reasons(gateway.chat(ONE, WHOLE_POOL)) == ["candidate_failed:poet"]
 
 
-def test_a_refusal_has_no_vote(serve: Serve, pool: FakePool) -> None:
+def test_a_refusal_has_no_vote(shared: Shared, pool: FakePool) -> None:
     """Neither its text nor its meaning counts for an answer."""
     refusal = {"role": "assistant", "content": "I cannot say.", "refusal": "I cannot say."}
     for rule in ({}, MEANING):
-        gateway = serve(aggregation=rule)
+        gateway = shared(aggregation=rule).gateway
         pool.say("adder", "", message=refusal)
         pool.say("speller", "", message=refusal)
         pool.say("poet", "42")
@@ -319,9 +324,9 @@ def test_a_refusal_has_no_vote(serve: Serve, pool: FakePool) -> None:
 OPTIONS = f"{ONE}\nA. six\nB. seven\nC. eight"
 
 
-def test_auto_equality_depends_on_the_request(serve: Serve, pool: FakePool) -> None:
+def test_auto_equality_depends_on_the_request(shared: Shared, pool: FakePool) -> None:
     """`auto`: letters for options, JSON where it is demanded, else the meaning."""
-    gateway = serve(aggregation={"equality": "auto", "similarity": 0.75})
+    gateway = shared(aggregation={"equality": "auto", "similarity": 0.75}).gateway
     for name, text in zip(POOL, ("The answer is B", "(B)", "C"), strict=True):
         pool.say(name, text)
     assert voted(gateway, OPTIONS) == {"B": 2, "C": 1}
@@ -339,10 +344,10 @@ def test_auto_equality_depends_on_the_request(serve: Serve, pool: FakePool) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_open_questions_can_go_to_the_best_alone(
-    serve: Serve, pool: FakePool, stream: bool
+    shared: Shared, pool: FakePool, stream: bool
 ) -> None:
     """``open_ended: top`` calls one and promises nothing; other questions are voted on."""
-    gateway = serve(aggregation={"equality": "auto", "open_ended": "top"})
+    gateway = shared(aggregation={"equality": "auto", "open_ended": "top"}).gateway
     response = gateway.ask(TWO, stream=stream)
     data = response.text.split("data: ")[-2] if stream else response.text
     answer = json.loads(data)
@@ -356,9 +361,9 @@ def test_open_questions_can_go_to_the_best_alone(
     assert len(voters["votes"]) == len(voters["selected"]) > 1
 
 
-def test_the_certificate_stands_where_only_one_was_chosen_anyway(serve: Serve) -> None:
+def test_the_certificate_stands_where_only_one_was_chosen_anyway(shared: Shared) -> None:
     """An open question with a set of one loses nothing by having no vote."""
-    gateway = serve(aggregation={"equality": "auto", "open_ended": "top"})
+    gateway = shared(aggregation={"equality": "auto", "open_ended": "top"}).gateway
     assert gateway.chat(ONE)["racer"]["certificate"]["holds"] is True
 
 
@@ -386,11 +391,11 @@ def test_a_shadow_decision_calls_the_whole_pool_and_only_its_set_votes(
 
 
 def test_in_a_shadow_decision_the_others_do_not_make_good_for_a_failure(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """Its client gets the error that a client outside the sample gets."""
     pool.fail("adder", FAILS_AT_ONCE)
-    errors = [serve(watching={"shadow_rate": rate}).ask(ONE) for rate in (1.0, 0.0)]
+    errors = [shared(watching={"shadow_rate": rate}).gateway.ask(ONE) for rate in (1.0, 0.0)]
     assert errors[0].status_code == errors[1].status_code == 400
     assert errors[0].json() == errors[1].json()
 

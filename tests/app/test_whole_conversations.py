@@ -15,58 +15,24 @@ from racer_core.calibration.kept_order import COMPUTED, TokenPrices
 from racer_core.racer import Racer
 from racer_core.types import LabelledRow, RiskTarget, Score
 from tests.core.conversation_worlds import Talk, TurnRow, kept_by_hand, loss_by_hand
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
-    POOL,
     TWO,
     Gateway,
     candidates,
     configure,
     error_message,
-    noisy,
     running,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
+from tests.kit.whole_conversations import ALPHA, ROWS, after, chat, rows_of, stated, talks, upload
 
-ALPHA = 0.3
 SPELL = "Spell the number 3 and then 4"
-ANSWERS = ("7", "It is seven, as I said before.")  # of unlike lengths, in turn
 
 pytestmark = pytest.mark.usefixtures("pool")  # reset after the test of another module
-
-
-def after(queries: list[str]) -> list[dict[str, str]]:
-    """The turns of a conversation up to the last of these queries."""
-    turns: list[dict[str, str]] = []
-    for number, query in enumerate(queries):
-        turns.append({"role": "user", "content": query})
-        if number < len(queries) - 1:
-            turns.append({"role": "assistant", "content": ANSWERS[number % 2]})
-    return turns
-
-
-def talks(start: int, count: int) -> list[list[LabelledRow]]:
-    """Labelled conversations of three turns, whose later turns are harder."""
-    first, later = noisy(start, count, flipped=0.1), noisy(start + 5_000, 2 * count, flipped=0.3)
-    pairs = [later.rows[2 * number : 2 * number + 2] for number in range(count)]
-    return [[one, *two] for one, two in zip(first.rows, pairs, strict=True)]
-
-
-def rows_of(conversations: list[list[LabelledRow]], **fields: Any) -> list[dict[str, Any]]:
-    """The rows of an upload, all turns of each conversation."""
-    return [
-        {
-            "messages": after([each.query for each in talk[: number + 1]]),
-            "correct": {name: name in row.correct for name in POOL},
-            "conversation": f"talk {place}",
-            **fields,
-        }
-        for place, talk in enumerate(conversations)
-        for number, row in enumerate(talk)
-    ]
 
 
 def scored(racer: Racer, conversations: list[list[LabelledRow]]) -> list[Talk]:
@@ -87,41 +53,6 @@ def scored(racer: Racer, conversations: list[list[LabelledRow]]) -> list[Talk]:
             turns.append(TurnRow(f, right, [0.0] * 3, sizes))  # pyright: ignore[reportArgumentType]
         found.append(turns)
     return found
-
-
-def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
-    """POST /calibrate, with the status checked."""
-    body = {"rows": rows, "alpha": ALPHA, **options}
-    response = gateway.post("/calibrate", ADMIN_KEY, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def chat(
-    gateway: Gateway,
-    queries: list[str],
-    session: str | None,
-    options: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The `racer` object of the answer to the last of these queries."""
-    body = {
-        "model": "auto",
-        "messages": after(queries),
-        "racer": {"explain": True, **(options or {})},
-    }
-    headers = {} if session is None else {"x-session-id": session}
-    response = gateway.post("/v1/chat/completions", json=body, headers=headers)
-    assert response.status_code == 200, response.text
-    return response.json()["racer"]
-
-
-def stated(answer: dict[str, Any]) -> tuple[bool, str, list[str]]:
-    """Whether the certificate holds, its unit and its reasons."""
-    certificate = answer["certificate"]
-    return certificate["holds"], certificate["guarantee"]["unit"], certificate["reasons"]
-
-
-ROWS = talks(40_000, 120)
 
 
 @pytest.fixture(scope="module")

@@ -15,23 +15,22 @@ from typing import Any
 
 import httpx2
 import pytest
-import yaml
 
 from app import settings
 from app.errors import SettingsError
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
     POOL,
     Command,
     Gateway,
-    candidates,
+    configuration,
     running,
     user,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 MOST_MB = 150  # resident, once it has answered
 HEAVY = ("torch", "transformers", "tokenizers")
@@ -64,14 +63,6 @@ EVALUATED = {
     "weight": "p_true",
     "evaluator": {"candidate": POOL[0]},
 }
-
-
-def configuration(folder: Path, upstream: str, **changes: Any) -> Path:
-    """Candidates, and no artifact."""
-    values = {"schema_version": 1, "port": 0, "candidates": candidates(upstream), **changes}
-    path = folder / "racer.yaml"
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    return path
 
 
 @pytest.fixture

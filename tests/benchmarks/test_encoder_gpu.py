@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 encoder_gpu = LazyModule("benchmarks.encoder_gpu")
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from racer_core.calibration.patterns import PatternModel
 from racer_core.types import RiskTarget, Score
 from tests.core.exact_cover import NULL, columns_of, counted_weights, greedy, without_empty
-from tests.support.strategies import Table, pool_of
+from tests.kit.strategies import Table, pool_of
 
 
 def training_counts(model: PatternModel) -> list[int]:

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.racer import Racer
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import synthetic_rows
 
 torch = LazyModule("torch")
 transformers = LazyModule("transformers")

@@ -13,7 +13,7 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.kept_order import COMPUTED, TokenPrices
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.types import FloatArray, RiskTarget, Score
-from tests.support.strategies import fingerprints_of, pool_of
+from tests.kit.strategies import fingerprints_of, pool_of
 
 
 @dataclass

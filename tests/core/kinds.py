@@ -11,7 +11,7 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, any_column
-from tests.support.strategies import pool_of
+from tests.kit.strategies import pool_of
 
 _NEIGHBOURS = 12
 _SKILL = np.array([[0.9, 0.5, 0.5, 0.1], [0.2, 0.5, 0.6, 0.5], [0.3, 0.2, 0.1, 0.2]])  # per kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

@@ -161,7 +161,7 @@ def touched(text, private):
 
 
 def test_collecting_the_tests_imports_nothing_heavy(request):
-    """Each worker collects all tests: import such a module by `tests.support.lazy`."""
+    """Each worker collects all tests: import such a module by `tests.kit.lazy`."""
     assert request.config.stash[COLLECTED] == set()
 
 
@@ -178,6 +178,30 @@ def test_no_test_touches_a_private_name():
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted((ROOT / "tests").rglob("*.py"))
         for name in touched(path.read_text(encoding="utf-8"), private)
+    ]
+    assert found == []
+
+
+def imported_test_modules(path, modules):
+    """The test modules that a file imports, whole or names of them."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(alias.name for alias in node.names)]
+        else:
+            continue
+        yield from modules.intersection(name.rpartition(".")[2] for name in names)
+
+
+def test_no_module_imports_a_test_module():
+    """What two test modules need stands in the kit, or in a module of their folder."""
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    modules = {path.stem for path in paths if path.stem.startswith("test_")}
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in paths
+        for name in imported_test_modules(path, modules)
     ]
     assert found == []
 

@@ -13,8 +13,8 @@ from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
 from racer_core.offline.train import train
 from racer_core.racer import Racer
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import synthetic_rows
 
 transformers = LazyModule("transformers")
 

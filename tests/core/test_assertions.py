@@ -13,7 +13,7 @@ from racer_core.offline.evaluate import evaluate
 from racer_core.offline.protocol import Protocol
 from racer_core.offline.table import build_table
 from racer_core.types import RiskTarget, Score
-from tests.support.synthetic import synthetic_rows
+from tests.kit.synthetic import synthetic_rows
 
 BOUND = Assertion.parse("risk <= alpha")
 

@@ -14,8 +14,8 @@ from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import RiskTarget, Score
 from tests.core.by_hand import critical_by_hand
-from tests.support.lazy import LazyModule
-from tests.support.strategies import (
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import (
     alphas,
     calibration_of,
     calibration_options,

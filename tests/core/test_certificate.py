@@ -7,7 +7,7 @@ from racer_core.calibration.certificate import Certificate, CoreReason
 from racer_core.calibration.laws import simultaneous_risk_bound
 from racer_core.errors import InputError
 from racer_core.types import Score
-from tests.support.strategies import calibration_of
+from tests.kit.strategies import calibration_of
 
 N = 19
 

@@ -18,8 +18,8 @@ from racer_core.records.reader import read_rows
 from racer_core.trained_router import RouterScores
 from racer_core.types import LabelledRow, LabelledRows, RowsKind, Score
 from tests.core.laws import assert_binomial
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import POOL, synthetic_rows
 
 stats = LazyModule("scipy.stats")
 

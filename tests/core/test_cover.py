@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from racer_core.calibration.cover import greedy_cover
 from racer_core.calibration.prediction_set import prediction_sets
 from tests.core.exact_cover import columns_of, greedy, mass
-from tests.support.strategies import pool_of, thresholds
+from tests.kit.strategies import pool_of, thresholds
 
 PRICES = [0.25, 1.0, 4.0]  # powers of two: a mass per price is as exact as the mass
 

@@ -7,7 +7,7 @@ import pytest
 
 from racer_core.errors import InputError
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score
-from tests.support.strategies import calibration_of
+from tests.kit.strategies import calibration_of
 
 
 def decide_at(f, lambda_hat, **options):

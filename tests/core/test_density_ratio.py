@@ -13,7 +13,7 @@ from racer_core.calibration.density_ratio import CLIP, FOLDS, MIN_SERVED, estima
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError
 from racer_core.types import Score
-from tests.support.strategies import fingerprints_of, pool_of
+from tests.kit.strategies import fingerprints_of, pool_of
 
 ALPHA = 0.2
 

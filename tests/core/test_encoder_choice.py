@@ -19,8 +19,8 @@ from racer_core.offline.encoder_choice import (
     offered,
 )
 from racer_core.offline.fit import RouterChoice
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import synthetic_rows
 
 stats = LazyModule("scipy.stats")
 

@@ -19,7 +19,7 @@ from racer_core.offline.evaluation_result import Setting
 from racer_core.offline.protocol import CalibrationScope, Control, Protocol
 from racer_core.offline.tune import AnswerRatings
 from racer_core.types import BINARY_TARGETS, CandidateAnswer, RiskTarget, Score
-from tests.support.strategies import calibration_options, fingerprints_of, tables
+from tests.kit.strategies import calibration_options, fingerprints_of, tables
 
 ALPHAS = (0.05, 0.1, 0.34, 0.5, 0.9)
 

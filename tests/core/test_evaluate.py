@@ -19,7 +19,7 @@ from racer_core.offline.protocol import CalibrationScope, Control, Protocol, Sha
 from racer_core.offline.selection import ScoredRows
 from racer_core.offline.table import EvaluationTable, GroupOrders, build_table
 from racer_core.types import BINARY_TARGETS, LabelledRow, LabelledRows, RiskTarget, Score
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.synthetic import POOL, synthetic_rows
 
 ONE, TWO = "one", "two"
 PRICES = (1.0, 2.0, 4.0)

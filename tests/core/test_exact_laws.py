@@ -10,8 +10,8 @@ import pytest
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score
 from tests.core.laws import assert_at_most, assert_binomial
-from tests.support.lazy import LazyModule
-from tests.support.strategies import calibration_of
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import calibration_of
 
 stats = LazyModule("scipy.stats")
 

@@ -13,24 +13,8 @@ from racer_core.errors import ArtifactError, InputError
 from racer_core.offline.fit import RouterChoice, Rows, fit
 from racer_core.offline.train import train
 from racer_core.racer import Racer
-from racer_core.types import LabelledRow, LabelledRows
-from tests.core.test_router_dc import words
-from tests.support.synthetic import synthetic_rows
-
-QUICK = {"steps": 40, "learning_rate": 3e-3, "temperature": 0.2, "clusters": 2}
-
-
-def rows_of(count, seed):
-    """Rows whose first letter decides by its half of the alphabet which candidate is right."""
-    texts, labels = words(count, seed)
-    unique = [f"{text} h{number}" for number, text in enumerate(texts)]  # h1 is an unknown word
-    return LabelledRows(
-        pool=("m", "n"),
-        rows=tuple(
-            LabelledRow(query=text, correct=frozenset(np.array(["m", "n"])[right].tolist()))
-            for text, right in zip(unique, labels, strict=True)
-        ),
-    )
+from tests.core.words import QUICK, rows_of
+from tests.kit.synthetic import synthetic_rows
 
 
 @pytest.fixture(scope="module")

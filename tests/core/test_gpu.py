@@ -5,8 +5,8 @@ import pytest
 
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pooling import pool
-from tests.core.test_deberta import MOST, SHAPES, deberta, model, texts
-from tests.support.lazy import LazyModule
+from tests.core.deberta_models import MOST, SHAPES, deberta, model, texts
+from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 graphs = LazyModule("racer_core.encoder.graphs")

@@ -22,8 +22,8 @@ from racer_core.offline.sources import FixedSource
 from racer_core.offline.table import build_table
 from racer_core.offline.tune import check_rows, tune
 from racer_core.types import RiskTarget, Score
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import POOL, synthetic_rows
 
 stats = LazyModule("scipy.stats")
 

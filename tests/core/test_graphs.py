@@ -8,8 +8,8 @@ import pytest
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pooling import pool
 from racer_core.errors import ArtifactError
-from tests.core.test_deberta import MOST, SHAPES, deberta, model, texts
-from tests.support.lazy import LazyModule
+from tests.core.deberta_models import MOST, SHAPES, deberta, model, texts
+from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 fake_tensor = LazyModule("torch._subclasses.fake_tensor")

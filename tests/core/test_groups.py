@@ -15,9 +15,9 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.core.kinds import Kinds, missed
 from tests.core.laws import assert_split_risk
-from tests.support.lazy import LazyModule
-from tests.support.strategies import calibration_of, calibration_options, fingerprints_of, tables
-from tests.support.synthetic import synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import calibration_of, calibration_options, fingerprints_of, tables
+from tests.kit.synthetic import synthetic_rows
 
 stats = LazyModule("scipy.stats")
 

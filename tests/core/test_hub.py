@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 from racer_core import artifacts
 from racer_core.encoder.hub import DEFAULT_ENCODER, PINS
 from racer_core.records.writer import write_rows
-from tests.support.lazy import LazyModule
-from tests.support.model_hub import COMMIT, running
-from tests.support.synthetic import synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.model_hub import COMMIT, running
+from tests.kit.synthetic import synthetic_rows
 
 sentencepiece = LazyModule("sentencepiece")
 torch = LazyModule("torch")

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 transformers = LazyModule("transformers")

@@ -15,7 +15,7 @@ from racer_core.errors import ArtifactError
 from racer_core.offline.embeddings import CachedEncoder
 from racer_core.offline.train import EncoderChoice, train
 from racer_core.racer import Racer
-from tests.support.synthetic import synthetic_rows
+from tests.kit.synthetic import synthetic_rows
 
 TEXTS = ["a b c", "a b", "h g f e", "abc abd", "unheard words"]
 LONG = " ".join("abcdefgh" * 12)

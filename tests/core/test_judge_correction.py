@@ -16,8 +16,8 @@ import pytest
 from racer_core.calibration.judge_correction import Losses, Parts, corrected_thresholds
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from tests.core.laws import assert_at_most
-from tests.support.judges import Draw, errors, losses, population
-from tests.support.lazy import LazyModule
+from tests.kit.judges import Draw, errors, losses, population
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

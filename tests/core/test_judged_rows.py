@@ -18,7 +18,7 @@ from racer_core.records.row import parse_row
 from racer_core.records.writer import row_line
 from racer_core.trained_router import refuse_uncounted
 from racer_core.types import BoolArray, RiskTarget, Score, any_column
-from tests.support.strategies import calibration_of
+from tests.kit.strategies import calibration_of
 
 POOL = ("a", "b", "c")
 DELTA = 0.1

@@ -29,7 +29,7 @@ from tests.core.conversation_worlds import (
     loss_by_hand,
     nonconformity,
 )
-from tests.support.strategies import alphas
+from tests.kit.strategies import alphas
 
 scores = st.sampled_from([Score.PROB, Score.GAP])
 targets = st.sampled_from([RiskTarget.ANSWERABLE, RiskTarget.QUALITY])

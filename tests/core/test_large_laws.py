@@ -9,7 +9,7 @@ from racer_core.calibration.laws import (
     binomial_cdf_at,
     simultaneous_risk_bound,
 )
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

@@ -9,7 +9,7 @@ from racer_core.calibration.laws import (
     binomial_cdf,
     student_quantile,
 )
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

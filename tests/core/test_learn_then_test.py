@@ -18,7 +18,7 @@ from racer_core.calibration.learn_then_test import (
 )
 from racer_core.errors import CalibrationError, InputError
 from tests.core.laws import assert_at_most, assert_binomial
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

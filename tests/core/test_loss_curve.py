@@ -30,8 +30,8 @@ from racer_core.notebook.evaluate import evaluate
 from racer_core.types import RiskTarget, Score
 from tests.core.kinds import Kinds
 from tests.core.laws import assert_binomial
-from tests.support.lazy import LazyModule
-from tests.support.strategies import alpha_texts, alphas, fingerprints_of, pool_of, tables
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import alpha_texts, alphas, fingerprints_of, pool_of, tables
 
 stats = LazyModule("scipy.stats")
 

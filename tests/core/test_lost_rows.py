@@ -13,7 +13,7 @@ from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.policy import Policy
 from tests.core.laws import assert_at_most
 from tests.core.sequential_worlds import FALSE_ALARM
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

@@ -24,7 +24,7 @@ from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.wager import Wager
 from racer_core.errors import CalibrationError, InputError
 from tests.core.laws import assert_at_most
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

@@ -22,7 +22,7 @@ from racer_core.routers.inverted_file import InvertedFile, build_inverted_file, 
 from racer_core.routers.knn import EXACT_BELOW, KnnRouter
 from racer_core.routers.neighbours import ExactSearch
 from racer_core.routers.sparse_search import SparseSearch
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.synthetic import POOL, synthetic_rows
 
 COUNTS = (10, 50)
 ENCODER = CharNgramEncoder()

@@ -13,8 +13,8 @@ from racer_core.notebook.intervals import risk_interval
 from racer_core.types import Score
 from tests.core.kinds import Kinds
 from tests.core.laws import assert_at_most, assert_binomial
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import POOL, synthetic_rows
 
 pandas = LazyModule("pandas")
 pyplot = LazyModule("matplotlib.pyplot")

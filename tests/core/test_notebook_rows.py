@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import racer_core as rc
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import POOL, synthetic_rows
 
 pandas = LazyModule("pandas")
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.calibration.null_threshold import choose_null_threshold
-from tests.support.strategies import tables
+from tests.kit.strategies import tables
 
 
 def column(*p_null):

@@ -20,8 +20,8 @@ from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.core.laws import assert_split_risk
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import POOL, synthetic_rows
 
 stats = LazyModule("scipy.stats")
 

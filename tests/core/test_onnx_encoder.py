@@ -19,7 +19,7 @@ from racer_core.offline.train import EncoderChoice, train
 from racer_core.racer import Racer
 from racer_core.types import LabelledRow, LabelledRows
 from tests.docs.blocks import ROOT
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 transformers = LazyModule("transformers")
 

@@ -16,8 +16,8 @@ from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.types import BINARY_TARGETS, Score
 from tests.core.by_hand import critical_by_hand
 from tests.core.kinds import Kinds
-from tests.support.lazy import LazyModule
-from tests.support.strategies import (
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import (
     alpha_texts,
     calibration_of,
     fingerprints_of,

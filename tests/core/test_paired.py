@@ -18,7 +18,7 @@ from racer_core.offline.paired import (
 from racer_core.offline.protocol import PAPER_ALPHAS
 from racer_core.offline.selection import ScoredRows, choose_scores
 from racer_core.types import RiskTarget
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

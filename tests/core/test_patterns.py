@@ -13,7 +13,7 @@ from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.errors import InputError
 from tests.core.by_hand import tilted_weights, training_counts
 from tests.core.exact_cover import counted_weights
-from tests.support.strategies import REACH, pattern_models, probabilities
+from tests.kit.strategies import REACH, pattern_models, probabilities
 
 LABELS = np.array([[1, 1], [0, 1], [0, 0], [0, 1]], dtype=bool)
 

@@ -15,7 +15,7 @@ from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pickled_weights import converted
 from racer_core.errors import ArtifactError
 from racer_core.sandbox import SandboxedProcess
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 transformers = LazyModule("transformers")

@@ -7,7 +7,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import CalibrationError, RowsError
 from racer_core.offline.protocol import Protocol, Shares, split, training_units
 from racer_core.offline.table import build_table
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.synthetic import POOL, synthetic_rows
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from racer_core.racer import Racer
 from racer_core.routers.base import RouterOutput
 from racer_core.trained_router import RouterScores
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score, Turn
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import POOL, synthetic_rows
 
 stats = LazyModule("scipy.stats")
 

@@ -7,7 +7,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, InputError
 from racer_core.routers import registry
 from racer_core.routers.base import Batch
-from tests.support.packages import install
+from tests.kit.commands import install
 
 POOL = ("one", "two")
 BATCH = Batch(["short", "a longer one"], CharNgramEncoder())

@@ -21,8 +21,8 @@ from racer_core.offline.risk_law import RiskLaw, risk_law
 from racer_core.offline.standard_errors import standard_error
 from racer_core.offline.table import build_table
 from racer_core.types import BINARY_TARGETS, LabelledRows, RiskTarget, Score
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import POOL, synthetic_rows
 
 stats = LazyModule("scipy.stats")
 

@@ -13,7 +13,7 @@ from racer_core.offline.fit import RouterChoice, Rows, fit
 from racer_core.offline.reporting import silent
 from racer_core.routers.checkpoint import FILE, Checkpoint
 from racer_core.routers.mlp import MlpRouter
-from tests.core.test_router_dc import words
+from tests.core.words import words
 
 TEXTS, LABELS = words(40, 1)
 OPTIONS = {"steps": 12, "learning_rate": 1e-3}  # batches of 32 span two orders of the 40 rows

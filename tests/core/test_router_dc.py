@@ -25,8 +25,9 @@ from racer_core.routers.base import Batch
 from racer_core.routers.logistic import fit_logistic, sigmoid
 from racer_core.routers.router_dc import RouterDcRouter
 from racer_core.types import LabelledRow, LabelledRows
-from tests.core.test_routers import Coordinates, scores_at
-from tests.support.lazy import LazyModule
+from tests.core.coordinates import Coordinates, scores_at
+from tests.core.words import words
+from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 optimize = LazyModule("scipy.optimize")
@@ -210,8 +211,6 @@ def test_clusters_of_fewer_rows_than_clusters():
 
 # --- training --------------------------------------------------------------------------------
 
-FIRST, SECOND = "abcd", "efgh"
-
 
 def quick():
     """Settings that learn in 60 steps."""
@@ -222,14 +221,6 @@ def quick():
 def encoder(tiny_encoder):
     """The tiny random encoder, in float32 on the CPU."""
     return HuggingFaceEncoder(str(tiny_encoder), backend="cpu", dtype="float32")
-
-
-def words(count, seed):
-    """Texts of words of one half of the alphabet; candidate m is right on half m."""
-    rng = np.random.default_rng(seed)
-    halves = rng.integers(0, 2, count)
-    texts = [" ".join(rng.choice(list((FIRST, SECOND)[half]), 5)) for half in halves]
-    return texts, np.column_stack([halves == 0, halves == 1])
 
 
 def trained(encoder, folder, texts, labels, **changes):

@@ -6,31 +6,15 @@ import numpy as np
 import pytest
 
 from racer_core.calibration.patterns import PatternModel, pattern_ids
-from racer_core.encoder.base import EncoderOutput, unit_rows
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
 from racer_core.routers.base import Batch
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.mlp import MlpRouter
-from tests.support.lazy import LazyModule
+from tests.core.coordinates import Coordinates, scores_at
+from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
-
-
-class Coordinates:
-    """An encoder for texts that are vectors already: "1 0.5" stands at (1, 0.5)."""
-
-    spec = CharNgramEncoder().spec
-
-    def encode(self, texts):
-        """Unit vectors."""
-        rows = np.array([[float(part) for part in text.split()] for text in texts])
-        return EncoderOutput(unit_rows(rows.astype(np.float32)), np.zeros(len(texts), bool))
-
-
-def scores_at(router, *points):
-    """Scores of a router at points of the plane."""
-    return router.predict(Batch([f"{x} {y}" for x, y in points], Coordinates())).scores.tolist()
 
 
 def random_batch(seed, rows, width):

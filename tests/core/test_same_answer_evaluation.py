@@ -17,7 +17,7 @@ from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.fit import fit_policy
 from racer_core.types import Score
 from tests.core.sequential_worlds import answers
-from tests.support.synthetic import synthetic_rows
+from tests.kit.synthetic import synthetic_rows
 
 CHANCES = (0.55, 0.75, 0.6, 0.45, 0.85)
 PRICES = (1.0, 2.0, 3.0, 4.0, 5.0)

@@ -17,7 +17,7 @@ from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score
 from tests.core.by_hand import nonconformity_by_hand, training_counts
-from tests.support.strategies import (
+from tests.kit.strategies import (
     alphas,
     calibration_of,
     calibration_options,

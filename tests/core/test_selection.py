@@ -23,8 +23,8 @@ from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.types import RiskTarget, Score
 from tests.core.kinds import Kinds
-from tests.support.strategies import fingerprints_of, pool_of
-from tests.support.synthetic import synthetic_rows
+from tests.kit.strategies import fingerprints_of, pool_of
+from tests.kit.synthetic import synthetic_rows
 
 ALPHA = 0.1
 ANSWERABLE = {"alphas": (ALPHA,), "risk_target": RiskTarget.ANSWERABLE}

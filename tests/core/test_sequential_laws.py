@@ -20,7 +20,7 @@ from racer_core.sequential.critical import (
 from racer_core.sequential.fit import fit_policy
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.core.sequential_worlds import FALSE_ALARM, answers, lost_at, paths, thresholds
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

@@ -18,8 +18,8 @@ from racer_core.calibration.served_answer_risk import AnswerRisk, served_answer_
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.types import BoolArray, FloatArray, Score
 from tests.core.laws import assert_at_most, assert_binomial
-from tests.support.lazy import LazyModule
-from tests.support.strategies import calibration_of
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import calibration_of
 
 stats = LazyModule("scipy.stats")
 

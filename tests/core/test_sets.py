@@ -17,7 +17,7 @@ from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.threshold import critical_scores
 from racer_core.errors import InputError
 from racer_core.types import Score
-from tests.support.strategies import fingerprints_of, matrices, scores_kinds, tables, thresholds
+from tests.kit.strategies import fingerprints_of, matrices, scores_kinds, tables, thresholds
 
 
 def losses(sets, truth, r=1):

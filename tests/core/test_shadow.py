@@ -24,7 +24,7 @@ from racer_core.calibration.shadow import (
 from racer_core.errors import InputError
 from racer_core.types import BINARY_TARGETS, RiskTarget
 from tests.core.laws import assert_at_most, assert_binomial
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

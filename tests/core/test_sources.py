@@ -24,8 +24,8 @@ from racer_core.racer import Racer
 from racer_core.records.conversation import fingerprint
 from racer_core.routers.base import Batch
 from racer_core.types import RiskTarget, RowsKind, Score
-from tests.core.test_fit import QUICK, rows_of
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.core.words import QUICK, rows_of
+from tests.kit.synthetic import POOL, synthetic_rows
 
 NAME = "synthetic"
 PROTOCOL = Protocol(

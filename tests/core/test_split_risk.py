@@ -7,7 +7,7 @@ import pytest
 
 from racer_core.calibration.split_risk import split_risk
 from racer_core.calibration.threshold import threshold_from_sorted
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

@@ -23,7 +23,7 @@ from racer_core.offline.train import train
 from racer_core.offline.votes import Votes
 from racer_core.routers.base import Batch
 from racer_core.types import CandidateAnswer, RiskTarget, Score
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.synthetic import POOL, synthetic_rows
 
 STRONG = (0.9, 0.35, 0.35, 0.35, 0.35)
 

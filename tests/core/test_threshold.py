@@ -17,7 +17,7 @@ from racer_core.calibration.threshold import (
 )
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import checked_alpha
-from tests.support.strategies import alpha_texts, nonconformities
+from tests.kit.strategies import alpha_texts, nonconformities
 
 endless = st.sampled_from([math.inf, -math.inf])  # a row that every threshold misses, or none
 critical = st.lists(st.one_of(nonconformities, endless), min_size=1, max_size=40)

@@ -18,8 +18,8 @@ from racer_core.calibration.realised_risk import BAND_DELTA, TIE_LEVEL, Realised
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.types import Score
 from tests.core.laws import assert_at_most
-from tests.support.lazy import LazyModule
-from tests.support.strategies import calibration_of
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import calibration_of
 
 stats = LazyModule("scipy.stats")
 

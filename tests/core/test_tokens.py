@@ -10,7 +10,7 @@ from tokenizers import processors
 
 from racer_core.encoder.tokens import TextTokenizer, TokenizedText, limited, padded
 from racer_core.errors import ArtifactError
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 transformers = LazyModule("transformers")
 

@@ -32,7 +32,7 @@ from racer_core.types import (
     RiskTarget,
     Score,
 )
-from tests.support.synthetic import POOL, synthetic_rows
+from tests.kit.synthetic import POOL, synthetic_rows
 
 ALPHAS = (0.05, 0.1, 0.2)
 

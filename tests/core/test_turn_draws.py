@@ -8,7 +8,7 @@ import pytest
 from racer_core.calibration.shadow import is_sampled, sampling_number
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.types import FloatArray
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

@@ -16,8 +16,8 @@ from racer_core.errors import CalibrationError
 from racer_core.trained_router import refuse_uncounted
 from racer_core.types import RiskTarget, Score
 from tests.core.laws import assert_at_most, assert_binomial
-from tests.support.lazy import LazyModule
-from tests.support.strategies import alphas, calibration_of, calibration_options, tables
+from tests.kit.lazy import LazyModule
+from tests.kit.strategies import alphas, calibration_of, calibration_options, tables
 
 stats = LazyModule("scipy.stats")
 

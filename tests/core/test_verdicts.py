@@ -25,7 +25,7 @@ from racer_core.sequential.reliability import one_coin_reliabilities
 from racer_core.sequential.verdicts import NO_VERDICT, VERDICTS, VerdictRates, verdict_of
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.core.sequential_worlds import FALSE_ALARM, NAMES, answers, checked, thresholds
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
 

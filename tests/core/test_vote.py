@@ -14,7 +14,7 @@ from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, Weight, aggregate, log_odds, softmax
 from racer_core.errors import InputError
 from racer_core.types import CandidateAnswer
-from tests.support.strategies import probabilities
+from tests.kit.strategies import probabilities
 
 UNREADABLE = "."  # ``exact`` reads no answer in it
 temperatures = st.sampled_from([1e-3, 0.01, 0.1, 1.0, 100.0])

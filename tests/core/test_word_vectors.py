@@ -15,8 +15,8 @@ from racer_core.encoder.word_vectors import WordVectorEncoder, has_word_vectors
 from racer_core.errors import ArtifactError, InputError
 from racer_core.offline.train import EncoderChoice, train
 from racer_core.racer import Racer
-from tests.support.lazy import LazyModule
-from tests.support.synthetic import synthetic_rows
+from tests.kit.lazy import LazyModule
+from tests.kit.synthetic import synthetic_rows
 
 safetensors = LazyModule("safetensors.numpy")
 

@@ -8,8 +8,8 @@ import pytest
 
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows
-from tests.support.lazy import LazyModule
-from tests.support.shared_demo import DemoAddress, folder_of_run, started_demo
+from tests.kit.demo import DemoAddress, folder_of_run, started_demo
+from tests.kit.lazy import LazyModule
 
 run = LazyModule("app.tools.demo.run")
 

@@ -8,10 +8,10 @@ import httpx2
 import pytest
 
 from racer_core.types import LabelledRows
-from tests.support.harness import harness_request
-from tests.support.lazy import LazyModule
-from tests.support.sdk_clients import CLIENTS, Ask, SdkClient
-from tests.support.shared_demo import DemoAddress
+from tests.kit.clients import CLIENTS, Ask, SdkClient
+from tests.kit.coding_agents import harness_request
+from tests.kit.demo import DemoAddress
+from tests.kit.lazy import LazyModule
 
 anthropic = LazyModule("anthropic")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.same_answer import calibrator as answer_calibrator
-from tests.support.gateway import ENVIRONMENT, Gateway, running
-from tests.support.zero_setup import (
+from tests.kit.gateway import ENVIRONMENT, Gateway, running
+from tests.kit.zero_setup import (
     ask,
     compared,
     configure,

@@ -12,8 +12,8 @@ import pytest
 from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.types import LabelledRow, LabelledRows
-from tests.support.lazy import LazyModule
-from tests.support.shared_demo import DemoAddress
+from tests.kit.demo import DemoAddress
+from tests.kit.lazy import LazyModule
 
 if TYPE_CHECKING:
     from openai import OpenAI

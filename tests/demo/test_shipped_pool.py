@@ -32,7 +32,7 @@ from racer_core.types import (
     RiskTarget,
     Score,
 )
-from tests.support.lazy import LazyModule
+from tests.kit.lazy import LazyModule
 
 measure = LazyModule("app.tools.demo.measure")
 run = LazyModule("app.tools.demo.run")

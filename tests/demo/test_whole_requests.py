@@ -10,9 +10,8 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from tests.app.conftest import racer as racer
-from tests.support.demo_pool import LONG, configure, long_pool
-from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, Command, running, user
+from tests.kit.demo import LONG, configure, long_pool
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, Command, running, user
 
 pytestmark = pytest.mark.slow
 

@@ -77,3 +77,87 @@ def merged(first: Mapping[str, Any], *others: Mapping[str, Any]) -> dict[str, An
             inner = isinstance(before, dict) and isinstance(value, dict)
             result[name] = merged(before, value) if inner else value
     return result
+
+
+FOLDER = CHART.parent
+
+USUAL: dict[str, Any] = {
+    "existingSecret": "gateway",
+    "artifact": {"image": "registry.example/racer-artifact:1"},
+}
+
+ELSEWHERE = {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 443}]}
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "usual": USUAL,
+    "gpu": merged(USUAL, {"gateway": {"gpus": 1, "nodeSelector": {"gpu": "small"}}}),
+    "volume": {"existingSecret": "gateway", "artifact": {"existingClaim": "artifacts"}},
+    "bootstrap": {
+        "existingSecret": "gateway",
+        "artifact": {"claim": {"create": True, "storageClass": "shared"}},
+        "bootstrap": {"questions": "questions"},
+        "imagePullSecrets": [{"name": "registry"}],
+    },
+    "candidates elsewhere": {
+        "existingSecret": "gateway",
+        "candidates": [{"name": "one", "settings": {"base_url": "https://models.example/v1"}}],
+        "gateway": {"env": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://c:4318"}]},
+        "networkPolicy": {"egress": [ELSEWHERE]},
+    },
+    "prometheus": merged(USUAL, values_of(FOLDER / "prometheus.yaml")),
+    "everything of one's own": merged(
+        USUAL,
+        {
+            "gateway": {
+                "podLabels": {"team": "one"},
+                "podAnnotations": {"sidecar.istio.io/inject": "false"},
+                "rolloutOnChange": False,
+                "extraVolumes": [
+                    {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}
+                ],
+                "extraVolumeMounts": [{"name": "cache", "mountPath": "/var/cache/racer"}],
+                "serviceAccount": {"create": True, "annotations": {"role-arn": "arn:aws:iam::1"}},
+            },
+            "ingress": {
+                "host": "racer.example",
+                "className": "nginx",
+                "tlsSecret": "tls",
+                "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "300"},
+            },
+            "recalibration": {"schedule": "0 3 * * *"},
+            "candidates": [
+                {"name": "small", "vllm": {"model": "small", "args": []}},
+                {
+                    "name": "large",
+                    "vllm": {
+                        "model": "large",
+                        "args": ["--tensor-parallel-size=2"],
+                        "replicas": 2,
+                        "gpus": 2,
+                        "resources": {"limits": {"memory": "96Gi"}},
+                        "storage": "300Gi",
+                        "nodeSelector": {"gpu": "h100"},
+                        "tolerations": [],
+                        "affinity": {"nodeAffinity": {}},
+                    },
+                },
+            ],
+        },
+    ),
+    "nothing optional": merged(
+        USUAL,
+        {"networkPolicy": {"enabled": False}, "autoscaling": {"enabled": False}},
+        {"config": {"limits": {"body_bytes": 67_108_864}}},  # Helm writes it with an exponent
+    ),
+}
+
+
+def found(manifests: list[Manifest], kind: str, name: str = "gateway") -> Manifest:
+    """One manifest of the release."""
+    [one] = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, f"demo-{name}")]
+    return one
+
+
+def pod(manifests: list[Manifest], name: str = "gateway", kind: str = "Deployment") -> Manifest:
+    """The pods of a deployment or a job."""
+    return found(manifests, kind, name)["spec"]["template"]["spec"]

@@ -26,10 +26,10 @@ from aiohttp import web
 
 from app.routing.applications import HEADER
 from app.wire.parsing import CHAT_USAGE
-from tests.support.gateway import DATA_KEY, ENVIRONMENT, Gateway, configure, running, user
-from tests.support.ports import free_port
-from tests.support.waiting import wait_while_running
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import DATA_KEY, ENVIRONMENT, Gateway, configure, running, user
+from tests.kit.network import free_port
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_while_running
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "beside"

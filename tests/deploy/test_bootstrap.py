@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support.commands import parsed
-
-from . import test_compose as compose
-from . import test_kubernetes as kubernetes
-
-Manifest = dict[str, Any]
-
-TEXT = (kubernetes.FOLDER / "bootstrap.yaml").read_text(encoding="utf-8")
-MANIFESTS: list[Manifest] = list(yaml.safe_load_all(TEXT))
-SERVICE = compose.SERVICES["bootstrap"]
-
-
-def named(kind: str, name: str = "bootstrap") -> Manifest:
-    """One manifest."""
-    [found] = [m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name)]
-    return found
-
-
-POD = named("Job")["spec"]["template"]["spec"]
-[CONTAINER] = POD["containers"]
-
-
-def given(words: list[str]) -> Manifest:
-    """What `racer bootstrap` reads in these words."""
-    name, *rest = words
-    return parsed(name, rest)
+from tests.deploy import compose, plain
+from tests.deploy.bootstrap import CONTAINER, MANIFESTS, POD, SERVICE, TEXT, Manifest, given, named
 
 
 def mounted() -> Manifest:
@@ -103,24 +78,24 @@ def test_compose_trains_on_the_gateway_s_device() -> None:
 # Kubernetes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", kubernetes.VERSIONS)
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=kubernetes.title)
+@pytest.mark.parametrize("version", plain.VERSIONS)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=plain.title)
 def test_every_manifest_is_one_that_kubernetes_takes(manifest: Manifest, version: str) -> None:
     """Red when a field does not exist, has another type or is missing, or the namespace is not."""
     kubernetes_validate.validate(manifest, version, strict=True)
-    assert manifest["metadata"]["namespace"] == kubernetes.KUSTOMIZATION["namespace"]
+    assert manifest["metadata"]["namespace"] == plain.KUSTOMIZATION["namespace"]
 
 
 def test_the_job_runs_the_command_before_the_service() -> None:
     """Red when a word is no option, or another port, key or image is meant."""
     options = given(CONTAINER["args"])
     url = urlsplit(options["url"])
-    [port] = kubernetes.named("Service", url.hostname)["spec"]["ports"]
+    [port] = plain.named("Service", url.hostname)["spec"]["ports"]
     assert url.port == port["port"]
-    [image] = kubernetes.KUSTOMIZATION["images"]
+    [image] = plain.KUSTOMIZATION["images"]
     assert CONTAINER["image"] == f"{image['newName']}:{image['newTag']}"
-    admin = kubernetes.variables(kubernetes.GATEWAY)[kubernetes.ADMIN]
-    offline = kubernetes.variables(kubernetes.GATEWAY)["HF_HUB_OFFLINE"]
+    admin = plain.variables(plain.GATEWAY)[plain.ADMIN]
+    offline = plain.variables(plain.GATEWAY)["HF_HUB_OFFLINE"]
     assert CONTAINER["env"] == [admin, offline]
 
 
@@ -132,28 +107,29 @@ def test_the_job_s_files_are_where_the_command_looks() -> None:
         assert found[str(path.parent)]["configMap"] == {"name": "bootstrap"}
         given_as = f"--from-file={'deploy/kubernetes/' * (name == 'config')}{path.name}"
         assert given_as in TEXT
-        assert given_as in kubernetes.README
+        assert given_as in plain.README
     claims = {
         path: each["persistentVolumeClaim"]["claimName"]
         for path, each in found.items()
         if "persistentVolumeClaim" in each
     }
     assert claims == {
-        kubernetes.CONFIG["artifact"]: "artifact",
+        plain.CONFIG["artifact"]: "artifact",
         str(options["folder"]): "bootstrap",
     }
     assert named("PersistentVolumeClaim")
-    assert kubernetes.mounts(kubernetes.GATEWAY)[kubernetes.CONFIG["artifact"]][
-        "persistentVolumeClaim"
-    ] == {"claimName": "artifact", "readOnly": True}
+    assert plain.mounts(plain.GATEWAY)[plain.CONFIG["artifact"]]["persistentVolumeClaim"] == {
+        "claimName": "artifact",
+        "readOnly": True,
+    }
 
 
 def test_the_job_has_no_rights_and_reaches_the_gateway_alone() -> None:
     """Red when the namespace would refuse it, or a policy opens more than the gateway's port."""
     context = dict(POD["securityContext"])
     assert context.pop("fsGroup") == context["runAsGroup"]
-    assert context == kubernetes.PODS["gateway"]["securityContext"]
-    assert CONTAINER["securityContext"] == kubernetes.GATEWAY["securityContext"]
+    assert context == plain.PODS["gateway"]["securityContext"]
+    assert CONTAINER["securityContext"] == plain.GATEWAY["securityContext"]
     assert POD["automountServiceAccountToken"] is False
     assert CONTAINER["resources"]["limits"]["memory"]
     labels = named("Job")["spec"]["template"]["metadata"]["labels"]
@@ -162,7 +138,7 @@ def test_the_job_has_no_rights_and_reaches_the_gateway_alone() -> None:
     assert out["podSelector"]["matchLabels"] == labels
     [[to], [source]] = out["egress"][0]["to"], into["ingress"][0]["from"]
     for selector in (to["podSelector"], into["podSelector"]):
-        assert kubernetes.selected(selector["matchLabels"]) == {"gateway"}
+        assert plain.selected(selector["matchLabels"]) == {"gateway"}
     assert source["podSelector"]["matchLabels"] == labels
-    ports = kubernetes.policy_ports([*out["egress"], *into["ingress"]])
-    assert ports == [("TCP", kubernetes.PORT)] * 2
+    ports = plain.policy_ports([*out["egress"], *into["ingress"]])
+    assert ports == [("TCP", plain.PORT)] * 2

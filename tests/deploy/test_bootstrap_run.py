@@ -14,13 +14,9 @@ from typing import Any
 import pytest
 
 from app import artifact_watch
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, labelled, running
-from tests.upstreams.scripted import FakePool
-
-from . import test_bootstrap as plain
-from . import test_compose as compose
-from . import test_helm as helm
-from . import test_kubernetes as kubernetes
+from tests.deploy import bootstrap, chart, compose, plain
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, labelled, running
+from tests.kit.upstream import FakePool
 
 KEYS = {"RACER_DATA_KEY": DATA_KEY, "RACER_ADMIN_KEY": ADMIN_KEY}
 COUNT = 60
@@ -52,24 +48,24 @@ def _variables(container: dict[str, Any]) -> dict[str, str]:
 
 
 def _of_kubernetes() -> Start:
-    config = (kubernetes.FOLDER / "racer.yaml").read_text(encoding="utf-8")
-    return Start(plain.CONTAINER["args"], _variables(plain.CONTAINER), config)
+    config = (plain.FOLDER / "racer.yaml").read_text(encoding="utf-8")
+    return Start(bootstrap.CONTAINER["args"], _variables(bootstrap.CONTAINER), config)
 
 
 def _of_compose() -> Start:
     """The profile, with the option that a machine without a hub adds."""
-    _, *words = plain.SERVICE["entrypoint"]
+    _, *words = bootstrap.SERVICE["entrypoint"]
     environment = {
-        name: KEYS.get(name, "") for name in plain.SERVICE["environment"]
+        name: KEYS.get(name, "") for name in bootstrap.SERVICE["environment"]
     }  # as .env.example leaves the others
     config = (compose.FOLDER / "racer.yaml").read_text(encoding="utf-8")
     return Start([*words, "--encoder=char-ngrams"], environment, config)
 
 
 def _of_chart() -> Start:
-    manifests = helm.render(helm.VARIANTS["bootstrap"])
-    [container] = helm.pod(manifests, "bootstrap", "Job")["containers"]
-    config = helm.found(manifests, "ConfigMap")["data"]["racer.yaml"]
+    manifests = chart.render(chart.VARIANTS["bootstrap"])
+    [container] = chart.pod(manifests, "bootstrap", "Job")["containers"]
+    config = chart.found(manifests, "ConfigMap")["data"]["racer.yaml"]
     return Start(container["args"], _variables(container), config)
 
 
@@ -83,7 +79,7 @@ PLACES = {"config", "queries", "folder", "url"}  # where files and the gateway a
 
 def test_all_deployments_give_the_same_options() -> None:
     """Places apart. Red when one is changed and the others forgotten."""
-    options = {name: plain.given(start().words) for name, start in STARTS.items()}
+    options = {name: bootstrap.given(start().words) for name, start in STARTS.items()}
     without = [{k: v for k, v in each.items() if k not in PLACES} for each in options.values()]
     assert without[0] == without[1] == without[2]
     assert {start().environment["RACER_ADMIN_KEY"] for start in STARTS.values()} == {ADMIN_KEY}
@@ -117,7 +113,7 @@ def test_it_leads_to_a_certified_answer(
     """
     monkeypatch.setattr(artifact_watch, "EVERY_S", 0.1)
     start = STARTS[name]()
-    options = plain.given(start.words)
+    options = bootstrap.given(start.words)
 
     def here(text: str) -> str:
         """A text with places below the test's folder in the place of the container's."""

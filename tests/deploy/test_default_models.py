@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from . import test_kubernetes as plain
+from tests.deploy import plain
+from tests.deploy.compose import CANDIDATES, flags, model
+
 from .chart import CHART, values_of
 from .dockerfile import ROOT
-from .test_compose import CANDIDATES, flags, model
 
 PAGE = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
 ROWS = re.findall(

@@ -15,7 +15,7 @@ import pytest
 import racer_gateway
 from app.api import health
 from app.settings import Limits, Settings
-from tests.support.commands import parsed
+from tests.kit.commands import parsed
 
 from . import dockerfile
 from .dockerfile import ROOT

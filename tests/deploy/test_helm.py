@@ -15,101 +15,23 @@ import pytest
 import yaml
 
 from app import settings
+from app.api.routes import ROUTES
 from app.monitoring.metrics import MonitoringMetrics
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from racer_core import __version__
-from tests.support.commands import command
-from tests.support.lazy import LazyModule
+from tests.deploy import bootstrap, plain
+from tests.deploy.chart import ELSEWHERE, FOLDER, USUAL, VARIANTS, found, pod
+from tests.kit.commands import command
+from tests.kit.lazy import LazyModule
 
-from . import test_bootstrap as bootstrap
-from . import test_kubernetes as plain
 from .chart import CHART, ChartRefused, Manifest, merged, render, values_of
 from .monitoring import ALERTS
 
-FOLDER = CHART.parent
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 VALUES = values_of(CHART / "values.yaml")
-USUAL: dict[str, Any] = {
-    "existingSecret": "gateway",
-    "artifact": {"image": "registry.example/racer-artifact:1"},
-}
-ELSEWHERE = {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 443}]}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "usual": USUAL,
-    "gpu": merged(USUAL, {"gateway": {"gpus": 1, "nodeSelector": {"gpu": "small"}}}),
-    "volume": {"existingSecret": "gateway", "artifact": {"existingClaim": "artifacts"}},
-    "bootstrap": {
-        "existingSecret": "gateway",
-        "artifact": {"claim": {"create": True, "storageClass": "shared"}},
-        "bootstrap": {"questions": "questions"},
-        "imagePullSecrets": [{"name": "registry"}],
-    },
-    "candidates elsewhere": {
-        "existingSecret": "gateway",
-        "candidates": [{"name": "one", "settings": {"base_url": "https://models.example/v1"}}],
-        "gateway": {"env": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://c:4318"}]},
-        "networkPolicy": {"egress": [ELSEWHERE]},
-    },
-    "prometheus": merged(USUAL, values_of(FOLDER / "prometheus.yaml")),
-    "everything of one's own": merged(
-        USUAL,
-        {
-            "gateway": {
-                "podLabels": {"team": "one"},
-                "podAnnotations": {"sidecar.istio.io/inject": "false"},
-                "rolloutOnChange": False,
-                "extraVolumes": [
-                    {"name": "cache", "persistentVolumeClaim": {"claimName": "cache"}}
-                ],
-                "extraVolumeMounts": [{"name": "cache", "mountPath": "/var/cache/racer"}],
-                "serviceAccount": {"create": True, "annotations": {"role-arn": "arn:aws:iam::1"}},
-            },
-            "ingress": {
-                "host": "racer.example",
-                "className": "nginx",
-                "tlsSecret": "tls",
-                "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "300"},
-            },
-            "recalibration": {"schedule": "0 3 * * *"},
-            "candidates": [
-                {"name": "small", "vllm": {"model": "small", "args": []}},
-                {
-                    "name": "large",
-                    "vllm": {
-                        "model": "large",
-                        "args": ["--tensor-parallel-size=2"],
-                        "replicas": 2,
-                        "gpus": 2,
-                        "resources": {"limits": {"memory": "96Gi"}},
-                        "storage": "300Gi",
-                        "nodeSelector": {"gpu": "h100"},
-                        "tolerations": [],
-                        "affinity": {"nodeAffinity": {}},
-                    },
-                },
-            ],
-        },
-    ),
-    "nothing optional": merged(
-        USUAL,
-        {"networkPolicy": {"enabled": False}, "autoscaling": {"enabled": False}},
-        {"config": {"limits": {"body_bytes": 67_108_864}}},  # Helm writes it with an exponent
-    ),
-}
 operator = LazyModule("cloudcoil.models.prometheus_operator.v1")
 OF_THE_OPERATOR = ("PodMonitor", "PrometheusRule")
-
-
-def found(manifests: list[Manifest], kind: str, name: str = "gateway") -> Manifest:
-    """One manifest of the release."""
-    [one] = [m for m in manifests if (m["kind"], m["metadata"]["name"]) == (kind, f"demo-{name}")]
-    return one
-
-
-def pod(manifests: list[Manifest], name: str = "gateway", kind: str = "Deployment") -> Manifest:
-    """The pods of a deployment or a job."""
-    return found(manifests, kind, name)["spec"]["template"]["spec"]
 
 
 def container(manifests: list[Manifest], name: str = "gateway") -> Manifest:
@@ -237,7 +159,7 @@ def test_a_changed_configuration_is_a_reload_where_that_is_chosen() -> None:
 # As the plain manifests -------------------------------------------------------------------------
 
 
-def test_pods_are_those_of_the_plain_manifests() -> None:
+def test_pods_are_those_of_the_plain() -> None:
     """But for names, labels and images. Red when one of both is changed and the other forgotten."""
     manifests = render(VARIANTS["volume"])
     theirs = plain.GATEWAY | {"image": None}
@@ -264,7 +186,7 @@ def test_pods_are_those_of_the_plain_manifests() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PodDisruptionBudget", "HorizontalPodAutoscaler", "Service"])
-def test_objects_of_the_gateway_are_those_of_the_plain_manifests(kind: str) -> None:
+def test_objects_of_the_gateway_are_those_of_the_plain(kind: str) -> None:
     """But for names and labels."""
     ours, theirs = found(render(USUAL), kind)["spec"], plain.named(kind)["spec"]
     differing = {"selector", "scaleTargetRef"}
@@ -342,7 +264,7 @@ def test_tables_are_brought_up_to_date_before_a_release() -> None:
 # Jobs -------------------------------------------------------------------------------------------
 
 
-def test_the_recalibration_is_that_of_the_plain_manifests() -> None:
+def test_the_recalibration_is_that_of_the_plain() -> None:
     """But for names and labels; it reaches the gateway alone, which lets it in."""
     manifests = render(VARIANTS["everything of one's own"])
     ours, theirs = (
@@ -372,7 +294,7 @@ def test_the_recalibration_is_that_of_the_plain_manifests() -> None:
 # The bootstrap ----------------------------------------------------------------------------------
 
 
-def test_the_bootstrap_is_that_of_the_plain_manifests() -> None:
+def test_the_bootstrap_is_that_of_the_plain() -> None:
     """But for the places of configuration and questions. Both write where the gateway reads."""
     manifests = render(VARIANTS["bootstrap"])
     ours = pod(manifests, "bootstrap", "Job")
@@ -553,7 +475,7 @@ def test_an_ingress_leads_clients_to_the_service() -> None:
     service = found(manifests, "Service")
     assert path["backend"]["service"]["name"] == service["metadata"]["name"]
     assert path["backend"]["service"]["port"]["name"] == service["spec"]["ports"][0]["name"]
-    reached = [route for route in plain.ROUTES if f"{route.path}/".startswith(f"{path['path']}/")]
+    reached = [route for route in ROUTES if f"{route.path}/".startswith(f"{path['path']}/")]
     assert {route.path for route in reached if route.role != "data"} == {"/v1/calibrate"}
     assert "/v1/chat/completions" in {route.path for route in reached}
     assert "Ingress" not in {each["kind"] for each in render(USUAL)}
@@ -588,7 +510,7 @@ def test_prometheus_scrapes_every_pod_with_the_data_key() -> None:
     assert jobs == {labels[monitor["jobLabel"]]}
     [endpoint] = monitor["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in container(manifests)["ports"]}
-    assert endpoint["path"] in {route.path for route in plain.ROUTES}
+    assert endpoint["path"] in {route.path for route in ROUTES}
     assert endpoint["authorization"] == {"credentials": {"name": "gateway", "key": plain.DATA}}
 
 

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.support import same_answer
-from tests.support.gateway import (
+from tests.kit import same_answer
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -27,8 +27,8 @@ from tests.support.gateway import (
     labelled,
     running,
 )
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 from .dockerfile import ROOT
 from .monitoring import ALERTS, DASHBOARD, FOLDER, PANELS, expressions, read, rules

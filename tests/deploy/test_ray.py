@@ -15,8 +15,8 @@ import yaml
 
 from app import settings
 from app.settings import reloading
-from tests.support.gateway import ENVIRONMENT
-from tests.support.lazy import LazyModule
+from tests.kit.gateway import ENVIRONMENT
+from tests.kit.lazy import LazyModule
 
 from .dockerfile import ROOT
 

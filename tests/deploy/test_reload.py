@@ -6,9 +6,8 @@ import re
 import shutil
 from pathlib import Path
 
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, running
-
-from . import test_kubernetes as kubernetes
+from tests.deploy import plain
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, running
 
 
 def write(folder: Path, text: str, version: str) -> None:
@@ -27,13 +26,13 @@ def write(folder: Path, text: str, version: str) -> None:
 
 def test_a_changed_configmap_is_reloaded(tmp_path: Path) -> None:
     """Red when the configuration of the start is found by where the link led then."""
-    text = (kubernetes.FOLDER / "racer.yaml").read_text(encoding="utf-8")
+    text = (plain.FOLDER / "racer.yaml").read_text(encoding="utf-8")
     text = text.replace("/etc/racer/", f"{tmp_path}/").replace("/var/lib/racer/", f"{tmp_path}/")
     text = text.replace("drain_delay_s: 10", "drain_delay_s: 0") + "\nport: 0\n"
     folder = tmp_path / "config"
     write(folder, text, "..one")
-    environment = {kubernetes.DATA: DATA_KEY, kubernetes.ADMIN: ADMIN_KEY}
-    environment |= {kubernetes.STORE: f"sqlite:///{tmp_path}/shared.db"}
+    environment = {plain.DATA: DATA_KEY, plain.ADMIN: ADMIN_KEY}
+    environment |= {plain.STORE: f"sqlite:///{tmp_path}/shared.db"}
     with running(folder / "racer.yaml", environment) as gateway:
         write(folder, text.replace("timeout_s: 60", "timeout_s: 50"), "..two")
         done = gateway.post("/admin/reload", ADMIN_KEY)
@@ -46,11 +45,11 @@ def test_a_changed_configmap_is_reloaded(tmp_path: Path) -> None:
 
 def test_the_readme_signals_the_pods_that_mount_the_configmap() -> None:
     """Red when a label, a volume or a file has another name, or another process gets the signal."""
-    commands = kubernetes.commands()
+    commands = plain.commands()
     [(label, value)] = set(re.findall(r"--selector ([\w./]+)=(\w+)", commands))
-    assert kubernetes.selected({label: value}) == {"gateway"}
+    assert plain.selected({label: value}) == {"gateway"}
     [name] = re.findall(r'volumes\[\?\(@\.name=="(\w+)"\)\]\.configMap\.name', commands)
-    volumes = {each["name"]: each for each in kubernetes.PODS["gateway"]["volumes"]}
+    volumes = {each["name"]: each for each in plain.PODS["gateway"]["volumes"]}
     assert "configMap" in volumes[name]
     assert "kill -HUP 1" in commands
-    assert kubernetes.RUNTIME.one("ENTRYPOINT").text.startswith("["), "a shell would be process 1"
+    assert plain.RUNTIME.one("ENTRYPOINT").text.startswith("["), "a shell would be process 1"

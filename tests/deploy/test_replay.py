@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from racer_core import __version__
-from tests.support.ports import free_port
+from tests.kit.network import free_port
 
 from . import dockerfile
 from .constraints import canonical, pins

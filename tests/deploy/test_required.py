@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.required import PROGRAMS, VARIABLE
+from tests.kit.required import PROGRAMS, VARIABLE
 
 from .dockerfile import ROOT
 
@@ -53,7 +53,7 @@ def test_what_is_required_is_not_skipped(
     """Red when a required program's test is skipped, or another program's test fails."""
     (tmp_path / "test_skips.py").write_text(TESTS, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.required", "-p",
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.kit.required", "-p",
          "no:cacheprovider", f"--rootdir={tmp_path}", "-c", os.devnull, tmp_path],
         cwd=ROOT, env=os.environ | {VARIABLE: value}, capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -15,8 +15,7 @@ import yaml
 from app import settings
 from app.errors import SettingsError
 from app.settings import schema
-from tests.app.conftest import racer as racer
-from tests.support.gateway import Command
+from tests.kit.gateway import Command
 
 from .dockerfile import ROOT
 

@@ -15,8 +15,8 @@ import httpx2
 import pytest
 import yaml
 
-from tests.support.lazy import LazyModule
-from tests.support.ports import free_port
+from tests.kit.lazy import LazyModule
+from tests.kit.network import free_port
 
 from .blocks import DOCUMENTS, blocks
 

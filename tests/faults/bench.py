@@ -13,8 +13,8 @@ from urllib.request import urlopen
 
 import aiohttp
 
-from tests.support.gateway import ENVIRONMENT, Gateway, candidates, configure, running
-from tests.upstreams.hostile.process import (
+from tests.kit.gateway import ENVIRONMENT, Gateway, candidates, configure, running
+from tests.kit.hostile.process import (
     FaultyUpstream,
     black_hole,
     certify,

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tests.upstreams.hostile.answers import TEXT
-from tests.upstreams.hostile.documents import ORDERS, TEXTS
-from tests.upstreams.hostile.events import SPLIT_TEXT
-from tests.upstreams.hostile.heads import BAD_HEADS
+from tests.kit.hostile.answers import TEXT
+from tests.kit.hostile.documents import ORDERS, TEXTS
+from tests.kit.hostile.events import SPLIT_TEXT
+from tests.kit.hostile.heads import BAD_HEADS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

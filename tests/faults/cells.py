@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.support.gateway import DATA_KEY, ONE, POOL, TWO
-from tests.upstreams.hostile.process import FaultyUpstream, Log
+from tests.kit.gateway import DATA_KEY, ONE, POOL, TWO
+from tests.kit.hostile.process import FaultyUpstream, Log
 
 from .catalogue import Row
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.app.conftest import artifact as artifact
-
 from .bench import Bench, open_bench
 
 

@@ -9,9 +9,9 @@ from typing import Any, Final, cast
 
 from pydantic import ValidationError
 
-from tests.support.gateway import POOL
-from tests.support.lazy import LazyModule
-from tests.upstreams.hostile.exchange import WORDS
+from tests.kit.gateway import POOL
+from tests.kit.hostile.exchange import WORDS
+from tests.kit.lazy import LazyModule
 
 from .catalogue import FailedAnswer, Outcome, UsableAnswer
 from .cells import FAULTY, Cell, Seen, Width

@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.support.gateway import labelled
-from tests.upstreams.hostile.server import MODES
+from tests.kit.gateway import labelled
+from tests.kit.hostile.server import MODES
 
 from .bench import AT_ONCE_OF, Bench, look_at_modes, look_at_place, open_bench
 from .catalogue import GROUPS, PLACES

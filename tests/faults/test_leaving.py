@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import aiohttp
 import pytest
 
-from tests.support.gateway import DATA_KEY
-from tests.upstreams.hostile.exchange import Entry, now
+from tests.kit.gateway import DATA_KEY
+from tests.kit.hostile.exchange import Entry, now
 
 from .bench import Bench, Limits
 from .catalogue import Row

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.upstreams.hostile.server import MODES, find
+from tests.kit.hostile.server import MODES, find
 
 from .bench import AT_ONCE_OF, Bench, look_at_modes, look_at_place
 from .catalogue import GROUPS, PLACES

@@ -15,9 +15,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.support.gateway import DATA_KEY, TWO, user
-from tests.support.ports import free_port
-from tests.upstreams.hostile.process import ROOT
+from tests.kit.gateway import DATA_KEY, TWO, user
+from tests.kit.hostile.process import ROOT
+from tests.kit.network import free_port
 
 from .bench import Bench, Limits
 

@@ -21,9 +21,9 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from tests.support.gateway import DATA_KEY, ONE, POOL, TWO
-from tests.upstreams.hostile.exchange import Entry
-from tests.upstreams.hostile.server import THEN
+from tests.kit.gateway import DATA_KEY, ONE, POOL, TWO
+from tests.kit.hostile.exchange import Entry
+from tests.kit.hostile.server import THEN
 
 from .bench import Bench, Limits
 from .catalogue import GROUPS, Row, UsableAnswer

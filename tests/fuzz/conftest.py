@@ -2,9 +2,6 @@
 
 from hypothesis import HealthCheck, settings
 
-from tests.app.conftest import artifact as artifact
-from tests.app.conftest import shared_pool as shared_pool
-
 # Not derandomised, or every run would look at the same examples once more.
 settings.register_profile(
     "fuzz",

@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.api.routes import ROUTES
-from tests.app.test_openapi import UNDESCRIBED
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
     TWO,
+    UNDESCRIBED,
     Gateway,
     configure,
     running,
 )
-from tests.support.lazy import LazyModule
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 schemathesis = LazyModule("schemathesis")
 checks = LazyModule("schemathesis.checks")

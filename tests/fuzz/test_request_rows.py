@@ -20,9 +20,8 @@ from app.settings import Settings, load
 from app.wire.candidate_payload import BodySettings
 from racer_core.errors import RowsError
 from racer_core.records.conversation import RoutedText
-from tests.support.gateway import ENVIRONMENT, POOL, candidates, configure
-
-from .test_bodies import BODIES, Door
+from tests.fuzz.bodies import BODIES, Door
+from tests.kit.gateway import ENVIRONMENT, POOL, candidates, configure
 
 MODES: tuple[RoutedText, ...] = ("last_user", "conversation")
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -22,11 +22,11 @@ import yaml
 from app import settings
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.support import databases, ray_head
-from tests.support.gateway import ENVIRONMENT, Gateway, configure, noisy
-from tests.support.ports import free_port
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit import databases, ray_head
+from tests.kit.gateway import ENVIRONMENT, Gateway, configure, noisy
+from tests.kit.network import free_port
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 ROOT: Final = Path(__file__).parents[2]
 RUNNING_S: Final = 90.0  # ten times what replicas take here to start

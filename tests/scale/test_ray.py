@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from app.store import Store
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     TWO,
@@ -32,9 +32,9 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 from .conftest import RUNNING_S, Cluster, Deploy
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from app import settings
-from tests.support.gateway import ONE, Gateway, configure, labelled
-from tests.support.ports import free_port
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, Gateway, configure, labelled
+from tests.kit.network import free_port
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 from .conftest import RUNNING_S, Cluster, is_serving, serve_run
 

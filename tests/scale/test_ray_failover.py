@@ -15,9 +15,9 @@ import psutil
 import pytest
 import yaml
 
-from tests.support.gateway import ADMIN_KEY, ONE, Gateway, noisy, user
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, ONE, Gateway, noisy, user
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 from .conftest import ROOT, RUNNING_S, Cluster, Deploy
 

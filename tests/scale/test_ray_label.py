@@ -18,9 +18,9 @@ from typing import Any, Final
 import pytest
 from aiohttp import web
 
-from tests.support.gateway import ENVIRONMENT, POOL, candidates, configure
-from tests.support.waiting import wait_while_running
-from tests.upstreams.scripted import FakePool, Script
+from tests.kit.gateway import ENVIRONMENT, POOL, candidates, configure
+from tests.kit.upstream import FakePool, Script
+from tests.kit.waiting import wait_while_running
 
 from .conftest import RUNNING_S, Cluster, two_nodes
 

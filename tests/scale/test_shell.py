@@ -17,12 +17,12 @@ from app import settings
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import LabelledRows
-from tests.support import databases
-from tests.support.gateway import ENVIRONMENT, TWO, Gateway, noisy
-from tests.support.ports import free_port
-from tests.support.ray_head import Serve, change, ray_head
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit import databases
+from tests.kit.gateway import ENVIRONMENT, TWO, Gateway, noisy
+from tests.kit.network import free_port
+from tests.kit.ray_head import Serve, change, ray_head
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 from .conftest import ROOT, RUNNING_S, is_serving, titled
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-from tests.support.shared_demo import SharedDemo, folder_of_run, started_demo
-from tests.support.waiting import until
-from tests.upstreams.scripted import FakePool
+from tests.kit.demo import SharedDemo, folder_of_run, started_demo
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 from . import scripted
 from .fleet import Fleet, demo_fleet, served, some_rows, trained

@@ -14,11 +14,11 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow, LabelledRows
-from tests.support import zero_setup
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, Gateway, running
-from tests.support.lazy import LazyModule
-from tests.support.shared_demo import DemoAddress
-from tests.support.zero_setup import POOL
+from tests.kit import zero_setup
+from tests.kit.demo import DemoAddress
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, Gateway, running
+from tests.kit.lazy import LazyModule
+from tests.kit.zero_setup import POOL
 
 run = LazyModule("app.tools.demo.run")
 

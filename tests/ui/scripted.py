@@ -17,8 +17,8 @@ import numpy as np
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import LabelledRow, LabelledRows
-from tests.support.gateway import ADMIN_KEY, DATA_KEY, configure, running
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, configure, running
+from tests.kit.upstream import FakePool
 
 from .fleet import Fleet
 

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Route
 
 from racer_core.calibration.realised_risk import RealisedRisk
-from tests.support.gateway import as_json
+from tests.kit.gateway import as_json
 
 from .conftest import Open, Tab
 from .fleet import Fleet, served, some_rows

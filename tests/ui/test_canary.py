@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route
 
-from tests.support.waiting import until, wait_until
+from tests.kit.waiting import until, wait_until
+from tests.ui.looks import PICTURES, overflow, serious
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import Fleet, demo_rows, served, some_rows
 from .rounding import plain
-from .test_looks import PICTURES, overflow, serious
 
 SHARE = 0.4
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.gateway import ENVIRONMENT, configure, running, user
-from tests.support.same_answer import NAMES, activate, configured
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ENVIRONMENT, configure, running, user
+from tests.kit.same_answer import NAMES, activate, configured
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 from .conftest import Open
 from .fleet import Fleet

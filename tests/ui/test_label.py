@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import user
-from tests.support.samples import KEY, sampled
-from tests.support.waiting import until, wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import user
+from tests.kit.monitored import KEY, sampled
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import until, wait_until
+from tests.ui.looks import PICTURES, overflow, serious
 
 from . import scripted
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import POOL, Fleet, demo_rows, served, some_rows
-from .test_looks import PICTURES, overflow, serious
 
 MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 SYSTEM = {"role": "system", "content": "Answer in one word."}

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 
-from tests.support.gateway import as_json
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import as_json
+from tests.kit.upstream import FakePool
+from tests.ui.looks import PICTURES, overflow, serious
 
-from .conftest import NARROW, WIDE, Open, Tab
+from .conftest import NARROW, WIDE, Open
 from .fleet import Fleet
 from .scripted import MANY, POEM, RIVER, SUM, ScriptedFleet, rows, served
 
-PICTURES = Path(__file__).parents[2] / ".screenshots"
 SIZES = {"wide": WIDE, "narrow": NARROW}
 LONG = "The river is the Vils. " + "It runs through several towns before it reaches the sea. " * 12
 
@@ -102,20 +101,3 @@ def test_every_tab_is_accessible_and_pictured(
         tab.until(f"(document.querySelector('#watch .chart')?.data?.[0]?.y.length ?? 0) > {number}")
     tab.page.wait_for_selector("#watch .interval")
     seen("watch")
-
-
-def serious(tab: Tab) -> list[str]:
-    """What axe finds serious or critical: the rule, and the first element that breaks it."""
-    found = Axe().run(tab.page).response["violations"]
-    return [
-        f"{each['id']}: {each['nodes'][0]['target']} {each['nodes'][0]['failureSummary']}"
-        for each in found
-        if each["impact"] in ("serious", "critical")
-    ]
-
-
-def overflow(tab: Tab) -> int:
-    """By how many pixels the page is wider than its window."""
-    return tab.page.evaluate(
-        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    )

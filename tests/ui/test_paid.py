@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from tests.ui.looks import slide
+
 from .conftest import Open, Tab
 from .fleet import Fleet, level_of_several, several
 from .scripted import FEW, FEW_PRICES, RIVER, ScriptedFleet
-from .test_try import slide
 
 
 def figures(tab: Tab) -> dict[str, list[str]]:

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Route
 
-from tests.support.gateway import ENVIRONMENT, running
-from tests.support.samples import sampled
-from tests.support.waiting import until
-from tests.support.zero_setup import configure, questions
+from tests.kit.gateway import ENVIRONMENT, running
+from tests.kit.monitored import sampled
+from tests.kit.waiting import until
+from tests.kit.zero_setup import configure, questions
+from tests.ui.looks import PICTURES, overflow, serious, slide
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import POOL, Fleet
 from .rounding import plain
-from .test_looks import PICTURES, overflow, serious
-from .test_try import slide
 
 PRICES: dict[str, float] = dict(zip(POOL, (4.0, 2.0, 1.0, 0.5, 0.5), strict=True))
 ALPHA = 0.1

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import zero_setup
-from tests.support.gateway import ENVIRONMENT, running
+from tests.kit import zero_setup
+from tests.kit.gateway import ENVIRONMENT, running
 
 from .conftest import Open
 from .fleet import POOL, Fleet, served, some_rows

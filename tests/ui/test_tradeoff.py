@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import until
+from tests.kit.waiting import until
+from tests.ui.looks import PICTURES, overflow, serious, slide
 
 from .conftest import NARROW, WIDE, Open, Tab
 from .fleet import POOL, Fleet, some_rows
 from .rounding import plain
-from .test_looks import PICTURES, overflow, serious
-from .test_try import slide
 
 PATHS = """figures => figures.map(figure =>
     [...figure.querySelectorAll("path")].map(path => path.getAttribute("d")))"""

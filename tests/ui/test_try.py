@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route
 
-from tests.support.waiting import until
+from tests.kit.waiting import until
+from tests.ui.looks import slide
 
 from .conftest import Open, Tab
 from .fleet import POOL, Fleet, demo_rows, level_of_several, several
 from .rounding import fixed
-
-
-def slide(tab: Tab, steps: int) -> None:
-    """Move the slider to a number of half percents, as dragging does."""
-    tab.page.locator("#alpha").evaluate(
-        "(slider, steps) => { slider.value = steps; slider.dispatchEvent(new Event('input')); }",
-        steps,
-    )
 
 
 def steps_of(level: dict[str, Any]) -> int:

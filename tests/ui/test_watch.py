@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route
 
-from tests.support.gateway import as_json
-from tests.support.waiting import until, wait_until
+from tests.kit.gateway import as_json
+from tests.kit.waiting import until, wait_until
 
 from .conftest import Open, Tab
 from .fleet import POOL, Fleet, demo_rows, served, some_rows

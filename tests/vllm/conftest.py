@@ -18,9 +18,8 @@ from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.offline.train import train
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow, LabelledRows
-from tests.app.conftest import racer as racer
-from tests.support.gateway import ENVIRONMENT, Gateway, running
-from tests.support.lazy import LazyModule
+from tests.kit.gateway import ENVIRONMENT, Gateway, running
+from tests.kit.lazy import LazyModule
 
 from .servers import CONTEXT_TOKENS, VllmServer, start_all, stopped_after
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx2
 
-from tests.support.ports import free_port
+from tests.kit.network import free_port
 
 # Far more than the demo's models were trained with: an answer of so many tokens takes minutes.
 CONTEXT_TOKENS: Final = 2**15

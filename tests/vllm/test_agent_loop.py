@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.gateway import Gateway
-from tests.support.harness import NAMES, harness_request
+from tests.kit.coding_agents import NAMES, harness_request
+from tests.kit.gateway import Gateway
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 

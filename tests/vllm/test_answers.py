@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.gateway import Gateway, user
-from tests.support.lazy import LazyModule
+from tests.kit.gateway import Gateway, user
+from tests.kit.lazy import LazyModule
+from tests.vllm.schemas import LOOK_UP, ROOM, TOPIC, tool
 
 from .conftest import ENDLESS, GREEDY, POOL, WHOLE_POOL, Servers, rows_of
 
@@ -17,14 +18,6 @@ openai = LazyModule("openai")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 SUM: Final = "What is 17 plus 25?"  # for which the abacus alone is selected
-TOPIC: Final = {
-    "type": "object",
-    "properties": {"topic": {"type": "string", "enum": ["sums"]}},
-    "required": ["topic"],
-    "additionalProperties": False,
-}
-LOOK_UP: Final = {"name": "look_up", "strict": True, "parameters": TOPIC}
-ROOM: Final = 160  # tokens, for what a schema adds to an answer
 
 
 def streamed(gateway: Gateway, text: str, racer: dict[str, Any]) -> list[Any]:
@@ -44,11 +37,6 @@ def deltas(chunks: list[Any]) -> list[str]:
     """What each chunk says."""
     texts = [choice.delta.content for chunk in chunks for choice in chunk.choices]
     return [text for text in texts if text]
-
-
-def tool(function: dict[str, Any]) -> list[Any]:
-    """One tool of a request."""
-    return [{"type": "function", "function": function}]
 
 
 def test_a_routed_answer_is_its_candidates_own_and_certified(

@@ -9,10 +9,10 @@ from typing import Any, Final
 import pytest
 
 from racer_core.records.reader import read_rows
-from tests.support.gateway import ADMIN_KEY, Command, user
+from tests.kit.gateway import ADMIN_KEY, Command, user
+from tests.vllm.schemas import LOOK_UP, ROOM, TOPIC, tool
 
 from .conftest import GREEDY, LIMIT_S, POOL, Serve, Servers, configure, rows_of
-from .test_answers import LOOK_UP, ROOM, TOPIC, tool
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.answering.evaluator_prompt import prompt
 from racer_core.records.reader import read_rows
-from tests.support.gateway import Command
+from tests.kit.gateway import Command
 
 from .conftest import POOL, WHOLE_POOL, Serve, Servers, configure, rows_of
 from .servers import VllmServer

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy import test_compose as compose
-from tests.deploy import test_kubernetes as plain
+from tests.deploy import compose, plain
 from tests.deploy.chart import CHART, render, values_of
 
 from .conftest import PYTHON

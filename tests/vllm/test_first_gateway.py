@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.first_gateway_page import ask_these, walk
+from tests.kit.first_gateway_page import ask_these, walk
 
 from .conftest import POOL, Servers, rows_of
 

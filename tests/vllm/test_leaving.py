@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.gateway import DATA_KEY, Gateway, user
-from tests.support.waiting import until
+from tests.kit.gateway import DATA_KEY, Gateway, user
+from tests.kit.waiting import until
 
 from .conftest import ENDLESS, POOL, WHOLE_POOL, Serve, Servers, rows_of
 

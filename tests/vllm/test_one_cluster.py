@@ -17,12 +17,12 @@ from app import settings
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import LabelledRows
-from tests.support import databases
-from tests.support.gateway import ENVIRONMENT, Gateway
-from tests.support.lazy import LazyModule
-from tests.support.ports import free_port
-from tests.support.ray_head import change, ray_head
-from tests.support.waiting import until
+from tests.kit import databases
+from tests.kit.gateway import ENVIRONMENT, Gateway
+from tests.kit.lazy import LazyModule
+from tests.kit.network import free_port
+from tests.kit.ray_head import change, ray_head
+from tests.kit.waiting import until
 
 from .conftest import PYTHON, rows_of
 from .servers import ENVIRONMENT as VLLM

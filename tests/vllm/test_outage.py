@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.gateway import Gateway, user
-from tests.support.lazy import LazyModule
+from tests.kit.gateway import Gateway, user
+from tests.kit.lazy import LazyModule
 
 from .conftest import ENDLESS, WHOLE_POOL, Serve, Servers
 

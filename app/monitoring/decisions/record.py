@@ -65,12 +65,10 @@ class DecisionRecord(RoutingRecord):
         reasons: Every reason in it.
         served_by: The candidate whose text was returned, if any.
         answered: The candidates that answered.
-        sampling_rate: The sampling rate in force for the request; None where it could not be drawn,
-            and in records of earlier versions.
+        sampling_rate: The sampling rate in force for the request; None where it could not be drawn.
         shadow_rate: The sampling rate of a decision in the shadow sample; None outside it.
         sampled_under: Of a sampled decision, what
-            :func:`app.monitoring.population_digests.population_digests` gave; None in records of
-            earlier versions.
+            :func:`app.monitoring.population_digests.population_digests` gave; None outside it.
         answer_setup: Of a sampled decision that the promise `same_answer` serves at the terms of
             its application, what :func:`app.routing.rounds_plan.answer_setup` gave; None:
             it is no row of that promise.
@@ -80,8 +78,7 @@ class DecisionRecord(RoutingRecord):
         outcome: How the request ended. Every decision is recorded, however its request ended:
             otherwise the records would be biased towards patient clients and easy queries.
         query: The text that the router read, if the operator stores queries.
-        group_by: ``Settings.group_by``, which says what the group means; None in records of version
-            0.1.
+        group_by: ``Settings.group_by``, which says what the group means.
         sequence: Of the promise `same_answer`: the order of calls, and the calls made.
         cost: What its calls cost, with their usage, as :mod:`app.answering.request_cost` gives it;
             None: candidates had no prices, and it is in no form.
@@ -102,7 +99,7 @@ class DecisionRecord(RoutingRecord):
     turn: int | None = None
     outcome: RequestEnd = RequestEnd.ANSWERED
     query: str | None = None
-    group_by: str | None = None
+    group_by: str = "request"
     sequence: AnswerGuarantee | None = None
     cost: Mapping[str, Any] | None = None
 
@@ -169,19 +166,18 @@ class DecisionRecord(RoutingRecord):
     def from_document(cls, document: str, neighbours: tuple[int, ...] | None) -> DecisionRecord:
         """Read ``document`` back."""
         stored: dict[str, Any] = json.loads(document)
-        for name in ("pool", "selected", "scores", "reasons", "answered", *_LATER_FIELDS):
-            stored[name] = None if stored.get(name) is None else tuple(stored[name])
-        sequence = stored.get("sequence") and AnswerGuarantee.from_json(stored["sequence"])
+        for name in ("pool", "selected", "scores", "reasons", "answered", "projection", "remarks"):
+            stored[name] = None if stored[name] is None else tuple(stored[name])
+        sequence = stored["sequence"] and AnswerGuarantee.from_json(stored["sequence"])
         stored["sequence"] = sequence
         if stored["lambda_hat"] is None:  # infinite; the least threshold calls the first round
             stored["lambda_hat"] = -math.inf if sequence and not sequence.trivial else math.inf
         stored["chosen_by"] = ChosenBy(stored["chosen_by"])
-        stored["outcome"] = RequestEnd(stored.get("outcome", RequestEnd.ANSWERED))
+        stored["outcome"] = RequestEnd(stored["outcome"])
         stored["neighbours"] = neighbours
         return cls(**stored)
 
 
-_LATER_FIELDS: Final = ("projection", "remarks")  # absent in records of version 0.1
 _ROUTING_FIELDS: Final = {each.name for each in fields(RoutingRecord)}
 _REQUEST_FIELDS: Final = tuple(
     each.name for each in fields(DecisionRecord) if each.name not in _ROUTING_FIELDS

@@ -75,8 +75,8 @@ class _CalibrationDrift:
 
     @property
     def applications(self) -> tuple[str, ...]:
-        """The applications with a drift state, and with one of an earlier version."""
-        return tuple(dict.fromkeys((*self.monitored.by_application, *self.alarms)))
+        """The applications with a drift state."""
+        return tuple(self.monitored.by_application)
 
 
 class DriftMonitor:
@@ -115,7 +115,7 @@ class DriftMonitor:
     def stale_reasons(self, calibration_id: str, application: str | None = None) -> tuple[str, ...]:
         """Why certificates are void: a reason for each stream that alarmed.
 
-        Alarms that an earlier version raised, without regard to applications, are alarms of all.
+        Alarms of a calibration without applications are alarms of all requests.
 
         Args:
             calibration_id: The calibration that decided.
@@ -241,7 +241,7 @@ class DriftMonitor:
             self._learn(current.id, decision.application, stored)
 
     def _update_judged(self, state: DriftState, judged: drift_statistics.JudgedQuery) -> None:
-        """Bet on a judged query; a state of an earlier version has no stream of critical scores."""
+        """Bet on a judged query, where the state has a stream for it."""
         risk = state.streams.get(drift_statistics.RISK)
         if isinstance(risk, RiskEProcess):
             risk.update(judged.loss)
@@ -274,7 +274,7 @@ class DriftMonitor:
         """Add this gateway's values to the state that all gateways share."""
         with self._updating(drift, application) as stored:
             for name, values in drift.pending.get(application, {}).items():
-                stream = stored.state.streams.get(name)  # None in an earlier version's state
+                stream = stored.state.streams.get(name)
                 if stream is not None and values:
                     drift_statistics.update(stream, values, self._rng)
             # Before the commit: if its result is unknown, the values are not added again. Added
@@ -291,9 +291,7 @@ class DriftMonitor:
         )
 
     def _new_state(self, drift: _CalibrationDrift, application: str) -> DriftState:
-        population = drift.monitored.by_application.get(application)
-        if population is None:  # alarms of an earlier version, which end with a reset
-            return DriftState(delta=self._false_alarm, streams={})
+        population = drift.monitored.by_application[application]
         return drift_statistics.new_drift_state(
             population.calibration,
             self._false_alarm,

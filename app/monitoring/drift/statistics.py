@@ -61,8 +61,8 @@ def new_drift_state(
     p_null is 1 - the largest score, so it would be the same bet twice. The set size of the rows
     depends on the threshold that the rows gave, so the sizes of queries are compared with each
     other. Without a finite threshold there is no risk to watch, and graded or weighted rows give
-    no exact law to test it against. Rows that an earlier version scored, and rows uploaded with
-    their own scores, have no embedding to compare.
+    no exact law to test it against. Rows uploaded with their own scores have no embedding to
+    compare.
 
     Rows that are one of each cluster, or of later turns, too, are not drawn like first turns, so
     these are compared with each other alone.

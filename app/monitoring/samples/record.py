@@ -51,8 +51,8 @@ class Sample:
             decision can be labelled.
         exchange: The request and its answers; None where requests are not stored.
         is_unreadable: They are stored, and no key of this start decrypts them.
-        answer_setup: Digest of the configuration by which answers have their classes; None in
-            samples of earlier versions.
+        answer_setup: Digest of the configuration by which answers have their classes; None: the
+            decision is no row of the promise `same_answer`.
     """
 
     decision_id: str

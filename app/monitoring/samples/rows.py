@@ -29,7 +29,7 @@ def labelled_rows(
     group_by: GroupBy,
     drawn: Collection[str],
     together: Collection[str] = (),
-    sampled_under: str = " ",
+    sampled_under: str = "",
     conditions_of: Callable[[str], Sequence[str] | None],
     stores_requests: bool,
     own: Collection[str],
@@ -43,7 +43,7 @@ def labelled_rows(
     These decisions are no rows:
 
     - only a part of the pool may or can serve the request, and no outage is the reason;
-    - it was made under another ``group_by``, or by version 0.1;
+    - it was made under another ``group_by``;
     - it was drawn when applications had other requests, or from a drawn application to whose
       requests the gateway added something else: those that are sent the same now, by what clients
       put into them, are no random sample;
@@ -80,9 +80,7 @@ def labelled_rows(
     """
 
     def is_of_population(decision: DecisionRecord) -> bool:
-        before, now = decision.sampled_under, sampled_under
-        if before is None:  # an earlier version stored it
-            return True
+        before, now = decision.sampled_under or "", sampled_under
         is_drawn = group_by == "application" and decision.group in drawn
         # Every request is sent again, or compared by itself, but for drawn ones.
         compared = 1 if any_pool or not is_drawn else 2
@@ -199,8 +197,6 @@ def _row(
         row["later"] = True
     if decision.turn is not None:
         row |= {"cluster": decision.conversation, "turn": decision.turn}
-    elif sample is not None and sample.conversation is not None:  # drawn by an earlier version
-        row["cluster"] = sample.conversation
     if conditions is not None:
         row["conditions"] = conditions
     name = "application" if decision.group_by == "application" else "group"

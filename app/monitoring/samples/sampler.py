@@ -58,7 +58,7 @@ class SamplerOptions:
     rates: Mapping[str, float] = field(default_factory=dict[str, float])
     together: Collection[str] = ()
     drawn: Collection[str] = ()
-    sampled_under: str = " "
+    sampled_under: str = ""
     pool: Sequence[str] = ()
     answer_setup: str | None = None
     cipher: Cipher | None = None

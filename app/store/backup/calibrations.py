@@ -2,12 +2,9 @@
 
 Beside the backup of a whole store there are two of its active calibration alone: the one that an
 artifact carries, and a gateway's own copy, from which it starts while its database is away.
-Decisions and feedback are not in a backup. A record never changes once it is stored, except that
-one of version 0.1 gets the digests of its conditions: at the first start of this version, or from a
-backup. A backup does not say what its rows were sent, so a record of version 0.1 that is restored
-without digests certifies nothing. So gateways may run:
-which calibrations are active is that of one moment, each calibration comes with the alarms of one
-moment, and what is stored after the beginning is not there.
+Decisions and feedback are not in a backup. A record never changes once it is stored, so gateways
+may run: which calibrations are active is that of one moment, each calibration comes with the alarms
+of one moment, and what is stored after the beginning is not there.
 """
 
 from __future__ import annotations
@@ -32,12 +29,7 @@ from app.store.backup.file import (
     writing,
 )
 from app.store.backup.result import RestoreResult
-from app.store.calibration_rows import (
-    forgo_digests,
-    is_same,
-    is_whole,
-    unify_digests,
-)
+from app.store.calibration_rows import is_whole
 from app.store.engine import insert_into, notify
 from app.store.schema import lock_schema
 from app.store.store_keys import take_over_keys
@@ -141,7 +133,7 @@ def _stored(store: Store, calibration_id: str, *, is_active: bool) -> StoredCali
 
 
 def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
-    """Add what the store lacks, all or nothing; what is there stays, but for missing digests.
+    """Add what the store lacks, all or nothing; what is there stays.
 
     Args:
         store: Where to.
@@ -161,10 +153,8 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
         for stored in backup.calibrations():
             found = _find(session, stored.row)
             if found is not None:
-                unify_digests(found, stored.row)
                 restored.there.append(stored.row.id)
             else:
-                forgo_digests(stored.row)
                 session.add(stored.row)
                 session.flush()
                 restored.added.append(stored.row.id)
@@ -181,7 +171,7 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
 
 def _find(session: Session, row: CalibrationRow) -> CalibrationRow | None:
     found = session.get(CalibrationRow, row.id, with_for_update={"key_share": True})
-    if found is not None and not (is_whole(found) and is_same(found, row)):
+    if found is not None and not (is_whole(found) and found.digest == row.digest):
         raise Conflict(f"calibration {row.id} is there with other content; nothing was changed")
     return found
 

@@ -46,7 +46,7 @@ class WatchMember(Frozen):
     since: str
     state: str
     raised: str
-    application: str = ""
+    application: str
 
 
 class RecordHeader(Frozen):
@@ -58,8 +58,7 @@ class RecordHeader(Frozen):
     document: str
     digest: str
     active: bool
-    watch: WatchMember | None  # of the calibration
-    watches: tuple[WatchMember, ...] = ()  # of its applications; earlier versions know none
+    watches: tuple[WatchMember, ...]
 
 
 class AnswerHeader(Frozen):
@@ -104,7 +103,7 @@ class MemberCounts(Frozen):
     active: int
     watches: int
     keys: int
-    answer_calibrations: int = 0
+    answer_calibrations: int
 
 
 class Manifest(Frozen):
@@ -116,7 +115,7 @@ class Manifest(Frozen):
     counts: MemberCounts
     calibrations: tuple[Member, ...]
     keys: tuple[Key, ...]
-    answer_calibrations: tuple[Member, ...] = ()  # earlier versions know none
+    answer_calibrations: tuple[Member, ...]
     # Only where an artifact carries it: which rows were shown, and the keys of their hashes.
     seen_rows: tuple[Member, ...] = ()
     seen_rows_keys: tuple[StoreKey, ...] = ()
@@ -157,7 +156,7 @@ class Writer:
     def add(self, stored: StoredCalibration) -> None:
         """Write one calibration."""
         row = stored.row
-        watches = [
+        watches = tuple(
             WatchMember(
                 since=each.since,
                 state=each.state,
@@ -165,7 +164,7 @@ class Writer:
                 application=each.application,
             )
             for each in stored.watches
-        ]
+        )
         header = RecordHeader(
             id=row.id,
             created_at=row.created_at,
@@ -173,8 +172,7 @@ class Writer:
             document=row.document,
             digest=row.digest,
             active=stored.active,
-            watch=next((each for each in watches if not each.application), None),
-            watches=tuple(each for each in watches if each.application),
+            watches=watches,
         )
         self._members.append(self._write(_CALIBRATIONS, header, row.arrays))
         self._active += stored.active
@@ -218,12 +216,11 @@ class Writer:
             seen_rows_keys=tuple(each.hex() for each in seen_rows_keys),
             samples_key=None if samples_key is None else samples_key.hex(),
         )
-        # Without calibrations that earlier versions do not know they can read it.
-        self._file.writestr(_MANIFEST, manifest.model_dump_json(indent=1, exclude_defaults=True))
+        self._file.writestr(_MANIFEST, manifest.model_dump_json(indent=1))
         return manifest
 
     def _write(self, folder: str, header: Header, arrays: bytes) -> Member:
-        line = header.model_dump_json(exclude_defaults=True).encode() + b"\n"
+        line = header.model_dump_json().encode() + b"\n"
         with self._file.open(f"{folder}/{header.id}", "w", force_zip64=True) as written:
             written.write(line)
             written.write(arrays)
@@ -373,6 +370,7 @@ def _decode(header: RecordHeader, arrays: bytes) -> StoredCalibration:
         arrays=arrays,
         digest=header.digest,
     )
-    found = (*((header.watch,) if header.watch else ()), *header.watches)
-    watches = tuple(WatchRow(calibration_id=header.id, **each.model_dump()) for each in found)
+    watches = tuple(
+        WatchRow(calibration_id=header.id, **each.model_dump()) for each in header.watches
+    )
     return StoredCalibration(row=row, active=header.active, watches=watches)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import Gateway, user
+from tests.kit.gateway import Gateway, user
 
 WHOLE_POOL = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
 

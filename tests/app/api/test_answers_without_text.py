@@ -11,20 +11,20 @@ import pytest
 
 from app.access.quotas import QuotaTicket
 from app.answering import streaming
-from tests.support.gateway import (
+from tests.kit.case import Shared
+from tests.kit.gateway import (
     ENVIRONMENT,
     ONE,
     POOL,
     TWO,
     UNANSWERABLE,
     Gateway,
-    Serve,
     configure,
     running,
     user,
 )
-from tests.support.waiting import wait_until
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 from .formats import CHAT, COMPLETIONS, EVERY_API, RESPONSES, WHOLE_POOL, Api
 
@@ -256,13 +256,13 @@ def test_a_refusal_of_the_whole_set_is_no_miss(
 @STREAMED
 @pytest.mark.parametrize("answer", [REASONING, FILTERED, BLANK, EMPTY, NOTHING])
 def test_where_the_only_member_has_no_answer_another_is_called(
-    serve: Serve, pool: FakePool, answer: Answer, stream: bool
+    shared: Shared, pool: FakePool, answer: Answer, stream: bool
 ) -> None:
     """`cover` calls one of two who are right together; its stream begins with an empty text.
 
     Reasoning has begun when it is sent, so a stream of it stays.
     """
-    gateway = serve(routing={"score": "cover"})
+    gateway = shared(routing={"score": "cover"}).gateway
     (chosen,) = gateway.route(TWO)["selected"]
     (other,) = {"adder", "speller"} - {chosen}
     set_answers(pool, chosen, answer)
@@ -301,10 +301,10 @@ def test_of_two_choices_one_may_be_filtered(gateway: Gateway, pool: FakePool, st
 
 
 def test_choices_of_one_meaning_are_found_behind_a_filtered_one(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """The text of an answer is that of its first choice that has one."""
-    gateway = serve(aggregation={"equality": "semantic"})
+    gateway = shared(aggregation={"equality": "semantic"}).gateway
     for name in POOL:
         set_answers(pool, name, FILTERED, text("seven"))
     assert sum(gateway.chat(ONE, WHOLE_POOL, n=2)["racer"]["votes"].values()) == 3
@@ -411,10 +411,10 @@ def test_white_space_without_end_is_not_held_without_end(
 @pytest.mark.parametrize("others", ["7", " "], ids=["replaced", "returned"])
 @STREAMED
 def test_a_blank_is_charged_once(
-    serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch, stream: bool, others: str
+    shared: Shared, pool: FakePool, monkeypatch: pytest.MonkeyPatch, stream: bool, others: str
 ) -> None:
     """With the answer that stands in for it, and alone."""
-    gateway = serve(routing={"score": "cover"})
+    gateway = shared(routing={"score": "cover"}).gateway
     (chosen,) = gateway.route(TWO)["selected"]
     for name in POOL:
         pool.say(name, others)
@@ -428,10 +428,10 @@ def test_a_blank_is_charged_once(
 
 
 def test_a_candidate_that_breaks_before_its_first_text_is_replaced(
-    serve: Serve, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """Its role was sent, then it failed: nothing had gone out, so another answers."""
-    gateway = serve(routing={"score": "cover"})
+    gateway = shared(routing={"score": "cover"}).gateway
     (chosen,) = gateway.route(TWO)["selected"]
     (other,) = {"adder", "speller"} - {chosen}
     pool.say(chosen, "", fault="cut")

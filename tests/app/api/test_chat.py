@@ -11,7 +11,7 @@ import pytest
 from racer_core.calibration.certificate import base_reason
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ONE,
     POOL,
     TWO,
@@ -23,8 +23,8 @@ from tests.support.gateway import (
     labelled,
     user,
 )
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 openai = LazyModule("openai")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.gateway import ONE, POOL, TWO, Gateway, Serve
-from tests.upstreams.scripted import FakePool, proposed
+from tests.kit.gateway import ONE, POOL, TWO, Gateway, Serve
+from tests.kit.upstream import FakePool, proposed
 
 from .formats import CHAT, WHOLE_POOL
 

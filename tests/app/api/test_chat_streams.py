@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from app.answering import streaming
-from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, candidates, user
-from tests.support.lazy import LazyModule
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, candidates, user
+from tests.kit.lazy import LazyModule
+from tests.kit.upstream import FakePool
 
 openai = LazyModule("openai")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ONE, Gateway, Serve, candidates
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, Gateway, Serve, candidates
+from tests.kit.upstream import FakePool
 
 from .formats import CHAT, COMPLETIONS, RESPONSES
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.gateway import Gateway, Serve, candidates
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import Gateway, Serve, candidates
+from tests.kit.upstream import FakePool
 
 
 def test_embeddings_come_from_the_candidate_that_is_named(gateway: Gateway, pool: FakePool) -> None:

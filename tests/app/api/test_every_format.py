@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway
-from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool, usage_of
+from tests.kit.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway
+from tests.kit.upstream import UPSTREAM_WORDS, FakePool, usage_of
 
 from .formats import CHUNKED_APIS, EVERY_API, MESSAGES, WHOLE_POOL, Api
 

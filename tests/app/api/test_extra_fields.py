@@ -9,8 +9,8 @@ import pytest
 from app.settings.limits import ExtraField
 from app.wire.candidate_payload import passed_through
 from racer_core.errors import InputError
-from tests.support.gateway import ONE, Serve, candidates
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, Serve, candidates
+from tests.kit.upstream import FakePool
 
 ALLOWED: list[ExtraField] = ["chat_template_kwargs", "guided_*", "priority", "structured_outputs"]
 THINKING = {"enable_thinking": False, "effort": "low", "budget": 0.5, "style": None}

@@ -14,7 +14,7 @@ from app.wire.messages.blocks import BLOCKS
 from app.wire.messages.format import Messages
 from app.wire.messages.request import REQUEST_FIELDS, chat_fields
 from racer_core.errors import InputError
-from tests.support.gateway import (
+from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ONE,
@@ -26,7 +26,7 @@ from tests.support.gateway import (
     labelled,
     user,
 )
-from tests.upstreams.scripted import FakePool
+from tests.kit.upstream import FakePool
 
 from .formats import MESSAGES, WHOLE_POOL
 

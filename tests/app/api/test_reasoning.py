@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.settings.aggregation import Aggregation
-from tests.support.gateway import ONE, TWO, Gateway, Serve
-from tests.upstreams.scripted import FakePool, proposed
+from tests.kit.gateway import ONE, TWO, Gateway, Serve
+from tests.kit.upstream import FakePool, proposed
 
 from .formats import EVERY_API, Api
 

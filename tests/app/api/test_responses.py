@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import ONE, POOL, TWO, Gateway
-from tests.upstreams.scripted import FakePool
+from tests.kit.gateway import ONE, POOL, TWO, Gateway
+from tests.kit.upstream import FakePool
 
 from .formats import RESPONSES, WHOLE_POOL
 
