@@ -728,21 +728,6 @@ def test_a_full_disk_is_one_sentence_and_the_run_can_go_on(
     assert label(questions, out=Path("/dev/null/rows.jsonl"))[0] == 1
 
 
-def test_without_ray_the_cluster_is_one_sentence(
-    label: Label, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exit code 2 and what to install; no candidate was called."""
-    for name in [each for each in sys.modules if each.startswith("app.tools.ray_batch")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    code, _, stderr = label(save(tmp_path / "q.jsonl"), ray="127.0.0.1:1")
-    assert (code, stderr) == (
-        2,
-        "racer: Ray is not installed: pip install 'racer-gateway[ray]'\n",
-    )
-    assert pool.requests == []
-
-
 # Mathematics ------------------------------------------------------------------------------------
 
 
