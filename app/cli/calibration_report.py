@@ -142,8 +142,6 @@ def warnings(evidence: Mapping[str, Any]) -> Iterator[str]:
             f"alpha {evidence['alpha']:.3g} was chosen after rows were seen: the bound that "
             f"certificates state is {bound}"
         )
-    if (evidence.get("weights") or {}).get("kind") == "estimated":
-        yield "the weights of the rows are estimated, which voids every certificate"
     if evidence.get("refused"):
         yield f"it was not activated: {evidence['refused']}"
 

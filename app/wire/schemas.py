@@ -246,10 +246,6 @@ class CalibrateOptions(BaseModel):
         description="Largest weight of any served query; rows with weights need it. Of sampled"
         " rows: and of the sampled requests of any conversation together.",
     )
-    reweight: bool = Field(
-        default=False,
-        description="Estimate weights for the recorded queries; approximate, voids certificates.",
-    )
     answer_risk_max: float | None = Field(
         default=None,
         gt=0,

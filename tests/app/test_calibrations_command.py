@@ -280,7 +280,6 @@ def test_the_sentence(changes: dict[str, object], shift: dict[str, float], words
     ("changes", "words"),
     [
         ({"overlap": 7, "overlap_voids": True}, "7 rows trained the router"),
-        ({"weights": {"kind": "estimated"}}, "weights of the rows are estimated"),
         ({"alpha_basis": "band", "risk_band": 0.15}, "that certificates state is 0.15"),
         ({"refused": "the mean set size changes"}, "not activated: the mean set size changes"),
     ],
