@@ -40,7 +40,7 @@ from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
-from app.store import CanaryTerms, Store, now
+from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.wire import bodies
@@ -164,7 +164,7 @@ class CalibrationService:
         expected_active_id: str | None,
         *,
         confirm: bool = False,
-        canary: CanaryTerms | None = None,
+        share: float | None = None,
     ) -> CalibrationRecord:
         """Make a stored record the active one, or a canary beside it.
 
@@ -172,7 +172,7 @@ class CalibrationService:
             calibration_id: The record.
             expected_active_id: The active one, if the caller knows it; empty: none.
             confirm: Activate it whatever the activation rule says.
-            canary: What it decides as a canary; None: it decides all, and a canary ends.
+            share: Of the requests that it decides as a canary; None: all, and a canary ends.
 
         Raises:
             ConfirmNeeded: The activation rule refuses it, and ``confirm`` is false.
@@ -191,7 +191,7 @@ class CalibrationService:
                 calibration_id,
                 expected_active_id,
                 self._setup,
-                canary,
+                share,
             )
             await self._calibration_sync.catch_up(record)
         return record

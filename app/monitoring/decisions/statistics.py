@@ -195,18 +195,6 @@ class DecisionStatistics:
                 if loss is not None and _draw(decision_id, json.loads(document), key) < lowest
             ]
 
-    def losses_at_all_rates(
-        self, calibration_ids: Sequence[str], application: str, since: str
-    ) -> list[float]:
-        """The losses of :meth:`losses`, and those that it leaves out so that there is one rate.
-
-        A list that only grows: no later rate takes one from it.
-        """
-        judged = _judged(calibration_ids, application, since)
-        with self._store.transaction() as session:
-            found = session.scalars(select(DecisionRow.loss).where(*judged))
-            return [loss for loss in found if loss is not None]
-
 
 def _draw(decision_id: str, document: Mapping[str, Any], key: bytes) -> float:
     """The number that drew a decision, by its id or by the turn of its conversation."""
