@@ -307,12 +307,6 @@ def test_qualities_and_weights_are_calibrated_and_measured():
     equal = rc.calibrate(scores, correct, weights=np.full(500, 2.0), max_weight=2.0)
     assert equal.lambda_hat() == rc.calibrate(scores, correct).lambda_hat()
     assert equal.certify().weights == "known"
-    estimated = rc.calibrate(
-        scores, correct, weights=np.full(500, 2.0), max_weight=2.0, are_weights_estimated=True
-    )
-    certificate = estimated.certify()
-    assert (certificate.weights, certificate.holds) == ("estimated", False)
-    assert certificate.reasons == ("weights_estimated",)
 
 
 def test_rows_that_promise_nothing_are_refused_as_by_the_gateway():

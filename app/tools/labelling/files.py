@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self, cast
 
-from app.tools.labelling.answer_store import Answer
+from app.tools.labelling.answer import Answer
 from app.tools.labelling.append_only import append, json_line, lock, repair_tail, whole_lines
 from app.tools.labelling.confidences import AnswerConfidences, RatingPlan
 from app.tools.labelling.question_keys import digest, line_key, question_key, row_key
@@ -41,7 +41,7 @@ _BEGINNINGS = (
 
 
 class LabelFiles:
-    """Both files, locked for one run: an ``AnswerStore`` on disk.
+    """Both files, locked for one run.
 
     Args:
         out: The rows.
