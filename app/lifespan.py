@@ -17,7 +17,7 @@ from app.access.quotas import Quotas
 from app.access.typical_usage import TypicalUsage
 from app.answering.answer_cache import AnswerCaches
 from app.answering.chat_services import ChatServices
-from app.answering.costs import Costs
+from app.answering.cost_meter import Costs
 from app.answering.evidence import EvidenceChecks
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.shadow_calls import ShadowCalls
@@ -26,39 +26,36 @@ from app.answering.token_count import TokenCounter
 from app.artifact_watch import ArtifactWatch
 from app.calibrations.carried import read_carried, take_over
 from app.calibrations.mean_levels import MeanLevels
-from app.calibrations.sampled_scores import SampledScores
 from app.calibrations.service import CalibrationService, setup_digest
-from app.calibrations.thinning import RateInForce
+from app.calibrations.thinning import RateInForce, SampledScores
 from app.errors import StoreUnavailable
 from app.judging.math_pool import DEADLINE_S, MathPool
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
-from app.monitoring.population_digests import are_read_alike, population_digests
 from app.monitoring.samples.checker import Checkers
 from app.monitoring.samples.rechecks import Rechecks
+from app.monitoring.samples.rows import are_read_alike, population_digests
 from app.monitoring.samples.sampler import SamplerOptions
 from app.monitoring.samples.store import SampleStore
 from app.reload import Load, Reload
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Applications
-from app.routing.artifact import LoadedRouter, open_racer, open_trained
-from app.routing.artifact_files import fetch
+from app.routing.artifact_files import LoadedRouter, fetch, open_racer, open_trained
 from app.routing.calibration_copy import CalibrationCopies, CalibrationCopy
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.encoder_process import EncoderClient
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.groups import Grouping
-from app.routing.rounds_plan import AnswerCalibrations, answer_setup
 from app.routing.scorer import RouterBackend
+from app.same_answer.calibrations import AnswerCalibrations, answer_setup
 from app.same_answer.calibrator import AnswerCalibrator
 from app.services import PARTS, Drain, RouterServices, Services, StoreServices
 from app.settings import Secrets, Settings
 from app.store import KeyPurpose, Store
 from app.store.encryption import Cipher
-from app.telemetry.loop_lag import LoopLag
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics import LoopLag, Metrics
 from app.telemetry.tracing import open_tracer
 from app.ui.assets import Assets
 from app.upstream.fleet import Fleet
@@ -364,7 +361,7 @@ async def _open_store(
             store,
             key=samples_key,
             setup=setup,
-            show=monitor.show_answers,
+            show=monitor.metrics.show_answers,
             typical_usage=typical_usage,
         )
         await stack.enter_async_context(answers)

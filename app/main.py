@@ -15,8 +15,7 @@ from app.concurrency.client_disconnect import ClientDisconnected
 from app.http.access_control import AccessControl
 from app.http.admission_queue import AdmissionQueue
 from app.http.handler_dispatch import ErrorHandler, HandlerDispatch
-from app.http.request_log import RequestLog
-from app.http.tracing import RequestTracing
+from app.http.request_log import RequestLog, RequestTracing
 from app.services import Services
 from app.settings import Secrets, Settings
 from app.wire import error_envelope

@@ -20,7 +20,7 @@ from app.api.routes import ROUTES
 from app.errors import ReloadRefused, SettingsError
 from app.http.connection import Connection, ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
-from app.http.refused_connections import RefusedConnections
+from app.http.refusals import RefusedConnections
 from app.lifespan import open_services
 from app.main import create_gateway
 from app.reload import Load, Reload

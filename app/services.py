@@ -11,7 +11,7 @@ from app.access.budgets import Budgets
 from app.access.quotas import Quotas
 from app.access.typical_usage import TypicalUsage
 from app.answering.chat_services import ChatServices
-from app.answering.costs import Costs
+from app.answering.cost_meter import Costs
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.answering.spending import Spending
@@ -19,16 +19,15 @@ from app.answering.token_count import TokenCounter
 from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
-from app.monitoring.answer_progress import rows_needed
 from app.monitoring.monitor import Monitor
 from app.reload import Reload
-from app.routing.active_calibration import ActiveCalibration
+from app.routing.active_calibration import ActiveCalibration, Canary
 from app.routing.applications import Applications
-from app.routing.artifact import LoadedRouter
+from app.routing.artifact_files import LoadedRouter
 from app.routing.calibration_sync import CalibrationSync
-from app.routing.canary import Canary
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
+from app.same_answer.calibration import rows_needed
 from app.same_answer.calibrator import AnswerCalibrator
 from app.settings import DEFAULT, Secrets, Settings
 from app.store import Store

@@ -8,7 +8,7 @@ from functools import partial
 
 from app.answering.answer_cache import AnswerCaches
 from app.answering.answer_forms import AnswerReader, Embed
-from app.answering.costs import Costs
+from app.answering.cost_meter import Costs
 from app.answering.evidence import EvidenceChecks
 from app.answering.repeats import Repeats
 from app.answering.service import ChatService
@@ -17,15 +17,15 @@ from app.answering.spending import Spending
 from app.judging.math_pool import MathPool
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
-from app.routing.artifact import LoadedRouter
+from app.routing.artifact_files import LoadedRouter
 from app.routing.candidate_choice import CandidateChooser
 from app.routing.conditions import ConditionReader
 from app.routing.fallback import FallbackRouting
 from app.routing.groups import Grouping
 from app.routing.request import Routing
-from app.routing.rounds_plan import AnswerCalibrations
 from app.routing.row_selection import RowSelector
 from app.routing.service import RoutingService
+from app.same_answer.calibrations import AnswerCalibrations
 from app.same_answer.routing import SameAnswerRouting
 from app.settings import Settings
 from app.telemetry.metrics import Metrics

@@ -14,20 +14,26 @@ as much as the candidates that were called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, Self
+
+import numpy as np
+from cachetools import LRUCache
 
 from app.access.typical_usage import TypicalUsage
-from app.answering.request_cost import CallCost, CallsCost, RequestCost
 from app.answering.token_usage import TokenMeter, prompt_tokens, written_tokens
 from app.errors import UpstreamError
 from app.judging.evaluator import UNRATED, Ratings
 from app.routing.decision import CertifiedDecision
-from app.upstream.failures import may_be_charged
+from app.settings import Settings
+from app.store.calibration_record import CalibrationRecord
+from app.telemetry.metrics import Metrics
 from app.upstream.reply import Reply
+from app.upstream.retries import may_be_charged
 from app.wire import parsing
-from racer_core.prices import MeanUsage, Price, Usage, microseconds
+from racer_core.prices import MeanUsage, Price, Usage, as_number, as_text, microseconds
 
 _SLACK: Final = 2  # times the worst case, for tokenizers and templates that are not known,
 _SLACK_TOKENS: Final = 10_000  # and for what a server adds to a prompt
@@ -267,3 +273,182 @@ def _rating_usage(ratings: Ratings) -> Usage:
         calls=ratings.calls,
         is_estimated=ratings.is_estimated or not usage or bool(ratings.failures),
     )
+
+
+# Costs of requests under one configuration: its prices, and the counters of what was paid.
+
+_Accuracies = Mapping[str, float]
+
+
+class Costs:
+    """The prices in force, and what is paid by them.
+
+    Args:
+        settings: The configuration; every candidate has a price.
+        typical: What calls usually take; it outlives a configuration.
+        metrics: Where costs are counted.
+    """
+
+    def __init__(self, settings: Settings, typical: TypicalUsage, metrics: Metrics) -> None:
+        self._prices = settings.exact_prices
+        self._currency = settings.currency
+        self._typical = typical
+        self._metrics = metrics
+        self._accuracies: LRUCache[tuple[str, int], _Accuracies] = LRUCache(64)
+
+    @classmethod
+    def of(cls, settings: Settings, typical: TypicalUsage, metrics: Metrics) -> Self | None:
+        """None if candidates have no prices."""
+        return cls(settings, typical, metrics) if settings.exact_prices else None
+
+    def meter(self, fields: Mapping[str, Any], application: str | None = None) -> CostMeter:
+        """A meter for one request.
+
+        Args:
+            fields: What candidates are sent.
+            application: The application; None: it has none.
+        """
+        return CostMeter(
+            prices=self._prices,
+            currency=self._currency,
+            typical=self._typical,
+            fields=fields,
+            application=application,
+            best_of=self._best_of,
+        )
+
+    def book(self, cost: RequestCost, application: str | None, pool: str | None) -> None:
+        """Count the cost of one request.
+
+        Args:
+            cost: The cost.
+            application: Its application; None: it has none.
+            pool: The configured pool that it names; None: it names none.
+        """
+        labels = application or "", pool or ""
+        for call in cost.calls:
+            self._metrics.cost_of(*labels, call.candidate).inc(as_number(call.amount))
+        for name, each in cost.alternatives.items():
+            self._metrics.alternative_cost_of(*labels, name).inc(as_number(each.amount))
+
+    def book_shadow(self, meter: CostMeter, application: str | None) -> None:
+        """Count the cost of the calls that complete a sampled request."""
+        for call in meter.calls():
+            counter = self._metrics.shadow_cost_of(application or "", call.candidate)
+            counter.inc(as_number(call.amount))
+
+    def _best_of(self, routed: CertifiedDecision) -> str | None:
+        """The candidate that is right most often on the rows that decided; None: there are none.
+
+        Under the promise `same_answer` the most reliable by agreement.
+        """
+        if routed.rounds is not None:
+            policy = routed.rounds.calibration.policy
+            accuracies = dict(zip(policy.pool, policy.reliabilities, strict=True))
+        elif routed.record is not None:
+            key = routed.record.id, routed.population
+            if key not in self._accuracies:
+                self._accuracies[key] = _accuracies_of(routed.record, routed.population)
+            accuracies = self._accuracies[key]
+        else:
+            return None
+        return max(routed.certificate.pool, key=lambda name: accuracies.get(name, 0.0))
+
+
+def _accuracies_of(record: CalibrationRecord, population: int) -> _Accuracies:
+    """How often each candidate is right on these rows, or how good its answers are."""
+    rows = record.populations[population].calibration
+    right = rows.labels if rows.quality is None else rows.quality
+    means = np.average(right, axis=0, weights=rows.weights)
+    return dict(zip(rows.pool, means.tolist(), strict=True))
+
+
+# The cost of a request: its calls, and what other calls would have cost. Wire form and header.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCost:
+    """The cost of a call or of a failed attempt; of an evaluator's calls together."""
+
+    candidate: str
+    usage: Usage
+    amount: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form: the cost is the candidate's price times the other numbers."""
+        usage = self.usage
+        return {
+            "candidate": self.candidate,
+            "cost": as_number(self.amount),
+            "input_tokens": usage.input_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "output_tokens": usage.output_tokens,
+            "seconds": usage.microseconds / 1e6,
+            "calls": usage.calls,
+            "estimated": usage.is_estimated,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsCost:
+    """The cost of several calls together.
+
+    Attributes:
+        amount: The cost.
+        is_estimated: Some of the calls were not made, or their usage is not known.
+        candidate: The only candidate; None: there may be more.
+    """
+
+    amount: int
+    is_estimated: bool
+    candidate: str | None = None
+
+    @classmethod
+    def of(cls, calls: Sequence[CallCost], candidate: str | None = None) -> Self:
+        """The cost of these calls."""
+        return cls(
+            amount=sum([call.amount for call in calls]),
+            is_estimated=any([call.usage.is_estimated for call in calls]),
+            candidate=candidate,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        named = {} if self.candidate is None else {"candidate": self.candidate}
+        return named | {"cost": as_number(self.amount), "estimated": self.is_estimated}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestCost:
+    """The cost of one request.
+
+    Attributes:
+        currency: That of all amounts.
+        calls: The calls that were made.
+        alternatives: What other calls would have cost, by name: ``everyone``, ``best_single``,
+            ``reference``; without those that cannot be estimated.
+    """
+
+    currency: str
+    calls: Sequence[CallCost]
+    alternatives: Mapping[str, CallsCost]
+
+    @cached_property
+    def total(self) -> CallsCost:
+        """All calls together."""
+        return CallsCost.of(self.calls)
+
+    @property
+    def header(self) -> str:
+        """The value of ``x-racer-cost``."""
+        estimated = "; estimated" if self.total.is_estimated else ""
+        return f"{as_text(self.total.amount)} {self.currency}{estimated}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form, which the decision record keeps too."""
+        return {
+            "currency": self.currency,
+            **self.total.as_json(),
+            "calls": [call.as_json() for call in self.calls],
+            "alternatives": {name: each.as_json() for name, each in self.alternatives.items()},
+        }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from app.answering.costs import Costs
+from app.answering.cost_meter import Costs
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome
 from app.answering.request import RequestState
@@ -12,8 +12,7 @@ from app.answering.shadow_calls import ShadowCall, ShadowCalls
 from app.answering.token_usage import answer_tokens, prompt_tokens
 from app.monitoring.decisions.record import DecisionRecord, RequestEnd
 from app.monitoring.monitor import Monitor
-from app.routing.certificate import ServedCertificate
-from app.routing.decision import CertifiedDecision
+from app.routing.decision import CertifiedDecision, ServedCertificate
 from app.routing.request import RoutingRequest
 from app.settings import GroupBy
 from app.telemetry.metrics import Metrics

@@ -10,8 +10,8 @@ from typing import Any
 from app.answering.evidence import EvidenceChecks
 from app.answering.fan_out import FanOutResult, fan_out
 from app.answering.request import RequestState
+from app.answering.rounds import UsualLatencies
 from app.answering.spending import Spending
-from app.answering.usual_latency import UsualLatencies
 from app.routing.decision import ChosenBy
 from app.routing.request import Routing
 from app.settings import Settings

@@ -20,12 +20,11 @@ from prometheus_client import Counter
 
 from app.answering.request import InferenceRequest
 from app.errors import CheckerUnavailable, SettingsError, UpstreamError, UpstreamOverloaded
-from app.judging.checker_calls import CheckerCall, FunctionChecker, UrlChecker
+from app.judging.checker_calls import CheckerCall, FailureWarnings, FunctionChecker, UrlChecker
 from app.judging.rater import Rater
-from app.monitoring.failure_warnings import FailureWarnings
 from app.monitoring.samples.checker import checker_document
 from app.settings import EvaluatorModel, Evidence, Secrets, Settings
-from app.settings.evidence import judge_name
+from app.settings.same_answer import judge_name
 from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
 from racer_core.aggregation.vote import Weight

@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any
 
 from app.access.budgets import Reservation
-from app.answering.cost_meter import CostMeter
-from app.answering.costs import Costs
-from app.answering.request_cost import RequestCost
+from app.answering.cost_meter import CostMeter, Costs, RequestCost
 from app.answering.spending import Spending
 from app.answering.token_usage import TokenMeter, answer_tokens, prompt_tokens
 from app.concurrency.background_stream import BackgroundStream

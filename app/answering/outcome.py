@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from app.answering.cost_meter import RequestCost
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
-from app.answering.request_cost import RequestCost
 from app.judging.evaluator import UNRATED, Ratings
 from app.monitoring.decisions.record import RequestEnd
 from app.monitoring.samples.draw import ConversationTurn
-from app.routing.certificate import ServedCertificate
-from app.routing.decision import CertifiedDecision
+from app.routing.decision import CertifiedDecision, ServedCertificate
 from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
 from app.upstream.reply import Reply

@@ -16,17 +16,16 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from app.answering.fan_out import FanOutResult
-from app.answering.usual_latency import UsualLatencies
 from app.answering.vote import Vote
 from app.judging.evaluator import Ratings
-from app.routing.answer_guarantee import MadeCalls
-from app.routing.decision import CertifiedDecision
+from app.routing.decision import CertifiedDecision, MadeCalls
 from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
 from app.routing.rounds_plan import RoundsPlan
@@ -36,6 +35,31 @@ from racer_core.aggregation.semantic import Meaning
 from racer_core.sequential.serving import StopReason
 from racer_core.sequential.verdicts import NO_VERDICT
 from racer_core.types import Aggregate
+
+# Usual latencies of candidates by application: how long their latest answers took. Has no clock.
+#
+# Applications differ in the length of answers. Three late answers that arrive make an overload
+# usual; calls that hang, and are cancelled, count for nothing.
+
+KEPT: Final = 100  # answers
+
+
+class UsualLatencies:
+    """The durations of the last ``KEPT`` answers of each candidate to each application."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str | None, str], deque[float]] = {}
+
+    def record(self, application: str | None, candidate: str, seconds: float) -> None:
+        """Note an answer that arrived."""
+        kept = self._seconds.setdefault((application, candidate), deque(maxlen=KEPT))
+        kept.append(seconds)
+
+    def usual_s(self, application: str | None, candidate: str) -> float | None:
+        """Seconds that all answers but the slowest one in fifty took; None: too few are known."""
+        found = self._seconds.get((application, candidate), ())
+        return sorted(found)[-1 - KEPT // 50] if len(found) == KEPT else None
+
 
 log = logging.getLogger(__name__)
 

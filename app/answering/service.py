@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from app.answering.answer_forms import AnswerReader
-from app.answering.costs import Costs
+from app.answering.cost_meter import Costs
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.evidence import EvidenceChecks
@@ -21,16 +21,15 @@ from app.answering.outcome import Outcome
 from app.answering.repeats import Repeats, keep, repeated, repeated_events
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.request_router import RequestRouter
+from app.answering.rounds import UsualLatencies
 from app.answering.shadow_calls import ShadowCalls
 from app.answering.spending import Spending
 from app.answering.streaming import OpenStream, Streaming, repeated_stream, whole_stream
-from app.answering.usual_latency import UsualLatencies
 from app.errors import UpstreamError
 from app.judging.evaluator import Evaluator
 from app.monitoring.decisions.record import RequestEnd
 from app.monitoring.monitor import Monitor
-from app.routing.request import Routing, RoutingRequest
-from app.routing.risk_levels import RiskLevels
+from app.routing.request import RiskLevels, Routing, RoutingRequest
 from app.same_answer.routing import SameAnswerRouting
 from app.settings import Settings
 from app.telemetry.metrics import Metrics

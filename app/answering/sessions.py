@@ -20,8 +20,7 @@ from typing import Final
 from cachetools import TTLCache
 
 from app.answering.request import InferenceRequest
-from app.routing.conversations import ConversationTerms, SessionTurn
-from app.routing.decision import CertifiedDecision
+from app.routing.decision import CertifiedDecision, ConversationTerms, SessionTurn
 from racer_core.calibration.kept_order import Continuation
 from racer_core.records.conversation import turn_sizes
 from racer_core.records.request import conversation_of

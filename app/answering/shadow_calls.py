@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.answering.answer_forms import AnswerReader
-from app.answering.cost_meter import CostMeter
-from app.answering.costs import Costs
+from app.answering.cost_meter import CostMeter, Costs
 from app.answering.evidence import EvidenceChecks
 from app.answering.request import InferenceRequest
 from app.concurrency.background_queue import BackgroundQueue

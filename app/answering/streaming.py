@@ -13,9 +13,8 @@ from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome, stream_headers, used
-from app.answering.repeats import keep
+from app.answering.repeats import StreamRecording, keep
 from app.answering.request import RequestState
-from app.answering.stream_recording import StreamRecording
 from app.answering.token_usage import TokenMeter
 from app.concurrency.background_stream import BackgroundStream
 from app.errors import UpstreamError

@@ -16,14 +16,13 @@ from app.wire import parsing
 from app.wire.event_template import Piece, TextEvent
 from app.wire.format import ApiFormat
 
-CHARS_PER_TOKEN: Final = 4
 _READ: Final = ("messages", "prompt", "input", "instructions", "tools", "functions")
 
 
 def prompt_tokens(fields: Mapping[str, Any]) -> int:
     """Estimated tokens of the prompt in these fields."""
     chars = sum(parsing.text_length(fields.get(name)) for name in _READ)
-    return math.ceil(chars / CHARS_PER_TOKEN)
+    return math.ceil(chars / parsing.CHARS_PER_TOKEN)
 
 
 def answer_tokens(fields: Mapping[str, Any], reply: Reply) -> int:
@@ -40,7 +39,7 @@ def written_tokens(reply: Reply) -> int:
         parsing.text_length(choice.text) + parsing.text_length(list(choice.tool_calls))
         for choice in reply.choices
     )
-    return math.ceil(chars / CHARS_PER_TOKEN)
+    return math.ceil(chars / parsing.CHARS_PER_TOKEN)
 
 
 class TokenMeter:
@@ -99,7 +98,7 @@ class TokenMeter:
     @property
     def written(self) -> int:
         """Estimated tokens of the answer so far: one for each event, or for four characters."""
-        return max(self._events, math.ceil(self._chars / CHARS_PER_TOKEN))
+        return max(self._events, math.ceil(self._chars / parsing.CHARS_PER_TOKEN))
 
     @contextlib.contextmanager
     def charging(self, spend: Callable[[int], None]) -> Generator[None]:

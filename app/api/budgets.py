@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
-from app.api.caller import caller_of
 from app.api.openapi import KEYED, errors
+from app.api.respond import caller_of
 from app.errors import NotFound
 from app.route_table import Routes
 from app.services import Services

@@ -11,12 +11,12 @@ from typing import Any, Final
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from app.api.caller import caller_of
 from app.api.openapi import BODY, EVENTS, KEYED, content, errors, inline
+from app.api.respond import caller_of
 from app.calibrations.jobs import Job
 from app.calibrations.upload import receive, spool_folder
 from app.route_table import JsonBody, Routes
-from app.routing.canary import Canary
+from app.routing.active_calibration import Canary
 from app.services import Services
 from app.store import Summary
 from app.wire import bodies, sse

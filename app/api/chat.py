@@ -13,8 +13,10 @@ from app.routing import query
 from app.services import Services
 from app.wire.candidate_payload import request_fields
 from app.wire.chat import Chat
-from app.wire.request_limits import check_fields
-from app.wire.schemas import ChatRequest, RacerOptions
+from app.wire.completions import Completions
+from app.wire.request_limits import check_fields, texts
+from app.wire.responses import Responses
+from app.wire.schemas import ChatRequest, CompletionRequest, RacerOptions, ResponsesRequest
 
 routes = Routes("openai")
 
@@ -49,6 +51,87 @@ async def chat_completions(request: Request, services: Services) -> Response:
         stream=bool(body.stream),
         query=lambda application: query.of_body(
             fields, Chat.path, services.conditions.read(fields), settings, application
+        ),
+    )
+    return await respond(request, services, parsed)
+
+
+# POST /v1/completions: OpenAI-compatible text completions.
+
+COMPLETION_BODY: Final = JsonBody(CompletionRequest)
+
+
+@routes.add(
+    "POST",
+    "/v1/completions",
+    role="data",
+    body=COMPLETION_BODY,
+    is_traced=True,
+    summary="Text completion by a calibrated set of candidates",
+    responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
+)
+async def completions(request: Request, services: Services) -> Response:
+    """Routing needs one text as the prompt; a named candidate accepts any prompt of its server."""
+    settings = services.settings
+    body, raw = await COMPLETION_BODY.read(request, settings.limits)
+    fields = request_fields(raw, Completions.path, allowed=settings.limits.extra_fields)
+    if body.model in settings.pool and body.stream_options is not None:
+        fields["stream_options"] = body.stream_options
+    check_fields(fields, settings.limits)
+    parsed = ParsedRequest(
+        api_format=Completions(
+            n=texts(body.prompt) * (fields.get("n") or 1),
+            include_usage=bool((body.stream_options or {}).get("include_usage")),
+        ),
+        model=body.model,
+        fields=fields,
+        options=body.racer or RacerOptions(),
+        stream=bool(body.stream),
+        query=lambda application: query.of_body(
+            fields,
+            Completions.path,
+            services.conditions.read(fields, Completions.path),
+            settings,
+            application,
+        ),
+    )
+    return await respond(request, services, parsed)
+
+
+# POST /v1/responses: OpenAI-compatible responses, stateless.
+#
+# Each request has the whole conversation.
+
+RESPONSE_BODY: Final = JsonBody(ResponsesRequest)
+
+
+@routes.add(
+    "POST",
+    "/v1/responses",
+    role="data",
+    body=RESPONSE_BODY,
+    is_traced=True,
+    summary="Response by a calibrated set of candidates",
+    responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
+)
+async def responses(request: Request, services: Services) -> Response:
+    """Candidates must serve this API themselves, as vLLM does."""
+    settings = services.settings
+    body, raw = await RESPONSE_BODY.read(request, settings.limits)
+    fields = request_fields(raw, Responses.path, allowed=settings.limits.extra_fields)
+    check_fields(fields, settings.limits)
+    parsed = ParsedRequest(
+        api_format=Responses(),
+        model=body.model,
+        fields=fields,
+        options=body.racer or RacerOptions(),
+        stream=bool(body.stream),
+        query=lambda application: query.of_body(
+            fields,
+            Responses.path,
+            services.conditions.read(fields, Responses.path),
+            settings,
+            application,
         ),
     )
     return await respond(request, services, parsed)

@@ -6,9 +6,8 @@ from typing import Final
 
 from fastapi import Request, Response
 
-from app.api.caller import caller_of
 from app.api.openapi import BODY, CALLS, KEYED, errors
-from app.api.respond import check_candidate
+from app.api.respond import caller_of, check_candidate
 from app.concurrency.client_disconnect import unless_disconnected
 from app.errors import NotFound
 from app.route_table import JsonBody, Routes

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.caller import caller_of
 from app.api.openapi import BODY, KEYED, errors
+from app.api.respond import caller_of
 from app.monitoring.decisions.feedback import verdicts_as_json
 from app.route_table import JsonBody, Routes
 from app.services import Services

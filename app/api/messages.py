@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from fastapi import Request, Response
 
-from app.api.caller import caller_of
 from app.api.openapi import BODY, CALLS, EVENTS, KEYED, MESSAGES_ENVELOPE, content, errors
-from app.api.respond import ParsedRequest, candidates_of, respond
+from app.api.respond import ParsedRequest, caller_of, candidates_of, respond
 from app.concurrency.client_disconnect import unless_disconnected
 from app.route_table import JsonBody, Routes
 from app.routing import query

@@ -9,9 +9,9 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.caller import caller_of
 from app.api.feedback import MAX_BYTES, DecisionId
 from app.api.openapi import BODY, KEYED, content, errors
+from app.api.respond import caller_of
 from app.errors import NotFound
 from app.monitoring.decisions.feedback import verdicts_as_json
 from app.route_table import JsonBody, Routes

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from fastapi import Request
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from app.access.api_keys import Caller
 from app.answering.named_candidate import NamedCandidateRequest
 from app.answering.request import InferenceRequest
-from app.api.caller import caller_of
 from app.api.models import unknown_model
 from app.concurrency.background_stream import BackgroundStream
 from app.concurrency.client_disconnect import ClientDisconnected, unless_disconnected
@@ -262,3 +263,11 @@ class _EventStream(StreamingResponse):
             self._metrics.client_disconnects.inc()
         finally:
             await self._events.stop()
+
+
+# Caller of a request, as the access control middleware found it.
+
+
+def caller_of(request: Request) -> Caller:
+    """Return the caller of a request that passed access control."""
+    return request.scope["state"]["caller"]

@@ -12,9 +12,8 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from app.answering.request import InferenceRequest
-from app.api.caller import caller_of
 from app.api.openapi import BODY, CALLS, KEYED, errors
-from app.api.respond import application_of, note_answer, note_prompt
+from app.api.respond import application_of, caller_of, note_answer, note_prompt
 from app.concurrency.client_disconnect import unless_disconnected
 from app.route_table import JsonBody, Routes
 from app.routing import query

@@ -9,18 +9,30 @@ answer.
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
+import os
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, overload
+from dataclasses import astuple, dataclass, field, replace
+from hashlib import blake2b
+from typing import Any, BinaryIO, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.aggregation.batch import ClassArray
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.batch import ClassArray, row_classes
+from racer_core.aggregation.reasoning import Markers, ReasoningFilter
+from racer_core.calibration.shadow import sampling_number
 from racer_core.prices import MeanUsage
-from racer_core.records.units import turns_in_order
-from racer_core.types import BoolArray, FloatArray, RowsKind
+from racer_core.records.conversation import WITHOUT_SYSTEM, RoutedText, fingerprint, turn_sizes
+from racer_core.records.left_out import Passage
+from racer_core.records.request import row_identity, row_text, row_turns
+from racer_core.records.units import sampled_unit, turns_in_order
+from racer_core.records.usage import UsageMeans
+from racer_core.records.whole_conversations import WholeConversations
+from racer_core.types import BoolArray, FloatArray, LabelledRow, RowsKind
 
 _ROUNDING: Final = 1e-9  # of a sum of weights
 
@@ -306,3 +318,366 @@ class RowColumns:
             answered_by=None if self.answered_by is None else self.answered_by[rows],
             turns=None if self.turns is None else self.turns.take(rows),
         )
+
+
+# Column files: labelled rows written column by column by one process and read by another.
+#
+# One file holds the queries' texts, the other one all arrays.
+
+PRINT_BYTES: Final = 16
+_HASH_BYTES: Final = 8
+_CHUNK: Final = 1 << 14
+
+
+class ColumnWriter:
+    """Takes rows one by one, and writes their columns.
+
+    Args:
+        pool: The candidates, in the order of the columns.
+        texts: Where to write the queries.
+        equality: When two answers are the same; None leaves answers out.
+        markers: Around reasoning in answers.
+        salt: Salt of the fingerprints.
+        store_keys: Keys of the queries' hashes, the store's own first.
+        text: What the router reads of a conversation.
+        own_texts: What it reads in applications that have a text of their own.
+        leave_out: What it does not read in applications that say so.
+        query_chars: How many characters of a text the router reads.
+        training_chars: Characters of the longest text of training; None: unknown.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: tuple[str, ...],
+        texts: BinaryIO,
+        equality: Equality | None,
+        markers: Markers,
+        salt: str,
+        store_keys: Sequence[str],
+        samples_key: bytes,
+        text: RoutedText,
+        own_texts: Mapping[str, RoutedText],
+        leave_out: Mapping[str, Sequence[Passage]],
+        query_chars: int,
+        training_chars: int | None,
+    ) -> None:
+        self._pool = pool
+        self._query_chars = query_chars
+        self._training_chars = training_chars
+        self._salt = salt
+        self._store_keys = [each.encode() for each in store_keys]
+        self._samples_key = samples_key
+        self._text: RoutedText = text
+        self._own_texts = own_texts
+        self._leave_out = leave_out
+        self._prints = bytearray()
+        self._overlap_prints = bytearray()
+        self._identities = bytearray()
+        self._query_hashes = bytearray()
+        self._texts = texts
+        self._equality = equality
+        self._reasoning = ReasoningFilter(markers)
+        self._unknown = [float("nan")] * len(pool)
+        self._unanswered = [-1] * len(pool)
+        self._ends = array("q")
+        self._end = 0
+        self._labels = bytearray()
+        self._scores = array("d")
+        self._quality = array("d")
+        self._is_graded = False
+        self._weights = array("d")
+        self._group_ids = array("l")
+        self._groups: dict[str, int] = {}
+        self._cluster_ids = array("l")
+        self._clusters: dict[str, int] = {}
+        self._conversation_ids = array("l")
+        self._conversations: dict[str, int] = {}
+        self._turn_numbers = array("l")
+        self._turn_sizes = array("d")
+        self._whole = WholeConversations(query_chars)
+        self._classes = array("h")
+        self._answered = bytearray()
+        self._later = bytearray()
+        self._unlabelled = bytearray()
+        self._draws = array("d")
+        self._decision_ids: list[bytes] = []
+        self._sample_prints = bytearray()
+        self._judged = array("b")
+        self._is_judged = False
+        self._unjudged: int | None = None
+        self._judge: str | None = None
+        self.other_judge: tuple[int, str, str] | None = None
+        self._condition_ids = array("l")
+        self._conditions: dict[tuple[str, ...], int] = {}
+        self._usage = UsageMeans()
+
+    def add(self, row: LabelledRow) -> None:
+        """Add a row."""
+        self._usage.add(row)
+        read = self._own_texts.get(row.group or "", self._text)
+        left_out = self._leave_out.get(row.group or "", ())
+        text = row_text(row, read, left_out)
+        query = text[: self._query_chars]
+        self._end += self._texts.write(query.encode())
+        self._ends.append(self._end)
+        # A row that brings scores has no query, but needs a fingerprint for its smoothing noise.
+        name = query or f"\0row {len(self._answered)}"
+        found = fingerprint(self._salt, name)
+        self._prints += found
+        cut = name
+        if (trained := WITHOUT_SYSTEM[read]) != read:  # training reads no system prompts
+            cut = row_text(row, trained, left_out)
+            cut = cut[: self._training_chars or self._query_chars] or name
+        elif self._training_chars is not None:
+            cut = text[: self._training_chars] or name
+        self._overlap_prints += found if cut == name else fingerprint(self._salt, cut)
+        identity = row_identity(row.query, row.earlier, row.request, plain=True) or name
+        self._identities += blake2b(identity.encode(), digest_size=PRINT_BYTES).digest()
+        asked = row_identity(row.query, row.earlier, None, plain=True)
+        asked = asked or f"{row.scores} {sorted(row.correct)}"
+        for key in self._store_keys:
+            hashed = blake2b(asked.encode(), key=key, digest_size=_HASH_BYTES)
+            self._query_hashes += hashed.digest()
+        self._labels += bytes(name in row.correct for name in self._pool)
+        self._scores.extend(self._unknown if row.scores is None else row.scores)
+        self._quality.extend(self._unknown if row.quality is None else row.quality)
+        self._is_graded = self._is_graded or row.quality is not None
+        self._weights.append(row.weight)
+        ids, group = self._groups, row.group
+        self._group_ids.append(-1 if group is None else ids.setdefault(group, len(ids)))
+        ids, cluster = self._clusters, row.shared
+        self._cluster_ids.append(-1 if cluster is None else ids.setdefault(cluster, len(ids)))
+        ids, talk = self._conversations, row.conversation
+        self._conversation_ids.append(-1 if talk is None else ids.setdefault(talk, len(ids)))
+        if talk is not None:
+            self._whole.add(talk, row_turns(row))
+        self._turn_numbers.append(len(row.earlier))
+        self._turn_sizes.extend(astuple(turn_sizes(row.earlier, row.query)))
+        if self._equality is not None:
+            self._classes.extend(self._answer_classes(row, self._equality))
+        self._answered.append(bool(row.answers))
+        self._later.append(bool(row.earlier))
+        self._unlabelled.append(row.unlabelled)
+        draw = draw_of(row, self._samples_key)
+        self._draws.append(math.nan if draw is None else draw)
+        self._decision_ids.append((row.decision_id or "").encode())
+        unit = sampled_unit(row)
+        self._sample_prints += bytes(PRINT_BYTES) if unit is None else fingerprint(self._salt, unit)
+        self._add_verdicts(row)
+        vectors = self._conditions
+        vector = tuple(row.conditions[name] for name in self._pool) if row.conditions else ()
+        self._condition_ids.append(vectors.setdefault(vector, len(vectors)) if vector else -1)
+
+    def _add_verdicts(self, row: LabelledRow) -> None:
+        if row.judged is None:
+            self._judged.extend(self._unanswered)
+            if not row.unlabelled and self._unjudged is None:
+                self._unjudged = len(self._answered)
+        else:
+            self._judged.extend(name in row.judged for name in self._pool)
+            self._is_judged = True
+            self._judge = self._judge or row.judge
+            if row.judge not in (None, self._judge) and self.other_judge is None:
+                assert row.judge is not None
+                assert self._judge is not None
+                self.other_judge = len(self._answered), self._judge, row.judge
+
+    @property
+    def labelled_without_verdicts(self) -> int | None:
+        """The number of the first row with a label and no verdicts of a judge that gave others."""
+        return self._unjudged if self._is_judged else None
+
+    @property
+    def problem_of_conversations(self) -> str | None:
+        """What is wrong with the first conversation that is not whole; None: all are whole."""
+        return self._whole.problem
+
+    def _answer_classes(self, row: LabelledRow, equality: Equality) -> list[int]:
+        if not row.answers:
+            return self._unanswered
+        return row_classes([row], self._pool, equality, self._reasoning)[0].tolist()
+
+    @property
+    def repeated_first_turns(self) -> int:
+        """Rows of first turns with the identity of an earlier one."""
+        distinct = {
+            bytes(self._identities[i * PRINT_BYTES : (i + 1) * PRINT_BYTES])
+            for i, later in enumerate(self._later)
+            if not later
+        }
+        return self._later.count(0) - len(distinct)
+
+    def save(self, arrays: BinaryIO) -> None:
+        """Write everything but the queries."""
+        groups = [name.encode() for name in self._groups]
+        np.savez(
+            arrays,
+            allow_pickle=False,
+            fingerprints=np.frombuffer(self._prints, np.uint8),
+            overlap_prints=np.frombuffer(self._overlap_prints, np.uint8)[
+                : 0 if self._overlap_prints == self._prints else None
+            ],
+            identities=np.frombuffer(self._identities, np.uint8),
+            query_hashes=np.frombuffer(self._query_hashes, "<u8").reshape(
+                -1, len(self._store_keys)
+            ),
+            ends=np.frombuffer(self._ends, np.int64),
+            labels=self._table(np.frombuffer(self._labels, np.bool_)),
+            scores=self._table(np.frombuffer(self._scores, np.float64)),
+            quality=self._table(np.frombuffer(self._quality, np.float64))[
+                : None if self._is_graded else 0
+            ],
+            weights=np.frombuffer(self._weights, np.float64),
+            group_ids=np.asarray(self._group_ids, np.int64),
+            group_texts=np.frombuffer(b"".join(groups), np.uint8),
+            group_ends=np.cumsum([len(each) for each in groups], dtype=np.int64),
+            clusters=np.asarray(self._cluster_ids, np.int64),
+            conversations=np.asarray(self._conversation_ids, np.int64),
+            turn_numbers=np.asarray(self._turn_numbers, np.int64),
+            turn_sizes=np.frombuffer(self._turn_sizes, np.float64).reshape(-1, 3),
+            classes=np.frombuffer(self._classes, np.int16),
+            answered=np.frombuffer(self._answered, np.bool_),
+            later=np.frombuffer(self._later, np.bool_),
+            unlabelled=np.frombuffer(self._unlabelled, np.bool_),
+            draws=np.frombuffer(self._draws, np.float64),
+            decision_ids=np.array(
+                self._decision_ids if any(self._decision_ids) else [], dtype=np.bytes_
+            ),
+            sample_prints=np.frombuffer(self._sample_prints, np.uint8)[
+                : None if any(self._decision_ids) else 0
+            ],
+            judged=self._table(np.frombuffer(self._judged, np.int8))[
+                : None if self._is_judged else 0
+            ],
+            judge=np.array([self._judge or ""], dtype=np.str_),
+            conditions=np.array([*self._conditions], dtype=np.str_),
+            condition_ids=np.asarray(self._condition_ids, np.int64),
+            usage=_usage_table(self._pool, self._usage.means),
+        )
+
+    def _table(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        return values.reshape(-1, len(self._pool))
+
+
+def load(
+    pool: tuple[str, ...],
+    texts: BinaryIO,
+    arrays: BinaryIO,
+    *,
+    duplicates: int,
+    near_duplicates: int,
+    assumed: int,
+    guessed_kind: RowsKind,
+) -> RowColumns:
+    """The rows that a :class:`ColumnWriter` wrote.
+
+    Raises:
+        ValueError: The files do not hold columns that belong together.
+    """
+    arrays.seek(0)
+    with np.load(arrays, allow_pickle=False) as saved:
+        group_names = Texts(saved["group_texts"].tobytes(), saved["group_ends"])
+        classes, quality, weights = saved["classes"], saved["quality"], saved["weights"]
+        judged, hashes = saved["judged"], saved["query_hashes"]
+        fingerprints = _digests(saved["fingerprints"])
+        return RowColumns(
+            pool=pool,
+            queries=Texts(_contents(texts), saved["ends"]),
+            fingerprints=fingerprints,
+            overlap_prints=_digests(saved["overlap_prints"]) or fingerprints,
+            identities=_digests(saved["identities"]),
+            query_hashes=np.ascontiguousarray(hashes[:, 0]),
+            other_hashes=hashes[:, 1:] if hashes.shape[1] > 1 else None,
+            labels=saved["labels"],
+            scores=saved["scores"],
+            quality=quality if quality.size else None,
+            weights=None if (weights == 1.0).all() else weights,
+            groups=_groups([*group_names], saved["group_ids"]) if len(group_names) else None,
+            clusters=saved["clusters"],
+            classes=classes.reshape(-1, len(pool)) if classes.size else None,
+            answered=saved["answered"],
+            later=saved["later"],
+            unlabelled=saved["unlabelled"],
+            sampled=~np.isnan(saved["draws"]),
+            draws=saved["draws"],
+            decision_ids=saved["decision_ids"] if len(saved["decision_ids"]) else None,
+            sample_prints=_digests(saved["sample_prints"]) or None,
+            judged=judged if judged.size else None,
+            judge=str(saved["judge"][0]) or None,
+            conditions=tuple(tuple(map(str, vector)) for vector in saved["conditions"]),
+            condition_ids=saved["condition_ids"],
+            turns=_turns(saved),
+            duplicates=duplicates,
+            near_duplicates=near_duplicates,
+            assumed=assumed,
+            guessed_kind=guessed_kind,
+            usage=_usage_from(pool, saved["usage"]),
+        )
+
+
+def _turns(saved: Mapping[str, NDArray[Any]]) -> TurnColumns | None:
+    """The turns of conversations; None where no row is of one."""
+    if not (saved["conversations"] >= 0).any():
+        return None
+    return TurnColumns(saved["conversations"], saved["turn_numbers"], saved["turn_sizes"])
+
+
+def _usage_table(pool: Sequence[str], usage: Mapping[str, MeanUsage]) -> FloatArray:
+    """Mean usage as an array, shape (K, 3); NaN where it is not known."""
+    rows = [astuple(usage.get(name, MeanUsage())) for name in pool]
+    return np.array(rows, dtype=np.float64)
+
+
+def _usage_from(pool: Sequence[str], table: FloatArray) -> dict[str, MeanUsage]:
+    """What :func:`_usage_table` was made of."""
+    rows = [[None if math.isnan(each) else each for each in row] for row in table.tolist()]
+    found = {
+        name: MeanUsage(input_tokens=given[0], output_tokens=given[1], seconds=given[2])
+        for name, given in zip(pool, rows, strict=True)
+    }
+    return {name: each for name, each in found.items() if each != MeanUsage()}
+
+
+def _digests(joined: NDArray[np.uint8]) -> tuple[bytes, ...]:
+    data = joined.tobytes()
+    return tuple(data[i : i + PRINT_BYTES] for i in range(0, len(data), PRINT_BYTES))
+
+
+def _groups(names: list[str], ids: NDArray[np.int64]) -> tuple[str | None, ...]:
+    """The name of each row's group; id -1 is none."""
+    all_names: list[str | None] = [*names, None]
+    # In chunks: one call for a million rows would hold the interpreter.
+    groups: list[str | None] = []
+    for start in range(0, len(ids), _CHUNK):
+        chunk: list[int] = ids[start : start + _CHUNK].tolist()
+        groups += [all_names[each] for each in chunk]
+    return tuple(groups)
+
+
+def _contents(file: BinaryIO) -> bytes | mmap.mmap:
+    """The contents of a file; a file on disk is mapped, so it takes no memory of the process."""
+    try:
+        descriptor = file.fileno()
+    except OSError:
+        file.seek(0)
+        return file.read()
+    if os.fstat(descriptor).st_size == 0:
+        return b""
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+
+
+# Draw of a sampled row: the random number that decided whether its decision was sampled.
+
+
+def draw_of(row: LabelledRow, key: bytes) -> float | None:
+    """The number u of a row, which a rate above it draws; None for a row that is not sampled.
+
+    Args:
+        row: A row of an upload.
+        key: Secret of the draws.
+    """
+    if row.decision_id is None:
+        return None
+    drawn_by = row.decision_id if row.turn is None else row.cluster or ""
+    return sampling_number(key, drawn_by.encode(), row.turn or 0)

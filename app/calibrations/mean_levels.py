@@ -12,7 +12,7 @@ from app.calibrations.evidence import curve, mean_sizes
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Membership
 from app.routing.groups import Grouping
-from app.routing.risk_levels import alphas_for
+from app.routing.request import alphas_for
 from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.calibration import Calibration
 from racer_core.types import Score

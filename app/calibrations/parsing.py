@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final
 
-from app.calibrations.column_files import ColumnWriter
-from app.calibrations.row_draw import draw_of
+from app.calibrations.columns import ColumnWriter, draw_of
 from app.routing.conditions import ConditionReader
 from app.routing.prompt_digest import prompt_digest
 from app.routing.query import (
@@ -130,7 +129,7 @@ def parse(
         instructions: How to read the upload.
         file: The upload.
         texts: Where to write the queries.
-        arrays: Where to write everything else, as :func:`app.calibrations.column_files.load` reads
+        arrays: Where to write everything else, as :func:`app.calibrations.columns.load` reads
             it.
         fields: Takes the fields beside the rows of a document, before the rows are read.
         progress: Takes the number of bytes read, and of all bytes.

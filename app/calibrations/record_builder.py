@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from app.calibrations.answer_limit import limit_answers
-from app.calibrations.answer_risk import answer_risk
-from app.calibrations.built_calibration import BuiltCalibration, build
+import numpy as np
+
+from app.calibrations.answer_risk import answer_risk, limit_answers
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import (
     application_evidence,
@@ -22,14 +22,8 @@ from app.calibrations.evidence import (
     later_evidence,
     min_n,
 )
-from app.calibrations.progress import Progress
-from app.calibrations.row_kinds import (
-    RowKind,
-    RowKinds,
-    is_of_same_kind,
-    used_kinds,
-    with_clusters,
-)
+from app.calibrations.jobs import Progress
+from app.calibrations.row_kinds import RowKind, RowKinds, is_of_same_kind, used_kinds, with_clusters
 from app.calibrations.seen_rows import Terms, limit_terms, terms_of
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
@@ -40,14 +34,19 @@ from app.store import now
 from app.store.calibration_record import CalibrationRecord, OwnAlpha, Population
 from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.kept_order import TokenPrices
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
+from racer_core.records.near_copies import count_near_copies
 from racer_core.trained_router import (
+    LabelledColumns,
+    RouterScores,
+    Scorer,
     TrainedRouter,
     refuse_uncounted,
 )
-from racer_core.types import RowsKind, Score
+from racer_core.types import BoolArray, RowsKind, Score
 
 
 class RecordBuilder:
@@ -342,3 +341,80 @@ def _sample_evidence(rows: RowColumns, options: CalibrateOptions, unit: str) -> 
         "unit": unit,
         "later_turns_answered_by": rows.later_turns_answered_by,
     }
+
+
+# Built calibration: labelled columns, put in the order of the router's pool and calibrated.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltCalibration:
+    """A calibration, and where its scores come from."""
+
+    calibration: Calibration
+    own_scores: bool  # some rows brought router scores of their own
+    training_copies: int | None  # near copies of training rows; None where that is unknown
+
+
+def build(
+    trained: TrainedRouter,
+    rows: RowColumns,
+    options: CalibrationOptions,
+    *,
+    scorer: Scorer,
+    prices: Sequence[float] | None,
+    token_prices: Sequence[TokenPrices] | None = None,
+    are_conversations: bool = False,
+) -> BuiltCalibration:
+    """Put the columns in the order of the router's pool, and calibrate. Blocks.
+
+    Does not check whether the rows were training rows.
+
+    Args:
+        trained: The router.
+        rows: Rows about the router's pool, in any order of candidates.
+        options: The guarantee.
+        scorer: Scores the rows that brought no scores.
+        prices: Price per call of each candidate, in the order of the router's pool.
+        token_prices: For each candidate, in the same order, its prices of an input token, of a
+            cached input token and of an output token.
+        are_conversations: The rows are all turns of conversations, turn by turn.
+
+    Raises:
+        CalibrationError: The columns do not fit.
+    """
+    copies: list[int | None] = []
+
+    def score(queries: Sequence[str]) -> RouterScores:
+        scored = scorer(queries)
+        if scored.similarity is not None:
+            copies.append(count_near_copies(scored.similarity))
+        return scored
+
+    order = [rows.pool.index(name) for name in trained.pool]
+    turns = rows.turns if are_conversations else None
+    columns = LabelledColumns(
+        queries=rows.queries,
+        fingerprints=rows.fingerprints,
+        labels=rows.labels[:, order],
+        scores=rows.scores[:, order],
+        groups=rows.groups,
+        quality=None if rows.quality is None else rows.quality[:, order],
+        weights=rows.weights,
+        unlabelled=rows.unlabelled,
+        judged=None if rows.judged is None else rows.judged[:, order],
+        conversations=turns and turns.conversations,
+        turn_sizes=turns and turns.sizes,
+    )
+    return BuiltCalibration(
+        calibration=trained.calibrate_columns(
+            columns, options, scorer=score, prices=prices, token_prices=token_prices
+        ),
+        own_scores=bool(np.any(_unverified_scores(rows))),
+        training_copies=copies[0] if copies else None,
+    )
+
+
+def _unverified_scores(rows: RowColumns) -> BoolArray:
+    """Whether a row brings scores that are not known to be the router's, shape (n,)."""
+    has_scores = ~np.isnan(rows.scores[:, 0])
+    return has_scores if rows.verified is None else has_scores & ~rows.verified

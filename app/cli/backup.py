@@ -59,7 +59,7 @@ def backup(file: Path, config: Path, active: bool, as_json: bool) -> None:
 def _save_active(configured: Settings, store: Store, file: Path) -> dict[str, Any]:
     """Save what the configured artifact would carry. Raises InputError if none is active."""
     from app.calibrations.service import setup_digest
-    from app.routing.artifact import open_trained
+    from app.routing.artifact_files import open_trained
     from app.store.backup.calibrations import save_carried
 
     artifact = open_trained(configured).artifact
@@ -88,14 +88,14 @@ def _save_active(configured: Settings, store: Store, file: Path) -> dict[str, An
 def restore(file: Path, config: Path, activate: bool, with_keys: bool, as_json: bool) -> None:
     """Add the calibrations of the backup FILE that the store lacks, all or none."""
     from app.store import Store
-    from app.store.backup import calibrations, keys
-    from app.store.backup.file import Backup
+    from app.store.backup import calibrations
+    from app.store.backup.file import Backup, adding_keys, lacking_keys
 
     configured, secrets = settings.load(config)
     configured_keys = configured.access.keys
     with Backup(file) as opened:
-        lacking = keys.lacking(opened.manifest.keys, configured_keys)
-        change = keys.adding(config, lacking, configured_keys) if with_keys and lacking else None
+        lacking = lacking_keys(opened.manifest.keys, configured_keys)
+        change = adding_keys(config, lacking, configured_keys) if with_keys and lacking else None
         with Store(secrets.store(configured)) as store:
             restored = calibrations.restore(store, opened, activate=activate)
     if change is not None:

@@ -26,7 +26,7 @@ def encoder(config: Path) -> None:
     """Compute router scores for all gateways of this machine, on the socket `encoder.socket`."""
     import uvloop
 
-    from app.routing.encoder_server import listening
+    from app.routing.encoder_process import listening
     from app.telemetry import logs
 
     configured = settings.read(config)
@@ -39,7 +39,7 @@ def encoder(config: Path) -> None:
 
 async def _serve(configured: Settings, listener: socket.socket) -> None:
     from app.lifespan import router_here
-    from app.routing.encoder_server import EncoderServer
+    from app.routing.encoder_process import EncoderServer
     from app.telemetry.metrics import Metrics
 
     opened = await asyncio.to_thread(router_here, configured, Metrics())

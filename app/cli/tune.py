@@ -53,7 +53,7 @@ def tune(
     configuration rates the answers. Graded rows (`risk_target: quality`) choose no vote. The second
     table says what the promise `same_answer` takes of these rows.
     """
-    from app.routing.artifact import open_racer
+    from app.routing.artifact_files import open_racer
     from app.settings.editing import check_writable
     from app.tools import tuning, tuning_frontier
     from app.tools.router_rows import read_rows

@@ -17,7 +17,7 @@ from app.cli.console import CONFIG, JSON, busy, out, print_json
 @JSON
 def validate(config: Path, as_json: bool) -> None:
     """Check configuration, keys, artifact and encoder without serving."""
-    from app.routing.artifact import has_artifact, open_racer
+    from app.routing.artifact_files import has_artifact, open_racer
 
     configured, _ = settings.load(config)
     result: dict[str, Any] = {"config": str(config), "pool": list(configured.pool), "router": None}

@@ -24,11 +24,16 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from app.http.connection_limits import UnauthenticatedConnections
-from app.http.deadlines import BODY_GRACE_S, RATE_CHECK_S, ReceiveDeadline
+from app.http.deadlines import BODY_GRACE_S, RATE_CHECK_S, ReceiveDeadline, WriteDeadline
 from app.http.exchange import Exchange, Header
-from app.http.refusals import MOST_HEADERS, as_bytes, head_is_too_large, refusal, too_slow
-from app.http.refused_connections import RefusedConnections
-from app.http.write_deadline import WriteDeadline
+from app.http.refusals import (
+    MOST_HEADERS,
+    RefusedConnections,
+    as_bytes,
+    head_is_too_large,
+    refusal,
+    too_slow,
+)
 from app.settings import Limits
 
 REQUEST_LINE_BYTES: Final = 8 * 2**10

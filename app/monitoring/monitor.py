@@ -7,11 +7,9 @@ the shadow sample is in ``sampler``.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
@@ -19,7 +17,6 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from app.errors import NotFound, StoreError
-from app.monitoring import eligibility
 from app.monitoring.decisions.feedback import Feedback
 from app.monitoring.decisions.housekeeping import Housekeeping
 from app.monitoring.decisions.record import DecisionRecord, are_like_rows
@@ -27,6 +24,7 @@ from app.monitoring.decisions.seen_queries import SeenQueries
 from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.decisions.store import DecisionStore, StoredDecision
 from app.monitoring.decisions.writer import DecisionWriter
+from app.monitoring.drift import populations
 from app.monitoring.drift import risk as risk_report
 from app.monitoring.drift import statistics as drift_statistics
 from app.monitoring.drift.alarms import DriftMonitor
@@ -37,11 +35,9 @@ from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.samples.checker import Checkers
 from app.monitoring.samples.record import Sample
 from app.monitoring.samples.sampler import Sampler, SamplerOptions
-from app.monitoring.sequence_verification import SequenceVerification
-from app.monitoring.verification import Verification, recompute
+from app.monitoring.verification import SequenceVerification, Verification, recompute
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.reasons import Reason
-from app.same_answer.alarms import AnswerWatch
 from app.settings import Secrets, Settings
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
@@ -77,7 +73,7 @@ class Monitor:
         self._store = store
         self._active = active
         self._monitored: MonitoredCalibration | None = None
-        self._metrics = MonitoringMetrics(metrics.registry)
+        self.metrics = MonitoringMetrics(metrics.registry)
         self._decision_store = DecisionStore(store)
         self._statistics = DecisionStatistics(store)
         self._sampling_key = sampling.key
@@ -85,13 +81,13 @@ class Monitor:
         self._sent_queries = SeenQueries()  # of each key, whichever calibration decides
         self._dropped = 0
         self._decision_writer = writer = DecisionWriter(self._write, self._count_dropped)
-        self._metrics.waiting.set_function(lambda: writer.waiting)
+        self.metrics.waiting.set_function(lambda: writer.waiting)
         self.sampler = Sampler(
             sampling,
             settings=settings,
             store=store,
             decision_writer=self._decision_writer,
-            metrics=self._metrics,
+            metrics=self.metrics,
         )
         self._drift = self._new_drift = None
         if settings.false_alarm is not None:
@@ -102,7 +98,7 @@ class Monitor:
                 false_alarm=settings.false_alarm,
                 rng=np.random.default_rng() if rng is None else rng,
             )
-            self._drift = self._new_drift(metrics=self._metrics)
+            self._drift = self._new_drift(metrics=self.metrics)
         unshown = MonitoringMetrics(CollectorRegistry())  # the gauges are the active one's
         self._canary = CanaryWatch(
             self._new_drift and partial(self._new_drift, metrics=unshown),
@@ -122,7 +118,7 @@ class Monitor:
             decision_writer=self._decision_writer,
             counting=settings.feedback,
             on_verdicts=self._set_loss,
-            metrics=self._metrics,
+            metrics=self.metrics,
         )
         self._stack = AsyncExitStack()
 
@@ -149,23 +145,10 @@ class Monitor:
         self._housekeeping.reconfigure(settings)
         self.feedback.reconfigure(settings.feedback)
 
-    def show_answers(
-        self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool
-    ) -> None:
-        """As :class:`app.same_answer.calibrator.Show`."""
-        share = watch.differing / watch.sampled if watch.sampled else 0.0
-        self._metrics.show_answers(
-            application,
-            differing=share,
-            is_alarmed=watch.alarm_at is not None,
-            age_s=math.nan if age is None else age.total_seconds(),
-            is_refused=is_refused,
-        )
-
     def checkers(self, settings: Settings, secrets: Secrets) -> Checkers:
         """The applications' checkers, still closed, whose verdicts are stored here."""
         return Checkers(
-            settings, secrets, record=self.feedback.add_checked, checks=self._metrics.checks
+            settings, secrets, record=self.feedback.add_checked, checks=self.metrics.checks
         )
 
     # The request path -----------------------------------------------------------------------
@@ -334,10 +317,10 @@ class Monitor:
         if self._settings.decisions:
             ordinary = [
                 (monitored := self._monitored_of(each)) is not None
-                and eligibility.is_ordinary(each, monitored)
+                and populations.is_ordinary(each, monitored)
                 for each in decisions
             ]
-            with self._metrics.write_failures.count_exceptions(StoreError):
+            with self.metrics.write_failures.count_exceptions(StoreError):
                 repeated = self._decision_store.add(decisions, ordinary)
             decisions = [
                 replace(each, repeated=True)
@@ -354,7 +337,7 @@ class Monitor:
 
     def _count_dropped(self, count: int) -> None:
         self._dropped += count
-        self._metrics.dropped.inc(count)
+        self.metrics.dropped.inc(count)
 
     def _set_loss(self, stored: StoredDecision) -> None:
         """Set the loss of a shadow decision, once every candidate has a verdict."""
@@ -362,7 +345,7 @@ class Monitor:
             return
         decision = stored.decision
         monitored = self._monitored_of(decision) if self._active.ready else None
-        population = monitored and eligibility.population_with_loss(decision, monitored)
+        population = monitored and populations.population_with_loss(decision, monitored)
         judged, once = None, False
         if population is not None:
             judged = drift_statistics.judged_query(population.calibration, decision, stored.counted)
@@ -401,11 +384,11 @@ class Monitor:
         )
         if self._drift is not None:
             self._drift.set_calibration(monitored)
-        self._metrics.begin_risk(
+        self.metrics.begin_risk(
             {name: risk_report.bound(each) for name, each in monitored.by_application.items()}
         )
         for name in monitored.by_application:  # until housekeeping reads the losses
-            self._metrics.show_risk(name, risk_report.estimate([]))
+            self.metrics.show_risk(name, risk_report.estimate([]))
 
     def _active_populations(self) -> MonitoredCalibration:
         """The monitored populations. Raises NotReady before a calibration is active."""
@@ -419,7 +402,7 @@ class Monitor:
             return
         for name, population in monitored.by_application.items():
             losses = self._statistics.losses(*population.decisions, key=self._sampling_key)
-            self._metrics.show_risk(name, risk_report.estimate(losses))
+            self.metrics.show_risk(name, risk_report.estimate(losses))
 
     def _flush_drift(self) -> None:
         try:

@@ -27,7 +27,7 @@ from app.ray_serve.application import Application
 from app.ray_serve.metrics import MetricsExport
 from app.ray_serve.proxy import CALLBACK, CANDIDATES, middlewares
 from app.ray_serve.scorer import RayRouterBackend
-from app.routing.artifact import has_artifact, open_trained
+from app.routing.artifact_files import has_artifact, open_trained
 from app.routing.scorer import RouterBackend, ScoredQuery
 from app.settings import Secrets, Settings
 from app.settings.validation import suggestion

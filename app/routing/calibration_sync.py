@@ -23,9 +23,8 @@ from typing import Final, Self
 from prometheus_client import Gauge
 
 from app.errors import StoreDamaged, StoreError, StoreUnavailable
-from app.routing.active_calibration import ActiveCalibration
+from app.routing.active_calibration import ActiveCalibration, Canary
 from app.routing.calibration_copy import CalibrationCopy
-from app.routing.canary import Canary
 from app.routing.reasons import Reason
 from app.store import KeyPurpose, SharedState, Store, StoredCanary
 from app.store.calibration_record import CalibrationRecord

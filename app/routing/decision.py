@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 
 from app.json_output import dump_json
 from app.routing.applications import Membership
-from app.routing.certificate import ServedCertificate
-from app.routing.conversations import ConversationTerms
-from app.routing.reasons import Reason, Remark
+from app.routing.reasons import HOLDING, Reason, Remark
 from app.routing.rounds_plan import RoundsPlan
 from app.routing.scorer import ScoredQuery
+from app.settings.applications import Premise, Turns
 from app.store.calibration_record import CalibrationRecord
-from racer_core.types import RoutingDecision
+from racer_core.calibration.certificate import Certificate
+from racer_core.calibration.kept_order import Continuation
+from racer_core.records.whole_conversations import TurnMark
+from racer_core.sequential.serving import CalledRound
+from racer_core.types import RoutingDecision, Score
 
 
 class ChosenBy(StrEnum):
@@ -248,3 +251,178 @@ class CertifiedDecision:
             population=self.population,
             remarks=tuple(self.remarks),
         )
+
+
+# What the promise `same_answer` says of one request, and the calls that the request made.
+#
+# Certificates show it, and decision records keep it: with the stored calibration it is enough to
+# decide the request again. It contains no text.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeCalls:
+    """The calls of one request.
+
+    Attributes:
+        rounds: The candidates of each round, and the doubt q after it.
+        stopped: Why no further round was called; None: the request ended before.
+        classes: Candidate -> number of its answer, the same for equal answers; None: it cannot be
+            read. Without candidates that failed.
+        failed: The candidates that gave no answer, by a cause outside the request.
+        price_share: Price of the calls, as a share of that of the reference; None without prices.
+        verdicts: Candidate -> the checker's verdict on its answer; empty without a checker.
+    """
+
+    rounds: tuple[CalledRound, ...]
+    stopped: str | None
+    classes: Mapping[str, int | None]
+    failed: tuple[str, ...]
+    price_share: float | None
+    verdicts: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The candidates that were called, in the order of calls."""
+        return tuple(name for each in self.rounds for name in each.called)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerGuarantee:
+    """What the promise says beside alpha, and how a request was answered under it.
+
+    Attributes:
+        reference: ``vote``, that of the whole pool, or a candidate.
+        equality: The rule by which answers are the same.
+        max_rounds: Most rounds of calls.
+        order: The candidates in the order of calls.
+        borders: How many candidates are called at the end of each round.
+        expected_calls: Mean number of calls of the calibration rows at the threshold.
+        trivial: No finite threshold is valid, and everything is called.
+        evidence: The kind of the checker whose verdicts are evidence; None: there is none.
+        made: The calls; None: none was made yet, or others than those of the sequence.
+    """
+
+    reference: str
+    equality: str
+    max_rounds: int
+    order: tuple[str, ...]
+    borders: tuple[int, ...]
+    expected_calls: float
+    trivial: bool
+    evidence: str | None = None
+    made: MadeCalls | None = None
+
+    def guarantee_as_json(self) -> dict[str, Any]:
+        """What belongs to the guarantee."""
+        return {
+            "reference": self.reference,
+            "equality": self.equality,
+            "max_rounds": self.max_rounds,
+            **({} if self.evidence is None else {"evidence": self.evidence}),
+        }
+
+    def calls_as_json(self) -> dict[str, Any]:
+        """The calls in numbers, as planned and as made."""
+        made = self.made
+        return {
+            "first_round": list(self.order[: self.borders[0]]),
+            "expected_calls": round(self.expected_calls, 3),
+            "rounds": made and len(made.rounds),
+            "calls": made and len(made.names),
+            "stopped": made and made.stopped,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as decision records keep it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """Read :meth:`as_json` back."""
+        fields: dict[str, Any] = {**stored}
+        if (made := stored["made"]) is not None:
+            rounds = (CalledRound(tuple(each["called"]), each["doubt"]) for each in made["rounds"])
+            parts = {"rounds": tuple(rounds), "failed": tuple(made["failed"])}
+            fields["made"] = MadeCalls(**made | parts)
+        fields |= {name: tuple(stored[name]) for name in ("order", "borders")}
+        return cls(**fields)
+
+
+# The certificate of a served decision: the core's, with the gateway's reasons and remarks.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedCertificate(Certificate):
+    """The guarantee for one decision of the gateway."""
+
+    HOLDING: ClassVar[frozenset[str]] = HOLDING
+
+    premise: Premise = "alike"  # why rows cover the request
+    turns: Turns = "separate"  # whether it bounds the risk of first and later turns together
+    same_answer: AnswerGuarantee | None = None  # None: another promise
+
+    def under(self, premise: Premise, turns: Turns) -> ServedCertificate:
+        """The same under another premise, or for other turns."""
+        is_same = (premise, turns) == (self.premise, self.turns)
+        return self if is_same else replace(self, premise=premise, turns=turns)
+
+    @property
+    def header(self) -> str:
+        """``holds`` or ``void; reason=...``."""
+        return "holds" if self.holds else f"void; reason={','.join(self.void_reasons)}"
+
+    def as_json(self, remarks: Sequence[str] = ()) -> dict[str, Any]:
+        """The wire form with the remarks on the query."""
+        found = super().as_json()
+        guarantee = found["guarantee"] | {"premise": self.premise, "turns": self.turns}
+        found |= {"guarantee": guarantee, "remarks": list(remarks)}
+        if self.same_answer is not None:
+            found["guarantee"] |= self.same_answer.guarantee_as_json()
+            found["rounds"] = self.same_answer.calls_as_json()
+        return found
+
+
+# Conversations: what a turn of a session takes over from the turns before it.
+
+
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
+class ConversationTerms:
+    """What all turns of a certified conversation have in common, as those of its rows have.
+
+    Attributes:
+        calibration_id: The calibration.
+        pool: The candidates among which sets are chosen.
+        alpha: The requested risk level; None: the calibration's.
+        score: The requested score; None: the calibration's.
+        group: The group.
+        conditions: What candidates are sent beside the texts, as ``Conditions.identity``.
+    """
+
+    calibration_id: str
+    pool: tuple[str, ...]
+    alpha: float | None
+    score: Score | None
+    group: str | None
+    conditions: str
+
+
+@dataclass(frozen=TYPE_CHECKING, slots=True, kw_only=True)
+class SessionTurn:
+    """A turn of a session.
+
+    Attributes:
+        continuation: The order of the turn before, and lengths.
+        is_first: The conversation begins with it.
+        mark: By which the next turn is known.
+        terms: Those of all turns before it; None: it is the first, they had no terms in common, or
+            it is not the next turn.
+    """
+
+    continuation: Continuation
+    is_first: bool
+    mark: TurnMark
+    terms: ConversationTerms | None = None
+
+    def continues(self, terms: ConversationTerms | None) -> bool:
+        """Whether with these terms it is a turn of a whole conversation, as rows are."""
+        return self.is_first or self.terms == terms

@@ -11,12 +11,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from app.routing.candidate_choice import CandidateChooser
-from app.routing.certificate import ServedCertificate
-from app.routing.decision import CertifiedDecision, ChosenBy
+from app.routing.decision import CertifiedDecision, ChosenBy, ServedCertificate
 from app.routing.groups import Grouping
 from app.routing.reasons import Reason
-from app.routing.request import RoutingRequest
-from app.routing.risk_levels import RiskLevels
+from app.routing.request import RiskLevels, RoutingRequest
 from app.settings import WHOLE_POOL, Settings
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.decision import whole_pool_decision

@@ -12,16 +12,13 @@ from typing import Final
 from app.errors import Overloaded
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.candidate_choice import CandidateChooser
-from app.routing.certificate import ServedCertificate
-from app.routing.conversations import ConversationTerms
-from app.routing.decision import CertifiedDecision, ChosenBy
+from app.routing.decision import CertifiedDecision, ChosenBy, ConversationTerms, ServedCertificate
 from app.routing.decision_cache import CacheKey, DecisionCache
 from app.routing.fallback import FallbackRouting
 from app.routing.groups import Grouping, GroupThreshold
 from app.routing.premises import CandidateChoice, Premises, is_whole_but_for_outages
 from app.routing.reasons import Reason
-from app.routing.request import RoutingRequest
-from app.routing.risk_levels import RiskLevels, alphas_for
+from app.routing.request import RiskLevels, RoutingRequest, alphas_for
 from app.routing.row_selection import RowSelection, RowSelector, TurnKind
 from app.routing.scorer import RouterBackend, ScoredQuery
 from app.routing.set_selection import SetSelector

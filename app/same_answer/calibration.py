@@ -5,20 +5,28 @@ The oldest quarter of the rows fits the policy, the others calibrate its thresho
 
 from __future__ import annotations
 
+import logging
+import math
 import secrets
-from dataclasses import replace
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 from app.access.typical_usage import TypicalUsage
 from app.ids import IdGenerator
-from app.monitoring.answer_evidence import NO_ENCODER, evidence_of, refusal_of
-from app.monitoring.answer_progress import fitting_rows, rows_needed
-from app.routing.rounds_plan import AnswerCalibrations, terms_of
+from app.routing.rounds_plan import terms_of
+from app.same_answer.alarms import AnswerWatch
+from app.same_answer.calibrations import AnswerCalibrations, age_of
 from app.same_answer.rows import AnswerRows
-from app.settings import COMPARABLE, SameAnswer, Settings
+from app.settings import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, Settings
 from app.store import now
 from app.store.answer_calibrations import AnswerCalibrationRecord
 from racer_core.errors import InputError
+from racer_core.sequential.answer_classes import AnswerClasses
+from racer_core.sequential.calibration import SequentialCalibration
+from racer_core.sequential.policy import Loss
+from racer_core.sequential.verdicts import VerdictRates
 
 _SALT_BYTES: Final = 16
 
@@ -29,7 +37,7 @@ def comparable_terms(settings: Settings, application: str, setup: str) -> SameAn
     Args:
         settings: The configuration.
         application: The application.
-        setup: As :func:`app.routing.rounds_plan.answer_setup` gives it.
+        setup: As :func:`app.same_answer.calibrations.answer_setup` gives it.
 
     Raises:
         InputError: Its answers cannot be compared, or its requests are no rows.
@@ -128,3 +136,293 @@ def calibration_of(
         "refused": refusal_of(settings, terms, found, record.fitting, prices),
     }
     return replace(record, evidence=evidence)
+
+
+# Evidence of a calibration of the promise `same_answer`, and whether it may become active.
+
+# Levels of the frontier that the evidence shows, as far as rows are enough for them.
+LEVELS: Final = tuple(
+    float(f"{digit}e-{power}") for power in (4, 3, 2, 1) for digit in (1, 1.5, 2, 3, 5, 7)
+)
+LARGEST_LEVEL: Final = 0.5
+MIN_AGREEMENT: Final = 0.1  # least share of rows with two equal answers
+
+NO_ENCODER: Final = (
+    "not certifiable cheaply: `aggregation.equality: semantic` compares answers by the encoder of "
+    "a router, and none is loaded: set `artifact` to a router (`racer train`), or another equality"
+)
+UNPRICED: Final = (
+    "not known to be worth it: up to five calls come before the reference; set `price` of every "
+    "candidate"
+)
+
+
+def evidence_of(
+    settings: Settings,
+    terms: SameAnswer,
+    found: SequentialCalibration,
+    prices: Mapping[str, float] | None,
+) -> dict[str, Any]:
+    """What the rows of a calibration show at its alpha, and at other levels."""
+    policy = found.policy
+    (own,) = found.frontier([terms.alpha], prices)
+    return {
+        "alpha": terms.alpha,
+        "reference": terms.reference,
+        "max_rounds": terms.max_rounds,
+        "equality": str(settings.aggregation.equality),
+        "order": list(policy.order),
+        "first_round": list(policy.order[: policy.borders[0]]),
+        "reliabilities": dict(zip(policy.pool, policy.reliabilities, strict=True)),
+        "checker": _checker(terms, policy.checker),
+        "candidates": len(policy.pool),
+        "agreement": _agreement(found.answers),
+        "expected_calls": own.calls,
+        "price_share": own.price_share,
+        "least_alpha": found.least_alpha,
+        "frontier": [
+            {
+                "alpha": point.alpha,
+                "expected_calls": point.calls,
+                "expected_rounds": point.rounds,
+                "price_share": point.price_share,
+            }
+            for point in found.frontier(_levels(found, terms.alpha), prices)
+        ],
+    }
+
+
+def _checker(terms: SameAnswer, rates: VerdictRates | None) -> dict[str, Any] | None:
+    """The checker's kind, and its rates of the verdicts 0 to 5 and of none."""
+    if rates is None or terms.evidence is None:
+        return None
+    return {"kind": terms.evidence.kind, "right": list(rates.right), "wrong": list(rates.wrong)}
+
+
+def _levels(found: SequentialCalibration, alpha: float) -> list[float]:
+    """From 1/(n + 1), below which any number of rows calls everything; with the alpha in force."""
+    least = 1.0 / (found.n + 1)
+    grid = {each for each in LEVELS if least <= each <= LARGEST_LEVEL}
+    return sorted(grid | {least, min(found.least_alpha, LARGEST_LEVEL), alpha})
+
+
+def refusal_of(
+    settings: Settings,
+    terms: SameAnswer,
+    found: SequentialCalibration,
+    fitting: AnswerClasses,
+    prices: Mapping[str, float] | None,
+) -> str | None:
+    """Why the calibration is not activated.
+
+    Rows without answers aside, the rows that fitted the policy decide. If the calibration rows
+    did, those calibrations would be left whose threshold is too low by chance: where calls hardly
+    pay, a risk of up to twice alpha was measured.
+
+    Args:
+        settings: The equality.
+        terms: The terms.
+        found: The calibration.
+        fitting: The rows that fitted its policy.
+        prices: Expected price of a call of each candidate; None: they have none.
+    """
+    counts_misses = found.policy.loss is Loss.MISSES
+    is_pool = counts_misses or terms.reference == VOTE
+    if found.lambda_hat(terms.alpha) == math.inf:
+        lacking = (
+            "labels or answers, and count as misses; label them"
+            if counts_misses
+            else "answers, and count as different; repair the candidates"
+        )
+        return (
+            f"no finite threshold keeps alpha {terms.alpha:g}: {found.lost} of {found.n} rows lack "
+            f"{lacking}"
+        )
+    if not is_pool and prices is None:
+        return UNPRICED
+    agreement = _agreement(fitting)
+    if agreement < MIN_AGREEMENT and not counts_misses:
+        return (
+            f"not certifiable cheaply: on {agreement:.0%} of the requests any two answers are "
+            f"equal under `aggregation.equality: {settings.aggregation.equality}`, and a vote of "
+            "different answers says nothing; set an equality that fits the answers"
+        )
+    fitted = replace(found, answers=fitting, lost=0)
+    # Of few rows at the smallest alpha with a finite threshold.
+    threshold = fitted.lambda_hat(max(terms.alpha, 1.0 / (len(fitting) + 1)))
+    calls = fitted.stops(fitting, threshold).calls
+    share = None if prices is None else fitted.price_share(calls, prices)
+    if share is not None and share >= 1.0:
+        what = "all candidates" if is_pool else f"{terms.reference!r} alone"
+        return f"not worth it: a request would cost {share:.2f} of what {what} cost"
+    if calls.mean() >= len(found.policy.order):
+        return (
+            "not certifiable cheaply: every request would call all candidates of the order; "
+            "set a larger alpha or max_rounds, or an equality that fits the answers better"
+        )
+    return None
+
+
+def _agreement(rows: AnswerClasses) -> float:
+    """The share of rows in which two candidates gave the same answer."""
+    shared = rows.same.sum(axis=2) > 1
+    return float(shared.any(axis=1).mean())
+
+
+# Progress of a calibration of the promise `same_answer`: rows so far, and how many it takes.
+
+FITTING_SHARE: Final = 0.25
+MIN_FITTING: Final = 20  # rows
+MIN_FOR_ESTIMATE: Final = 10  # rows; a rate by fewer is off by a third or more
+QUIET: Final = 5  # mean gaps without a row, which happens once in 150 times while traffic goes on
+
+
+def fitting_rows(total: int) -> int:
+    """How many of the rows fit the policy; the others calibrate."""
+    return max(MIN_FITTING, int(FITTING_SHARE * total))
+
+
+def rows_needed(alpha: float) -> int:
+    """The fewest rows with which a threshold for alpha can be finite."""
+    calibrating = math.ceil(1.0 / alpha - 1e-9) - 1
+    total = calibrating + MIN_FITTING
+    while total - fitting_rows(total) < calibrating:
+        total += 1
+    return total
+
+
+def expected_at(times: Sequence[datetime], needed: int, now: datetime) -> datetime | None:
+    """When there will be enough rows if they come as they came so far.
+
+    Args:
+        times: When the rows were made, ascending.
+        needed: How many are needed.
+        now: The time.
+
+    Returns:
+        None where there are enough, too few for a rate, or none lately.
+    """
+    if not MIN_FOR_ESTIMATE <= len(times) < needed:
+        return None
+    gap: timedelta = (now - times[0]) / len(times)
+    if now - times[-1] > QUIET * gap:
+        return None
+    return now + (needed - len(times)) * gap
+
+
+# Reports on calibrations of `same_answer`: an application's progress, and what they cost.
+
+log = logging.getLogger(__name__)
+
+
+def progress_of(
+    rows: AnswerRows,
+    *,
+    settings: Settings,
+    calibrations: AnswerCalibrations,
+    watch: AnswerWatch,
+    refused: Attempt | None,
+) -> dict[str, Any]:
+    """What decides for an application, and how far the next calibration is.
+
+    Args:
+        rows: Those of the next one.
+        settings: Terms.
+        calibrations: The active ones.
+        watch: What the requests since the active one show.
+        refused: The last attempt, if it was refused.
+    """
+    application = rows.application
+    section = settings.same_answer_of(application or None)
+    terms, active = section or SameAnswer(), calibrations.find(application)
+    refusal = refused and refused.refusal
+    try:
+        comparable_terms(settings, application, calibrations.setup)
+    except InputError as exc:
+        refusal = str(exc)
+    needed = rows_needed(terms.alpha)
+    times = [datetime.fromisoformat(row.created_at) for row in rows.rows]
+    expected = expected_at(times, needed, datetime.now(UTC))
+    return {
+        "configured": section is not None,
+        "calibrate": terms.calibrate,
+        "alpha": terms.alpha,
+        "reference": terms.reference,
+        "active": active and active.id,
+        "activated_at": active and active.activated_at,
+        "age_s": active and round(age_of(active).total_seconds()),
+        "stale": active and calibrations.stale(active),
+        "rows": len(rows.rows),
+        "needed": needed,
+        "expected_at": expected and expected.isoformat(timespec="seconds"),
+        "lost": rows.lost(0),
+        "pending": rows.pending,
+        "refusal": refusal,
+        "refused_at": refused and refused.made_at,
+        "watch": asdict(watch),
+    }
+
+
+def log_cost(settings: Settings, applications: Collection[str]) -> None:
+    """Log what calibration from traffic costs, and which sections stay without a calibration."""
+    sections = [settings.same_answer_of(name or None) for name in applications]
+    if any(each is not None and each.calibrate for each in sections):
+        watching, rates = settings.watching, settings.shadow_rates
+        shares = {rates.get(name, watching.shadow_rate) for name in applications}
+        limit = watching.shadow_calls_per_day
+        log.warning(
+            "same_answer is calibrated from traffic: all %d candidates answer a share of %s of "
+            "the requests in the background, which adds %s calls a day "
+            "(watching.shadow_rate, watching.shadow_calls_per_day)",
+            len(settings.pool),
+            " to ".join(f"{share:g}" for share in sorted({min(shares), max(shares)})),
+            "any number of" if limit is None else f"at most {limit:,}",
+        )
+    for place, section in settings.same_answers.items():
+        if section.reference not in (VOTE, ANSWERABLE) and not settings.exact_prices:
+            log.warning("%s.reference: %s", place, UNPRICED)
+
+
+# Schedule of calibrations of `same_answer` from traffic: when the next attempt is due.
+
+REFRESH: Final = timedelta(days=1)  # of a calibration, or of a refused attempt: then comes another
+GROWTH: Final = 0.1  # new samples, as a share of an attempt's rows, after which another is made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The last attempt, which was refused.
+
+    Attributes:
+        made_at: UTC, ISO 8601.
+        rows: How many rows it had.
+        until: When the newest of the requests was made that it read.
+        refusal: Why nothing was activated.
+    """
+
+    made_at: str
+    rows: int
+    until: str
+    refusal: str
+
+
+def is_due(last: str) -> bool:
+    """Whether the time has come for another attempt, after one at a time as ISO 8601."""
+    return datetime.now(UTC) - datetime.fromisoformat(last) >= REFRESH
+
+
+def samples_wanted(attempt: Attempt | None, needed: int) -> int:
+    """How many samples since the last attempt make another one worth reading all rows.
+
+    By samples since then, not by their number in all: only the newest rows are read, so that this
+    number stops growing.
+
+    Args:
+        attempt: The last one; None: there was none.
+        needed: The fewest rows that may do.
+    """
+    if attempt is None:
+        return needed
+    if attempt.rows < needed:
+        return needed - attempt.rows
+    return 1 if is_due(attempt.made_at) else max(1, math.ceil(GROWTH * attempt.rows))

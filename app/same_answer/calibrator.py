@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Generator
 from dataclasses import asdict
 from datetime import timedelta
@@ -16,13 +17,18 @@ from typing import Any, Final, Protocol, Self
 
 from app.access.typical_usage import TypicalUsage
 from app.errors import Conflict, NotFound, StoreError
-from app.monitoring.answer_alarms import AnswerAlarms
-from app.monitoring.answer_progress import rows_needed
-from app.monitoring.answer_report import log_cost, progress_of
-from app.monitoring.answer_schedule import Attempt, is_due, samples_wanted
-from app.routing.rounds_plan import AnswerCalibrations, Staleness, age_of
-from app.same_answer.alarms import AnswerWatch
-from app.same_answer.calibration import calibration_of, comparable_terms
+from app.same_answer.alarms import AnswerAlarms
+from app.same_answer.calibration import (
+    Attempt,
+    calibration_of,
+    comparable_terms,
+    is_due,
+    log_cost,
+    progress_of,
+    rows_needed,
+    samples_wanted,
+)
+from app.same_answer.calibrations import AnswerCalibrations, Staleness, age_of
 from app.same_answer.rows import AnswerSample
 from app.settings import ANSWERABLE, DEFAULT, Settings
 from app.store import Store, now
@@ -39,14 +45,21 @@ class Show(Protocol):
     """Shows the state of an application's calibration."""
 
     def __call__(
-        self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool
+        self,
+        application: str,
+        *,
+        differing: float,
+        is_alarmed: bool,
+        age_s: float,
+        is_refused: bool,
     ) -> None:
         """Show it.
 
         Args:
             application: The application.
-            watch: What the requests since the calibration say.
-            age: Age of its newest row; None: none is active.
+            differing: Share of the requests since the calibration whose answers differed.
+            is_alarmed: They raised the alarm.
+            age_s: Age of its newest row in seconds; nan: none is active.
             is_refused: The last attempt at the next one was refused, or none came in time.
         """
         ...
@@ -189,7 +202,13 @@ class AnswerCalibrator:
         found, refused = self._alarms.found(record), self._refused_since_alarm(application)
         age = None if record is None else age_of(record)
         is_old = record is not None and self.calibrations.stale(record) is Staleness.AGE
-        self._show(application, found, age=age, is_refused=is_old or refused is not None)
+        self._show(
+            application,
+            differing=found.differing / found.sampled if found.sampled else 0.0,
+            is_alarmed=found.alarm_at is not None,
+            age_s=math.nan if age is None else age.total_seconds(),
+            is_refused=is_old or refused is not None,
+        )
         if record is not None and is_old and record.id not in self._too_old:
             self._too_old.add(record.id)
             log.warning(

@@ -12,16 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from app.routing.answer_guarantee import AnswerGuarantee
 from app.routing.candidate_choice import CandidateChooser
-from app.routing.certificate import ServedCertificate
-from app.routing.decision import CertifiedDecision, ChosenBy
+from app.routing.decision import AnswerGuarantee, CertifiedDecision, ChosenBy, ServedCertificate
 from app.routing.fallback import FallbackRouting
 from app.routing.groups import Grouping
 from app.routing.premises import CandidateChoice, is_whole_but_for_outages
 from app.routing.reasons import Reason
 from app.routing.request import RoutingRequest
-from app.routing.rounds_plan import AnswerCalibrations, RoundsPlan, RoundsTerms, terms_of
+from app.routing.rounds_plan import RoundsPlan, RoundsTerms, terms_of
+from app.same_answer.calibrations import AnswerCalibrations
 from app.settings import ANSWERABLE, VOTE, SameAnswer, Settings
 from app.store.answer_calibrations import AnswerCalibrationRecord
 from app.telemetry.metrics import Metrics

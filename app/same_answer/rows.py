@@ -31,7 +31,7 @@ from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.samples.record import is_later_turn, read_classes
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.reasons import Reason
-from app.routing.rounds_plan import AnswerCalibrations
+from app.same_answer.calibrations import AnswerCalibrations
 from app.store import Store
 from app.store.tables import DecisionRow, SampleRow, VerdictRow
 from racer_core.calibration.shadow import is_sampled

@@ -7,12 +7,11 @@ the only module that reads the environment. The file names secrets; the environm
 from app.settings.aggregation import Aggregation, EvaluatorModel, rater_name
 from app.settings.applications import DEFAULT, Application, Checker
 from app.settings.candidates import Candidate, Capabilities, FleetSettings
-from app.settings.evidence import Evidence
 from app.settings.limits import Limits
 from app.settings.loading import load, parse, read
 from app.settings.model import AUTO, GroupBy, Settings
 from app.settings.routing import SET, WHOLE_POOL
-from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer
+from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, Evidence, SameAnswer
 from app.settings.secrets import Secrets
 
 __all__ = [

@@ -28,12 +28,18 @@ from app.settings.applications import (
 from app.settings.base import Frozen
 from app.settings.budgets import Budget, scopes
 from app.settings.candidates import Candidate, FleetSettings, Name
-from app.settings.evidence import judge_name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
 from app.settings.remote_artifact import RemoteArtifact
 from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
-from app.settings.same_answer import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, with_sampling
+from app.settings.same_answer import (
+    ANSWERABLE,
+    COMPARABLE,
+    VOTE,
+    SameAnswer,
+    judge_name,
+    with_sampling,
+)
 from app.settings.telemetry import TelemetrySettings
 from racer_core.prices import MeanUsage, Price, expected_prices
 from racer_core.records.conversation import RoutedText

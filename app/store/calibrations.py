@@ -14,21 +14,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
-from sqlalchemy import Engine, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Engine, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged, StoreError, StoreUnavailable
-from app.store import activation, canaries, engine, schema
+from app.store import canaries, engine, schema
 from app.store.calibration_record import CalibrationRecord
-from app.store.calibration_rows import (
-    Summary,
-    summarised,
-    to_record,
-    to_row,
-)
+from app.store.calibration_rows import Summary, summarised, to_record, to_row
 from app.store.canaries import Alarms, StoredCanary
 from app.store.engine import ServerConnections, Transaction
 from app.store.store_keys import KeyPurpose, all_keys, own_key
@@ -130,8 +125,8 @@ class Store:
             session.add(row)
             session.flush()
             if activate:
-                activation.activate(session, record.id, record.artifact, expected_active_id)
-                activation.inherit_alarms(session, record)
+                set_active(session, record.id, record.artifact, expected_active_id)
+                inherit_alarms(session, record)
 
     def activate(
         self,
@@ -156,11 +151,11 @@ class Store:
                     "upload its rows again to POST /calibrate"
                 )
             if share is not None:
-                activation.inherit_alarms(session, record)
+                inherit_alarms(session, record)
                 canaries.begin(session, calibration_id, artifact, share, expected_active_id)
             else:
-                activation.activate(session, calibration_id, artifact, expected_active_id)
-                activation.inherit_alarms(session, record)
+                set_active(session, calibration_id, artifact, expected_active_id)
+                inherit_alarms(session, record)
         return record
 
     def end_canary(self, artifact: str, canary: StoredCanary) -> bool:
@@ -291,3 +286,52 @@ def _find(session: Session, calibration_id: str) -> CalibrationRow:
     if row is None:
         raise NotFound(f"no calibration {calibration_id[:128]!r}", code="calibration_not_found")
     return row
+
+
+# Activation: the calibration that decides for an artifact and fleet, set by comparison.
+
+
+def set_active(session: Session, calibration_id: str, artifact: str, expected: str | None) -> None:
+    """Compare and set: the comparison is part of the UPDATE, so that two cannot both win.
+
+    It ends a canary. An empty ``expected`` finds no row to update, and then wins only if there is
+    none.
+    """
+    engine.notify(session)
+    statement = update(ActiveRow).where(ActiveRow.artifact == artifact)
+    if expected is not None:
+        statement = statement.where(ActiveRow.calibration_id == expected)
+    changed = cast(Any, session.execute(statement.values(calibration_id=calibration_id))).rowcount
+    if changed:
+        canaries.end(session, artifact)
+        return
+    if expected:
+        raise Conflict(f"calibration {expected[:128]} is not the active one; nothing was changed")
+    session.add(ActiveRow(artifact=artifact, calibration_id=calibration_id))
+    try:
+        session.flush()
+    except IntegrityError as exc:  # another process activated the first one
+        raise Conflict("another calibration was activated meanwhile; nothing was changed") from exc
+
+
+def inherit_alarms(session: Session, record: CalibrationRecord) -> None:
+    """Continue the drift alarms of the applications whose rows the record took over.
+
+    Their rows are the same, so that an alarm or evidence of drift is not forgotten.
+    """
+    replaced = record.evidence.get("replaced", {})
+    before = select(WatchRow).where(
+        WatchRow.calibration_id == replaced.get("calibration_id"),
+        WatchRow.application != replaced.get("application"),
+    )
+    for watch in session.scalars(before):
+        taken_over = {
+            "calibration_id": record.id,
+            "application": watch.application,
+            "since": watch.since,
+            "state": watch.state,
+            "raised": watch.raised,
+        }
+        session.execute(
+            engine.insert_into(session, WatchRow).values(taken_over).on_conflict_do_nothing()
+        )

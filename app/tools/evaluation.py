@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from app.settings.prices import CandidatePrice
+from app.settings.candidates import CandidatePrice
 from app.tools.hub_probe import check_hub
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.base import Encoder

@@ -18,7 +18,7 @@ from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.upload import from_file
 from app.errors import ConfirmNeeded, LimitNotKept
 from app.routing.active_calibration import ActiveCalibration
-from app.routing.artifact import open_racer
+from app.routing.artifact_files import open_racer
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.encoder_worker import EncoderWorker

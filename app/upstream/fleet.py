@@ -14,26 +14,21 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
-from app.concurrency.threads import off_loop
+from app.concurrency.memory_budget import SMALL_BYTES, MemoryBudget, off_loop
 from app.errors import UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
 from app.settings import Secrets, Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import CallSpan, Tracer
 from app.upstream.affinity import conversation_key
-from app.upstream.call import Attempt, CallMeter, UpstreamCall
 from app.upstream.circuit_breaker import ALL_CALLERS, STATES
-from app.upstream.completions import Completion, Endpoint, completion
-from app.upstream.failures import is_replica_fault, is_unreachable
-from app.upstream.health_checks import HealthChecks
 from app.upstream.http_client import UpstreamAnswer, UpstreamClient
-from app.upstream.replicas import Replica
-from app.upstream.reply import Reply
-from app.upstream.retries import Retries
+from app.upstream.replicas import Replica, Target, open_targets
+from app.upstream.reply import Completion, Endpoint, Reply, completion
+from app.upstream.retries import Retries, is_replica_fault, is_unreachable
 from app.upstream.stream import CandidateStream
-from app.upstream.targets import open_targets
 from app.wire import parsing
 from app.wire.format import ApiFormat, Choice
 
@@ -427,3 +422,132 @@ class Fleet:
 
 def _model_and_usage(body: Mapping[str, Any]) -> ModelAndUsage:
     return body.get("model"), parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
+
+
+# Health checks of ejected replicas, in the background, until they are readmitted.
+
+
+class HealthChecks:
+    """One task for every ejected replica."""
+
+    def __init__(self, client: UpstreamClient) -> None:
+        self._client = client
+        self._tasks: dict[Replica, asyncio.Task[None]] = {}
+
+    def watch(self, target: Target, replica: Replica) -> None:
+        """Check a replica when its pause is over, and again until a check passes.
+
+        The pause of an earlier ejection, which a success ended, may be longer than this one.
+        """
+        if (earlier := self._tasks.get(replica)) is not None:
+            earlier.cancel()
+        task = asyncio.create_task(self._check(target, replica))
+        self._tasks[replica] = task
+        task.add_done_callback(lambda _: self._forget(replica, task))
+
+    def forget(self, replica: Replica) -> None:
+        """End the check of a replica that is called no more."""
+        if (task := self._tasks.get(replica)) is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Cancel all checks."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _check(self, target: Target, replica: Replica) -> None:
+        while (until := replica.breaker.out_until) is not None:
+            if (left := until - time.monotonic()) > 0:
+                await asyncio.sleep(left)
+            elif await self._client.is_alive(target, replica):
+                replica.breaker.record_passed_check()
+            else:
+                replica.breaker.record_failed_check(time.monotonic())
+
+    def _forget(self, replica: Replica, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(replica) is task:
+            del self._tasks[replica]
+
+
+# A call to a candidate or evaluator, and one attempt of it.
+
+
+class CallMeter(Protocol):
+    """Measures the calls of one request."""
+
+    def attempted(self, candidate: str, seconds: float, exc: BaseException | None) -> None:
+        """Take an attempt that ended.
+
+        Args:
+            candidate: Its candidate.
+            seconds: Its duration, without the time that it waited to be sent.
+            exc: What ended it; None: it was answered.
+        """
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class UpstreamCall:
+    """A call to a target, over all its attempts."""
+
+    name: str  # in errors and metrics
+    caller: str
+    target: Target
+    path: str
+    model: object  # the requested model
+    data: bytes
+    timeout_s: float  # of an attempt, or of all of them
+    is_timed_in_all: bool
+    deadline: float
+    conversation: bytes | None  # its key; None: a single turn, or one replica
+    tried: list[Replica]
+    buffers: MemoryBudget  # of large payloads and answers
+    meter: CallMeter | None = None
+    span: CallSpan | None = None  # of the latest attempt
+
+    def __enter__(self) -> Self:
+        """Count a large payload as buffered. Raises UpstreamError."""
+        self.buffers.reserve(self._buffered)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.buffers.release(self._buffered)
+
+    @property
+    def _buffered(self) -> int:
+        size = len(self.data)
+        return size if size > SMALL_BYTES else 0
+
+
+class Attempt:
+    """One attempt of a call: a context in which it is sent and its answer read.
+
+    A class, since generators as contexts cost more than the call itself.
+
+    Args:
+        call: The call.
+        end: Records what came of it, once a replica was chosen; gets the exception that ended the
+            context.
+    """
+
+    __slots__ = ("_end", "answer", "call", "limit_s", "replica", "started")
+
+    started: float  # a ``time.monotonic()``
+    limit_s: float
+
+    def __init__(
+        self, call: UpstreamCall, end: Callable[[Attempt, Replica, BaseException | None], None]
+    ) -> None:
+        self.call = call
+        self.replica: Replica | None = None
+        self.answer: UpstreamAnswer | None = None
+        self._end = end
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        if self.replica is not None:
+            self._end(self, self.replica, exc)

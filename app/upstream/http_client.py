@@ -25,10 +25,9 @@ from app.concurrency.memory_budget import MemoryBudget
 from app.errors import UpstreamError, UpstreamOverloaded, UpstreamUnavailable
 from app.settings import FleetSettings, Limits
 from app.upstream.connection import Connection, Disconnected
-from app.upstream.connection_pool import ConnectionPool
-from app.upstream.dns_cache import DnsCache
-from app.upstream.failures import RAISED, check_response_head, to_upstream_error
+from app.upstream.connection_pool import ConnectionPool, DnsCache
 from app.upstream.replicas import Replica, Target
+from app.upstream.retries import RAISED, check_response_head, to_upstream_error
 
 HEALTH_CHECK_S: Final = 5.0
 DRAIN_S: Final = 0.02  # for the bytes behind the end of a stream, so that its connection is kept

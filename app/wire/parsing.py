@@ -10,6 +10,8 @@ from app.errors import UpstreamError
 from racer_core import strict_json
 from racer_core.errors import InputError
 
+CHARS_PER_TOKEN: Final = 4  # of an estimate where no tokenizer is at hand
+
 # An escaped backslash, a surrogate pair, or one half of a pair without the other.
 _ESCAPES: Final = re.compile(
     rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"

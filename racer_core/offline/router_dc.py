@@ -27,8 +27,6 @@ from racer_core.encoder.huggingface import HuggingFaceEncoder, load_model, load_
 from racer_core.encoder.pooling import pool
 from racer_core.encoder.tokens import TextTokenizer, limited, padded
 from racer_core.errors import InputError
-from racer_core.offline.clusters import cluster
-from racer_core.offline.contrastive import contrast, pick
 from racer_core.offline.options import check_number
 from racer_core.routers.checkpoint import Checkpoint
 from racer_core.types import BoolArray, FloatArray
@@ -268,3 +266,102 @@ def _own_generator(backend: str, seed: int, step: int) -> Generator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(int(_stream(seed, _DROPOUT, step).integers(2**63)))
         yield
+
+
+# k-means on embeddings, for RouterDC's groups of similar queries.
+
+_ROUNDS = 100
+
+
+def cluster(vectors: NDArray[np.float32], count: int, seed: int) -> NDArray[np.int64]:
+    """The number of each row's nearest of at most ``count`` centres, shape (n,).
+
+    Starts with k-means++ and ends when no row changes its cluster. With fewer distinct rows than
+    ``count`` there are fewer clusters.
+    """
+    rng = np.random.default_rng(seed)
+    centres = _start(vectors, count, rng)
+    nearest = _nearest(vectors, centres)
+    for _ in range(_ROUNDS):
+        for number in range(len(centres)):
+            members = vectors[nearest == number]
+            if len(members):  # a centre that lost all its rows stays where it is
+                centres[number] = members.mean(axis=0)
+        before, nearest = nearest, _nearest(vectors, centres)
+        if np.array_equal(before, nearest):
+            break
+    return nearest
+
+
+def _start(
+    vectors: NDArray[np.float32], count: int, rng: np.random.Generator
+) -> NDArray[np.float32]:
+    """k-means++ seeds: rows drawn with probabilities proportional to squared distance."""
+    chosen = [int(rng.integers(len(vectors)))]
+    distance = np.full(len(vectors), np.inf)
+    while len(chosen) < count:
+        gap = vectors - vectors[chosen[-1]]
+        distance = np.minimum(distance, np.einsum("nd,nd->n", gap, gap).astype(np.float64))
+        if not distance.sum() > 0:
+            break
+        chosen.append(int(rng.choice(len(vectors), p=distance / distance.sum())))
+    return vectors[chosen].copy()
+
+
+def _nearest(vectors: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray[np.int64]:
+    """By squared distance, without the row's own square, which is the same for all centres."""
+    squares = np.einsum("kd,kd->k", centres, centres)
+    return np.argmin(squares - 2 * (vectors @ centres.T), axis=1)
+
+
+# Contrastive loss of RouterDC, for query-candidate pairs and for query-query pairs.
+#
+# Chen et al. 2024, Eq. (3) and (5).
+
+_TIE = 1e-7  # below the grid of grades, 1e-6: luck orders equal grades only
+
+
+def pick(
+    eligible: BoolArray,
+    most: int,
+    rng: np.random.Generator,
+    grades: FloatArray | None = None,
+) -> BoolArray:
+    """At most ``most`` eligible columns of each row of (B, C).
+
+    Args:
+        eligible: The columns to choose from.
+        most: How many to choose of each row.
+        rng: Draws the columns, of graded rows those among equal grades.
+        grades: In [0, 1], shape (B, C); the largest are taken. A row of NaN has none.
+    """
+    priority = rng.random(eligible.shape)
+    if grades is not None:
+        priority = np.nan_to_num(grades, nan=0.0) + _TIE * priority
+    priority = np.where(eligible, priority, -1.0)
+    rank = np.argsort(np.argsort(-priority, axis=1), axis=1)
+    return eligible & (rank < most)
+
+
+def contrast(
+    similarity: torch.Tensor, positive: BoolArray, negative: BoolArray
+) -> torch.Tensor | None:
+    """Mean over rows of the sum over positives t of -log(e^s_t / (e^s_t + sum_negatives e^s)).
+
+    Args:
+        similarity: Shape (B, C), cosines over the temperature.
+        positive: Columns pulled to each row.
+        negative: Columns that each positive is contrasted with.
+
+    Returns:
+        The loss; None if no row has both. A row without both adds nothing to the sum.
+    """
+    counted = positive.any(axis=1) & negative.any(axis=1)
+    if not counted.any():
+        return None
+    device = similarity.device
+    chosen = similarity[torch.from_numpy(counted).to(device)]
+    pulled, pushed = (torch.from_numpy(mask[counted]).to(device) for mask in (positive, negative))
+    against = torch.logsumexp(chosen.masked_fill(~pushed, -torch.inf), dim=1, keepdim=True)
+    terms = nn.functional.softplus(against - chosen)
+    return terms[pulled].sum() / len(similarity)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,15 +29,9 @@ from racer_core.encoder.onnx import OnnxEncoder, export
 from racer_core.encoder.word_vectors import WordVectorEncoder, has_word_vectors
 from racer_core.errors import ArtifactError, RowsError
 from racer_core.offline.fit import RouterChoice, Rows, TrainingResult, fit, fit_embedded
-from racer_core.offline.reporting import (
-    Progress,
-    RememberingEncoder,
-    ReportingEncoder,
-    silent,
-)
+from racer_core.offline.reporting import Progress, RememberingEncoder, ReportingEncoder, silent
 from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.offline.stacking import CROSS_FITTED, stack
-from racer_core.offline.training_log import write_log
 from racer_core.offline.training_rows import sampled_units, with_labels
 from racer_core.records.conversation import fingerprint
 from racer_core.records.near_copies import count_near_copies
@@ -305,3 +301,40 @@ def _stacked(
         fit_fold,
         rows_units(used),
     )
+
+
+# Training log beside the artifact: ``training.json`` and, with matplotlib, a loss curve.
+
+
+def write_log(folder: Path, losses: Sequence[float], settings: Mapping[str, Any]) -> None:
+    """Write ``training.json``, and ``loss.png`` where matplotlib is installed.
+
+    Args:
+        folder: The artifact's.
+        losses: One a step, or one an epoch; none of a router without such a training.
+        settings: JSON values: kind of router, seed and other settings.
+
+    Raises:
+        ArtifactError: The folder cannot be written.
+    """
+    log = {**settings, "steps": len(losses), "losses": list(losses)}
+    try:
+        text = json.dumps(log, indent=2, ensure_ascii=False) + "\n"
+        (folder / "training.json").write_text(text, encoding="utf-8")
+        if losses:
+            _draw(folder / "loss.png", losses)
+    except OSError as exc:
+        raise ArtifactError(f"the log in {folder} cannot be written: {exc.strerror}") from exc
+
+
+def _draw(path: Path, losses: Sequence[float]) -> None:
+    try:
+        figures: Any = importlib.import_module("matplotlib.figure")
+    except ImportError:  # an optional extra
+        return
+    figure = figures.Figure(figsize=(6, 4), layout="constrained")  # no pyplot, hence no display
+    axes = figure.subplots()
+    axes.plot(range(1, len(losses) + 1), losses, linewidth=0.8)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    figure.savefig(path, dpi=120)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.calibrations.activation_rule import refusal
 from app.calibrations.evidence import evidence
+from app.calibrations.service import refusal
 from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions

@@ -14,8 +14,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from app.answering.answer_cache import ENTRY_BYTES, AnswerCache, CachedAnswer, CacheSlot
-from app.answering.repeats import AnswerKey
-from app.answering.stream_recording import StreamRecording
+from app.answering.repeats import AnswerKey, StreamRecording
 from app.settings.answer_cache import AnswerCacheSettings
 from app.telemetry.metrics import Metrics
 from app.wire.chat import Chat

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.monitoring.answer_evidence import UNPRICED, refusal_of
-from app.routing.rounds_plan import answer_setup
+from app.same_answer.calibration import UNPRICED, refusal_of
+from app.same_answer.calibrations import answer_setup
 from app.settings import SameAnswer, Settings
 from racer_core.aggregation import answers
 from racer_core.sequential.answer_classes import AnswerClasses

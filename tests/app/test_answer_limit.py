@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.calibrations.answer_limit import limit_answers
+from app.calibrations.answer_risk import limit_answers
 from app.calibrations.columns import RowColumns
 from app.settings import Aggregation
 from app.store.calibration_record import CalibrationRecord, Population

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from app.monitoring.decisions.store import DecisionStore
-from app.monitoring.sequence_verification import verify_sequence
+from app.monitoring.verification import verify_sequence
 from app.routing.conditions import ConditionReader
-from app.routing.rounds_plan import RoundsTerms, answer_setup, fitted
+from app.routing.rounds_plan import RoundsTerms, fitted
+from app.same_answer.calibrations import answer_setup
 from app.store import Store
 from app.store.answer_calibrations import AnswerCalibrationStore
 from racer_core.aggregation.answers import Equality

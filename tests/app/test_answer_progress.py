@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from app.monitoring.answer_progress import expected_at, fitting_rows, rows_needed
+from app.same_answer.calibration import expected_at, fitting_rows, rows_needed
 from racer_core.calibration.threshold import allowed_misses
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

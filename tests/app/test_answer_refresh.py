@@ -19,14 +19,14 @@ import pytest
 
 from app.access.typical_usage import TypicalUsage
 from app.errors import StoreError
-from app.monitoring.answer_schedule import Attempt, samples_wanted
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.store import DecisionStore
 from app.routing.decision import ChosenBy
-from app.routing.rounds_plan import Staleness
 from app.same_answer import calibration as answer_calibration
 from app.same_answer import rows as answer_rows
 from app.same_answer.alarms import AnswerWatch, level_of
+from app.same_answer.calibration import Attempt, samples_wanted
+from app.same_answer.calibrations import Staleness
 from app.same_answer.calibrator import AnswerCalibrator
 from app.same_answer.rows import AnswerRows, AnswerSample
 from app.settings import Settings

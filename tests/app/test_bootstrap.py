@@ -22,7 +22,7 @@ from app import artifact_watch, settings
 from app.cli import bootstrap as command
 from app.errors import GatewayUnreachable
 from app.tools.bootstrap.gateway import wait_for_artifact
-from app.tools.bootstrap.report import client_address, take_over
+from app.tools.bootstrap.run import client_address, take_over
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.bootstrap.steps import SHARES, BootstrapOptions, Steps
 from app.tools.gateway_client import GatewayClient

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from app.errors import Conflict
-from app.routing.canary import Canary
+from app.routing.active_calibration import Canary
 from app.store import Store
 from app.store.tables import WatchRow
 from racer_core.calibration.shadow import is_sampled

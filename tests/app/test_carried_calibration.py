@@ -27,7 +27,7 @@ from app.store.backup import file as backup_file
 from app.store.calibration_record import CalibrationRecord
 from app.store.inspection import StoreInspection
 from app.store.tables import WatchRow
-from app.tools.doctor import calibration
+from app.tools.doctor import run
 from app.tools.doctor.finding import State
 from racer_core.errors import ArtifactError
 from tests.kit.gateway import (
@@ -516,13 +516,13 @@ def test_there_must_be_something_to_export(
 def test_doctor_counts_what_the_artifact_carries(carries: Callable[..., Path]) -> None:
     """Before the first start nothing is missing; what a start refuses is a failure with a cure."""
     one = made("cal-1", day=1)
-    found = calibration.check(StoreInspection(), 0.1, START, one)
+    found = run.check_calibration(StoreInspection(), 0.1, START, one)
     assert (found.state, found.cure) == (State.OK, "")
     assert "cal-1" in found.found
     folder = carries(one)
     with pytest.raises(ArtifactError) as caught:
         read_carried(folder, "b" * 64, POOL)
-    failed = calibration.refused(caught.value)
+    failed = run.refused_calibration(caught.value)
     assert (failed.state, "another artifact" in failed.found) == (State.FAILED, True)
     assert failed.cure.startswith("write it again with `racer calibrate ROWS")
 

@@ -357,7 +357,7 @@ def test_refusals_are_counted_and_summed_up(
         414: (b"GET /" + b"a" * 9_000, 2),
         431: (LARGE_HEADS["many headers"], 2),
     }
-    with caplog.at_level("INFO", logger="app.http.refused_connections"):
+    with caplog.at_level("INFO", logger="app.http.refusals"):
         for status, (data, count) in sent.items():
             for _ in range(count):
                 assert status_and_code(server.say(data))[0] == status

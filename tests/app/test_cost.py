@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from app.http.connection import Connection, ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
-from app.http.refused_connections import RefusedConnections
+from app.http.refusals import RefusedConnections
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from app.upstream import connection as upstream

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access.api_keys import LOCAL, Caller
-from app.routing.certificate import ServedCertificate
 from app.routing.conditions import Conditions
-from app.routing.decision import CertifiedDecision, ChosenBy
+from app.routing.decision import CertifiedDecision, ChosenBy, ServedCertificate
 from app.routing.decision_cache import MOST_CHARS, CacheKey, DecisionCache
 from app.routing.premises import CandidateChoice
 from app.routing.query import Query

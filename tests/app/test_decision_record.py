@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from app.json_output import dump_json
 from app.monitoring.decisions.record import DecisionRecord, RequestEnd
-from app.routing.answer_guarantee import AnswerGuarantee
-from app.routing.decision import ChosenBy, RoutingRecord
+from app.routing.decision import AnswerGuarantee, ChosenBy, RoutingRecord
 from app.routing.reasons import Remark
 
 names = st.text(max_size=8) | st.just("de\ud800\0\n'\"")

@@ -24,20 +24,9 @@ from sqlalchemy.exc import DBAPIError
 from app import settings
 from app.store import Store, Summary, schema
 from app.store.inspection import StoreInspection, inspect_store, read_only
-from app.tools.doctor import artifact as artifact_check
-from app.tools.doctor import (
-    calibration,
-    clock,
-    configuration,
-    encoder,
-    endpoints,
-    gpu,
-    ports,
-    sampling,
-)
-from app.tools.doctor import store as store_check
+from app.tools.doctor import run
 from app.tools.doctor.finding import Finding, State
-from app.tools.doctor.gpu import GpuStatus
+from app.tools.doctor.run import GpuStatus
 from app.upstream.model_list import ModelList
 from racer_core import artifacts
 from racer_core.encoder.char_ngrams import SPEC
@@ -188,7 +177,7 @@ def test_the_sample_says_which_command_is_next(
     config.write_text(yaml.safe_dump(values | {"watching": watching}))
     read, _ = settings.load(config, {}, serves=False)
     counted = StoreInspection(sampled=sampled, unlabelled=unlabelled)
-    is_so(sampling.check(read, counted, has_artifact=has_artifact), state, words)
+    is_so(run.check_sampling(read, counted, has_artifact=has_artifact), state, words)
 
 
 def test_a_store_counts_its_sample(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
@@ -210,26 +199,26 @@ def test_a_store_counts_its_sample(tmp_path: Path, artifact: Path, pool: FakePoo
 
 def test_a_configuration_is_read_with_its_keys(config: Path) -> None:
     """Whole, misspelt, and with a key that is not there."""
-    finding, opened = configuration.check(config, ENVIRONMENT)
+    finding, opened = run.check_configuration(config, ENVIRONMENT)
     is_so(finding, OK, "3 candidates")
     assert opened is not None
     values = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump(values | {"prot": 80}))
-    is_so(configuration.check(config, {})[0], FAILED, "prot")
+    is_so(run.check_configuration(config, {})[0], FAILED, "prot")
     values["candidates"][0]["api_key_env"] = "NO_SUCH_KEY"
     config.write_text(yaml.safe_dump(values))
-    is_so(configuration.check(config, {})[0], FAILED, "$NO_SUCH_KEY")
+    is_so(run.check_configuration(config, {})[0], FAILED, "$NO_SUCH_KEY")
 
 
 def test_an_artifact_is_whole_and_of_this_pool(config: Path, tmp_path: Path) -> None:
     """Whole, none, not there, half there, and of another pool."""
     configured, _ = settings.load(config, ENVIRONMENT)
-    finding, trained = artifact_check.check(configured)
+    finding, trained = run.check_artifact(configured)
     is_so(finding, OK, "knn, 3 candidates")
     assert trained is not None
 
     def at(**changes: Any) -> Finding:
-        return artifact_check.check(configured.model_copy(update=changes))[0]
+        return run.check_artifact(configured.model_copy(update=changes))[0]
 
     is_so(at(artifact=None), WARNING, "racer train")
     is_so(at(artifact=tmp_path / "none"), WARNING, "adder answers")
@@ -242,17 +231,17 @@ def test_an_artifact_is_whole_and_of_this_pool(config: Path, tmp_path: Path) -> 
 
 def test_an_encoder_opens_as_recorded_in_the_artifact(tmp_path: Path) -> None:
     """The one without weights, another version of it, a folder that is gone, one of the hub."""
-    is_so(encoder.check(SPEC), OK, "char-ngrams")
-    is_so(encoder.check(replace(SPEC, digest="x")), FAILED, "digest")
+    is_so(run.check_encoder(SPEC), OK, "char-ngrams")
+    is_so(run.check_encoder(replace(SPEC, digest="x")), FAILED, "digest")
     gone = replace(SPEC, kind="huggingface", name=str(tmp_path / "gone"), backend="cpu")
-    is_so(encoder.check(gone), FAILED, "gone")
-    is_so(encoder.check(replace(gone, name="unknown/model")), WARNING, "not on this machine")
+    is_so(run.check_encoder(gone), FAILED, "gone")
+    is_so(run.check_encoder(replace(gone, name="unknown/model")), WARNING, "not on this machine")
 
 
 def test_the_demo_s_encoder_opens() -> None:
     """A real one, whose digest is compared."""
     folder = Path(__file__).parents[2] / "deploy" / "demo" / "router"
-    is_so(encoder.check(artifacts.load(folder).encoder), OK, "float32 on cpu")
+    is_so(run.check_encoder(artifacts.load(folder).encoder), OK, "float32 on cpu")
 
 
 # The machine ------------------------------------------------------------------------------------
@@ -283,7 +272,7 @@ def test_a_gpu_is_seen_or_missed(
     machine: GpuStatus, backend: str | None, state: State, words: str
 ) -> None:
     """A missing GPU is a failure if the encoder needs one, else a warning at most."""
-    is_so(gpu.check(machine, backend), state, words)
+    is_so(run.check_gpu(machine, backend), state, words)
 
 
 def test_torchs_warning_about_the_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +283,7 @@ def test_torchs_warning_about_the_driver_is_reported(monkeypatch: pytest.MonkeyP
         return False
 
     monkeypatch.setattr(torch.cuda, "is_available", unavailable)
-    assert gpu.inspect().complaint == TOO_OLD
+    assert run.inspect_gpu().complaint == TOO_OLD
 
 
 def test_an_unusable_gpu_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,20 +295,22 @@ def test_an_unusable_gpu_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", busy)
-    assert gpu.inspect().devices == ()
+    assert run.inspect_gpu().devices == ()
 
 
 @pytest.mark.gpu
 def test_a_real_gpu_is_seen() -> None:
     """By its name."""
-    is_so(gpu.check(gpu.inspect(), "cuda"), OK, torch.cuda.get_device_name(0))
+    is_so(run.check_gpu(run.inspect_gpu(), "cuda"), OK, torch.cuda.get_device_name(0))
 
 
 def test_a_clock_is_compared_with_all_servers() -> None:
     """The own clock is wrong if it differs from all servers, a server's if only it differs."""
 
     def finding_of(*ahead: float | None) -> Finding:
-        return clock.check([ModelList(f"http://s{i}", (), each) for i, each in enumerate(ahead)])
+        return run.check_clock(
+            [ModelList(f"http://s{i}", (), each) for i, each in enumerate(ahead)]
+        )
 
     is_so(finding_of(0.4, -2.0), OK, "all 2 servers")
     is_so(finding_of(None), OK, "no server")
@@ -336,7 +327,7 @@ def endpoint(config: Path, **candidate: Any) -> Finding:
     values = {"schema_version": 1, "candidates": [{"name": "qwen"} | candidate]}
     environment = {"RIGHT": "right-key", "WRONG": "wrong-key"}
     configured, secrets = settings.parse(json.dumps(values), config, environment)
-    (finding,), _ = endpoints.check(configured, secrets)
+    (finding,), _ = run.check_endpoints(configured, secrets)
     assert finding.check == "endpoint qwen"
     return finding
 
@@ -377,7 +368,7 @@ def test_an_evaluator_of_its_own_is_looked_at_too(
     rater = {"base_url": servers["poet"].url, "model": "judge"}
     values["aggregation"] = {"method": "weighted", "weight": "verbal", "evaluator": rater}
     configured, secrets = settings.parse(json.dumps(values), config, {})
-    findings, _ = endpoints.check(configured, secrets)
+    findings, _ = run.check_endpoints(configured, secrets)
     assert [each.state for each in findings] == [OK, OK, OK, FAILED]
     is_so(findings[-1], FAILED, "poet, not judge")
 
@@ -388,10 +379,10 @@ def test_a_server_s_clock_is_read_off_its_answer(ahead_s: float, tmp_path: Path)
     with FakePool(models=["qwen"], ahead_s=ahead_s) as server:
         values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": server.url}]}
         configured, secrets = settings.parse(json.dumps(values), tmp_path, {})
-        _, (listing,) = endpoints.check(configured, secrets)
+        _, (listing,) = run.check_endpoints(configured, secrets)
         assert listing.ahead_s == pytest.approx(ahead_s, abs=3)
         server.ahead_s = None
-        _, (listing,) = endpoints.check(configured, secrets)
+        _, (listing,) = run.check_endpoints(configured, secrets)
         assert listing.ahead_s is None
 
 
@@ -400,12 +391,12 @@ def test_a_server_s_clock_is_read_off_its_answer(ahead_s: float, tmp_path: Path)
 
 def test_a_store_is_there_and_of_this_version(database: str) -> None:
     """Either kind: empty, made, and older than the program; looking makes no table."""
-    findings, found = store_check.check(database, None)
+    findings, found = run.check_store(database, None)
     is_so(findings[0], OK, "empty")
     assert found == StoreInspection()
     with Store(database):
         pass
-    findings, found = store_check.check(database, "a" * 64)
+    findings, found = run.check_store(database, "a" * 64)
     is_so(findings[0], OK, f"version {schema.HEAD}")
     assert found == StoreInspection(version=schema.HEAD)
 
@@ -416,11 +407,11 @@ def test_a_store_is_found_in_a_folder_of_any_name(tmp_path: Path) -> None:
     folder.mkdir()
     values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": UNREACHABLE}]}
     configured, _ = settings.parse(json.dumps(values), folder / "racer.yaml", {})
-    assert store_check.check(configured.store, None)[1] == StoreInspection()
+    assert run.check_store(configured.store, None)[1] == StoreInspection()
     with Store(configured.store):
         pass
     assert [path.name for path in folder.iterdir()] == ["racer.db"]
-    assert store_check.check(configured.store, None)[1] == StoreInspection(version=schema.HEAD)
+    assert run.check_store(configured.store, None)[1] == StoreInspection(version=schema.HEAD)
 
 
 def test_doctor_opens_the_store_read_only(database: str) -> None:
@@ -453,13 +444,13 @@ def test_an_interrupted_write_is_reported_and_not_rolled_back(tmp_path: Path) ->
     subprocess.run([sys.executable, "-c", DYING, str(tmp_path / "racer.db")], check=False)
     before = everything_under(tmp_path)
     assert [Path(name).name for name in sorted(before)] == ["racer.db", "racer.db-journal"]
-    findings, found = store_check.check(url, "a" * 64)
+    findings, found = run.check_store(url, "a" * 64)
     is_so(findings[0], WARNING, "died while it wrote", "start the gateway")
     assert found is None
     assert everything_under(tmp_path) == before
     with Store(url):
         pass
-    is_so(store_check.check(url, "a" * 64)[0][0], OK, schema.HEAD)
+    is_so(run.check_store(url, "a" * 64)[0][0], OK, schema.HEAD)
 
 
 @pytest.mark.parametrize(
@@ -474,7 +465,7 @@ def test_the_finding_of_another_schema_version_says_what_to_do(
     version: str | None, state: State, words: str
 ) -> None:
     """An unknown one: another program, or another database."""
-    is_so(store_check.version("store", version), state, words)
+    is_so(run.version("store", version), state, words)
 
 
 def test_an_older_file_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,7 +474,7 @@ def test_an_older_file_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with Store(url):
         pass
     monkeypatch.setattr(schema, "HEAD", "next")
-    is_so(store_check.check(url, None)[0][0], FAILED, "racer db upgrade")
+    is_so(run.check_store(url, None)[0][0], FAILED, "racer db upgrade")
 
 
 @pytest.mark.parametrize(
@@ -499,7 +490,7 @@ def test_an_older_file_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_unusable_store_is_reported(tmp_path: Path, url: str, words: str) -> None:
     """One finding with a cure, without the password."""
     (tmp_path / "text").write_text("no database" * 100)
-    findings, found = store_check.check(url.format(folder=tmp_path), None)
+    findings, found = run.check_store(url.format(folder=tmp_path), None)
     assert found is None
     is_so(next(each for each in findings if each.check == "store"), FAILED, words)
     assert "hunter2" not in str(findings)
@@ -512,7 +503,7 @@ def test_a_read_only_store_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
         return False
 
     monkeypatch.setattr(os, "access", denied)
-    findings, _ = store_check.check(f"sqlite:///{tmp_path}/racer.db", None)
+    findings, _ = run.check_store(f"sqlite:///{tmp_path}/racer.db", None)
     is_so(findings[0], FAILED, "cannot be written")
 
 
@@ -521,7 +512,7 @@ def test_a_read_only_store_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_little_disk_space_is_a_warning(tmp_path: Path, free: int, state: State) -> None:
     """Little is a warning, next to nothing a failure."""
-    is_so(store_check.room(tmp_path, free), state, "GiB free")
+    is_so(run.room(tmp_path, free), state, "GiB free")
 
 
 def test_doctor_finds_the_active_calibration(database: str) -> None:
@@ -549,13 +540,15 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
         )
         return StoreInspection(version=schema.HEAD, active=active)
 
-    is_so(calibration.check(made(500), 0.1, now), OK, "c1, 40 days old, 500 rows count, alpha 0.1")
-    is_so(calibration.check(made(9), 0.1, now), OK)
-    is_so(calibration.check(made(8), 0.1, now), WARNING, "needs 9", "all candidates are called")
-    is_so(calibration.check(made(28, delta=0.05), 0.1, now), WARNING, "needs 29")
-    is_so(calibration.check(made(29, delta=0.05), 0.1, now), OK)
+    is_so(
+        run.check_calibration(made(500), 0.1, now), OK, "c1, 40 days old, 500 rows count, alpha 0.1"
+    )
+    is_so(run.check_calibration(made(9), 0.1, now), OK)
+    is_so(run.check_calibration(made(8), 0.1, now), WARNING, "needs 9", "all candidates are called")
+    is_so(run.check_calibration(made(28, delta=0.05), 0.1, now), WARNING, "needs 29")
+    is_so(run.check_calibration(made(29, delta=0.05), 0.1, now), OK)
     future = made(500, age=timedelta(hours=-1))
-    is_so(calibration.check(future, 0.1, now), WARNING, "clock")
+    is_so(run.check_calibration(future, 0.1, now), WARNING, "clock")
     for age, words in (
         (timedelta(days=1), "1 day old"),
         (timedelta(hours=23, minutes=59), "23 hours old"),
@@ -563,12 +556,15 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
         (timedelta(minutes=59), "made within the hour"),
         (timedelta(seconds=-30), "made within the hour"),  # two clocks never quite agree
     ):
-        is_so(calibration.check(made(500, age=age), 0.1, now), OK, words)
+        is_so(run.check_calibration(made(500, age=age), 0.1, now), OK, words)
     is_so(
-        calibration.check(StoreInspection(), 0.1, now), WARNING, "no calibration", "racer calibrate"
+        run.check_calibration(StoreInspection(), 0.1, now),
+        WARNING,
+        "no calibration",
+        "racer calibrate",
     )
     other = replace(made(500), active=None, other=made(500).active)
-    is_so(calibration.check(other, 0.1, now), FAILED, "c1 is of another artifact")
+    is_so(run.check_calibration(other, 0.1, now), FAILED, "c1 is of another artifact")
 
 
 def test_a_calibration_of_another_artifact_is_recognised(
@@ -596,16 +592,16 @@ def test_a_port_is_free_taken_or_a_gateway_s(config: Path) -> None:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
     for _ in range(2):
-        is_so(ports.check_port("port", "127.0.0.1", port), OK, "is free")
-    is_so(ports.check_port("port", "127.0.0.1", 0), OK, "picks a free port")
+        is_so(run.check_port("port", "127.0.0.1", port), OK, "is free")
+    is_so(run.check_port("port", "127.0.0.1", 0), OK, "picks a free port")
     with FakePool(models=["qwen"]) as server:
         taken = int(server.url.removesuffix("/v1").rpartition(":")[2])
-        is_so(ports.check_port("port", "127.0.0.1", taken), FAILED, "in use", "--port")
+        is_so(run.check_port("port", "127.0.0.1", taken), FAILED, "in use", "--port")
         assert server.seen == ["GET /healthz"]
     with running(config, ENVIRONMENT | {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
         taken = int(gateway.url.rpartition(":")[2])
-        is_so(ports.check_port("port", "127.0.0.1", taken), OK, "a gateway serves")
-    is_so(ports.check_port("port", "192.0.2.1", 80), FAILED, "cannot be bound")
+        is_so(run.check_port("port", "127.0.0.1", taken), OK, "a gateway serves")
+    is_so(run.check_port("port", "192.0.2.1", 80), FAILED, "cannot be bound")
 
 
 def test_the_admin_port_is_another(config: Path) -> None:
@@ -614,7 +610,7 @@ def test_the_admin_port_is_another(config: Path) -> None:
     def found(port: int, admin: int) -> list[Finding]:
         values = yaml.safe_load(config.read_text()) | {"port": port}
         values["access"] = {"admin": {"port": admin}}
-        return ports.check(settings.parse(json.dumps(values), config, {})[0])
+        return run.check_ports(settings.parse(json.dumps(values), config, {})[0])
 
     with socket.socket() as one, socket.socket() as two:
         for each in (one, two):

@@ -20,10 +20,8 @@ import numpy as np
 import pytest
 
 from app.errors import Overloaded, SettingsError, TooLarge
-from app.routing import encoder_frames
-from app.routing.encoder_frames import packed, receive
-from app.routing.encoder_process import EncoderClient
-from app.routing.encoder_server import EncoderServer, listening
+from app.routing import encoder_process as encoder_module
+from app.routing.encoder_process import EncoderClient, EncoderServer, listening, packed, receive
 from app.routing.encoder_worker import EncoderWorker
 from app.telemetry.metrics import Metrics
 from racer_core.encoder.base import EncoderOutput
@@ -222,7 +220,7 @@ def test_what_is_no_greeting_closes_the_connection(
 def test_frames_are_bounded_and_hold_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN arrives; objects, which would be unpickled, and oversize frames do not."""
 
-    async def received(sent: bytes) -> encoder_frames.Frame:
+    async def received(sent: bytes) -> encoder_process.Frame:
         reader = asyncio.StreamReader()
         reader.feed_data(sent)
         return await receive(reader)
@@ -239,7 +237,7 @@ def test_frames_are_bounded_and_hold_numbers_alone(monkeypatch: pytest.MonkeyPat
         np.testing.assert_array_equal(got.arrays[name], each)
     with pytest.raises(ValueError, match="is not sent"):
         asyncio.run(received(packed({}, {"a": np.array([None])})))
-    monkeypatch.setattr(encoder_frames, "LARGEST", 64)
+    monkeypatch.setattr(encoder_module, "LARGEST", 64)
     with pytest.raises(TooLarge):
         packed({"texts": ["x" * 64]})
     with pytest.raises(TooLarge):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from app import lifespan
-from app.calibrations import record_builder, row_reader
+from app.calibrations import record_builder, upload_reader
 from app.errors import Overloaded
 from app.routing import encoder_worker
 from app.routing.encoder_worker import EncoderWorker
@@ -822,8 +822,8 @@ LARGE = {"query": " " * 70_000 + ONE}
     [
         (Racer, "score", "POST", "/route", {"json": {"query": ONE}}),
         (Racer, "score", "POST", "/calibrate", NEW_ROWS),
-        (row_reader, "parse", "POST", "/calibrate", NEW_ROWS),
-        (row_reader, "parse", "POST", "/calibrate", {"json": {"rows": ROWS}}),
+        (upload_reader, "parse", "POST", "/calibrate", NEW_ROWS),
+        (upload_reader, "parse", "POST", "/calibrate", {"json": {"rows": ROWS}}),
         (record_builder, "build", "POST", "/calibrate", NEW_ROWS),
         (record_builder, "evidence", "POST", "/calibrate", NEW_ROWS),
         (Store, "add", "POST", "/calibrate", NEW_ROWS),

@@ -16,12 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app import settings
-from app.answering.evaluator_prompt import prompt, quoted, read
 from app.errors import SettingsError, UpstreamError, UpstreamUnavailable
 from app.judging.evaluator import Evaluator, Ratings
+from app.judging.rater import prompt, quoted, read
 from app.telemetry.metrics import Metrics
-from app.upstream.completions import Completion
 from app.upstream.fleet import Fleet
+from app.upstream.reply import Completion
 from racer_core.aggregation.vote import Weight
 from tests.kit.case import Shared
 from tests.kit.connections import CHAT, opened

@@ -23,7 +23,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from app.calibrations import jobs, service
-from app.calibrations.progress import Progress
+from app.calibrations.jobs import Progress
 from app.errors import GatewayRefused, GatewayUnreachable
 from app.store import Store
 from app.tools import gateway_client

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.monitoring.judged_rows import choose_verdicts
 from app.monitoring.samples.record import Sample, SampledDecision
+from app.monitoring.samples.rows import choose_verdicts
 from app.tools.labelling import judge
 from app.tools.labelling.judge import judge_candidate, judge_version
 from racer_core.calibration.judge_correction import Parts, corrected_thresholds

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 import yaml
 
+from app.tools.labelling.files import row_key
 from app.tools.labelling.graders import MathGrader
 from app.tools.labelling.judge import MAX_QUOTED_CHARS, judge_prompt
-from app.tools.labelling.question_keys import row_key
 from racer_core.records.questions import CopyCounter, Question
 from racer_core.records.reader import read_rows
 from racer_core.types import Turn

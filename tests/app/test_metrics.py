@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from app.errors import StoreFull
 from app.monitoring.decisions.store import DecisionStore
-from app.telemetry.loop_lag import EVERY_S, LoopLag
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics import EVERY_S, LoopLag, Metrics
 from tests.kit.accounts import series
 from tests.kit.connections import CHAT as CHAT_PATH
 from tests.kit.connections import left

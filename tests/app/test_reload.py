@@ -20,7 +20,7 @@ from app.reload import Reload
 from app.settings import Secrets, Settings
 from app.settings.access import Key
 from app.settings.reloading import ANY, RELOADED, Place, differences, is_reloaded
-from app.upstream.targets import open_targets
+from app.upstream.replicas import open_targets
 from racer_core.prices import PICO
 from tests.kit.accounts import configured_key
 from tests.kit.gateway import (

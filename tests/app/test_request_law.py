@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from app import settings
-from app.calibrations.column_files import load as load_columns
 from app.calibrations.columns import RowColumns
+from app.calibrations.columns import load as load_columns
+from app.calibrations.jobs import Progress
 from app.calibrations.parsing import ReadInstructions, parse
-from app.calibrations.progress import Progress
 from app.calibrations.record_builder import RecordBuilder
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping

@@ -147,7 +147,7 @@ class Records(logging.Handler):
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No handler but the log's own, as in a gateway, and no gateway of another test that logs."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest has some
-    monkeypatch.setattr(logging.getLogger("app.http.refused_connections"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("app.http.refusals"), "disabled", True)
 
 
 FIELDS: list[dict[str, Any]] = [

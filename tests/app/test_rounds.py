@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.answering import rounds as answering_rounds
-from app.answering import usual_latency
-from app.routing.rounds_plan import AnswerCalibrations, RoundsTerms, fitted
+from app.routing.rounds_plan import RoundsTerms, fitted
+from app.same_answer.calibrations import AnswerCalibrations
 from app.settings import key_format
 from tests.kit.gateway import ADMIN_KEY, Gateway, Serve, error_message, user
 from tests.kit.same_answer import NAMES, activate, classes, configured
@@ -135,7 +135,7 @@ def test_a_slow_round_is_not_awaited(
     The others decide the vote, or the named reference answers, and the certificate holds. A round
     whose late answer could change the vote waits for it.
     """
-    monkeypatch.setattr(usual_latency, "KEPT", 8)
+    monkeypatch.setattr(answering_rounds, "KEPT", 8)
     monkeypatch.setattr(answering_rounds, "LEAST_S", 2.0)  # a busy machine makes no round slow
     gateway = serve(**configured(talking))
     activate(gateway)

@@ -13,12 +13,11 @@ import pytest
 
 from app.answering.answer_forms import AnswerReader
 from app.answering.fan_out import FanOutResult, fan_out
-from app.answering.rounds import LEAST_S, Rounds, RoundsVote
-from app.answering.usual_latency import KEPT, UsualLatencies
+from app.answering.rounds import KEPT, LEAST_S, Rounds, RoundsVote, UsualLatencies
 from app.answering.vote import Vote
 from app.errors import UpstreamError, UpstreamRejected
 from app.monitoring.decisions.record import DecisionRecord
-from app.routing.answer_guarantee import AnswerGuarantee
+from app.routing.decision import AnswerGuarantee
 from app.routing.rounds_plan import RoundsPlan
 from app.settings import Aggregation
 from app.upstream.reply import Reply

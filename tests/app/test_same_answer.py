@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from app import settings
-from app.monitoring.answer_evidence import UNPRICED
 from app.same_answer import calibrator as answer_calibrator
+from app.same_answer.calibration import UNPRICED
 from racer_core.aggregation.vote import Method, aggregate
 from racer_core.types import CandidateAnswer
 from tests.kit.gateway import (

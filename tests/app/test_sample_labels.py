@@ -15,7 +15,7 @@ from app.monitoring.decisions.feedback import Feedback
 from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.decisions.writer import DecisionWriter
 from app.monitoring.metrics import MonitoringMetrics
-from app.monitoring.samples.labels import fewest_rows
+from app.monitoring.samples.sampler import fewest_rows
 from app.store import Store
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.judge import judge_candidate, judge_version

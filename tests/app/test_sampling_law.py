@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from app import settings
-from app.calibrations.column_files import load as load_columns
 from app.calibrations.columns import RowColumns
+from app.calibrations.columns import load as load_columns
+from app.calibrations.jobs import Progress
 from app.calibrations.parsing import ReadInstructions, parse
-from app.calibrations.progress import Progress
 from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.thinning import RateInForce, thinned
 from app.monitoring.samples.draw import ShadowSample, conversation_turn

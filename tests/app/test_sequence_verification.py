@@ -14,9 +14,10 @@ from app.answering.fan_out import FanOutResult
 from app.answering.rounds import Rounds
 from app.errors import UpstreamError
 from app.monitoring.decisions.record import DecisionRecord
-from app.monitoring.sequence_verification import verify_sequence
-from app.routing.answer_guarantee import AnswerGuarantee
-from app.routing.rounds_plan import AnswerCalibrations, RoundsPlan, RoundsTerms, fitted
+from app.monitoring.verification import verify_sequence
+from app.routing.decision import AnswerGuarantee
+from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted
+from app.same_answer.calibrations import AnswerCalibrations
 from app.upstream.reply import Reply
 from app.wire.format import AnswerKind, Choice
 from racer_core.aggregation.semantic import Meaning

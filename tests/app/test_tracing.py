@@ -22,7 +22,7 @@ from app import settings
 from app.errors import SettingsError
 from app.routing.service import RoutingService
 from app.telemetry import logs
-from app.telemetry.span_processor import QUEUE_SPANS, CountingSpanProcessor
+from app.telemetry.otlp_tracer import QUEUE_SPANS, CountingSpanProcessor
 from racer_core.errors import install_hint
 from tests.kit.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
 from tests.kit.gateway import (
@@ -429,7 +429,7 @@ async def main():
         assert tracer is None
 
 asyncio.run(main())
-ours = {"app.telemetry.otlp_tracer", "app.telemetry.span_processor"}
+ours = {"app.telemetry.otlp_tracer", "app.telemetry.otlp_tracer"}
 print([m for m in sys.modules if m in ours or m.startswith(
     ("opentelemetry.sdk", "opentelemetry.exporter"))])
 """
@@ -457,7 +457,7 @@ def test_without_the_package_the_start_says_what_to_install(
     by_variable: bool,
 ) -> None:
     """Exit code 2, before anything slow is loaded, and what names the collector."""
-    for name in ("app.telemetry.otlp_tracer", "app.telemetry.span_processor"):
+    for name in ("app.telemetry.otlp_tracer", "app.telemetry.otlp_tracer"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     url = "http://c:4318"

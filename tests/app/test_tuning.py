@@ -12,7 +12,7 @@ import yaml
 
 from app import settings
 from app.errors import SettingsError
-from app.routing.artifact import open_racer
+from app.routing.artifact_files import open_racer
 from app.settings.editing import Change, as_yaml
 from app.tools import tuning
 from racer_core.aggregation.vote import Method, Weight

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.routing.conditions import canonical
-from app.routing.turn_shapes import turn_shapes
+from app.routing.conditions import canonical, turn_shapes
 
 IMAGE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:,1", "detail": "low"}}
 CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.calibrations.column_files import load
+from app.calibrations.columns import load
+from app.calibrations.jobs import Progress
 from app.calibrations.parsing import MAX_LINE_BYTES, ReadInstructions, parse
-from app.calibrations.progress import Progress
-from app.calibrations.row_reader import read_rows
 from app.calibrations.upload import Upload, spool_folder
+from app.calibrations.upload_reader import read_rows
 from app.errors import JobCancelled
 from app.wire.candidate_payload import BodySettings
 from racer_core.aggregation.answers import Equality

@@ -23,8 +23,8 @@ from app.errors import (
 )
 from app.settings import Secrets
 from app.telemetry.metrics import Metrics
-from app.upstream.completions import Endpoint
 from app.upstream.fleet import Fleet
+from app.upstream.reply import Endpoint
 from tests.kit.fleets import CHAT, asking, configured, opened, soon, stream_into, streamed
 from tests.kit.hostile.answers import (
     DONE,

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from app.errors import UpstreamError, UpstreamUnavailable
-from app.upstream.dns_cache import CACHE_S, FRESH_S, LOOKUP_S, Address, DnsCache
+from app.upstream.connection_pool import CACHE_S, FRESH_S, LOOKUP_S, Address, DnsCache
 from tests.kit.fleets import CHAT, asking, opened, soon
 from tests.kit.hostile.process import certify
 from tests.kit.hostile.replicas import Replica, answers, replicas

@@ -11,7 +11,7 @@ import uvloop
 
 from app.errors import UpstreamError
 from app.settings import FleetSettings, key_format
-from app.upstream.health_checks import HealthChecks
+from app.upstream.fleet import HealthChecks
 from app.upstream.replicas import Replica
 from tests.kit.fleets import CHAT, asking, opened, soon
 from tests.kit.gateway import DATA_KEY, ONE, Serve, user

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.answering.worst_case import MEDIA_TOKENS, TEMPLATE_TOKENS, WorstCase, input_tokens
+from app.answering.spending import MEDIA_TOKENS, TEMPLATE_TOKENS, WorstCase, input_tokens
 from app.settings import Settings
 from racer_core.prices import PICO, Usage
 

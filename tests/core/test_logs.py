@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from racer_core.errors import ArtifactError
-from racer_core.offline.training_log import write_log
+from racer_core.offline.train import write_log
 
 
 class Figure:

@@ -9,7 +9,7 @@ import pytest
 
 import racer_core as rc
 from racer_core.errors import InputError, install_hint
-from racer_core.notebook.intervals import risk_interval
+from racer_core.notebook.evaluate import risk_interval
 from racer_core.types import Score
 from tests.core.kinds import Kinds
 from tests.core.laws import assert_at_most, assert_binomial

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from racer_core.encoder.base import file_digest
-from racer_core.encoder.hub import copy_model
+from racer_core.encoder.hub import converted, copy_model
 from racer_core.encoder.huggingface import HuggingFaceEncoder
-from racer_core.encoder.pickled_weights import converted
 from racer_core.errors import ArtifactError
 from racer_core.sandbox import SandboxedProcess
 from tests.kit.lazy import LazyModule

@@ -17,7 +17,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import InputError
-from racer_core.offline.clusters import cluster
+from racer_core.offline.router_dc import cluster
 from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
@@ -31,7 +31,7 @@ from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 optimize = LazyModule("scipy.optimize")
-contrastive = LazyModule("racer_core.offline.contrastive")
+contrastive = LazyModule("racer_core.offline.router_dc")
 training = LazyModule("racer_core.offline.router_dc")
 
 # --- the map from cosines to chances ---------------------------------------------------------

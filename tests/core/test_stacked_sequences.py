@@ -12,9 +12,8 @@ from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
 from racer_core.errors import InputError
 from racer_core.sequential.critical import critical_scores, round_nonconformity, rounds_called
 from racer_core.sequential.fit import fit_policy
-from racer_core.sequential.logistic import LogisticScore
 from racer_core.sequential.reliability import log_odds
-from racer_core.sequential.stacked import StackedPolicy, fit_stacked_policy
+from racer_core.sequential.stacked import LogisticScore, StackedPolicy, fit_stacked_policy
 from racer_core.types import CandidateAnswer
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.core.sequential_worlds import FALSE_ALARM, NAMES, answers, thresholds

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from starlette.types import Message as Arrival
 
 from app.access.api_keys import LOCAL
-from app.api.chat import chat_completions
-from app.api.completions import completions
+from app.api.chat import chat_completions, completions, responses
 from app.api.embeddings import embeddings
 from app.api.messages import count_tokens, messages
-from app.api.responses import responses
 from app.api.route import route
 from app.routing.applications import Applications
 from app.routing.conditions import ConditionReader

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UpstreamError
-from app.upstream.completions import completion
-from app.upstream.failures import retry_after_s
-from app.upstream.reply import Reply
+from app.upstream.reply import Reply, completion
+from app.upstream.retries import retry_after_s
 from app.wire.chat import Chat
 from app.wire.completions import Completions
 from app.wire.format import ApiFormat

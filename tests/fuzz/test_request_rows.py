@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.calibrations.column_files import load as load_columns
 from app.calibrations.columns import RowColumns
+from app.calibrations.columns import load as load_columns
 from app.calibrations.parsing import ReadInstructions, parse
 from app.settings import Settings, load
 from app.wire.candidate_payload import BodySettings

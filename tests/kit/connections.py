@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from app.api.routes import ROUTES
 from app.http.connection import LINGER_S, ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
-from app.http.refused_connections import RefusedConnections
+from app.http.refusals import RefusedConnections
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
 from tests.kit.gateway import DATA_KEY, Gateway

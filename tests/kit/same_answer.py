@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from app.routing.conditions import ConditionReader
-from app.routing.rounds_plan import answer_setup
+from app.same_answer.calibrations import answer_setup
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.aggregation.answers import Equality

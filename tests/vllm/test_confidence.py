@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from app.answering.evaluator_prompt import prompt
+from app.judging.rater import prompt
 from racer_core.records.reader import read_rows
 from tests.kit.gateway import Command
 

@@ -10,8 +10,7 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 from app.json_output import dump_json
-from app.routing.answer_guarantee import AnswerGuarantee
-from app.routing.decision import ChosenBy, RoutingRecord
+from app.routing.decision import AnswerGuarantee, ChosenBy, RoutingRecord
 from app.routing.reasons import Reason
 from racer_core.calibration.certificate import base_reason
 
@@ -68,9 +67,9 @@ class DecisionRecord(RoutingRecord):
         sampling_rate: The sampling rate in force for the request; None where it could not be drawn.
         shadow_rate: The sampling rate of a decision in the shadow sample; None outside it.
         sampled_under: Of a sampled decision, what
-            :func:`app.monitoring.population_digests.population_digests` gave; None outside it.
+            :func:`app.monitoring.samples.rows.population_digests` gave; None outside it.
         answer_setup: Of a sampled decision that the promise `same_answer` serves at the terms of
-            its application, what :func:`app.routing.rounds_plan.answer_setup` gave; None:
+            its application, what :func:`app.same_answer.calibrations.answer_setup` gave; None:
             it is no row of that promise.
         conversation: The conversation by whose turn it was drawn for the shadow sample; None: by
             its id.
@@ -80,7 +79,7 @@ class DecisionRecord(RoutingRecord):
         query: The text that the router read, if the operator stores queries.
         group_by: ``Settings.group_by``, which says what the group means.
         sequence: Of the promise `same_answer`: the order of calls, and the calls made.
-        cost: What its calls cost, with their usage, as :mod:`app.answering.request_cost` gives it;
+        cost: What its calls cost, with their usage, as :mod:`app.answering.cost_meter` gives it;
             None: candidates had no prices, and it is in no form.
     """
 

@@ -30,9 +30,9 @@ from typing import Any, Final
 import numpy as np
 
 from app.errors import StoreError
-from app.monitoring import eligibility
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.store import DecisionStore
+from app.monitoring.drift import populations
 from app.monitoring.drift import statistics as drift_statistics
 from app.monitoring.drift.populations import (
     NO_APPLICATION,
@@ -190,7 +190,7 @@ class DriftMonitor:
                 return
             new: dict[str, list[DecisionRecord]] = {}
             for each in decisions:
-                population = eligibility.population_of(each, current.monitored)
+                population = populations.population_of(each, current.monitored)
                 if population is not None and (population.counts_repeats or not each.repeated):
                     new.setdefault(population.application, []).append(each)
             for application, queries in new.items():

@@ -22,8 +22,7 @@ from app.concurrency.background_queue import BackgroundQueue
 from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
-from app.judging.checker_calls import CheckerCall, open_checker
-from app.monitoring.failure_warnings import FailureWarnings
+from app.judging.checker_calls import CheckerCall, FailureWarnings, open_checker
 from app.monitoring.samples.record import SampledExchange
 from app.settings import Secrets, Settings
 from app.settings.secrets import CHECKER_KEY

@@ -6,20 +6,25 @@ would depend on what candidates could answer and judges could decide.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import takewhile
+from typing import Any, Final
 
+from app.ids import random_part
 from app.json_output import dump_json
 from app.monitoring.decisions.record import DecisionRecord, are_like_rows
-from app.monitoring.judged_rows import LABELS_ALONE, choose_verdicts, without_verdicts
-from app.monitoring.population_digests import are_read_alike
 from app.monitoring.samples.record import SampledDecision, SampledExchange
+from app.routing.conditions import ConditionReader
 from app.routing.premises import is_whole_but_for_outages
 from app.routing.query import MAX_ROW_BYTES, is_too_large_to_draw
 from app.routing.reasons import Reason
-from app.settings import GroupBy
+from app.settings import GroupBy, Settings
+from app.settings.applications import leave_out_digest, members_digest
 from racer_core.calibration.certificate import base_reason
+from racer_core.errors import InputError
 
 
 def labelled_rows(
@@ -62,7 +67,7 @@ def labelled_rows(
         group_by: The configured origin of groups; a group of another origin is another one.
         drawn: The applications whose rows are requests drawn from their traffic.
         together: The applications whose first and later turns are one population.
-        sampled_under: What :func:`app.monitoring.population_digests.population_digests` gives now.
+        sampled_under: What :func:`app.monitoring.samples.rows.population_digests` gives now.
         conditions_of: The digests of the rows of a decision's calibration, by its id, for a
             decision without a sample beside it; None: unknown.
         stores_requests: Whether requests are stored.
@@ -239,3 +244,131 @@ def _conditions(
         return None
     vector = conditions_of(decision.set_calibration_id)
     return None if vector is None else dict(zip(pool, vector, strict=True))
+
+
+# Judge verdicts of exported rows: those of one judge, beside labels on a random part of the rows.
+#
+# The correction of a judge's verdicts by labels needs both: the errors of one judge, measured on
+# rows that are drawn at random. Labels as they come are no random part: the gateway itself labels
+# what all candidates refuse, a checker labels what it understands, and people choose.
+
+LABELS_ALONE: Final = ""  # instead of a judge's name: rows carry no verdicts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenVerdicts:
+    """Which rows carry the verdicts of one judge, and which their label, by decision id.
+
+    Attributes:
+        judge: The judge's name.
+        rows: The rows that were there when this was chosen. Later ones wait for the next export, so
+            that the labels stay a random part.
+        judged: Those with this judge's verdicts.
+        labelled: Those with a label.
+        left_out: How many lost their label.
+    """
+
+    judge: str
+    rows: frozenset[str]
+    judged: frozenset[str]
+    labelled: frozenset[str]
+    left_out: int
+
+    def row(self, row: dict[str, Any]) -> dict[str, Any] | None:
+        """A row with these verdicts; None if it was not there."""
+        decision = row["decision_id"]
+        if decision not in self.rows:
+            return None
+        chosen = without_verdicts(row)
+        if decision in self.judged:
+            chosen |= {"judged": row["judged"][self.judge], "judge": self.judge}
+        if "correct" in chosen and decision not in self.labelled:
+            del chosen["correct"]
+            chosen["unlabelled"] = True
+        return chosen
+
+
+def without_verdicts(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without the verdicts of judges."""
+    return {name: value for name, value in row.items() if name != "judged"}
+
+
+def choose_verdicts(
+    rows: Iterable[dict[str, Any]], judge: str | None, labels: int | None = None
+) -> ChosenVerdicts | None:
+    """The verdicts of one judge, beside labels on a random part of the rows.
+
+    Rows are ordered by the random part of their decision ids, as people are shown samples. Of rows
+    with verdicts, those before the first without a label keep their labels, or as many of these as
+    were fixed beforehand. If any row has verdicts, a row with a label alone loses it, which counts
+    as a miss.
+
+    The bound is proved for a number of labels that depends on no label. To stop where thresholds
+    look good breaks it, as it breaks every test that is repeated until it passes.
+
+    Args:
+        rows: Rows with `decision_id` and, in `judged`, the complete verdicts of every judge.
+        judge: The judge's name; None: the one with verdicts on most rows, of several the first by
+            name.
+        labels: The number of labels, fixed before they were given; None: as many as there are.
+
+    Returns:
+        The choice; None where no row has verdicts of such a judge.
+
+    Raises:
+        InputError: Fewer than ``labels`` rows stand before the first without a label.
+    """
+    verdicts: dict[str, Sequence[str]] = {}
+    with_label = set[str]()
+    for row in rows:
+        verdicts[row["decision_id"]] = tuple(row.get("judged", ()))
+        if "correct" in row:
+            with_label.add(row["decision_id"])
+    counts = Counter(sorted(name for names in verdicts.values() for name in names))
+    if judge is None and counts:
+        judge = counts.most_common(1)[0][0]
+    if judge is None or judge not in counts:
+        return None
+    judged = [decision for decision, names in verdicts.items() if judge in names]
+    labelled = list(takewhile(with_label.__contains__, sorted(judged, key=random_part)))
+    if labels is not None and len(labelled) < labels:
+        raise InputError(
+            f"of the first {labels} judged rows in the order of the page's tab Label, row "
+            f"{len(labelled) + 1} has no label: label what the tab shows first, or have the judge "
+            "read more rows",
+            param="labels",
+        )
+    labelled = frozenset(labelled[:labels])
+    return ChosenVerdicts(
+        judge=judge,
+        rows=frozenset(verdicts),
+        judged=frozenset(judged),
+        labelled=labelled,
+        left_out=len(with_label - labelled),
+    )
+
+
+# Digests of a sampled population: which requests there are, how they are sent and read.
+
+
+def population_digests(settings: Settings, conditions: ConditionReader) -> str:
+    """Digests of the requests that are sampled, as decisions store them, between spaces.
+
+    The first, of which requests each application has and how their turns are drawn; the second, of
+    what the gateway adds to any request; the third, of what the router does not read of them, where
+    it does not read everything.
+    """
+    added = dump_json([conditions.added[name] for name in settings.pool])
+    members = members_digest(settings.applications)
+    digests = [members, blake2b(added, digest_size=8).hexdigest()]
+    return " ".join([*digests, leave_out_digest(settings.applications)]).rstrip()
+
+
+def are_read_alike(before: str | None, now: str) -> bool:
+    """Whether the router read requests of earlier digests as it reads those of present ones.
+
+    Args:
+        before: Earlier digests; None: the request was not sampled.
+        now: What :func:`population_digests` gives now.
+    """
+    return (before or "").split(" ")[2:] == now.split(" ")[2:]

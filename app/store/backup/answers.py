@@ -15,8 +15,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import Conflict, StoreDamaged
 from app.store.answer_calibrations import decoded, prune
-from app.store.backup.file import StoredAnswers
-from app.store.backup.result import RestoreResult
+from app.store.backup.file import RestoreResult, StoredAnswers
 from app.store.engine import now
 from app.store.tables import AnswerCalibrationRow as Row
 

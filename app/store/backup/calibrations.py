@@ -23,12 +23,12 @@ from app.store.backup import answers
 from app.store.backup.file import (
     Backup,
     Manifest,
+    RestoreResult,
     StoredAnswers,
     StoredCalibration,
     Writer,
     writing,
 )
-from app.store.backup.result import RestoreResult
 from app.store.calibration_rows import is_whole
 from app.store.engine import insert_into, notify
 from app.store.schema import lock_schema

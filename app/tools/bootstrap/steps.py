@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from app.errors import UpstreamError
 from app.settings import Settings
 from app.settings.applications import leave_out_digest
 from app.tools.bootstrap.gateway import wait_for_artifact
-from app.tools.bootstrap.results import calibrated, evaluated, labelled, trained, tuned
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.gateway_client import GatewayClient
 from app.tools.router_rows import read_rows
 from racer_core import artifacts
 from racer_core.errors import ArtifactError, CalibrationError, RowsError
 from racer_core.offline.training_rows import with_labels
+
+if TYPE_CHECKING:
+    from racer_core.offline.evaluation_result import Evaluation
+
 
 GRADES: Final = ("choice", "number", "math", "exact")  # of answers that have references
 _VOTES: Final = ("choice", "number", "exact")  # equalities that `racer evaluate` measures
@@ -287,3 +291,64 @@ def _prices(settings: Settings) -> dict[str, str]:
     return {
         name: json.dumps(price.model_dump(exclude_defaults=True)) for name, price in given.items()
     }
+
+
+# What a bootstrap keeps of each command's result, as JSON values: the figures of its report.
+
+_EVIDENCE = (
+    *("alpha", "score", "risk_target", "rows", "n", "feasible", "mean_size"),
+    *("risk_q05", "risk_q95"),
+)
+
+
+def labelled(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `racer label`: how many questions have a row."""
+    return {name: result[name] for name in ("questions", "labelled")}
+
+
+def trained(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `racer train`: the artifact."""
+    return {name: result[name] for name in ("artifact", "router", "encoder", "training_rows")}
+
+
+def tuned(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `racer tune`: the chosen setting, and whether the configuration has it."""
+    chosen = {
+        name: result["chosen"][name]
+        for name in ("alpha", "score", "rule", "weight", "accuracy", "size")
+    }
+    return {"chosen": chosen, **{name: result[name] for name in ("diff", "settings", "written")}}
+
+
+def evaluated(result: Evaluation) -> dict[str, Any]:
+    """Of `racer evaluate` at one alpha: means over splits, ``±`` of the risk over rows.
+
+    ``accuracy`` is that of the majority's vote; null without recorded answers.
+    """
+    from racer_core.offline.evaluation_result import BEST, FULL_POOL, RISK
+
+    setting = next(iter(result.cells))
+    controls = result.controls[setting.scope]
+    risk = RISK[setting.risk_target]
+    figures = {
+        "risk": result.mean(setting, risk),
+        "risk_half_width": 1.96 * result.se_rows(setting, risk),
+        "size": result.mean(setting, "size"),
+        "calls_saved": result.mean(setting, "calls_saved"),
+        "accuracy": result.mean(setting, "accuracy_majority"),
+        "best_single": _mean(controls.get(BEST)),
+        "full_pool": _mean(controls.get(f"{FULL_POOL}majority")),
+    }
+    known = {name: None if math.isnan(each) else each for name, each in figures.items()}
+    calibration, _, test = result.rows[setting.scope]
+    return {**known, "splits": result.protocol.splits, "calibration": calibration, "test": test}
+
+
+def calibrated(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `racer calibrate`: the calibration with its evidence."""
+    evidence = {name: result["evidence"].get(name) for name in _EVIDENCE}
+    return {"id": result["id"], "active": result["active"], **evidence}
+
+
+def _mean(runs: list[float] | None) -> float:
+    return sum(runs) / len(runs) if runs else math.nan

@@ -7,9 +7,11 @@ A finished row that lacks confidences is rated through the journal and replaced 
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from io import FileIO
@@ -17,13 +19,13 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from app.tools.labelling.answer import Answer
-from app.tools.labelling.append_only import append, json_line, lock, repair_tail, whole_lines
 from app.tools.labelling.confidences import AnswerConfidences, RatingPlan
-from app.tools.labelling.question_keys import digest, line_key, question_key, row_key
+from racer_core import strict_json
 from racer_core.errors import InputError
 from racer_core.records import formats
 from racer_core.records.checks import CheckedRows, RowLimits
-from racer_core.records.questions import CopyCounter, Question
+from racer_core.records.questions import CopyCounter, Question, question_identity
+from racer_core.records.row import optional_text, row_query
 from racer_core.records.writer import row_line
 from racer_core.types import Confidences, LabelledRow
 
@@ -396,3 +398,109 @@ class LabelFiles:
 def _answer_line(key: str, candidate: str, answer: Answer) -> dict[str, Any]:
     line = {"query": key, "candidate": candidate, "answer": answer.text}
     return {**line, "call": dict(answer.call)}
+
+
+# Append-only files of JSON lines: whole lines, one writer, and repair of a torn last line.
+#
+# Every line is a single write: a killed process leaves whole lines; a full disk leaves at most
+# one torn line, which is cut when the file is opened again.
+
+
+def append(file: FileIO, data: bytes, path: Path) -> None:
+    """Write whole lines at the end of a file.
+
+    Raises:
+        InputError: The file cannot be written, or not in full.
+    """
+    try:
+        whole = file.write(data) == len(data)
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be written ({exc.strerror})") from exc
+    if not whole:
+        raise InputError(f"{path}: cannot be written (no space left)")
+
+
+def lock(rows: FileIO, path: Path) -> None:
+    """Lock a file for this process. Raises InputError where another process holds it."""
+    try:
+        fcntl.flock(rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        raise InputError(f"{path}: another `racer label` is writing to it") from exc
+
+
+def whole_lines(file: FileIO, path: Path, beginnings: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Split a file into whole lines and a tail; a complete object at the end is a line.
+
+    Args:
+        file: The file.
+        path: Its path, for messages.
+        beginnings: The first bytes of every line that is written into it.
+
+    Raises:
+        InputError: The tail is no beginning of such a line.
+    """
+    file.seek(0)
+    data = file.readall()
+    lines, end, tail = data.rpartition(b"\n")
+    try:
+        strict_json.load_object(tail)
+    except InputError as exc:
+        if not any(begin.startswith(tail[: len(begin)]) for begin in beginnings):
+            raise InputError(f"{path}: not of `racer label`; write to a new file") from exc
+        return lines + end, tail
+    return data, b"\n"
+
+
+def repair_tail(file: FileIO, tail: bytes) -> None:
+    """Cut a torn last line; end a whole one with a line break."""
+    if tail == b"\n":
+        file.write(tail)
+    elif tail:
+        file.truncate(file.seek(0, os.SEEK_END) - len(tail))
+
+
+def json_line(value: Mapping[str, Any]) -> str:
+    """One object as a line."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+# Keys of questions in the files of `racer label`: digests of what identifies a question.
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text, in hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def question_key(question: Question) -> str:
+    """The key of a question."""
+    return digest(question.identity)
+
+
+def row_key(row: LabelledRow, copies: CopyCounter) -> str:
+    """The key of the question of a row, whose earlier copies were counted."""
+    copy = copies.next(row.query, row.earlier, row.cluster, request=row.request)
+    return digest(
+        question_identity(
+            row.query,
+            row.earlier,
+            row.cluster,
+            copy,
+            request=row.request,
+            decision_id=row.decision_id,
+        )
+    )
+
+
+def line_key(line: bytes, copies: CopyCounter) -> str | None:
+    """The same of the row in a line; None if the line holds no row."""
+    value = strict_json.load_object(line)
+    decision_id = optional_text(value, "decision_id") or None
+    if decision_id is not None:
+        return digest(question_identity("", (), None, 0, decision_id=decision_id))
+    if not {"query", "messages", "request"} & value.keys():
+        return None
+    query, earlier, request = row_query(value, "conversation")
+    cluster = optional_text(value, "cluster") or None
+    copy = copies.next(query, earlier, cluster, request=request)
+    return digest(question_identity(query, earlier, cluster, copy, request=request))
