@@ -415,7 +415,6 @@ async def _open_router_services(
             grouping=stored.grouping,
             metrics=metrics,
             conditions=conditions,
-            projections=DecisionStatistics(stored.store).projections,
             sampled_scores=partial(
                 _sampled_scores, stored.store, population_digests(settings, conditions)
             ),

@@ -10,13 +10,12 @@ reads and writes decisions and alarms, ``app/access/lease_store.py`` the leases 
 
 from app.store.calibration_rows import Summary
 from app.store.calibrations import SharedState, Store
-from app.store.canaries import Alarms, CanaryTerms, StoredCanary
+from app.store.canaries import Alarms, StoredCanary
 from app.store.engine import now
 from app.store.store_keys import KeyPurpose
 
 __all__ = [
     "Alarms",
-    "CanaryTerms",
     "KeyPurpose",
     "SharedState",
     "Store",

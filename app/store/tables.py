@@ -70,7 +70,6 @@ class CanaryRow(Base):
     share: Mapped[float]
     since: Mapped[str] = mapped_column(String(32))
     ended: Mapped[str | None]  # the alarm that ended it; None: it decides
-    promote_below: Mapped[float | None]  # the limit of its test; None: it is promoted by hand
 
 
 class DecisionRow(Base):

@@ -42,7 +42,6 @@ def _create_calibrations() -> None:
         sa.Column("share", sa.Double(), nullable=False),
         sa.Column("since", sa.String(32), nullable=False),
         sa.Column("ended", sa.String()),
-        sa.Column("promote_below", sa.Double()),
     )
     op.create_table(
         "answer_calibrations",
