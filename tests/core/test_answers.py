@@ -10,27 +10,15 @@ from racer_core.aggregation.answers import Equality, is_textual, normalise
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
-        ("C", "C"),
-        ("(C)", "C"),
-        ("C.", "C"),
-        ("C) because it is warm", "C"),
-        ("The answer is (C).", "C"),
-        ("the answer is c", "C"),
-        ("The correct answer is: D", "D"),
-        ("Answer: b", "B"),
-        ("The answer is **C**.", "C"),
-        (r"So we get $\boxed{D}$.", "D"),
-        ("Die Antwort ist B", "B"),
-        ("Antwort: E", "E"),
-        ("答案是B", "B"),
-        ("答案：A", "A"),
+        ("C", "C"), ("(C)", "C"), ("C.", "C"), ("C) because it is warm", "C"),
+        ("The answer is (C).", "C"), ("the answer is c", "C"), ("The correct answer is: D", "D"),
+        ("Answer: b", "B"), ("The answer is **C**.", "C"), (r"So we get $\boxed{D}$.", "D"),
+        ("Die Antwort ist B", "B"), ("Antwort: E", "E"), ("答案是B", "B"), ("答案：A", "A"),
         ("A would be too small and B too large, so C", "C"),
         ("First I thought that the answer is A. No: the answer is D", "D"),
-        ("I think it is B.", "B"),
-        ("It isn't A. It's B.", "B"),
-        ("J", "J"),
+        ("I think it is B.", "B"), ("It isn't A. It's B.", "B"), ("J", "J"),
     ],
-)
+)  # fmt: skip
 def test_choice_is_the_stated_letter_else_the_last_that_stands_alone(text, letter):
     """Letters A to J; a letter inside a word is none."""
     assert normalise(Equality.CHOICE, text) == letter
@@ -62,29 +50,13 @@ def test_text_without_a_choice_has_no_vote(text):
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("42", "42"),
-        ("1,234.50", "1234.5"),
-        ("$5", "5"),
-        ("-$5", "-5"),
-        ("It costs $1,000.", "1000"),
-        ("-0", "0"),
-        ("0.000", "0"),
-        ("\u22123", "-3"),
-        ("+7", "7"),
-        ("007", "7"),
-        (".5", "0.5"),
-        ("1000000", "1000000"),
-        ("12.", "12"),
-        ("17 + 25 = 42", "42"),
-        ("first 7, then 8", "8"),
-        ("50%", "50"),
-        ("1,234,567", "1234567"),
-        ("1,234,5678", "5678"),
-        ("12,34", "34"),
-        ("1234,567", "567"),
-        ("-$1,000.50", "-1000.5"),
+        ("42", "42"), ("1,234.50", "1234.5"), ("$5", "5"), ("-$5", "-5"),
+        ("It costs $1,000.", "1000"), ("-0", "0"), ("0.000", "0"), ("\u22123", "-3"), ("+7", "7"),
+        ("007", "7"), (".5", "0.5"), ("1000000", "1000000"), ("12.", "12"), ("17 + 25 = 42", "42"),
+        ("first 7, then 8", "8"), ("50%", "50"), ("1,234,567", "1234567"), ("1,234,5678", "5678"),
+        ("12,34", "34"), ("1234,567", "567"), ("-$1,000.50", "-1000.5"),
     ],
-)
+)  # fmt: skip
 def test_number_is_the_last_one_in_plain_digits(text, number):
     """No thousands separators, currency signs, trailing zeros or exponent."""
     assert normalise(Equality.NUMBER, text) == number
@@ -147,15 +119,12 @@ def test_any_text_has_a_normal_form_or_none(kind, text):
 @pytest.mark.parametrize(
     ("kind", "text", "form"),
     [
-        (Equality.CHOICE, "Answer: I think it is C.", "C"),
-        (Equality.CHOICE, "Answer: A.", "A"),
-        (Equality.CHOICE, "The answer is I", "I"),
-        (Equality.NUMBER, "about 1e5", None),
-        (Equality.NUMBER, "\uff11\uff12", "12"),
-        (Equality.NUMBER, "3-4", "4"),
+        (Equality.CHOICE, "Answer: I think it is C.", "C"), (Equality.CHOICE, "Answer: A.", "A"),
+        (Equality.CHOICE, "The answer is I", "I"), (Equality.NUMBER, "about 1e5", None),
+        (Equality.NUMBER, "\uff11\uff12", "12"), (Equality.NUMBER, "3-4", "4"),
         (Equality.NUMBER, "2024-01-05", "5"),
     ],
-)
+)  # fmt: skip
 def test_pronouns_hyphens_and_full_width_digits_are_read(kind, text, form):
     """A pronoun is no choice, a hyphen no sign, and full-width digits are digits."""
     assert normalise(kind, text) == form

@@ -7,7 +7,7 @@ import pytest
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
-from racer_core.offline.embeddings import CachedEncoder, default_cache
+from racer_core.offline.embeddings import CachedEncoder
 
 TEXTS = ["one", "two", "three", "ünïcode 🚂", "one"]
 
@@ -63,12 +63,6 @@ def test_another_encoder_has_embeddings_of_its_own(tmp_path, changes):
     assert (other.encoded_texts, moved.encoded_texts) == (["one"], [])
 
 
-def test_no_texts_are_no_rows(tmp_path):
-    """The shape is the encoder's."""
-    cached = CachedEncoder(Counting(), tmp_path / "cache.sqlite")
-    assert cached.encode([]).embeddings.shape == Counting().encode([]).embeddings.shape
-
-
 @pytest.mark.parametrize("damage", ["text", "folder", "foreign", "cut"])
 def test_a_damaged_file_is_one_sentence(tmp_path, damage):
     """Not a traceback of SQLite's; the file is named."""
@@ -86,12 +80,3 @@ def test_a_damaged_file_is_one_sentence(tmp_path, damage):
     with pytest.raises(InputError, match=str(file)) as caught:
         CachedEncoder(Counting(), file).encode([f"text {i}" for i in range(500)])
     assert "\n" not in str(caught.value)
-
-
-def test_the_cache_lies_with_the_user_s_other_caches(tmp_path, monkeypatch):
-    """Where XDG says, or below ~/.cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "racer" / "embeddings.sqlite"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_cache() == tmp_path / ".cache" / "racer" / "embeddings.sqlite"

@@ -133,10 +133,7 @@ def test_the_certificate_names_the_judge_and_delta():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"delta": None}, "need delta"),
-        ({"one_per_cluster": True}, "not clusters"),
-    ],
+    [({"delta": None}, "need delta"), ({"one_per_cluster": True}, "not clusters")],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str):
     """One clear error each."""
