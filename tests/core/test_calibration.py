@@ -1,14 +1,13 @@
 """One object for every threshold: look-ups, restrictions and decisions are recomputations."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score
 from tests.kit.strategies import (
@@ -16,7 +15,6 @@ from tests.kit.strategies import (
     calibration_of,
     calibration_options,
     fingerprints_of,
-    pool_of,
     probabilities,
     tables,
 )
@@ -66,12 +64,6 @@ def test_sets_are_the_same_alone_and_in_a_batch(table, options, alpha):
         assert decision.null_selected == batch.null_selected[row]
 
 
-def test_restricting_to_an_unknown_candidate_is_an_input_error():
-    """A key's allow-list may name anything."""
-    with pytest.raises(InputError, match="stranger"):
-        calibration_of(np.full((3, 2), 0.5), np.ones((3, 2), bool)).restrict(["m0", "stranger"])
-
-
 @given(
     table=tables(), options=calibration_options(), f=st.lists(probabilities, min_size=5, max_size=5)
 )
@@ -97,28 +89,6 @@ def test_sub_pool_that_no_row_covers_is_called_in_full(delta):
     assert decision.trivial
     assert decision.selected == ("m1", "m2")
     assert left.risk_q95(0.5) == 0.0
-
-
-def test_shapes_must_agree():
-    """Labels of another pool, or scores of other rows, are no calibration."""
-    with pytest.raises(CalibrationError, match="must both be"):
-        calibration_of(np.full((3, 2), 0.5), np.ones((3, 3), bool))
-    with pytest.raises(CalibrationError, match="must both be"):
-        Calibration(
-            pool=pool_of(2),
-            fingerprints=fingerprints_of(2),
-            scores=np.full((3, 2), 0.5),
-            labels=np.ones((3, 2), bool),
-            options=CalibrationOptions(),
-        )
-
-
-def test_scores_outside_0_and_1_are_refused():
-    """NaN in a calibration row, and in a query's scores."""
-    with pytest.raises(InputError, match="row 1"):
-        calibration_of(np.array([[math.nan, 0.5]]), np.ones((1, 2), bool))
-    with pytest.raises(InputError, match="row 1"):
-        calibration_of(np.full((1, 2), 0.5), np.ones((1, 2), bool)).decide(b"q", [math.nan, 0.5])
 
 
 def decide_at(f, lambda_hat, **options):
@@ -184,17 +154,25 @@ def test_a_request_may_name_its_score_and_its_alpha():
     assert calibration.decide(b"q", [0.5, 0.75], truncated=True).truncated
 
 
-@pytest.mark.parametrize("alpha", [0, 1, math.nan, True, "0.1"])
-def test_alpha_of_a_request_is_checked(alpha):
-    """The same rule as for the calibration's own alpha."""
-    with pytest.raises(InputError, match="alpha"):
-        calibration_of(np.ones((1, 1)), np.ones((1, 1), bool)).decide(b"q", [0.5], alpha=alpha)
+def test_calibrations_and_requests_that_do_not_fit_are_refused():
+    """Labels of another pool, scores of other rows, NaN, an unknown candidate, alpha of a request.
 
-
-@pytest.mark.parametrize("target", BINARY_TARGETS)
-@pytest.mark.parametrize("f", [[0.5], [0.5, 0.5, 0.5]])
-def test_scores_of_another_pool_are_refused(target, f):
-    """One score too few would make the null model a candidate; one too many, a candidate null."""
-    calibration = calibration_of(np.full((3, 2), 0.5), np.ones((3, 2), bool), risk_target=target)
-    with pytest.raises(InputError):
-        calibration.decide(b"q", f)
+    One score too few would make the null model a candidate; one too many, a candidate null.
+    """
+    half, right = np.full((3, 2), 0.5), np.ones((3, 2), bool)
+    with pytest.raises(CalibrationError, match="must both be"):
+        calibration_of(half, np.ones((3, 3), bool))
+    with pytest.raises(CalibrationError, match="must both be"):
+        replace(calibration_of(half, right), fingerprints=fingerprints_of(2))
+    with pytest.raises(InputError, match="row 1"):
+        calibration_of(np.array([[math.nan, 0.5]]), np.ones((1, 2), bool))
+    with pytest.raises(InputError, match="stranger"):
+        calibration_of(half, right).restrict(["m0", "stranger"])
+    for target in BINARY_TARGETS:
+        calibration = calibration_of(half, right, risk_target=target)
+        for f in ([0.5], [0.5, 0.5, 0.5], [math.nan, 0.5]):
+            with pytest.raises(InputError):
+                calibration.decide(b"q", f)
+        for alpha in (0, 1, math.nan, True, "0.1"):
+            with pytest.raises(InputError, match="alpha"):
+                calibration.decide(b"q", [0.5, 0.5], alpha=alpha)

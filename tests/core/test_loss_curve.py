@@ -236,15 +236,6 @@ def test_delta_keeps_most_sets_of_rows_below_alpha():
         assert_binomial(over, trials, p=chance, false_alarm=FALSE_ALARM)
 
 
-def test_delta_is_refused_where_rows_have_weights():
-    """The test counts independent rows of equal weight."""
-    curve = LossCurve.of(
-        np.zeros((3, 1)), np.full((3, 1), SCALE), weights=np.array([1.0, 2.0, 2.0]), max_weight=2.0
-    )
-    with pytest.raises(CalibrationError, match="equal weight"):
-        curve.threshold(0.1, 0.1)
-
-
 # Kind and critical score of a row. The shares of the kinds are 3/4 and 1/4, served 1/3 and 2/3.
 OUTCOMES = [(0, 1.0), (1, 2.0), (1, 3.0), (1, 4.0)]
 OF_ROWS = [Fraction(each, 12) for each in (9, 1, 1, 1)]
@@ -317,41 +308,6 @@ def test_known_weights_keep_alpha_under_covariate_shift(falls):
     assert small_world(calibrated, n, falls)[1] > alpha
 
 
-def test_weights_need_their_bound():
-    """The rows' own largest weight is no bound over served queries, so there is no default."""
-    rows = Kinds(3).draw(40, answerable=True)
-    plain = Kinds(3).calibration(rows)
-    with pytest.raises(CalibrationError, match="need max_weight, the largest weight of any served"):
-        replace(plain, weights=np.linspace(1.0, 2.0, 40))
-    equal = replace(plain, weights=np.full(40, 2.0))
-    assert equal.weights is None
-    assert equal.realised_risk(0.1) == plain.realised_risk(0.1)
-    assert (
-        replace(plain.options, delta=0.1)
-        == replace(
-            equal, options=replace(equal.options, delta=0.1), weights=np.full(40, 2.0)
-        ).options
-    )
-
-
-def test_weights_have_no_beta_law_and_no_delta():
-    """Nothing is claimed of the risk given the rows."""
-    rows = Kinds(3).draw(200, answerable=True)
-    plain = Kinds(3).calibration(rows, score=Score.COVER)
-    bounded = replace(plain.options, max_weight=2.0)
-    weighted = replace(plain, weights=np.linspace(1.0, 2.0, 200), options=bounded)
-    assert weighted.realised_risk(0.1) is None
-    assert weighted.risk_q95(0.1) is None
-    assert plain.risk_q95(0.1) is not None
-    with pytest.raises(CalibrationError, match="equal weight"):
-        replace(weighted, options=replace(bounded, delta=0.1))
-    for weights in (np.zeros(200), np.full(200, np.inf), np.ones(3)):
-        with pytest.raises(CalibrationError):
-            replace(weighted, weights=weights)
-    with pytest.raises(CalibrationError, match="above max_weight"):
-        replace(weighted, options=replace(plain.options, max_weight=1.5))
-
-
 def test_quality_is_needed_and_lies_in_the_unit_interval():
     """The message says what is missing."""
     rows = Kinds(3).draw(20)
@@ -364,3 +320,25 @@ def test_quality_is_needed_and_lies_in_the_unit_interval():
             replace(plain, options=options, quality=quality)
     with pytest.raises(CalibrationError, match="r counts right candidates"):
         CalibrationOptions(risk_target=RiskTarget.QUALITY, r=2)
+
+
+def test_weights_need_their_bound_and_have_no_beta_law():
+    """The rows' own largest weight is no bound over served queries; nothing is claimed of them."""
+    rows = Kinds(3).draw(200, answerable=True)
+    plain = Kinds(3).calibration(rows, score=Score.COVER)
+    spread = np.linspace(1.0, 2.0, 200)
+    with pytest.raises(CalibrationError, match="need max_weight, the largest weight of any served"):
+        replace(plain, weights=spread)
+    equal = replace(plain, weights=np.full(200, 2.0))
+    assert equal.weights is None
+    assert equal.realised_risk(0.1) == plain.realised_risk(0.1)
+    bounded = replace(plain.options, max_weight=2.0)
+    weighted = replace(plain, weights=spread, options=bounded)
+    assert (weighted.realised_risk(0.1), weighted.risk_q95(0.1)) == (None, None)
+    assert plain.risk_q95(0.1) is not None
+    for message, changes in (("equal weight", {"delta": 0.1}), ("above max", {"max_weight": 1.5})):
+        with pytest.raises(CalibrationError, match=message):
+            replace(weighted, options=replace(bounded, **changes))
+    for weights in (np.zeros(200), np.full(200, np.inf), np.ones(3)):
+        with pytest.raises(CalibrationError):
+            replace(weighted, weights=weights)

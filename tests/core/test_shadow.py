@@ -59,25 +59,16 @@ def test_replicas_agree_and_keys_do_not():
 
 
 def test_samples_are_nested_in_the_rate():
-    """A higher rate samples a superset of the decisions; 0 samples none, 1 all."""
+    """A higher rate samples a superset; 0 samples none, 1 all; a NaN would silently sample none."""
     samples = [
         {decision for decision in ids(500) if is_sampled(KEY, decision, rate)}
         for rate in (0.0, 0.1, 0.4, 1.0)
     ]
     assert all(small <= large for small, large in itertools.pairwise(samples))
-    assert not samples[0]
-    assert len(samples[-1]) == 500
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, NAN])
-def test_a_sampling_rate_outside_0_and_1_is_refused(rate):
-    """NaN would silently sample nothing."""
-    with pytest.raises(InputError, match="shadow_rate"):
-        is_sampled(KEY, b"decision", rate)
-
-
-def test_an_empty_key_is_refused():
-    """Anyone could then tell which queries are watched."""
+    assert (len(samples[0]), len(samples[-1])) == (0, 500)
+    for rate in (-0.1, 1.1, NAN):
+        with pytest.raises(InputError, match="shadow_rate"):
+            is_sampled(KEY, b"decision", rate)
     with pytest.raises(InputError, match="key"):
         is_sampled(b"", b"decision", 0.5)
 
@@ -125,13 +116,6 @@ def test_one_rate_gives_clopper_pearson(errors, n):
     assert (estimate.method, estimate.sampled) == ("clopper_pearson", n)
 
 
-def test_nothing_sampled_says_nothing():
-    """An interval of everything, and no number."""
-    estimate = estimate_risk(np.empty(0), np.empty(0), decisions=100)
-    assert math.isnan(estimate.risk)
-    assert (estimate.lower, estimate.upper, estimate.sampled) == (0.0, 1.0, 0)
-
-
 @pytest.mark.parametrize("fractional", [False, True])
 def test_other_samples_get_an_interval_that_holds(fractional):
     """Rates that follow the loss, or losses between 0 and 1: delta = 0.2, 400 runs."""
@@ -158,9 +142,12 @@ def test_other_samples_get_an_interval_that_holds(fractional):
     ],
 )  # fmt: skip
 def test_samples_that_cannot_be_are_refused(losses, rates, decisions):
-    """A NaN would become the estimate."""
+    """A NaN would become the estimate; no sample at all bounds nothing, and is no number."""
     with pytest.raises(InputError):
         estimate_risk(np.array(losses), np.array(rates), decisions)
+    estimate = estimate_risk(np.empty(0), np.empty(0), decisions=100)
+    assert math.isnan(estimate.risk)
+    assert (estimate.lower, estimate.upper, estimate.sampled) == (0.0, 1.0, 0)
 
 
 # --- feedback -----------------------------------------------------------------------------------
