@@ -152,27 +152,21 @@ def test_folder_that_cannot_be_loaded_is_one_line(copy, damage):
     assert "\n" not in str(caught.value)
 
 
-def test_weights_of_another_model_are_refused(copy):
-    """What a model finds no weights for would be random numbers."""
+def test_weights_and_options_that_do_not_exist_are_refused(copy, tiny_encoder):
+    """What a model finds no weights for would be random numbers; a typo is an error, too."""
+    for options in (
+        {"backend": "abacus"},
+        {"dtype": "fp32"},
+        {"dtype": "int8"},
+        {"pooling": "max"},
+    ):
+        with pytest.raises(ArtifactError, match=next(iter(options.values()))):
+            opened(tiny_encoder, **options)
+    if not torch.cuda.is_available():
+        with pytest.raises(ArtifactError, match="no CUDA device"):
+            opened(tiny_encoder, backend="cuda")
     names = load_file(copy / "model.safetensors")
     renamed = {f"other.{name}": value for name, value in names.items()}
     save_file(renamed, copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ArtifactError, match="its weights lack 'embeddings"):
         opened(copy)
-
-
-def test_cuda_without_a_device_is_an_artifact_error(tiny_encoder):
-    """Said before anything is loaded."""
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
-    with pytest.raises(ArtifactError, match="no CUDA device"):
-        opened(tiny_encoder, backend="cuda")
-
-
-@pytest.mark.parametrize(
-    "options", [{"backend": "abacus"}, {"dtype": "fp32"}, {"dtype": "int8"}, {"pooling": "max"}]
-)
-def test_options_that_do_not_exist_are_an_artifact_error(tiny_encoder, options):
-    """A typo in the configuration or in a manifest."""
-    with pytest.raises(ArtifactError, match=next(iter(options.values()))):
-        opened(tiny_encoder, **options)

@@ -35,13 +35,6 @@ def test_knn_by_hand():
     assert scores_at(two, (2, 1), (-2, 1)) == [[0.5, 1], [0, 0.5]]
 
 
-def test_knn_with_fewer_rows_than_k_takes_them_all():
-    """Forty neighbours among three rows are three, not a division by 40."""
-    router = KnnRouter.fit(EAST_NORTH_WEST, LABELS)
-    assert router.k == 3
-    np.testing.assert_allclose(scores_at(router, (1, 0)), [[1 / 3, 2 / 3]])
-
-
 def test_knn_neighbours_closer_than_the_grid_tie_and_the_earlier_row_counts():
     """By hand: the query is the second row, the first is 1e-8 farther; k = 1 counts one of them."""
     near = np.array([[1, 0], [1, 1e-4], [1, 2e-4]], dtype=np.float32)
@@ -51,19 +44,18 @@ def test_knn_neighbours_closer_than_the_grid_tie_and_the_earlier_row_counts():
 
 
 def test_mlp_by_hand():
-    """sigmoid(relu(x W1' + b1) W2' + b2) with the identity inside."""
+    """sigmoid(relu(x W1' + b1) W2' + b2) with the identity inside; no overflow at +-1e6."""
     identity = np.eye(2, dtype=np.float32)
     bias = np.array([0.0, -0.5], dtype=np.float32)
     router = MlpRouter(identity, bias, 2 * identity, np.array([0.0, 1.0], dtype=np.float32))
     expected = [[1 / (1 + np.exp(-2)), 1 / (1 + np.exp(-1))], [0.5, 1 / (1 + np.exp(-2))]]
     np.testing.assert_allclose(scores_at(router, (1, 0), (0, 1)), expected, rtol=1e-6)
-
-
-def test_mlp_scores_stay_probabilities_at_any_logit():
-    """No overflow warning at +-1e6, which pytest would turn into an error."""
     huge = np.array([[1e6], [-1e6]], dtype=np.float32)
     router = MlpRouter(np.ones((1, 2), np.float32), np.ones(1, np.float32), huge, huge[:, 0])
     assert scores_at(router, (1, 0)) == [[1.0, 0.0]]
+    for kind in (KnnRouter, MlpRouter):
+        with pytest.raises(InputError, match="no training rows"):
+            kind.fit(np.zeros((0, 2), np.float32), np.zeros((0, 2), bool))
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +95,6 @@ def test_mlp_is_a_function_of_its_seed(separable):
     assert not np.array_equal(first.output_weight, other.output_weight)
     torch.manual_seed(1)
     assert torch.equal(state, torch.random.get_rng_state())
-
-
-@pytest.mark.parametrize("router", [KnnRouter, MlpRouter])
-def test_no_training_rows_is_an_input_error(router):
-    """Not a division by zero at the first query."""
-    with pytest.raises(InputError, match="no training rows"):
-        router.fit(np.zeros((0, 2), np.float32), np.zeros((0, 2), bool))
 
 
 def test_tensors_and_settings_rebuild_a_router(separable):

@@ -71,19 +71,6 @@ def test_edge_cases(scores, alpha, expected):
     assert calibrate_threshold(np.array(scores), alpha) == expected
 
 
-@pytest.mark.parametrize("scores", [[], [0.1, math.nan]])
-def test_scores_without_an_order_are_refused(scores):
-    """NaN sorts last and would act as +inf in silence."""
-    with pytest.raises(CalibrationError):
-        calibrate_threshold(np.array(scores), 0.1)
-
-
-def test_no_valid_threshold_is_infinite():
-    """-1 misses means infeasible; it must not read the array from its end."""
-    assert threshold_from_sorted(np.array([0.1, 0.2]), -1) == math.inf
-    assert threshold_from_sorted(np.array([0.1, 0.2]), 0) == 0.2
-
-
 @pytest.mark.parametrize(
     ("n", "alpha", "misses"),
     [
@@ -94,12 +81,6 @@ def test_no_valid_threshold_is_infinite():
 def test_delta_rule_allows_what_the_exact_binomial_allows(n, alpha, misses):
     """Exact binomial rule, delta = 0.05; feasible from n >= ln(delta)/ln(1 - alpha) on."""
     assert allowed_misses(n, alpha, delta=0.05) == misses
-
-
-def test_critical_score_needs_a_right_column():
-    """A row whose truth is empty was not augmented; its minimum would be +inf by accident."""
-    with pytest.raises(CalibrationError, match="augment"):
-        critical_scores(np.array([[0.1, 0.2]]), np.array([[False, False]]))
 
 
 BAD_ALPHAS = [0, 1, 0.0, 1.0, -0.1, 10, math.nan, math.inf, True, False, "0.1", None, 10**400]
@@ -114,20 +95,6 @@ def test_alpha_outside_the_open_interval_is_refused(alpha):
         calibrate_threshold(np.array([0.1, 0.2]), alpha)
     with pytest.raises(InputError):
         CalibrationOptions(alpha=alpha)
-
-
-@pytest.mark.parametrize("delta", [0.0, 1.0, True])
-def test_delta_outside_the_open_interval_is_refused(delta):
-    """A share of calibration sets; the error names it and not alpha."""
-    with pytest.raises(InputError, match="delta") as caught:
-        CalibrationOptions(delta=delta)
-    assert caught.value.param == "delta"
-
-
-def test_at_least_one_right_candidate_is_wanted():
-    """With r = 0 every set would be right."""
-    with pytest.raises(CalibrationError, match="r must be"):
-        CalibrationOptions(r=0)
 
 
 def column(*p_null):
@@ -174,3 +141,23 @@ def test_unanswerable_rows_cost_nothing():
 def test_no_tau_without_a_value_that_keeps_the_budget(p_null, labels):
     """No answerable rows, or an answerable row has the largest p_null: never abstain by tau."""
     assert choose_null_threshold(column(*p_null), np.array(labels)[:, None]) is None
+
+
+def test_scores_and_options_without_a_threshold_are_refused():
+    """NaN sorts last and would act as +inf; an empty truth was not augmented; r = 0 is always met.
+
+    -1 misses means infeasible, and must not read the array from its end.
+    """
+    for scores in ([], [0.1, math.nan]):
+        with pytest.raises(CalibrationError):
+            calibrate_threshold(np.array(scores), 0.1)
+    with pytest.raises(CalibrationError, match="augment"):
+        critical_scores(np.array([[0.1, 0.2]]), np.array([[False, False]]))
+    with pytest.raises(CalibrationError, match="r must be"):
+        CalibrationOptions(r=0)
+    for delta in (0.0, 1.0, True):
+        with pytest.raises(InputError, match="delta") as caught:
+            CalibrationOptions(delta=delta)
+        assert caught.value.param == "delta"
+    assert threshold_from_sorted(np.array([0.1, 0.2]), -1) == math.inf
+    assert threshold_from_sorted(np.array([0.1, 0.2]), 0) == 0.2

@@ -239,26 +239,6 @@ def test_softmax_is_a_distribution_at_any_temperature(temperature):
     assert weights[0] == weights[2] >= weights[1] >= 0.0
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
-def test_temperature_must_be_above_zero(temperature):
-    """The limit T -> 0 is the best score; 0 itself divides by zero."""
-    with pytest.raises(InputError, match="temperature"):
-        aggregate(answers("a", 0.5), method=Method.WEIGHTED, temperature=temperature)
-
-
-@pytest.mark.parametrize("options", [1, 0, -1])
-def test_a_question_has_two_options_at_least(options):
-    """With one there is nothing to vote about, and C - 1 is no number of wrong answers."""
-    with pytest.raises(InputError, match="options"):
-        aggregate(answers("a", 0.5), method=Method.LOG_ODDS, options=options)
-
-
-def test_nothing_to_merge_is_an_error():
-    """No candidate answered."""
-    with pytest.raises(InputError, match="no candidate answered"):
-        aggregate([])
-
-
 def test_forms_decide_what_agrees():
     """One number, written as 5 and as $5.00, is two texts; no form is no vote, whatever it says."""
     arrived = answers("7", 0.5, "5", 0.3, "$5.00", 0.2)
@@ -277,3 +257,18 @@ def test_a_preferred_answer_represents_its_class_and_changes_no_vote():
     plain, preferring = aggregate(arrived), aggregate(arrived, preferred={"m2", "m3"})
     assert (plain.winner, preferring.winner) == ("m0", "m2")
     assert preferring.votes == plain.votes
+
+
+def test_votes_that_cannot_be_counted_are_refused():
+    """The limit T -> 0 is the best score, 0 divides by zero; one option leaves no wrong answer."""
+    one = answers("a", 0.5)
+    for temperature in (0.0, -1.0, math.nan):
+        with pytest.raises(InputError, match="temperature"):
+            aggregate(one, method=Method.WEIGHTED, temperature=temperature)
+    for options in (1, 0, -1):
+        with pytest.raises(InputError, match="options"):
+            aggregate(one, method=Method.LOG_ODDS, options=options)
+    with pytest.raises(InputError, match="no candidate answered"):
+        aggregate([])
+    with pytest.raises(InputError, match="needs a model"):
+        aggregate(one, method=Method.STACKED)
