@@ -97,3 +97,10 @@ def test_one_long_text_pads_no_short_ones(launch):
     lengths = [12] * 31
     assert list(batches.cheapest([*lengths, 512], offered, launch)) == [[31], [*range(31)]]
     assert list(batches.cheapest([12, 512], offered, launch)) == [[1, 0]]
+
+
+def test_the_longest_text_has_a_shape_although_it_is_no_power_of_two():
+    """Positions end there: a longer shape would have none for its padding."""
+    assert {tokens for _, tokens in batches.shapes(1, 40)} == {16, 32, 40}
+    assert batches.shapes(2, 64) == [(1, 16), (1, 32), (1, 64), (2, 16), (2, 32), (2, 64)]
+    assert batches.shapes(3, 5) == [(1, 5), (2, 5), (3, 5)]

@@ -9,6 +9,7 @@ from racer_core.artifacts import open_encoder
 from racer_core.encoder.base import EncoderSpec
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
+from racer_core.offline.train import EncoderChoice
 from tests.core.deberta_models import MOST, deberta, model, texts, torch, transformers
 
 
@@ -95,3 +96,10 @@ def test_the_lean_forward_of_a_model_that_it_does_not_know_is_refused(tiny_encod
     assert HuggingFaceEncoder(str(tmp_path), backend="cpu").spec.forward == "transformers"
     with pytest.raises(ArtifactError, match="lean"):
         HuggingFaceEncoder(str(tmp_path), backend="cpu", forward="lean")
+
+
+@pytest.mark.parametrize("forward", ["transformers", "lean"])
+def test_training_opens_the_requested_forward(tiny_encoder, forward):
+    """Either forward, regardless of the machine's default."""
+    choice = EncoderChoice(name=str(tiny_encoder), backend="cpu", forward=forward)
+    assert choice.open().spec.forward == forward

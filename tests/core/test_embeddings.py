@@ -7,7 +7,7 @@ import pytest
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
-from racer_core.offline.embeddings import CachedEncoder
+from racer_core.offline.embeddings import CachedEncoder, default_cache
 
 TEXTS = ["one", "two", "three", "ünïcode 🚂", "one"]
 
@@ -80,3 +80,12 @@ def test_a_damaged_file_is_one_sentence(tmp_path, damage):
     with pytest.raises(InputError, match=str(file)) as caught:
         CachedEncoder(Counting(), file).encode([f"text {i}" for i in range(500)])
     assert "\n" not in str(caught.value)
+
+
+def test_the_cache_lies_with_the_user_s_other_caches(tmp_path, monkeypatch):
+    """Where XDG says, or below ~/.cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "racer" / "embeddings.sqlite"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_cache() == tmp_path / ".cache" / "racer" / "embeddings.sqlite"

@@ -200,3 +200,13 @@ def test_too_little_memory_is_an_error_that_says_what_to_set(tiny_encoder, monke
     with pytest.raises(ArtifactError, match=r"--forward transformers.*--backend cpu") as caught:
         HuggingFaceEncoder(str(tiny_encoder), **options).encode(["a"])
     assert "\n" not in str(caught.value)
+
+
+def test_results_are_the_callers_own():
+    """The next batch is computed where these came from."""
+    run = graphs.Graphs(
+        lambda ids, mask: ids.float(), shapes=[(2, 16)], device="cpu", recorder=ReplayRecorder()
+    )
+    first = run(*tokens_of((2, 16)))
+    run(torch.zeros((2, 16), dtype=torch.int64), torch.ones((2, 16), dtype=torch.int64))
+    assert first.tolist() == [[7.0] * 16] * 2

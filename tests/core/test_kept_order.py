@@ -298,3 +298,9 @@ def test_rows_that_are_no_whole_conversations_are_refused(changes, message):
     rows = calibration_of([talk, talk, talk])
     with pytest.raises(CalibrationError, match=message):
         replace(rows, **changes)
+
+
+def test_candidates_that_left_the_pool_leave_the_order():
+    """Those behind them move up; what the order lacks follows by its scores."""
+    turn = Continuation(("b", "gone", "a"), TurnSizes(0, 1, 0))
+    assert turn.columns(("a", "b", "c")).tolist() == [[1, 0, -1]]

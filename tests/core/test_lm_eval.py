@@ -1,5 +1,6 @@
 """Runs of lm-evaluation-harness: joined by document, or refused by name."""
 
+import gzip
 import hashlib
 import json
 
@@ -352,3 +353,12 @@ def test_documents_without_a_known_or_readable_question_are_named(tmp_path):
     assert read_lm_eval(tmp_path / "odd", question="body").rows.queries == ["b"]
     run(tmp_path / "blank", "m", {"sums": [generated(2, "1", 1, prompt=" ")]})
     assert "document sums 2: query is empty" in refusal(tmp_path / "blank")
+
+
+def test_task_names_may_hold_underscores_and_files_may_be_packed(tmp_path):
+    """`mmlu_high_school_biology` is one task; gzip is unpacked."""
+    folder = run(tmp_path, "m", {"mmlu_high_school_biology": [generated(0, "1", 1)]})
+    path = next(folder.glob("samples_*"))
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert read_lm_eval(tmp_path).rows.rows[0].task == "mmlu_high_school_biology"

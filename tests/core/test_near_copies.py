@@ -12,7 +12,9 @@ from racer_core.offline.train import train
 from racer_core.records.conversation import fingerprint
 from racer_core.records.near_copies import count_near_copies
 from racer_core.routers.base import Batch
+from racer_core.routers.inverted_file import build_inverted_file
 from racer_core.routers.knn import KnnRouter
+from racer_core.routers.neighbours import ExactSearch
 from racer_core.types import LabelledRow, LabelledRows
 
 TRAINING = [
@@ -72,3 +74,16 @@ def test_training_counts_near_copies_among_validation_rows(
         rows(TRAINING), rows([copy, *OTHERS]), tmp_path, encoder=CharNgramEncoder(), kind=kind
     )
     assert artifact.validation_copies == count
+
+
+def test_the_inverted_file_reports_the_cosines_of_the_exact_search() -> None:
+    """Rows stand in another order there."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((400, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    queries = rows[:20].astype(np.float64)
+    index = build_inverted_file(rows, 10)
+    for chosen in (np.arange(20), np.arange(380, 400)):
+        exact = ExactSearch(rows).similarity(queries, chosen)
+        assert index.similarity(queries, chosen) == pytest.approx(exact, abs=1e-6)
+    assert ExactSearch(rows).similarity(queries, np.arange(20)) == pytest.approx(1.0, abs=1e-5)

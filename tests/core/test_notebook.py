@@ -302,3 +302,17 @@ def test_missing_matplotlib_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(InputError, match=re.escape(install_hint("figures"))):
         rc.plot_size(None)
+
+
+def test_figures_draw_each_score_on_given_axes():
+    """A line for each score, beside the bound; the axes come back."""
+    scores, correct = table_of(300, 11)
+    calibration = rc.calibrate(scores, correct)
+    table = rc.evaluate(calibration, scores, correct, score=("gap", "prob"))
+    _, (left, right) = pyplot.subplots(1, 2)
+    try:
+        assert rc.plot_risk(table, left) is left
+        assert rc.plot_size(table, ax=right) is right
+        assert right.get_lines()[0].get_ydata().tolist() == table.where(score="gap")["size"]
+    finally:
+        pyplot.close("all")

@@ -188,3 +188,10 @@ def test_scores_that_rows_carry_are_put_on_the_same_grid(racer):
     raw = LabelledRows(pool=POOL, rows=(replace(label, scores=(2 / 3, 1 / 3, 0.1)),) * 50)
     calibration = rounded.calibrate(raw, options=CalibrationOptions(score=Score.GAP))
     assert rounded.route_batch(["query"], calibration)[0].selected == ("adder", "traveller")
+
+
+def test_rows_without_a_query_do_not_share_their_noise(racer, rows):
+    """Smoothing breaks ties between rows; one fingerprint for all would leave them in place."""
+    scored = with_scores(rows, np.full((len(rows), 3), 0.5))
+    calibration = racer.calibrate(scored, options=CalibrationOptions(smoothing_salt=b"salt"))
+    assert len(set(calibration.fingerprints)) == len(rows)

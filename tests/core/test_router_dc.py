@@ -308,3 +308,23 @@ def test_training_on_a_gpu_learns_and_can_be_served_there(tiny_encoder, tmp_path
     assert (tuned.encoder.spec.backend, tuned.encoder.spec.dtype) == ("cuda", "bfloat16")
     texts, labels = words(200, 2)
     assert ((router.predict(Batch(texts, tuned.encoder)).scores > 0.5) == labels).mean() > 0.9
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_fewer_rows_than_clusters_or_batch(encoder, tmp_path, count):
+    """A batch is then all rows; one row alone is in no cluster with anyone."""
+    labels = np.eye(count, 2, dtype=bool)
+    router, tuned = trained(encoder, tmp_path, ["a b", "c d", "e f"][:count], labels)
+    assert len(tuned.losses) == 3
+    assert np.isfinite(router.predict(Batch(["a"], tuned.encoder)).scores).all()
+
+
+def test_rows_without_both_sides_have_no_gradient():
+    """Where all or no candidates are right the keys do not change, and no gradient is NaN."""
+    similarity = torch.zeros((3, 2), requires_grad=True)
+    positive = np.array([[1, 0], [1, 1], [0, 0]], dtype=bool)
+    training.contrast(similarity, positive, ~positive).backward()
+    assert torch.isfinite(similarity.grad).all()
+    assert similarity.grad[0].abs().sum() > 0
+    assert similarity.grad[1:].abs().sum() == 0
+    assert training.contrast(similarity, positive[1:], ~positive[1:]) is None

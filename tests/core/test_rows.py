@@ -344,3 +344,17 @@ def test_absent_confidences_may_be_written_as_null(empty):
     """As a column of parquet has them in rows that no evaluator rated."""
     (row,) = parse(GOOD | {"confidences": empty}).rows
     assert not any(any(kinds.values()) for kinds in row.confidences.values())
+
+
+def test_conversations_that_end_alike_are_no_copies():
+    """A copy says the same from the beginning."""
+    ends = [
+        {"messages": [{"role": "user", "content": text}, {"role": "user", "content": "Why?"}]}
+        for text in ("It rains.", "It snows.", "It rains.")
+    ]
+    rows = [(i, end | {"correct": {"a": True}}) for i, end in enumerate(ends, 1)]
+    checked = check_rows(rows, "rows", text="last_user")
+    assert (len(checked), checked.duplicates) == (3, 1)
+    alone = {"query": "Why?", "correct": {"a": False}}
+    checked = check_rows([*rows[:2], (3, alone)], "rows", text="last_user")
+    assert (len(checked), checked.duplicates) == (3, 0)

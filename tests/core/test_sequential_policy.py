@@ -329,3 +329,25 @@ def test_votes_of_200_candidates_are_numbers(verdicts):
     assert not policy.is_decided(forms, pool[0], pool[198:], given_verdicts)
     agreed = dict.fromkeys(pool[:198], "0")
     assert policy.is_decided(agreed, pool[0], pool[198:], given_verdicts)
+
+
+def test_groups_have_their_own_rows():
+    """A group's threshold is that of its rows alone."""
+    rows = answers(np.random.default_rng(8), 60, CHANCES)
+    rows = replace(rows, groups=("x", "y", "y") * 20)
+    calibration = SequentialCalibration(policy=fit_policy(rows), answers=rows)
+    own = calibration.group("y")
+    assert own.n == 40
+    assert own.lambda_hat(0.1) == SequentialCalibration(
+        policy=calibration.policy, answers=rows.at(np.arange(60) % 3 > 0)
+    ).lambda_hat(0.1)
+    with pytest.raises(CalibrationError, match="needs rows"):
+        calibration.group("z")
+
+
+def test_prices_move_cheap_candidates_to_the_front():
+    """By log odds over the square root of the price."""
+    rows = answers(np.random.default_rng(4), 400, CHANCES)
+    assert fit_policy(rows).order[0] == "e"
+    prices = {name: 100.0 if name == "e" else 1.0 for name in rows.pool}
+    assert fit_policy(rows, prices=prices).order[-1] == "e"

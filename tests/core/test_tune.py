@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from racer_core.aggregation.answers import Equality, normalise
+from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, Weight, aggregate
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -377,3 +378,10 @@ def test_rows_with_weights_are_refused_where_weights_are_not_used(racer, rows, t
     for call in calls:
         with pytest.raises(RowsError, match="only `racer calibrate` uses"):
             call()
+
+
+def test_stacked_votes_take_part_where_they_were_fitted(racer, rows):
+    """An artifact that has one: it is compared with the others."""
+    stacked = StackedVote(POOL, np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5]))
+    fitted = replace(racer, artifact=replace(racer.artifact, stacked=stacked))
+    assert Method.STACKED in {trial.rule for trial in tuned(fitted, rows).trials}

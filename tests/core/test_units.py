@@ -11,7 +11,7 @@ from racer_core.errors import CalibrationError
 from racer_core.offline.protocol import Protocol, halves, split_benchmarks
 from racer_core.offline.table import benchmark_units, draw_division
 from racer_core.records.overlap import is_fresh_traffic
-from racer_core.records.units import one_per_unit, renumbered, rows_kind, rows_units
+from racer_core.records.units import one_per_unit, renumbered, rows_kind, rows_units, units_of
 from racer_core.types import LabelledRow, LabelledRows, RowsKind
 from tests.core.laws import assert_binomial
 
@@ -174,3 +174,8 @@ def test_up_to_half_of_the_queries_may_be_known():
     assert is_fresh_traffic(rows, trained, RowsKind.TRAFFIC)
     assert not is_fresh_traffic(rows[:79], trained, RowsKind.TRAFFIC)
     assert not is_fresh_traffic(rows, trained, None)
+
+
+def test_rows_without_queries_and_clusters_are_units_of_their_own():
+    """Rows of router scores share nothing."""
+    assert units_of((None, None, "p", "p"), None).tolist() == [0, 1, 2, 2]

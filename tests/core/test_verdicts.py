@@ -19,7 +19,7 @@ from racer_core.errors import CalibrationError, InputError
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.coverage import fit_coverage_policy
 from racer_core.sequential.critical import critical_scores
-from racer_core.sequential.fit import fit_policy
+from racer_core.sequential.fit import fit_policy, tuned_policy
 from racer_core.sequential.policy import Loss, Policy
 from racer_core.sequential.reliability import one_coin_reliabilities
 from racer_core.sequential.verdicts import NO_VERDICT, VERDICTS, VerdictRates, verdict_of
@@ -207,3 +207,17 @@ def test_a_policy_with_a_checker_survives_json_and_wants_verdicts(world):
         replace(fit_policy(fitted, reference="d"), loss=Loss.MISSES)
     with pytest.raises(InputError, match="7 rates"):
         VerdictRates((1.0,), (1.0,))
+
+
+def test_the_order_of_coverage_and_its_smaller_pools(world):
+    """Greedy; without a candidate the rows that it alone could answer leave the condition."""
+    fitted, rows = world
+    policy = fit_coverage_policy(fitted, max_rounds=2)
+    assert policy.order[0] == "e"
+    assert policy.borders == (3, 5)
+    assert sorted(tuned_policy(policy, fitted.answerable(), 0.1, 2).order) == sorted(rows.pool)
+    whole = SequentialCalibration(policy=policy, answers=rows.at(np.arange(400)))
+    smaller = whole.restrict(("a", "b", "c"))
+    assert smaller.n < whole.n
+    assert smaller.answers.labels.any(axis=1).all()
+    assert not smaller.policy.outcomes(smaller.answers).differs[:, -1].any()
