@@ -2,9 +2,9 @@
 
 ``make mutants`` collects which tests execute which lines (``contexts.py``) and runs this script. It
 applies one mutant after the other to a copy of the tree and runs the tests that execute the mutated
-lines, the fastest first, then the others of their files; the first one that fails kills the mutant,
-if it passes without the mutant. The column ``before`` is of the suite that the list was made with,
-``after`` of the present one: a mutant that died before and lives now is an error.
+lines, the fastest first, then the others of their files. The first one that fails kills the mutant,
+if the same tests pass without it. The column ``before`` is of the suite that the list was made
+with, ``after`` of the present one: a mutant that died before and lives now is an error.
 """
 
 import json
@@ -33,7 +33,7 @@ from tests.mutants.contexts import MEASURED, OUTCOMES, ROOT
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
 BATCHES = (20, 60, 200)  # tests at a time; then all others
-TEST_S = 30.0  # more than a test takes without the mutant counts as a hang
+TEST_S = 60.0  # more than a test takes without the mutant counts as a hang
 SLOWER = 3.0  # times the measured seconds: machines differ, and are shared
 MUTANT_S = 240.0  # of all tests of one mutant
 COMPLETE = (0, 5)  # exit codes of pytest: all passed; no test was there
@@ -136,8 +136,10 @@ class Tree:
                 shutil.copy2(ROOT / name, folder / name)
         (folder / ".venv").symlink_to((ROOT / ".venv").resolve())
 
-    def run(self, tests: Sequence[str], limit_s: float, *, seconds: float, most: float) -> Result:
-        """Run tests up to the first failure.
+    def run(
+        self, tests: Sequence[str], limit_s: float, *, seconds: float, most: float
+    ) -> tuple[Result, Sequence[str]]:
+        """Run tests up to the first failure; also return which were run.
 
         Args:
             tests: Their names.
@@ -166,12 +168,14 @@ class Tree:
             pass
         finally:  # a test that was killed may leave gateways
             kill(process)
+        ran: list[str] = []
         for each in outcomes_of(outcomes):
-            if each.outcome in ("failed", "timeout"):
-                return Result(outcome=DEATHS[each.outcome], test=each.test)
+            ran.append(each.test)
+            if each.outcome in DEATHS:
+                return Result(outcome=DEATHS[each.outcome], test=each.test), ran
         if code is None:
-            return Result(outcome="timeout" if usual_s < limit_s else "survived")
-        return Result(outcome="survived" if code in COMPLETE else "killed")
+            return Result(outcome="timeout" if usual_s < limit_s else "survived"), tests
+        return Result(outcome="survived" if code in COMPLETE else "killed"), tests
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -236,19 +240,19 @@ def verdict(mutant: Mutant, tree: Tree, contexts: Contexts, known: str | None) -
     path, whole = tree.folder / file, sources()[file]
     ends_at = time.monotonic() + MUTANT_S
     for batch in batches(tests):
-        left = [*batch]
+        left: list[str] = [*batch]
         while left and (limit_s := ends_at - time.monotonic()) > 0.0:
             path.write_text(whole.replace(mutant.old, mutant.new), encoding="utf-8")
             try:
-                found = tree.run(left, limit_s, **contexts.durations(left))
+                found, ran = tree.run(left, limit_s, **contexts.durations(left))
             finally:
                 path.write_text(whole, encoding="utf-8")
             if not found.is_dead:
                 break
-            blamed = left if found.test is None else [found.test]
-            if not tree.run(blamed, math.inf, **contexts.durations(blamed)).is_dead:
+            plain, _ = tree.run(ran, math.inf, **contexts.durations(ran))
+            if not plain.is_dead:
                 return found
-            left = [each for each in left if each not in blamed]  # they fail without the mutant
+            left = [each for each in left if plain.test not in (None, each)]
     return Result(outcome="survived")
 
 
