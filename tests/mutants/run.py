@@ -2,8 +2,8 @@
 
 ``make mutants`` collects which tests execute which lines (``contexts.py``) and runs this script. It
 applies one mutant after the other to a copy of the tree and runs the tests that execute the mutated
-lines, the fastest first, then the others of their files. The first one that fails kills the mutant,
-if the same tests pass without it. The column ``before`` is of the suite that the list was made
+lines, then the others of their files. The first one that fails kills the mutant, if the same tests
+pass without it. The column ``before`` is of the suite that the list was made
 with, ``after`` of the present one: a mutant that died before and lives now is an error.
 """
 
@@ -103,15 +103,22 @@ class Contexts:
         return {"seconds": sum(each), "most": max(each)}
 
     def tests(self, file: str, lines: Sequence[int]) -> list[str]:
-        """Tests that execute one of the lines, the fastest first, then others of their files."""
+        """Tests that execute one of the lines, then others of their files.
+
+        Tests of files that are named like the code are first, then the fastest.
+        """
         if file not in self._by_file:
             self._by_file[file] = self._read_lines(file)
         by_line = self._by_file[file]
         found = {test for line in lines for test in by_line.get(line, ()) if test in self.seconds}
         files = {file_of(test) for test in found}
         beside = {test for test in self.seconds if file_of(test) in files} - found
-        ordered = (sorted(each, key=self.seconds.__getitem__) for each in (found, beside))
-        return [test for each in ordered for test in each]
+        names = words_of(file)
+
+        def rank(test: str) -> tuple[int, float]:
+            return -len(names & words_of(file_of(test))), self.seconds[test]
+
+        return sorted(found, key=rank) + sorted(beside, key=rank)
 
     def _read_lines(self, file: str) -> dict[int, set[str]]:
         by_line: dict[int, set[str]] = {}
@@ -198,6 +205,14 @@ def outcomes_of(file: Path) -> Iterator[Outcome]:
 def file_of(test: str) -> str:
     """The file of a test."""
     return test.partition("::")[0]
+
+
+@cache
+def words_of(file: str) -> frozenset[str]:
+    """The words of a file's name and of its folder's, without a plural's end."""
+    path = Path(file)
+    words = f"{path.parent.name}_{path.stem.removeprefix('test_')}".split("_")
+    return frozenset(each.removesuffix("s") for each in words)
 
 
 @cache
