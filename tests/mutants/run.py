@@ -11,6 +11,7 @@ import json
 import math
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +37,7 @@ BATCHES = (20, 60, 200)  # tests at a time; then all others
 TEST_S = 60.0  # more than a test takes without the mutant counts as a hang
 SLOWER = 3.0  # times the measured seconds: machines differ, and are shared
 MUTANT_S = 240.0  # of all tests of one mutant
+COMMON = {"app", "core", "racer", "test"}  # words of all names
 COMPLETE = (0, 5)  # exit codes of pytest: all passed; no test was there
 DEATHS = {"failed": "killed", "timeout": "timeout"}  # by the outcome of the test
 
@@ -102,10 +104,10 @@ class Contexts:
         each = [self.seconds[test] for test in tests]
         return {"seconds": sum(each), "most": max(each)}
 
-    def tests(self, file: str, lines: Sequence[int]) -> list[str]:
+    def tests(self, file: str, lines: Sequence[int], subject: str) -> list[str]:
         """Tests that execute one of the lines, then others of their files.
 
-        Tests of files that are named like the code are first, then the fastest.
+        Tests whose names have words of the code's and of the subject are first, then the fastest.
         """
         if file not in self._by_file:
             self._by_file[file] = self._read_lines(file)
@@ -113,10 +115,10 @@ class Contexts:
         found = {test for line in lines for test in by_line.get(line, ()) if test in self.seconds}
         files = {file_of(test) for test in found}
         beside = {test for test in self.seconds if file_of(test) in files} - found
-        names = words_of(file)
+        names = words_of(file) | words_of(subject)
 
         def rank(test: str) -> tuple[int, float]:
-            return -len(names & words_of(file_of(test))), self.seconds[test]
+            return -len(names & words_of(test)), self.seconds[test]
 
         return sorted(found, key=rank) + sorted(beside, key=rank)
 
@@ -208,11 +210,9 @@ def file_of(test: str) -> str:
 
 
 @cache
-def words_of(file: str) -> frozenset[str]:
-    """The words of a file's name and of its folder's, without a plural's end."""
-    path = Path(file)
-    words = f"{path.parent.name}_{path.stem.removeprefix('test_')}".split("_")
-    return frozenset(each.removesuffix("s") for each in words)
+def words_of(name: str) -> frozenset[str]:
+    """The words of a path, a test or an id, without a plural's end."""
+    return frozenset(each.removesuffix("s") for each in re.findall("[a-z]{3,}", name)) - COMMON
 
 
 @cache
@@ -249,7 +249,7 @@ def verdict(mutant: Mutant, tree: Tree, contexts: Contexts, known: str | None) -
     file = place_of(mutant)
     if file is None:
         return Result(outcome="lost")
-    tests = contexts.tests(file, lines_of(mutant, file))
+    tests = contexts.tests(file, lines_of(mutant, file), mutant.id)
     if known is not None and known in contexts.seconds:
         tests = [known, *(each for each in tests if each != known)]
     path, whole = tree.folder / file, sources()[file]
