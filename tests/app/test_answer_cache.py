@@ -192,9 +192,7 @@ def test_a_full_cache_takes_no_more_memory_than_it_counts(length: int) -> None:
         before, _ = tracemalloc.get_traced_memory()
         for number in range(2 * count):
             CacheSlot(cache, number.to_bytes(32)).keep(
-                b"%*d" % (length, number),
-                decision_id=f"chatcmpl-{number:032x}",
-                served_by="adder",
+                b"%*d" % (length, number), decision_id=f"chatcmpl-{number:032x}", served_by="adder"
             )
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0] - before

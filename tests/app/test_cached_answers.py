@@ -234,13 +234,7 @@ def test_a_stored_repeat_is_no_new_evidence(caching: Gateway) -> None:
 
 @pytest.mark.parametrize(
     ("sent", "rules"),
-    [
-        (0, RULES),
-        (0.0, RULES),
-        (..., ("unset", "any")),
-        (None, ("unset", "any")),
-        (0.7, ("any",)),
-    ],
+    [(0, RULES), (0.0, RULES), (..., ("unset", "any")), (None, ("unset", "any")), (0.7, ("any",))],
 )
 def test_the_temperature_decides_what_is_cached(
     ruled: Gateway, pool: FakePool, sent: Any, rules: tuple[str, ...]

@@ -99,10 +99,7 @@ class Scene:
 
 @asynccontextmanager
 async def opened(
-    configuration: Settings,
-    *,
-    secrets: Secrets | None = None,
-    fault: Exception | None = None,
+    configuration: Settings, *, secrets: Secrets | None = None, fault: Exception | None = None
 ) -> AsyncGenerator[Scene]:
     """Checkers whose verdicts are kept, or cannot be stored."""
     recorded: dict[str, Mapping[str, bool]] = {}
@@ -382,10 +379,7 @@ def test_the_queue_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(checker, "MAX_WAITING_BYTES", 5_000)
 
     async def scene() -> None:
-        async with (
-            served(hang) as server,
-            opened(configured(url=server.url, timeout_s=60)) as made,
-        ):
+        async with served(hang) as server, opened(configured(url=server.url, timeout_s=60)) as made:
             for number in range(10):
                 made.submit(f"d{number}")
             assert made.outcomes() == {"dropped": 2}

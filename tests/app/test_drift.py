@@ -166,8 +166,7 @@ def test_rows_without_an_embedding_have_no_stream_for_it(store: Store) -> None:
         record,
         populations=(
             replace(
-                record.populations[0],
-                calibration=replace(record.calibration, projections=None),
+                record.populations[0], calibration=replace(record.calibration, projections=None)
             ),
         ),
     )

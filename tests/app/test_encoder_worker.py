@@ -84,11 +84,7 @@ def play(scenario: Scenario, *, places: int = 100, wait_s: float = 60.0, batch: 
 
     async def run() -> None:
         worker = EncoderWorker(
-            cast("Racer", racer),
-            queue=places,
-            queue_s=wait_s,
-            batch=batch,
-            metrics=Metrics(),
+            cast("Racer", racer), queue=places, queue_s=wait_s, batch=batch, metrics=Metrics()
         )
         async with worker:
             async with asyncio.timeout(60):
@@ -236,10 +232,7 @@ class Clock:
     ids=["queries in time take the batch", "late queries fill the batch"],
 )
 def test_a_late_query_is_refused_only_if_it_displaces_another(
-    monkeypatch: pytest.MonkeyPatch,
-    late: Sequence[int],
-    in_time: Sequence[int],
-    served: list[str],
+    monkeypatch: pytest.MonkeyPatch, late: Sequence[int], in_time: Sequence[int], served: list[str]
 ) -> None:
     """After a pause of the whole process late queries are scored up to one batch."""
     clock = Clock()

@@ -34,10 +34,7 @@ def world() -> Population:
 
 
 def decision(
-    number: int,
-    *,
-    correct: Sequence[bool] | None = None,
-    **judgements: Sequence[bool],
+    number: int, *, correct: Sequence[bool] | None = None, **judgements: Sequence[bool]
 ) -> SampledDecision:
     """A sampled decision; its id begins with its place in time and ends at random."""
     name = f"chatcmpl-{number:012x}{secrets.token_hex(10)}"

@@ -411,10 +411,7 @@ def test_a_checker_changes_no_verdict_that_counts(store: Store) -> None:
     decisions.add([decision], [True])
     for name, counts in (("adder", True), ("poet", False)):
         decisions.add_verdicts(
-            decision.decision_id,
-            lambda _, name=name: {name: True},
-            key="person",
-            counts=counts,
+            decision.decision_id, lambda _, name=name: {name: True}, key="person", counts=counts
         )
     feedback = Feedback(
         decision_store=decisions,

@@ -158,11 +158,7 @@ def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.Monke
     ]
     sampled(store, group="agent", group_by="application")
     elsewhere = sampled(
-        store,
-        calibration_id="cal-other",
-        created_at=times[1],
-        group="bot",
-        group_by="application",
+        store, calibration_id="cal-other", created_at=times[1], group="bot", group_by="application"
     )
     unrouted = sampled(
         store,
