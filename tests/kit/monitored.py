@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -251,3 +252,13 @@ def monitored(
 
     asyncio.run(run())
     return world
+
+
+@asynccontextmanager
+async def monitoring(
+    store: Store, **settings: Any
+) -> AsyncGenerator[tuple[Monitor, MonitoredStore]]:
+    """A `Monitor` of a calibration on 600 rows, or of a ``record``, and what it watches."""
+    world = MonitoredStore(store, settings.pop("record", None) or calibration_record())
+    async with await world.monitor(**settings) as monitor:
+        yield monitor, world
