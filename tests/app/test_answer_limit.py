@@ -64,10 +64,7 @@ def test_a_limit_at_the_true_rate_is_seldom_certified() -> None:
 
 
 def test_rows_that_test_a_limit_choose_neither_tau_nor_the_grid() -> None:
-    """The tested half is nearly always right, so that every threshold passes: the same ones.
-
-    Its rows alone would need no tau; in the first half queries of low scores have no right answer.
-    """
+    """The tested half is nearly always right, so that every threshold passes: the same ones."""
     plain = randoms(400)
     noisy_fit = plain.scores + 0.4 * np.random.default_rng(9).random(plain.scores.shape)
     labels = noisy_fit == noisy_fit.max(axis=1, keepdims=True)  # one is right
@@ -141,12 +138,13 @@ def test_rows_that_cannot_test_a_limit_are_refused() -> None:
     """Every row needs answers, and groups have thresholds that nothing tested."""
     calibration = randoms(100)
     rows, _ = answering(calibration)
-    for broken in (replace(rows, classes=None), replace(rows, answered=np.arange(100) > 0)):
-        with pytest.raises(InputError, match="in every row"):
-            limit_answers(broken, calibration, Aggregation(), None, 0.3)
-    grouped = replace(calibration, groups=("a",) * 100)
-    with pytest.raises(InputError, match="without groups"):
-        limit_answers(rows, grouped, Aggregation(), None, 0.3)
+    for broken, of, message in (
+        (replace(rows, classes=None), calibration, "in every row"),
+        (replace(rows, answered=np.arange(100) > 0), calibration, "in every row"),
+        (rows, replace(calibration, groups=("a",) * 100), "without groups"),
+    ):
+        with pytest.raises(InputError, match=message):
+            limit_answers(broken, of, Aggregation(), None, 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -171,10 +169,7 @@ def answered(count: int, first: int = 40_000) -> list[dict[str, Any]]:
 
 
 def test_a_limit_is_served_and_an_infeasible_one_is_a_clear_answer(gateway: Gateway) -> None:
-    """The error names the smallest feasible limit, to be tested on other rows; nothing is stored.
-
-    Alphas that are tried until one keeps the limit, too, are chosen by the rows.
-    """
+    """The error names the smallest feasible limit, for other rows; nothing is stored."""
     body = {"rows": answered(600), "alpha": 0.3, "answer_risk_max": 0.001}
     refused = gateway.post("/calibrate", ADMIN_KEY, json=body)
     assert refused.status_code == 422, refused.text

@@ -67,10 +67,7 @@ def progress(gateway: Gateway) -> dict[str, Any]:
 def test_labelled_samples_certify_that_few_right_answers_are_missed(
     serve: Serve, talking: FakePool, tmp_path: Path
 ) -> None:
-    """Calls are saved, misses obey their law (false alarm 1e-6), and the watch counts the same.
-
-    Rows are the samples with a right answer, and those that lack a label: these are lost.
-    """
+    """Calls are saved, misses obey their law (false alarm 1e-6), and the watch counts the same."""
     given = configured(talking, same_answer=TERMS, watching={"shadow_rate": 1.0})
     gateway = serve(folder=tmp_path / "gateway", **given)
     questions = [f"question {number}" for number in range(100)]
@@ -165,9 +162,10 @@ def test_it_calibrates_itself_as_labels_arrive(
 
 def test_no_candidate_is_called_like_the_labels() -> None:
     """Its name would say two things."""
+    candidate = {"name": "answerable", "base_url": "http://127.0.0.1:9/v1"}
     document = {
         "schema_version": 1,
-        "candidates": [{"name": "answerable", "base_url": "http://127.0.0.1:9/v1"}],
+        "candidates": [candidate],
         "aggregation": {"equality": "exact"},
         "same_answer": {"reference": "answerable"},
     }

@@ -8,11 +8,12 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from app.monitoring.decisions.store import DecisionStore
 from app.routing.decision import ChosenBy
 from app.same_answer import calibration as answer_calibration
 from app.same_answer import rows as answer_rows
-from app.same_answer.alarms import AnswerWatch, level_of
+from app.same_answer.alarms import level_of
 from app.same_answer.calibration import Attempt, samples_wanted
 from app.same_answer.calibrations import Staleness
 from app.same_answer.calibrator import AnswerCalibrator
@@ -45,26 +46,33 @@ START = datetime.now(UTC) - timedelta(hours=1)  # of the requests, one a second
 FALSE_ALARM = 1e-6
 
 
+class Shown(NamedTuple):
+    """What the metrics are told."""
+
+    active: str | None
+    bets: int
+    days: float
+    is_refused: bool
+
+
 class World:
     """A gateway's calibrator, its store and its sampled requests."""
 
-    def __init__(self, url: str, **more: Any) -> None:
-        self.store = Store(url)
-        self.shown: list[tuple[str | None, AnswerWatch, timedelta | None, bool]] = []
+    def __init__(self, store: Store, **more: Any) -> None:
+        self.store = store
+        self.shown: list[Shown] = []
         self.made = 0
         candidates = [{"name": name, "base_url": "http://127.0.0.1:1/v1"} for name in NAMES]
-        settings = Settings.model_validate(
-            {
-                "schema_version": 1,
-                "candidates": candidates,
-                "aggregation": {"equality": "exact"},
-                "same_answer": {"alpha": 0.1, "calibrate": "from_traffic"},
-                "watching": {"shadow_rate": 1.0, "false_alarm": 0.01},
-                **more,
-            }
-        )
+        document = {
+            "schema_version": 1,
+            "candidates": candidates,
+            "aggregation": {"equality": "exact"},
+            "same_answer": {"alpha": 0.1, "calibrate": "from_traffic"},
+            "watching": {"shadow_rate": 1.0, "false_alarm": 0.01},
+            **more,
+        }
         self.calibrator = AnswerCalibrator(
-            settings,
+            Settings.model_validate(document),
             self.store,
             key=b"key",
             setup=SETUP,
@@ -72,11 +80,10 @@ class World:
             typical_usage=TypicalUsage(),
         )
 
-    def _show(
-        self, application: str, watch: AnswerWatch, *, age: timedelta | None, is_refused: bool
-    ) -> None:
+    def _show(self, application: str, *, age_s: float, is_refused: bool, **_: object) -> None:
         record = self.calibrator.calibrations.find(application)
-        self.shown.append((record and record.id, watch, age, is_refused))
+        bets = self.calibrator._alarms.found(record).sampled
+        self.shown.append(Shown(record and record.id, bets, age_s // 86_400, is_refused))
 
     def sample(self, count: int, *, whole: bool = True) -> None:
         """Further requests that all candidates answered, or not all."""
@@ -114,6 +121,13 @@ class World:
                 document = json.loads(row.document)
                 document["evidence"]["until"] = since
                 row.document = json.dumps(document)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """One on SQLite."""
+    with Store(f"sqlite:///{tmp_path}/racer.db") as store:
+        yield World(store)
 
 
 def _time(number: int) -> str:
@@ -176,7 +190,8 @@ def test_gateways_on_one_store_make_one_calibration(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both compute it at the same time, and one stores it: its level is spent once."""
-    worlds = [World(database), World(database)]
+    stores = [Store(database) for _ in range(2)]
+    worlds = [World(store) for store in stores]
     worlds[0].sample(60)
     together, find = threading.Barrier(2, timeout=30), answer_calibration.evidence_of
 
@@ -196,15 +211,15 @@ def test_gateways_on_one_store_make_one_calibration(
         worlds[0].sample(1)
         for world in worlds:
             world.calibrator.calibrations.catch_up()
-    for world in worlds:
-        world.store.close()
+    for store in stores:
+        store.close()
 
 
 def test_a_calibration_that_is_not_renewed_ends(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Attempts go on with new samples, also where no more rows are read, until one succeeds."""
-    world, reads, attempts = World(f"sqlite:///{tmp_path}/racer.db"), list[object](), list[int]()
+    reads, attempts = list[object](), list[int]()
     keep_up = world.calibrator.keep_up
     watched_reads(monkeypatch, lambda given: None if "after" in given else reads.append(given))
     monkeypatch.setattr(answer_rows, "MAX_ROWS", 60)
@@ -213,7 +228,7 @@ def test_a_calibration_that_is_not_renewed_ends(
     assert not reads  # they cannot be enough
     world.sample(40)
     keep_up()
-    assert (world.stale, world.shown[-1][3]) == (None, False)
+    assert (world.stale, world.shown[-1].is_refused) == (None, False)
     first = world.active
     keep_up()
     assert len(reads) == 1
@@ -228,9 +243,7 @@ def test_a_calibration_that_is_not_renewed_ends(
                 keep_up()
             assert len(attempts) == made
             assert world.stale is (Staleness.AGE if days > 7 else None)
-            _, _, age, is_refused = world.shown[-1]
-            assert age is not None
-            assert (age.days, is_refused) == (days, True)
+            assert world.shown[-1][2:] == (days, True)
     said = [each.message for each in caplog.records if "the newest row of" in each.message]
     assert len(said) == 1
     assert said[0].endswith("the last attempt: not worth it")
@@ -240,29 +253,25 @@ def test_a_calibration_that_is_not_renewed_ends(
     with caplog.at_level(logging.INFO):
         keep_up()
     assert world.active != first
-    assert (world.stale, world.shown[-1][3]) == (None, False)
-    world.store.close()
+    assert (world.stale, world.shown[-1].is_refused) == (None, False)
 
 
-def test_a_calibration_without_new_rows_is_not_renewed_and_ends(tmp_path: Any) -> None:
+def test_a_calibration_without_new_rows_is_not_renewed_and_ends(world: World) -> None:
     """Made again of the same rows it would look young; the gauge of the alert says so."""
-    world = World(f"sqlite:///{tmp_path}/racer.db")
     world.sample(60)
     world.calibrator.keep_up()
     for days in (2, 8):
         world.age(days, with_rows=True)
         world.calibrator.keep_up()
-        *_, age, is_refused = world.shown[-1]
-        assert (len(world.records), age and age.days, is_refused) == (1, days, days > 7)
+        assert len(world.records) == 1
+        assert world.shown[-1][2:] == (days, days > 7)
     assert world.stale is Staleness.AGE
-    world.store.close()
 
 
 def test_an_alarm_that_cannot_be_stored_is_stored_later(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then it voids certificates here all the same."""
-    world = World(f"sqlite:///{tmp_path}/racer.db")
     world.sample(60)
     world.calibrator.keep_up()
 
@@ -277,13 +286,11 @@ def test_an_alarm_that_cannot_be_stored_is_stored_later(
         assert "alarm_at" not in world.records[0].evidence
     world.calibrator.keep_up()
     assert "alarm_at" in world.records[-1].evidence
-    world.store.close()
 
 
-def test_an_alarmed_calibration_is_void_as_soon_as_it_is_active(tmp_path: Any) -> None:
+def test_an_alarmed_calibration_is_void_as_soon_as_it_is_active(world: World) -> None:
     """After a rollback on any gateway, before its watch has run."""
-    url = f"sqlite:///{tmp_path}/racer.db"
-    world, other = World(url), World(url)
+    other = World(world.store)
     world.sample(60)
     world.calibrator.keep_up()
     first = world.active
@@ -303,17 +310,15 @@ def test_an_alarmed_calibration_is_void_as_soon_as_it_is_active(tmp_path: Any) -
     another = replace(store.record(first), id="answers-another", answer_setup="another")
     ordinal = store.add(another, activate=True).evidence["ordinal"]
     assert ordinal == 2, "a change of the setup spends no false-alarm probability again"
-    world.store.close()
-    other.store.close()
 
 
 def test_a_fault_in_one_application_leaves_the_others_watched(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever fails: the others are looked at in the same minute."""
     section = {"alpha": 0.1, "calibrate": "from_traffic"}
     own = {name: {"same_answer": section} for name in ("code", "law")}
-    world, asked = World(f"sqlite:///{tmp_path}/racer.db", applications=own), list[str]()
+    world, asked = World(world.store, applications=own), list[str]()
 
     def count_since(_: AnswerSample, application: str, since: str, enough: int) -> int:
         asked.append(application)
@@ -325,7 +330,6 @@ def test_a_fault_in_one_application_leaves_the_others_watched(
     world.calibrator.keep_up()
     assert asked[:2] == ["code", "law"]
     assert "same_answer of code are not kept up" in caplog.text
-    world.store.close()
 
 
 def test_the_next_attempt_waits_for_new_samples_or_a_day() -> None:
@@ -337,10 +341,9 @@ def test_the_next_attempt_waits_for_new_samples_or_a_day() -> None:
 
 
 def test_every_row_bets_before_it_enters_a_calibration(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where requests come between the last bet and the refresh: they are rows of the next."""
-    world = World(f"sqlite:///{tmp_path}/racer.db")
     world.sample(60)
     world.calibrator.keep_up()
     watched_reads(monkeypatch, lambda _: world.sample(1))
@@ -356,9 +359,8 @@ def test_every_row_bets_before_it_enters_a_calibration(
             for number in range(world.made)
             if before.evidence["until"] < _time(number) <= after.evidence["until"]
         ]
-        bets = [watch.sampled for active, watch, *_ in world.shown if active == before.id]
+        bets = [each.bets for each in world.shown if each.active == before.id]
         assert len(entered) == max(bets) > 0
-    world.store.close()
 
 
 def test_all_refreshes_together_spend_one_false_alarm() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,6 @@ from tests.kit.databases import Postgres, before_statements
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
@@ -39,42 +38,24 @@ from tests.kit.gateway import (
     Gateway,
     Serve,
     configure,
-    running,
 )
 from tests.kit.monitored import MonitoredStore, decision_records, draw_scores
 from tests.kit.stores import RECORD, aged, note
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import eventually, wait_until
 
+pytestmark = pytest.mark.anyio
 DATA: dict[str, Any] = {"key": "data", "counts": True}  # whose verdicts they are
 
 
 # Over HTTP ------------------------------------------------------------------------------------
 
 
-def seen(gateway: Gateway, decision_id: str, key: str | None = DATA_KEY) -> dict[str, object]:
+def seen(gateway: Gateway, decision_id: str, key: str | None = DATA_KEY) -> dict[str, Any]:
     """GET /decisions/{id}, with the status checked."""
     response = gateway.get(f"/decisions/{decision_id}", key)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def test_a_decision_is_stored_as_it_was_certified(gateway: Gateway, pool: FakePool) -> None:
-    """Right after the answer: its set, threshold, scores, who answered and who was returned."""
-    pool.say("adder", "12")
-    pool.say("speller", "12")
-    answer = gateway.chat(TWO)
-    racer, certificate = answer["racer"], answer["racer"]["certificate"]
-    stored = seen(gateway, racer["decision_id"])
-    assert stored["decision_id"] == answer["id"]
-    assert set(stored["selected"]) == set(racer["selected"]) == {"adder", "speller"}
-    assert stored["calibration_id"] == certificate["calibration_id"]
-    assert (stored["alpha"], stored["lambda_hat"]) == (0.1, certificate["lambda_hat"])
-    assert dict(zip(POOL, stored["scores"], strict=True)) == racer["pool_scores"]
-    assert (stored["holds"], stored["reasons"]) == (certificate["holds"], certificate["reasons"])
-    assert stored["served_by"] == answer["model"]
-    assert stored["key"] == "data"
-    assert stored["feedback"]["unknown"] == list(POOL)
 
 
 def test_a_decision_that_is_served_again_is_stored_for_each_request(
@@ -84,7 +65,8 @@ def test_a_decision_that_is_served_again_is_stored_for_each_request(
     for name in POOL:
         pool.say(name, "12")
     told = gateway.route(TWO)["decision_id"]
-    answered = [gateway.chat(TWO, {"explain": True})["id"] for _ in range(2)]  # waits for all
+    answers = [gateway.chat(TWO, {"explain": True}) for _ in range(2)]  # waits for all
+    answered = [each["id"] for each in answers]
     pool.fail("adder", "500")
     failed = gateway.chat(TWO)["id"]
     records = [seen(gateway, each) for each in (told, *answered, failed)]
@@ -98,33 +80,15 @@ def test_a_decision_that_is_served_again_is_stored_for_each_request(
     own = {"decision_id", "created_at", "feedback"}
     first, second = [{n: v for n, v in each.items() if n not in own} for each in records[1:3]]
     assert first == second
-
-
-@pytest.mark.parametrize("query", [ONE, UNANSWERABLE])
-def test_a_decision_without_a_call_is_stored(gateway: Gateway, query: str) -> None:
-    """POST /route alone, and an abstention."""
-    decision = gateway.route(query)
-    stored = seen(gateway, decision["decision_id"])
-    assert stored["selected"] == decision["selected"]
-    assert stored["served_by"] is None
-    assert stored["answered"] == []
-
-
-def test_neither_prompts_nor_answers_reach_the_disk(
-    serve: Serve, pool: FakePool, tmp_path: Path
-) -> None:
-    """Neither the text of a query nor that of an answer stands in the store's file."""
-    folder = tmp_path / "store"
-    gateway = serve(folder=folder)
-    for name in POOL:
-        pool.say(name, "correct horse battery staple")
-    answer = gateway.chat("What is 41 plus 73? My password is hunter2")
-    assert "battery" in answer["choices"][0]["message"]["content"]
-    seen(gateway, answer["id"])
-    content = (folder / "racer.db").read_bytes()
-    assert answer["id"].encode() in content
-    assert b"hunter2" not in content
-    assert b"battery" not in content
+    racer, certificate = answers[0]["racer"], answers[0]["racer"]["certificate"]
+    assert set(first["selected"]) == set(racer["selected"]) == {"adder", "speller"}
+    for name in ("calibration_id", "lambda_hat", "holds", "reasons"):
+        assert first[name] == certificate[name]
+    assert dict(zip(POOL, first["scores"], strict=True)) == racer["pool_scores"]
+    assert (first["alpha"], first["served_by"], first["key"]) == (0.1, racer["served_by"], "data")
+    assert seen(gateway, answered[0])["feedback"]["unknown"] == list(POOL)
+    abstained = seen(gateway, gateway.route(UNANSWERABLE)["decision_id"])
+    assert (abstained["selected"], abstained["served_by"], abstained["answered"]) == ([], None, [])
 
 
 def test_a_key_sees_its_own_decisions_and_an_admin_all(serve: Serve) -> None:
@@ -138,16 +102,6 @@ def test_a_key_sees_its_own_decisions_and_an_admin_all(serve: Serve) -> None:
     assert [each.status_code for each in refused] == [404, 404]
     messages = [each.json()["error"]["message"] for each in refused]
     assert messages[0].replace(admins, "x") == messages[1].replace("chatcmpl-none", "x")
-
-
-def test_decisions_outlive_a_restart(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
-    """What waited in memory is written before the gateway ends."""
-    path = configure(tmp_path, artifact, pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        gateway.calibrate(60)
-        decisions = [gateway.route(ONE)["decision_id"] for _ in range(20)]
-    with running(path, ENVIRONMENT) as gateway:
-        assert [seen(gateway, each)["decision_id"] for each in decisions] == decisions
 
 
 def test_readyz_says_that_decisions_wait_for_the_store(
@@ -214,10 +168,6 @@ def test_a_batch_adds_what_is_not_stored_yet(decision_store: DecisionStore) -> N
     decision_store.add([*again, *again[:30]], [False] * 280)
     found = [decision_store.get(each.decision_id).decision for each in made]
     assert found == [*again[:90], *made[90:110], *again[110:]]
-
-
-def test_an_empty_batch_adds_nothing(decision_store: DecisionStore) -> None:
-    """As when the writer is closed unused."""
     assert decision_store.add([], []) == set()
 
 
@@ -232,42 +182,33 @@ def kept_of(decision_store: DecisionStore, made: Sequence[DecisionRecord]) -> li
     return found
 
 
-def test_old_decisions_are_deleted_with_their_verdicts(decision_store: DecisionStore) -> None:
-    """Older than ``keep_days``; younger ones stay, and so do their verdicts."""
-    made = [aged(days) for days in (40, 31, 29, 1)]
-    decision_store.add(made, [True] * 4)
-    for each in made:
-        decision_store.add_verdicts(
-            each.decision_id, lambda _: {"adder": True}, key="data", counts=True
-        )
-    assert decision_store.prune(30.0, 1_000) == 2
-    assert decision_store.prune(30.0, 1_000) == 0
-    assert kept_of(decision_store, made) == [False, False, True, True]
-    assert decision_store.get(made[2].decision_id).counted == {"adder": True}
-    decision_store.add(made[:1], [True])  # the same id again
-    assert decision_store.get(made[0].decision_id).verdicts == {}
-
-
-def test_no_verdict_outlives_its_decision(decision_store: DecisionStore, store: Store) -> None:
-    """By age and by number, on both databases, beside other writes."""
-    made = [aged(days) for days in (40, 3, 2, 1)]
-    decision_store.add(made, [True] * 4)
+def test_old_and_surplus_decisions_are_deleted_with_their_verdicts(
+    decision_store: DecisionStore, store: Store
+) -> None:
+    """Older than ``keep_days`` or beyond ``keep_rows``, for any order in the table."""
+    made = [aged(days) for days in (3, 40, 1, 31, 4, 2)]
+    for batch in (made[:4], made[4:]):
+        decision_store.add(batch, [True] * len(batch))
     for each in made:
         decision_store.add_verdicts(
             each.decision_id, lambda _: {"adder": True, "poet": False}, **DATA
         )
+    assert decision_store.prune(30.0, 1_000) == 2
+    assert kept_of(decision_store, made) == [True, False, True, False, True, True]
     assert decision_store.prune(30.0, 2) == 2
+    assert kept_of(decision_store, made) == [False, False, True, False, False, True]
+    assert decision_store.get(made[2].decision_id).counted == {"adder": True, "poet": False}
     with store.transaction() as session:
         left = set(session.scalars(select(VerdictRow.decision_id)))
-    assert left == {each.decision_id for each in made[2:]}
+    assert left == {made[2].decision_id, made[5].decision_id}
+    decision_store.add([aged(40) for _ in range(2_500)], [True] * 2_500)
+    parts = [decision_store.prune(30.0, 10_000) for _ in range(4)]
+    assert parts == [1_000, 1_000, 500, 0], "each holds the store briefly"
 
 
 @pytest.mark.scale
 def test_pruning_skips_decisions_that_feedback_has_locked(postgres: Postgres) -> None:
-    """They are deleted the next time: pruning waits for no lock, so that it cannot deadlock.
-
-    Red, once a lock was waited for long enough, when nothing is passed over.
-    """
+    """They are deleted the next time: pruning waits for no lock, so that it cannot deadlock."""
     url = postgres.create()
     made = [aged(40) for _ in range(3)]
     with Store(url) as store, Store(url) as another:
@@ -283,10 +224,7 @@ def test_pruning_skips_decisions_that_feedback_has_locked(postgres: Postgres) ->
 def test_gateways_that_delete_at_once_do_not_disturb_each_other(
     decision_store: DecisionStore, database: str
 ) -> None:
-    """Four of them, while verdicts are accepted: each decision is deleted by one, and none is left.
-
-    No verdict is refused, since there is no deadlock.
-    """
+    """Each is deleted by one of four, and no verdict that is accepted meanwhile is lost."""
     count = 6_000 if database.startswith("postgres") else 1_500  # one lock for all that write
     old, young = [aged(40) for _ in range(count)], [aged(1) for _ in range(50)]
     decision_store.add([*old, *young], [True] * (count + 50))
@@ -329,21 +267,6 @@ def test_a_shadow_decision_deleted_meanwhile_has_no_label(
     assert [bool(each.correct) for each in found] == [False, True]
 
 
-def test_the_newest_decisions_are_kept(decision_store: DecisionStore) -> None:
-    """At most ``keep_rows`` remain, for any order in the table."""
-    made = [aged(days) for days in (3, 1, 4, 2)]
-    decision_store.add(made, [True] * 4)
-    assert decision_store.prune(30.0, 2) == 2
-    assert kept_of(decision_store, made) == [False, True, False, True]
-
-
-def test_many_are_deleted_a_part_at_a_time(decision_store: DecisionStore) -> None:
-    """Each part holds the store briefly; in the end all old decisions are deleted."""
-    decision_store.add([aged(40) for _ in range(2_500)], [True] * 2_500)
-    parts = [decision_store.prune(30.0, 10_000) for _ in range(4)]
-    assert parts == [1_000, 1_000, 500, 0]
-
-
 def test_decisions_are_counted_by_calibration(decision_store: DecisionStore, store: Store) -> None:
     """Those of another one do not mix in."""
     decision_store.add(
@@ -360,11 +283,7 @@ def test_decisions_are_counted_by_calibration(decision_store: DecisionStore, sto
 def test_losses_of_several_rates_count_as_drawn_at_the_lowest(
     decision_store: DecisionStore, store: Store
 ) -> None:
-    """A rate that falls as the losses do biases no estimate; the lowest counts without a draw.
-
-    Of 300 decisions with a loss at the rate 0.8 and 300 without at 0.2, as many of each count. A
-    canary's test takes all: no later rate takes one away.
-    """
+    """A rate that falls as the losses do biases no estimate; the lowest counts without a draw."""
     key = b"secret of the draws"
     every: list[float] = []
 
@@ -393,35 +312,17 @@ def test_losses_of_several_rates_count_as_drawn_at_the_lowest(
 def test_served_queries_are_those_that_are_drawn_like_the_rows(
     decision_store: DecisionStore, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every request where the rows are traffic, each new query beside a list of questions.
-
-    What is left out does not count towards the limit.
-    """
-    monkeypatch.setattr(decision_statistics, "MAX_QUERIES", 4)
+    """Every request where the rows are traffic, each new query beside a list of questions."""
+    monkeypatch.setattr(decision_statistics, "MAX_QUERIES", 4)  # without what is left out
     monkeypatch.setattr(decision_statistics, "PAGE", 3)
-    made = [
-        note(
-            **{
-                "created_at": aged(days).created_at,
-                "projection": (float(days),),
-                "repeated": False,
-                "reasons": (),
-                **changes,
-            }
-        )
-        for days, changes in (
-            (9, {}),
-            (8, {}),
-            (7, {"repeated": True}),
-            (6, {}),
-            (5, {"scores": None}),
-            (4, {"repeated": True}),
-            (3, {"repeated": True}),
-            (2, {}),
-            (1, {"calibration_id": "another"}),
-        )
-    ]
-    decision_store.add(made, [True] * len(made))
+    usual: dict[str, Any] = {"repeated": False, "reasons": ()}
+    again = {"repeated": True}
+    unusual: dict[int, dict[str, Any]] = {
+        7: again, 5: {"scores": None}, 4: again, 3: again, 1: {"calibration_id": "another"},
+    }  # fmt: skip
+    for days in range(9, 0, -1):
+        own = {"created_at": aged(days).created_at, "projection": (float(days),)}
+        decision_store.add([note(**usual | own | unusual.get(days, {}))], [True])
     projections = DecisionStatistics(store).projections
     assert projections([RECORD.id], counts_repeats=True).tolist() == [[2.0], [3.0], [4.0], [6.0]]
     assert projections([RECORD.id], counts_repeats=False).tolist() == [[2.0], [6.0], [8.0], [9.0]]
@@ -458,20 +359,12 @@ class RecordSink:
         self.dropped += count
 
 
-def with_decision_writer(
-    story: Callable[[DecisionWriter, RecordSink], Awaitable[None]], **options: Any
-) -> RecordSink:
-    """Run a story with a `DecisionWriter`, and close the writer."""
-
-    async def run() -> RecordSink:
-        sink = RecordSink()
-        async with DecisionWriter(
-            sink.write, sink.drop, **{"limit": 100, **options}
-        ) as decision_writer:
-            await story(decision_writer, sink)
-        return sink
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def writing(**options: Any) -> AsyncGenerator[tuple[DecisionWriter, RecordSink]]:
+    """A `DecisionWriter`, which is closed at the end."""
+    sink = RecordSink()
+    async with DecisionWriter(sink.write, sink.drop, **{"limit": 100, **options}) as writer:
+        yield writer, sink
 
 
 def several(count: int) -> list[DecisionRecord]:
@@ -480,98 +373,56 @@ def several(count: int) -> list[DecisionRecord]:
     return [replace(one, decision_id=f"chatcmpl-{number}") for number in range(count)]
 
 
-def test_notes_are_written_together_and_in_order() -> None:
-    """One transaction for many, in batches of a bounded size; at the end nothing waits."""
-    made = several(1_200)
-
-    async def story(decision_writer: DecisionWriter, _: RecordSink) -> None:
+async def test_notes_are_written_together_and_in_order() -> None:
+    """In batches of a bounded size; closing waits for no gathering."""
+    made = several(1_201)
+    async with writing(limit=2_000, gather_s=3_600.0) as (decision_writer, sink):
         for each in made:
             decision_writer.add(each)
-
-    sink = with_decision_writer(story, limit=2_000)
     assert sink.written == made
-    assert sink.batches == [500, 500, 200]
-    assert sink.dropped == 0
+    assert (sink.batches, sink.dropped) == ([500, 500, 201], 0)
+    async with writing() as (_, sink):
+        pass
+    assert sink.batches == []
 
 
-def test_notes_that_come_while_others_are_written_gather_too() -> None:
-    """Under load a transaction for every few notes would cost more than the requests do."""
+async def test_notes_that_come_while_others_are_written_gather_too() -> None:
+    """Reading a decision does not wait for others to gather, nor for one that never waited."""
     made = several(60)
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
+    async with writing(gather_s=3_600.0) as (decision_writer, sink):
         loop = asyncio.get_running_loop()
         sink.meanwhile = lambda: loop.call_soon_threadsafe(decision_writer.add, made[1])
         decision_writer.add(made[0])
         async with asyncio.timeout(60):
             await decision_writer.written(made[0].decision_id)
+            assert sink.written == made[:1]
+            await decision_writer.written("chatcmpl-never")
         sink.meanwhile = lambda: None
         for each in made[2:]:
             decision_writer.add(each)
             await asyncio.sleep(0.001)
-
-    sink = with_decision_writer(story, gather_s=3_600.0)
     assert sink.written == made
     assert sink.batches == [1, 59]
 
 
-def test_closing_waits_for_no_gathering() -> None:
-    """Whatever is left after a full batch is written at once."""
-    made = several(501)
-
-    async def story(decision_writer: DecisionWriter, _: RecordSink) -> None:
-        for each in made:
-            decision_writer.add(each)
-
-    assert with_decision_writer(story, limit=1_000, gather_s=3_600.0).batches == [500, 1]
-
-
-def test_an_unused_decision_writer_writes_no_batch() -> None:
-    """An empty batch is not written either."""
-
-    async def story(_decision_writer: DecisionWriter, _sink: RecordSink) -> None:
-        await asyncio.sleep(0)
-
-    assert with_decision_writer(story).batches == []
-
-
-def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
-    """``written`` returns once it is there, and at once for one that never waited."""
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
-        (made,) = several(1)
-        decision_writer.add(made)
-        async with asyncio.timeout(60):
-            await decision_writer.written(made.decision_id)
-        assert sink.written == [made]
-        await decision_writer.written("chatcmpl-never")
-
-    with_decision_writer(story, gather_s=3_600.0)
-
-
-def test_add_never_waits_for_a_slow_store_and_a_full_queue_drops() -> None:
-    """``add`` returns at once while the store hangs; what does not fit is counted."""
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
+async def test_add_never_waits_for_a_slow_store_and_a_full_queue_drops() -> None:
+    """``add`` returns while the store hangs; what does not fit is counted."""
+    async with writing() as (decision_writer, sink):
         sink.open.clear()
-        started = time.monotonic()
         for each in several(130):
             decision_writer.add(each)
             await asyncio.sleep(0)
-        assert time.monotonic() - started < 5.0
         assert sink.dropped == 30
         sink.open.set()
-
-    sink = with_decision_writer(story)
     assert len(sink.written) == 100
 
 
-def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
-    """They are written again later, in order; reading one meanwhile is an error that says so."""
-    made = several(3)
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
+async def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
+    """They are written later, in order; reading one meanwhile is an error; closing gives up."""
+    made = several(10)
+    async with writing() as (decision_writer, sink):
         sink.fault = StoreError("locked")
-        for each in made:
+        for each in made[:3]:
             decision_writer.add(each)
         assert (decision_writer.waiting, decision_writer.fails) == (3, False)
         with pytest.raises(StoreError):
@@ -580,63 +431,38 @@ def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
         sink.fault = None
         await eventually(lambda: not decision_writer.waiting)
         assert not decision_writer.fails
-
-    sink = with_decision_writer(story)
-    assert (sink.written, sink.dropped) == (made, 0)
-
-
-def test_closing_gives_up_on_a_store_that_cannot_be_written() -> None:
-    """The process ends; what is lost is counted."""
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
         sink.fault = StoreError("disk full")
-        for each in several(7):
+        for each in made[3:]:
             decision_writer.add(each)
-
-    sink = with_decision_writer(story)
-    assert (sink.written, sink.dropped) == ([], 7)
+    assert (sink.written, sink.dropped) == (made[:3], 7)
 
 
-def test_a_fault_of_our_own_loses_a_batch_and_no_more() -> None:
+async def test_a_fault_of_our_own_loses_a_batch_and_no_more() -> None:
     """The `DecisionWriter` writes the next batch."""
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
-        first, second = several(2)
+    first, second = several(2)
+    async with writing() as (decision_writer, sink):
         sink.fault = ValueError("a bug")
         decision_writer.add(first)
         await decision_writer.written(first.decision_id)
         sink.fault = None
         decision_writer.add(second)
         await decision_writer.written(second.decision_id)
-
-    sink = with_decision_writer(story)
-    assert [each.decision_id for each in sink.written] == ["chatcmpl-1"]
-    assert sink.dropped == 1
+    assert (sink.written, sink.dropped) == ([second], 1)
 
 
 def test_settings_that_could_never_be_judged_stop_the_start(
     racer: Command, tmp_path: Path, artifact: Path
 ) -> None:
-    """A shadow sample without kept decisions: exit code 2, and the field is named."""
-    watching = {"decisions": False, "shadow_rate": 0.1}
-    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", watching=watching)
-    code, _, stderr = racer("validate", "--config", path)
-    assert code == 2
-    assert "watching.shadow_rate needs `watching.decisions: true`" in stderr
-
-
-def test_a_shadow_rate_without_calls_of_the_whole_pool_stops_the_start(
-    racer: Command, tmp_path: Path, artifact: Path
-) -> None:
-    """Three candidates, two calls: exit code 2, and both fields are named."""
-    for rate, most, code in ((0.1, 2, 2), (0.1, 3, 0), (0.0, 2, 0)):
-        path = configure(
-            tmp_path,
-            artifact,
-            "http://127.0.0.1:1/v1",
-            watching={"shadow_rate": rate},
-            limits={"fan_out": most},
-        )
-        found, _, stderr = racer("validate", "--config", path)
-        assert found == code, stderr
-        assert ("watching.shadow_rate" in stderr and "limits.fan_out" in stderr) == (code == 2)
+    """A sample without kept decisions, or beyond the fan-out; the fields are named."""
+    url = "http://127.0.0.1:1/v1"
+    for watching, most, words in (
+        ({"decisions": False, "shadow_rate": 0.1}, 3, "needs `watching.decisions: true`"),
+        ({"shadow_rate": 0.1}, 2, "limits.fan_out"),
+        ({"shadow_rate": 0.1}, 3, ""),
+        ({"shadow_rate": 0.0}, 2, ""),
+    ):
+        path = configure(tmp_path, artifact, url, watching=watching, limits={"fan_out": most})
+        code, _, stderr = racer("validate", "--config", path)
+        assert code == (2 if words else 0), stderr
+        assert ("watching.shadow_rate" in stderr) == bool(words)
+        assert words in stderr

@@ -112,26 +112,19 @@ def test_labels_that_the_gateway_gave_itself_do_not_break_the_bound() -> None:
     assert_at_most(broken, DRAWS, DELTA, FALSE_ALARM)
 
 
-def test_labels_stay_on_the_rows_before_the_first_without_one() -> None:
-    """In the order in which people are shown samples; later rows have verdicts alone."""
+def test_labels_stay_on_the_first_rows() -> None:
+    """In the order in which people see them: up to one without a label, or as many as fixed."""
     yes = (True, True, False)
     sampled = [decision(i, correct=yes, j=yes) for i in range(8)]
     order = offered(sampled)
+    first_three = [True] * 3 + [False] * 5
+    assert labels_of(exported(sampled, labels=3))[order].tolist() == first_three
     sampled[order[3]] = replace(sampled[order[3]], correct={})
     rows = exported(sampled)
-    assert labels_of(rows)[order].tolist() == [True] * 3 + [False] * 5
+    assert labels_of(rows)[order].tolist() == first_three
     assert all(row.get("unlabelled", False) == ("correct" not in row) for row in rows)
     assert {row["judge"] for row in rows} == {"j"}
     assert labels_of(exported(sampled, judge="")).sum() == 7
-
-
-def test_a_number_of_labels_is_fixed_beforehand() -> None:
-    """Of the first rows in the same order; later labels are left out, and missing ones refused."""
-    yes = (True, True, False)
-    sampled = [decision(i, correct=yes, j=yes) for i in range(8)]
-    order = offered(sampled)
-    assert labels_of(exported(sampled, labels=3))[order].tolist() == [True] * 3 + [False] * 5
-    sampled[order[3]] = replace(sampled[order[3]], correct={})
     assert labels_of(exported(sampled, labels=3)).sum() == 3
     with pytest.raises(InputError, match=r"of the first 4 judged rows .* row 4 has no label"):
         exported(sampled, labels=4)

@@ -29,17 +29,13 @@ from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from tests.kit.gateway import ONE, POOL, Serve, user
 from tests.kit.upstream import FakePool
 
+pytestmark = pytest.mark.anyio
 MEANING = {"equality": "semantic", "similarity": 0.75}
 
 
 async def never(_: object) -> None:
     """Not in this test's time."""
     await asyncio.Event().wait()
-
-
-async def nothing(_: str) -> None:
-    """It is not called."""
-    raise AssertionError
 
 
 class Encoding:
@@ -57,7 +53,7 @@ class Encoding:
 def reader(embed: Encoding | None = None, embed_chars: int = 8192) -> AnswerReader:
     """A reader of texts."""
     encoding = embed or Encoding()
-    return AnswerReader(encoding.embed, nothing, similarity=0.75, embed_chars=embed_chars)
+    return AnswerReader(encoding.embed, never, similarity=0.75, embed_chars=embed_chars)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -76,46 +72,38 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return on_the_loop
 
 
-def form(kind: Equality, choice: Choice) -> str | None:
-    """What one answer counts as."""
-    return asyncio.run(reader().form(kind, [choice]))
-
-
-def test_long_answers_are_read_on_a_thread(threads: list[bool]) -> None:
+async def test_long_answers_are_read_on_a_thread(threads: list[bool]) -> None:
     """Short ones on the loop; tool calls and clusters, of unknown size, always on a thread."""
-    assert form(Equality.NUMBER, Choice(text="1 " * (SMALL_BYTES // 2))) == "1"
-    assert form(Equality.NUMBER, Choice(text="1 " * SMALL_BYTES)) == "1"
-    assert form(Equality.NUMBER, Choice(tool_calls=({"name": "add"},))) == '[["add",{}]]'
-    asyncio.run(reader().semantic({"a": "x", "b": "y"}, {"a": 0.5, "b": 0.5}))
+    for choice, form in (
+        (Choice(text="1 " * (SMALL_BYTES // 2)), "1"),
+        (Choice(text="1 " * SMALL_BYTES), "1"),
+        (Choice(tool_calls=({"name": "add"},)), '[["add",{}]]'),
+    ):
+        assert await reader().form(Equality.NUMBER, [choice]) == form
+    await reader().semantic({"a": "x", "b": "y"}, {"a": 0.5, "b": 0.5})
     assert threads == [True, False, False, False]
 
 
-@pytest.mark.parametrize(("spare", "expected"), [(0, "1"), (1, None)])
-def test_an_answer_over_a_mebibyte_has_no_vote(
-    threads: list[bool], spare: int, expected: str | None
-) -> None:
+async def test_an_answer_over_a_mebibyte_has_no_vote(threads: list[bool]) -> None:
     """Whatever its kind; it is not even looked at."""
-    text = "1".rjust(VOTE_CHARS + spare)
-    assert form(Equality.NUMBER, Choice(text=text)) == expected
-    assert len(threads) == (expected is not None)
-
-
-def test_tool_calls_over_a_mebibyte_have_no_vote() -> None:
-    """As texts are."""
     calls = ({"name": "add", "arguments": '{"a": "' + "x" * VOTE_CHARS + '"}'},)
-    assert form(Equality.NUMBER, Choice(tool_calls=calls)) is None
+    long = [Choice(text="1".rjust(VOTE_CHARS + 1)), Choice(tool_calls=calls)]
+    for choice in long:
+        assert await reader().form(Equality.NUMBER, [choice]) is None
+    assert threads == []
+    assert await reader().form(Equality.NUMBER, [Choice(text="1".rjust(VOTE_CHARS))]) == "1"
+    assert len(threads) == 1
 
 
-def test_the_encoder_is_given_the_beginning_of_an_answer() -> None:
+async def test_the_encoder_is_given_the_beginning_of_an_answer() -> None:
     """As much as of a query; and nothing of an answer that is no vote."""
     encoding = Encoding()
     texts = {"a": "x" * 9, "b": "y" * 11, "c": "z" * (VOTE_CHARS + 1)}
     scores = dict.fromkeys(texts, 0.5)
-    forms, medoids = asyncio.run(reader(encoding, embed_chars=10).semantic(texts, scores))
+    forms, medoids = await reader(encoding, embed_chars=10).semantic(texts, scores)
     assert encoding.given == ["x" * 9, "y" * 10]
-    assert forms == {"a": "a", "b": "a"}
-    assert medoids == {"a"}
-    assert asyncio.run(reader(encoding).semantic({"c": texts["c"]}, scores)) == ({}, frozenset())
+    assert (forms, medoids) == ({"a": "a", "b": "a"}, {"a"})
+    assert await reader(encoding).semantic({"c": texts["c"]}, scores) == ({}, frozenset())
     assert len(encoding.given) == 2
 
 
@@ -138,24 +126,16 @@ def replied(text: str) -> Reply:
     return Reply.of("adder", body, Chat())
 
 
-def test_an_answer_not_read_by_the_deadline_has_no_vote() -> None:
-    """A formula that waits for others', and meanings behind a busy encoder: the request ends."""
-
-    async def story() -> tuple[str | None, frozenset[str]]:
-        async with asyncio.timeout(60):
-            late = await vote(Equality.MATH, time.monotonic() + 0.05).read(replied("1"))
-            result = FanOutResult(replies={"adder": replied("1")}, forms={"adder": None})
-            meaning = vote(Equality.SEMANTIC, time.monotonic() + 0.05)
-            medoids = await meaning.cluster(result, ["adder"])
-            assert result.forms == {"adder": None}
-            return late, medoids
-
-    assert asyncio.run(story()) == (None, frozenset())
-
-
-def test_an_answer_that_arrived_in_time_votes_after_the_deadline() -> None:
-    """An answer that came in time is a vote, though the time was over when it was looked at."""
-    assert asyncio.run(vote(Equality.NUMBER, -math.inf).read(replied("It is 7"))) == "7"
+async def test_an_answer_not_read_by_the_deadline_has_no_vote() -> None:
+    """A formula or meanings that wait for others; what came in time is a vote all the same."""
+    async with asyncio.timeout(60):
+        late = vote(Equality.MATH, time.monotonic() + 0.05)
+        assert await late.read(replied("1")) is None
+        result = FanOutResult(replies={"adder": replied("1")}, forms={"adder": None})
+        meaning = vote(Equality.SEMANTIC, time.monotonic() + 0.05)
+        assert await meaning.cluster(result, ["adder"]) == frozenset()
+        assert result.forms == {"adder": None}
+        assert await vote(Equality.NUMBER, -math.inf).read(replied("It is 7")) == "7"
 
 
 # Through the gateway --------------------------------------------------------------------------

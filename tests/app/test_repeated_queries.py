@@ -78,10 +78,7 @@ def rows_read(plan: dict[str, Any]) -> float:
 
 @pytest.fixture
 def repeated(store_url: str) -> Iterator[DecisionStore]:
-    """A store with one query that was asked many times, and as many that were asked once.
-
-    Two calibrations decided on it, one after the other.
-    """
+    """A store with one query that was asked many times, and as many that were asked once."""
     with Store(store_url) as store:
         store.add(RECORD, activate=True)
         decisions = DecisionStore(store)
@@ -116,15 +113,6 @@ def test_a_batch_reads_one_earlier_decision_of_each_query(
         assert repeated.add(batch, [True] * 20) == {("", REPEATED)}
     assert len(found) == 1
     assert rows_read(found[0]) <= 20, json.dumps(found, indent=1)
-
-
-def test_a_query_that_is_known_to_be_repeated_is_not_looked_up(
-    repeated: DecisionStore, store_url: str
-) -> None:
-    """This gateway's own memory has it."""
-    with plans(store_url) as found:
-        assert repeated.add([asked(repeated=True)], [True]) == set()
-    assert found == []
 
 
 def test_a_judged_query_does_not_read_its_earlier_decisions(

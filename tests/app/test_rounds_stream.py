@@ -3,60 +3,38 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 
+from tests.kit.case import Shared
 from tests.kit.connections import CHAT, opened
-from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, Gateway, Serve, configure, running, user
+from tests.kit.gateway import ADMIN_KEY, Gateway, Serve, user
 from tests.kit.same_answer import NAMES, activate, configured
 from tests.kit.upstream import FakePool, usage_of
-from tests.kit.waiting import until
+from tests.kit.waiting import until, wait_until
 
 EVE = {"reference": "eve"}
 OTHERS = NAMES[:-1]
 TEXT = "abcdef"
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, shared_pool: FakePool) -> Iterator[Gateway]:
-    """A gateway whose promise is calibrated, and that sends many comments."""
-    given = configured(shared_pool, limits={"comment_every_s": 0.05})
-    del given["calibrated"]
-    folder = tmp_path_factory.mktemp("rounds")
-    path = configure(folder, given.pop("artifact"), shared_pool.url, **given)
-    with running(path, ENVIRONMENT) as gateway:
-        activate(gateway)
-        yield gateway
-
-
 @pytest.fixture
-def certified(shared: Gateway, pool: FakePool) -> Gateway:
-    """The same with candidates of which no two agree."""
+def certified(shared: Shared, pool: FakePool) -> Gateway:
+    """A promise that is calibrated, many comments, and candidates of which no two agree."""
+    case = shared(**configured(pool, limits={"comment_every_s": 0.05}))
+    if case.route("question 1")["certificate"]["reasons"] == ["not_calibrated"]:
+        activate(case.gateway)
     for number, name in enumerate(OTHERS):
         pool.say(name, str(number))
-    return shared
+    return case.gateway
 
 
 def decision(gateway: Gateway, decision_id: str) -> dict[str, Any]:
     """What is stored of a decision, once it is."""
-    path = gateway.settings.store.removeprefix("sqlite:///")
-    found: list[str] = []
-
-    def is_stored() -> bool:
-        with closing(sqlite3.connect(path)) as store:
-            found[:] = [
-                document
-                for (document,) in store.execute("SELECT document FROM decisions")
-                if json.loads(document)["decision_id"] == decision_id
-            ]
-        return bool(found)
-
-    assert until(is_stored, 30)
-    return json.loads(found[0])
+    path = f"/decisions/{decision_id}"
+    wait_until(lambda: gateway.get(path, ADMIN_KEY).status_code == 200)
+    return gateway.get(path, ADMIN_KEY).json()
 
 
 def data(lines: list[str]) -> list[dict[str, Any]]:
@@ -71,10 +49,7 @@ def text_of(events: list[dict[str, Any]]) -> str:
 
 
 def test_the_reference_passes_letter_by_letter(certified: Gateway, pool: FakePool) -> None:
-    """Comments, then its letters while it still answers; certificate, usage and record are whole.
-
-    Merged, the first letter would come when no candidate answers any more.
-    """
+    """Comments, then letters while it still answers; certificate, usage and record are whole."""
     pool.say("ada", "0", delay_s=0.4)
     pool.say("eve", TEXT, pause_s=0.1)
     body = {"model": "auto", "messages": user("how many?"), "stream": True, "racer": EVE}
@@ -123,9 +98,10 @@ def test_a_certified_answer_needs_no_reference(certified: Gateway, pool: FakePoo
     assert text_of(events) == "7"
     assert events[-1]["racer"]["certificate"]["rounds"]["stopped"] == "certified"
     assert "eve" not in pool.models_called()
-    assert [each["candidate"] for each in events[-1]["racer"]["calls"] if "skipped" in each] == [
-        "eve"
-    ]
+    skipped = [each["candidate"] for each in events[-1]["racer"]["calls"] if "skipped" in each]
+    assert skipped == ["eve"]
+    leader = certified.ask("how many?", {"stream": "leader"}, stream=True)
+    assert "leader_streamed" in leader.text
 
 
 @pytest.mark.parametrize("fault", ["500", "stream_empty"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,6 @@ EXCHANGE = SampledExchange(
     answers={"adder": "42", "speller": "42", "poet": None},
     calls={"adder": {"finish_reason": "stop", "seconds": 0.25}},
 )
-
-
-@pytest.fixture
-def store(database: str) -> Iterator[Store]:
-    """An empty store of either kind."""
-    with Store(database) as opened:
-        yield opened
 
 
 def sampled(store: Store, **changes: Any) -> DecisionRecord:
@@ -102,11 +94,10 @@ def test_another_key_is_one_clear_error(store: Store) -> None:
     """Where it decrypts nothing; decisions that need no text are read as ever."""
     for _ in range(2):
         SampleStore(store, Cipher(KEY)).add(sample_of(sampled(store)))
-    other = SampleStore(store, Cipher(bytes(32)))
-    with pytest.raises(StoredRequestsUnreadable, match="RACER_SAMPLES_KEY"):
-        other.check_readable()
-    with pytest.raises(StoredRequestsUnreadable):
-        other.waiting()
+    other = SampleStore(store, Cipher(NEW_KEY))
+    for read in (other.check_readable, other.waiting):
+        with pytest.raises(StoredRequestsUnreadable, match="RACER_SAMPLES_KEY"):
+            read()
     assert len(list(SampleStore(store).rows())) == 2
 
 
@@ -129,60 +120,38 @@ def test_a_request_that_cannot_be_decrypted_blocks_no_other(store: Store) -> Non
     assert [each.sample for each in samples.waiting(judge="j")[0]] == [first]
 
 
-def test_one_request_is_in_memory_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a whole export: each is decrypted when its row is read."""
-    samples, decrypted = SampleStore(store, Cipher(KEY)), list[str]()
-    for _ in range(3):
-        samples.add(sample_of(sampled(store)))
-
-    plain = Cipher.decrypt
+def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oldest first, also without a sample beside it, over several pages, one request at a time."""
+    monkeypatch.setattr("app.monitoring.samples.store.PAGE", 2)
+    plain, decrypted = Cipher.decrypt, list[str]()
 
     def decrypt(cipher: Cipher, value: bytes, row_id: str) -> bytes:
         decrypted.append(row_id)
         return plain(cipher, value, row_id)
 
     monkeypatch.setattr(Cipher, "decrypt", decrypt)
-    rows = samples.rows()
-    for number in range(1, 4):
-        row = next(rows)
-        assert decrypted[-1] == row.decision.decision_id
-        assert len(decrypted) == number
-
-
-def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oldest first, also without a sample beside it, over several pages."""
-    monkeypatch.setattr("app.monitoring.samples.store.PAGE", 2)
     times = [f"2026-01-01T00:00:0{second}.000000+00:00" for second in (3, 1, 2, 2, 4)]
-    decisions = [
-        sampled(store, created_at=each, group="bot", group_by="application") for each in times
+    bot = {"group": "bot", "group_by": "application"}
+    decisions = [sampled(store, created_at=each, **bot) for each in times]
+    others = [
+        sampled(store, calibration_id="cal-other", created_at=times[1], **bot),
+        sampled(store, calibration_id=None, created_at=times[0][:-7] + "1+00:00", **bot),
     ]
-    sampled(store, group="agent", group_by="application")
-    elsewhere = sampled(
-        store, calibration_id="cal-other", created_at=times[1], group="bot", group_by="application"
-    )
-    unrouted = sampled(
-        store,
-        calibration_id=None,
-        created_at=times[0][:-7] + "1+00:00",
-        group="bot",
-        group_by="application",
-    )
-    DecisionStore(store).add(
-        [decision_record(RECORD, [0.9, 0.5, 0.1], group="bot", group_by="application")], [True]
-    )
-    samples = SampleStore(store)
-    samples.add(sample_of(decisions[0], application="bot"))
-    found = list(samples.rows(application="bot"))
-    ids = [each.decision.decision_id for each in found]
-    assert set(ids) == {each.decision_id for each in (*decisions, elsewhere, unrouted)}
-    assert [each.decision.created_at for each in found] == sorted(
-        each.decision.created_at for each in found
-    )
-    assert [each.decision.decision_id for each in found if each.sample] == [
-        decisions[0].decision_id
-    ]
-    later = list(samples.rows(application="bot", since=times[0]))
-    assert len(later) == 3
+    sampled(store, **bot | {"group": "agent"})
+    DecisionStore(store).add([decision_record(RECORD, [0.9, 0.5, 0.1], **bot)], [True])
+    samples = SampleStore(store, Cipher(KEY))
+    kept = [each.decision_id for each in sorted(decisions, key=lambda each: each.created_at)]
+    for name in (kept[0], kept[-1]):
+        samples.add(replace(sample_of(decisions[0]), decision_id=name, application="bot"))
+    found: list[tuple[str, str]] = []
+    for each in samples.rows(application="bot"):
+        found.append((each.decision.created_at, each.decision.decision_id))
+        if each.sample is not None:
+            assert decrypted[-1] == each.decision.decision_id
+        assert len(decrypted) == 1 + (each.decision.decision_id == kept[-1])
+    assert [at for at, _ in found] == sorted(at for at, _ in found)
+    assert {name for _, name in found} == {each.decision_id for each in (*decisions, *others)}
+    assert len(list(samples.rows(application="bot", since=times[0]))) == 3
 
 
 def test_what_waits_has_answers_and_no_label(store: Store) -> None:
@@ -199,24 +168,15 @@ def test_what_waits_has_answers_and_no_label(store: Store) -> None:
     assert ([each.sample for each in found], count) == (shuffled[:2], 3)
     assert samples.waiting()[1] == 4
     assert samples.unlabelled("bot", "2999") == [each.decision_id for each in waiting]
-    assert samples.unlabelled("bot", waiting_since(samples, waiting[1])) == [waiting[0].decision_id]
     judged, labelled = waiting[0], waiting[1]
+    second = samples.get(labelled.decision_id).decision
+    assert samples.unlabelled("bot", second.created_at) == [judged.decision_id]
     samples.add_judgements(judged.decision_id, dict.fromkeys(POOL, True), judge="j")
-    decisions.set_loss(sample_decision(samples, labelled), None)
+    decisions.set_loss(second, None)
     assert [each.sample for each in samples.waiting("bot")[0]] == [
         each for each in shuffled if each != labelled
     ]
     assert [each.sample for each in samples.waiting("bot", judge="j")[0]] == waiting[1:]
-
-
-def waiting_since(samples: SampleStore, sample: Sample) -> str:
-    """The time of a sample's decision."""
-    return sample_decision(samples, sample).created_at
-
-
-def sample_decision(samples: SampleStore, sample: Sample) -> DecisionRecord:
-    """The record of a sample's decision."""
-    return samples.get(sample.decision_id).decision
 
 
 def test_samples_go_with_their_decisions(store: Store) -> None:
@@ -243,41 +203,26 @@ watching: {store_requests: %s}
 """
 
 
-@pytest.mark.parametrize(
-    ("stores", "key", "message"),
-    [
+def test_a_start_without_a_key_says_how_to_make_one() -> None:
+    """Before anything is stored."""
+    second = f"{base64.b64encode(KEY).decode()},"
+    for stores, key, message in (
         ("true", None, "openssl rand -base64 32"),
         ("true", "c2hvcnQ=", "32 bytes in base64"),
-        ("true", f"{base64.b64encode(KEY).decode()},", "key 2 of .RACER_SAMPLES_KEY is no key"),
+        ("true", second, "key 2 of .RACER_SAMPLES_KEY is no key"),
         ("false", "not base64 at all", "32 bytes in base64"),
-    ],
-)
-def test_a_start_without_a_key_says_how_to_make_one(
-    stores: str, key: str | None, message: str
-) -> None:
-    """Before anything is stored."""
-    environment = {} if key is None else {"RACER_SAMPLES_KEY": key}
-    with pytest.raises(SettingsError, match=message):
-        parse(CONFIGURATION % stores, Path("racer.yaml"), environment)
-
-
-def test_the_key_is_read_and_not_shown() -> None:
-    """Base64, with a line end as `openssl` prints one."""
-    text = base64.b64encode(KEY).decode()
-    _, secrets = parse(
-        CONFIGURATION % "true", Path("racer.yaml"), {"RACER_SAMPLES_KEY": text + "\n"}
-    )
-    (key,) = secrets.samples_keys
-    assert key.get_secret_value() == KEY
-    assert text not in repr(secrets)
+    ):
+        environment = {} if key is None else {"RACER_SAMPLES_KEY": key}
+        with pytest.raises(SettingsError, match=message):
+            parse(CONFIGURATION % stores, Path("racer.yaml"), environment)
 
 
 def test_a_rotated_key_reads_what_the_old_one_encrypted(store: Store) -> None:
     """The first of several keys encrypts, all decrypt; dropping a key loses its requests."""
     texts = [base64.b64encode(each).decode() for each in (NEW_KEY, KEY)]
-    _, secrets = parse(
-        CONFIGURATION % "true", Path("racer.yaml"), {"RACER_SAMPLES_KEY": ", ".join(texts)}
-    )
+    given = {"RACER_SAMPLES_KEY": ", ".join(texts) + "\n"}  # as `openssl` prints one
+    _, secrets = parse(CONFIGURATION % "true", Path("racer.yaml"), given)
+    assert not any(each in repr(secrets) for each in texts)
     keys = [each.get_secret_value() for each in secrets.samples_keys]
     assert keys == [NEW_KEY, KEY]
     old, new = sample_of(sampled(store)), sample_of(sampled(store))

@@ -69,65 +69,47 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def verified(racer: Command, decision_id: str, *source: object) -> tuple[int, dict[str, Any]]:
+    """The exit code of ``racer verify`` and its report."""
+    code, out, stderr = racer("verify", decision_id, *source, "--json")
+    assert out, stderr
+    return code, json.loads(out)
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_kind_of_decision_is_found_again(
     unsure: Gateway, racer: Command, place: Path, options: dict[str, Any]
 ) -> None:
     """By the gateway and from its store alone: the same threshold, set and group."""
+    sources = (
+        ("--url", unsure.url, "--key", ADMIN_KEY),
+        ("--from-store", "--config", place / "racer.yaml"),
+    )
     for query in (ONE, TWO, UNANSWERABLE, "Something else altogether"):
         decision = unsure.route(query, **options)
-        decision_id, certificate = decision["decision_id"], decision["certificate"]
-        over_http = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY, "--json")
-        from_store = racer(
-            "verify", decision_id, "--from-store", "--config", place / "racer.yaml", "--json"
-        )
-        for code, out, stderr in (over_http, from_store):
-            assert code == 0, stderr or out
-            result = json.loads(out)
-            assert result["matches"]
+        certificate = decision["certificate"]
+        for source in sources:
+            code, result = verified(racer, decision["decision_id"], *source)
+            assert (code, result["matches"]) == (0, True)
             assert result["recomputed"]["lambda_hat"] == certificate["lambda_hat"]
             assert sorted(result["recomputed"]["selected"]) == sorted(decision["selected"])
-            assert result["decision"]["decision_id"] == decision_id
+            assert result["decision"]["decision_id"] == decision["decision_id"]
             assert result["recomputed"]["n"] == certificate["n"]
             assert result["recomputed"]["group"] == certificate["guarantee"]["group"]
 
 
-def test_decisions_that_no_threshold_made_are_found_again(
-    unsure: Gateway, racer: Command, pool: FakePool
-) -> None:
-    """A request in other conditions has the set of the threshold, without a guarantee."""
-    warm = unsure.post("/route", json={"messages": user(ONE), "temperature": 2}).json()
-    assert "conditions_differ:temperature" in warm["certificate"]["reasons"]
-    code, out, _ = racer("verify", warm["decision_id"], "--url", unsure.url, "--key", ADMIN_KEY)
-    assert (code, "threshold" in out) == (0, True)
-
-
-def test_the_strongest_of_an_abstention_is_found_again(
+def test_sets_that_no_promise_covers_are_found_again(
     gateway: Gateway, racer: Command, pool: FakePool
 ) -> None:
-    """No candidate was selected, the best was called all the same, and the decision says so."""
+    """The strongest of an abstention, and the threshold's set of a request in other conditions."""
     answer = gateway.chat(UNANSWERABLE, racer={"on_abstain": "strongest"})
     assert "abstained_strongest" in answer["racer"]["certificate"]["reasons"]
     assert len(pool.models_called()) == 1
-    code, out, stderr = racer("verify", answer["id"], "--url", gateway.url, "--key", ADMIN_KEY)
-    assert code == 0, stderr or out
-    assert "strongest" in out
-
-
-def test_people_get_a_table(unsure: Gateway, racer: Command) -> None:
-    """The recorded decision, the recomputed one, and whether they are equal."""
-    decision_id = unsure.route(TWO, group="a")["decision_id"]
-    code, out, _ = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY)
-    assert code == 0
-    for word in (
-        decision_id,
-        "lambda_hat then",
-        "lambda_hat now",
-        "selected now",
-        "matches",
-        "yes",
-    ):
-        assert word in out
+    warm = gateway.post("/route", json={"messages": user(ONE), "temperature": 2}).json()
+    assert "conditions_differ:temperature" in warm["certificate"]["reasons"]
+    for decision_id, words in ((answer["id"], "strongest"), (warm["decision_id"], "threshold")):
+        code, out, _ = racer("verify", decision_id, "--url", gateway.url, "--key", ADMIN_KEY)
+        assert (code, words in out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +128,8 @@ def test_a_tampered_decision_is_detected(
         changed = json.dumps({**json.loads(document), field: value})
         update = "update decisions set document = ? where id = ?"
         connection.execute(update, [changed, decision_id])
-    code, out, _ = racer(
-        "verify", decision_id, "--from-store", "--config", place / "racer.yaml", "--json"
-    )
-    assert code == 1
-    assert not json.loads(out)["matches"]
+    code, found = verified(racer, decision_id, "--from-store", "--config", place / "racer.yaml")
+    assert (code, found["matches"]) == (1, False)
     code, out, _ = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY)
     assert code == 1
     assert "NO" in out
