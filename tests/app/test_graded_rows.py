@@ -30,11 +30,8 @@ from tests.kit.gateway import (
     TWO,
     Command,
     Gateway,
-    Serve,
-    as_json,
     configure,
     error_message,
-    labelled,
     noisy,
     running,
 )
@@ -147,7 +144,6 @@ def test_qualities_and_weights_are_read_from_every_format(
     curve = expected.loss_curve(Score.COVER)
     assert found["mean_shortfall"] == curve.mean_loss(found["lambda_hat"]) > 0.0
     assert found["weights"] == {
-        "kind": "known",
         "max_weight": 3.0,
         "effective_n": pytest.approx(expected.effective_n),
     }
@@ -257,45 +253,3 @@ def test_graded_rows_are_written_and_read_again(tmp_path: Path) -> None:
     """As `racer convert` does."""
     write_rows(weighted(ROWS), tmp_path / "rows.jsonl")
     assert read_rows(tmp_path / "rows.jsonl").rows == weighted(ROWS).rows
-
-
-def test_weights_estimated_for_the_recorded_queries_never_hold(serve: Serve) -> None:
-    """Too few queries are refused; else evidence and certificate say `estimated`."""
-    gateway = serve()
-    drawn = labelled(30_000, 400)
-    kept = np.arange(400) // 4 % 2 == 0  # by blocks of all four kinds of query
-    rows = replace(
-        drawn, rows=tuple(row for row, each in zip(drawn.rows, kept, strict=True) if each)
-    )
-    body = {"rows": as_json(rows), "reweight": True, "confirm": True}
-    assert "served queries are too few" in error_message(
-        gateway.post("/calibrate", ADMIN_KEY, json=body), 422
-    )
-    for row in drawn.rows:
-        if row not in rows.rows:
-            last = gateway.route(row.query)
-    gateway.get(f"/decisions/{last['decision_id']}", ADMIN_KEY)  # waits until it is written
-    response = gateway.post("/calibrate", ADMIN_KEY, json=body)
-    assert response.status_code == 200, response.text
-    assert response.json()["evidence"]["weights"]["kind"] == "estimated"
-    certificate = gateway.route(ONE)["certificate"]
-    assert certificate["guarantee"]["weights"] == "estimated"
-    assert not certificate["holds"]
-    assert "weights_estimated" in certificate["reasons"]
-
-
-def test_repeats_are_served_queries_where_the_rows_are_traffic(serve: Serve) -> None:
-    """A sample of traffic has repeats, so that the density ratio is one of arrivals."""
-    gateway = serve()
-    rows = labelled(30_000, 200)
-    for _ in range(3):
-        for row in rows.rows[:40]:
-            last = gateway.route(row.query)
-    gateway.get(f"/decisions/{last['decision_id']}", ADMIN_KEY)  # waits until it is written
-    body = {"rows": as_json(rows), "reweight": True, "confirm": True}
-    questions, traffic = (
-        gateway.post("/calibrate", ADMIN_KEY, json=body | {"rows_kind": kind})
-        for kind in ("questions", "traffic")
-    )
-    assert "40 served queries are too few" in error_message(questions, 422)
-    assert traffic.status_code == 200, traffic.text

@@ -189,7 +189,7 @@ def test_a_pattern_is_shown(tmp_path: Path) -> None:
          "dryrun: unknown field; did you mean `dry_run`?"),
         (CalibrateOptions, {"colour": SECRET}, "colour",
          "colour: unknown field; known here: `alpha`, `delta`, `score`, `risk_target`, `r`,"
-         " `max_weight`, `reweight`, `answer_risk_max`, `smoothing`, `rows_kind`,"
+         " `max_weight`, `answer_risk_max`, `smoothing`, `rows_kind`,"
          " `one_per_cluster`, `application`, `since`, `activate`, `expected_active_id`, `dry_run`,"
          " `allow_overlap`,"
          " `max_shift`, `confirm`"),
