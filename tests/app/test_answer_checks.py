@@ -18,10 +18,11 @@ from pydantic import ValidationError
 from app.answering.evidence import EvidenceChecks
 from app.errors import SettingsError
 from app.settings import Evidence, Secrets, Settings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics import Metrics as GatewayMetrics
 from app.upstream.fleet import Fleet
 from racer_core.errors import install_hint
 from racer_core.sequential.verdicts import NO_VERDICT
+from tests.kit.case import Metrics
 from tests.kit.gateway import ADMIN_KEY, Gateway, Serve
 from tests.kit.monitored import sampled
 from tests.kit.same_answer import configured
@@ -39,10 +40,8 @@ def made(gateway: Gateway, response: dict[str, Any]) -> dict[str, Any]:
 
 def outcomes(gateway: Gateway) -> dict[str, float]:
     """How many checks had which outcome."""
-    lines = gateway.get("/metrics", ADMIN_KEY).text.splitlines()
-    start = 'racer_evidence_total{outcome="'
-    found = (line.removeprefix(start) for line in lines if line.startswith(start))
-    return {line.split('"')[0]: float(line.split()[-1]) for line in found}
+    metrics = Metrics.parsed(gateway.get("/metrics", ADMIN_KEY).text)
+    return metrics.by("racer_evidence_total", "outcome")
 
 
 def test_verdicts_are_evidence_in_rows_and_requests_and_failures_are_none(
@@ -81,8 +80,9 @@ def test_verdicts_are_evidence_in_rows_and_requests_and_failures_are_none(
     assert set(called["verdicts"].values()) == {NO_VERDICT}
     sampled(gateway, 62)
     after = outcomes(gateway)
-    assert {name for name, count in before.items() if count} == {"verdict"}
-    assert before["lost"] == 0.0, "a rate needs the zero before the first"
+    assert before.keys() == {"verdict"}
+    shown = gateway.get("/metrics", ADMIN_KEY).text
+    assert 'racer_evidence_total{outcome="lost"} 0.0' in shown, "a rate needs the zero"
     assert caplog.text.count("same_answer.evidence: ") == 1, "a warning in five minutes"
     assert "answers without a verdict since the last warning: 1" in caplog.text
     assert (after["timeout"] >= 1, after["failed"] >= 3, after["no_verdict"] >= 1) == (True,) * 3
@@ -190,7 +190,7 @@ async def opened(
     }
     settings, secrets = Settings.model_validate(document), Secrets()
     async with (
-        Fleet(settings, secrets, metrics=Metrics()) as fleet,
+        Fleet(settings, secrets, metrics=GatewayMetrics()) as fleet,
         EvidenceChecks(settings, secrets, fleet, counter) as checks,
     ):
         yield checks

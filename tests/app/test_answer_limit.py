@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,17 +22,12 @@ from racer_core.types import Score
 from tests.core.laws import assert_at_most
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     POOL,
-    Gateway,
+    Serve,
     as_json,
-    candidates,
-    configure,
     noisy,
-    running,
 )
 from tests.kit.random_answers import answering, randoms
-from tests.kit.upstream import FakePool
 
 ONE = "What is 3 plus 4?"
 
@@ -147,19 +141,6 @@ def test_rows_that_cannot_test_a_limit_are_refused() -> None:
             limit_answers(broken, of, Aggregation(), None, 0.3)
 
 
-@pytest.fixture(scope="module")
-def gateway(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """A gateway whose router is unsure."""
-    path = configure(
-        tmp_path_factory.mktemp("limit"), noisy_artifact, shared_pool.url,
-        candidates=candidates(shared_pool.url), routing={"score": "cover"},
-    )  # fmt: skip
-    with running(path, ENVIRONMENT) as started:
-        yield started
-
-
 def answered(count: int, first: int = 40_000) -> list[dict[str, Any]]:
     """Rows with answers: those who are right say 7, the others differ."""
     return [
@@ -168,8 +149,11 @@ def answered(count: int, first: int = 40_000) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_limit_is_served_and_an_infeasible_one_is_a_clear_answer(gateway: Gateway) -> None:
+def test_a_limit_is_served_and_an_infeasible_one_is_a_clear_answer(
+    serve: Serve, noisy_artifact: Path
+) -> None:
     """The error names the smallest feasible limit, for other rows; nothing is stored."""
+    gateway = serve(artifact=noisy_artifact, calibrated=False, routing={"score": "cover"})
     body = {"rows": answered(600), "alpha": 0.3, "answer_risk_max": 0.001}
     refused = gateway.post("/calibrate", ADMIN_KEY, json=body)
     assert refused.status_code == 422, refused.text

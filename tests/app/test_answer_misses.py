@@ -15,7 +15,7 @@ from app.settings import Settings
 from racer_core.calibration.threshold import allowed_misses
 from tests.kit.gateway import ADMIN_KEY, Gateway, Serve, error_message
 from tests.kit.lazy import LazyModule
-from tests.kit.monitored import sampled
+from tests.kit.monitored import add_verdicts, sampled
 from tests.kit.same_answer import NAMES, configured
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
@@ -52,13 +52,6 @@ def talking(pool: FakePool) -> Iterator[FakePool]:
     pool.answer = lambda _: "42"
 
 
-def label(gateway: Gateway, decision_id: str, labels: dict[str, bool]) -> None:
-    """Label the answers to a request."""
-    body = {"decision_id": decision_id, "correct": labels}
-    response = gateway.post("/feedback", ADMIN_KEY, json=body)
-    assert response.status_code == 200, response.text
-
-
 def progress(gateway: Gateway) -> dict[str, Any]:
     """That of all requests."""
     return gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]
@@ -78,9 +71,9 @@ def test_labelled_samples_certify_that_few_right_answers_are_missed(
     assert "hardly any" in refused()["error"]["message"]
     for at, (decision, question) in enumerate(zip(ids, questions, strict=True)):
         if at % 20:
-            label(gateway, decision, correct(question))
+            add_verdicts(gateway, decision, correct(question))
         elif at:
-            label(gateway, decision, {"ada": correct(question)["ada"]})
+            add_verdicts(gateway, decision, {"ada": correct(question)["ada"]})
     rows = sum(any(correct(each).values()) or not at % 20 for at, each in enumerate(questions))
     assert rows < 95
     assert (progress(gateway)["rows"], progress(gateway)["lost"]) == (rows, LOST)
@@ -114,7 +107,7 @@ def test_labelled_samples_certify_that_few_right_answers_are_missed(
     assert missed <= law < may
     sampled(gateway, 170)
     for decision, question in served.items():
-        label(gateway, decision, correct(question))
+        add_verdicts(gateway, decision, correct(question))
     watch = progress(gateway)["watch"]
     assert (watch["sampled"], watch["differing"]) == (may, missed)
     checked = gateway.post(f"/decisions/{response['id']}/verify", ADMIN_KEY)
@@ -149,12 +142,12 @@ def test_it_calibrates_itself_as_labels_arrive(
     sampled(gateway, 60)
     assert until(lambda: "labelled" in (progress(gateway)["refusal"] or ""), 30)
     for decision, question in list(zip(ids, questions, strict=True))[:25]:
-        label(gateway, decision, correct(question))
+        add_verdicts(gateway, decision, correct(question))
     refused = gateway.post("/same-answer/calibrate", ADMIN_KEY, json={"dry_run": True}).json()
     assert "35 of " in refused["refusal"]
     assert "rows lack labels or answers" in refused["refusal"]
     for decision, question in list(zip(ids, questions, strict=True))[25:]:
-        label(gateway, decision, correct(question))
+        add_verdicts(gateway, decision, correct(question))
     for number in range(60, 70):
         gateway.chat(f"question {number}")
     assert until(lambda: gateway.route("question 1")["certificate"]["holds"], 30), progress(gateway)

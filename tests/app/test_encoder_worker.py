@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -304,12 +304,15 @@ async def test_what_waits_is_tokenised_while_a_batch_is_scored() -> None:
     assert kinds == [{str}, {Tokens}, {Tokens}, {Tokens}]
 
 
-@pytest.mark.parametrize(("forward", "most"), [("lean", 32), ("transformers", 256)])
-async def test_on_a_gpu_rows_are_scored_in_slices_that_fill_a_batch(
-    forward: str, most: int
+@pytest.mark.parametrize(
+    ("backend", "forward", "most"),
+    [("cpu", "lean", 4), ("cuda", "lean", 32), ("cuda", "transformers", 256)],
+)
+async def test_rows_of_like_length_are_scored_together(
+    backend: str, forward: str, most: int
 ) -> None:
-    """Of similar length, sorted 256 at a time; progress, which can end it, is between slices."""
-    racer = StubRacer(backend="cuda", forward=forward)
+    """Sorted 256 at a time, on a GPU enough for a batch; progress can end it between slices."""
+    racer = StubRacer(backend=backend, forward=forward)
     racer.free.set()
     rows = [str(number * 10 ** (number % 4)) for number in range(100, 400)]
     expected = [
@@ -332,18 +335,6 @@ async def test_on_a_gpu_rows_are_scored_in_slices_that_fill_a_batch(
     assert racer.batches == expected
     before = accumulate([0, *map(len, expected[:-1])])
     assert done == [*((count, 300) for count in before), (0, 300)]
-
-
-async def test_rows_of_like_length_are_scored_together() -> None:
-    """Else an encoder pads them, or computes them one by one; each row gets its own scores."""
-    async with playing() as (worker, racer):
-        racer.free.set()
-        rows = [str(number * 10 ** (number % 4)) for number in range(100, 250)]
-        scored = await asyncio.to_thread(worker.score_rows, rows)
-        assert scored.scores[:, 0].tolist() == [float(row) for row in rows]
-        assert sorted(chain.from_iterable(racer.batches)) == sorted(rows)
-        lengths = [{len(text) for text in batch} for batch in racer.batches]
-        assert sum(len(found) > 1 for found in lengths) <= 3  # where one length ends
 
 
 class RestingClock(Clock):

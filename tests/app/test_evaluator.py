@@ -338,7 +338,7 @@ def test_a_candidate_may_be_the_evaluator(serve: Serve, pool: FakePool) -> None:
 
 
 def test_other_rules_ask_no_evaluator(shared: Shared, pool: FakePool) -> None:
-    """The router's scores are there already; the votes with C = 2 and C = 10 differ by log 9."""
+    """The router's scores are there; one answer's votes with C = 2 and C = 10 differ by log 9."""
     votes: list[float] = []
     for rule in (
         {"method": "weighted"},
@@ -350,7 +350,9 @@ def test_other_rules_ask_no_evaluator(shared: Shared, pool: FakePool) -> None:
         racer = gateway.chat(TWO, racer=WHOLE_POOL | {"explain": True})["racer"]
         assert (racer["weights"], racer["evaluation"], pool.rated) == ({}, None, [])
         assert len(racer["votes"]) == 3
-        votes.append(racer["votes"]["7"])
+        for name in ("speller", "poet"):
+            pool.say(name, "")
+        votes.append(gateway.chat(TWO, racer=WHOLE_POOL)["racer"]["votes"]["7"])
     assert votes[3] - votes[2] == pytest.approx(math.log(9))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from racer_core.calibration.learn_then_test import clopper_pearson_upper
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import CandidateAnswer, LabelledRows, Score
+from tests.kit.case import Shared
 from tests.kit.command_results import written
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     Command,
@@ -32,10 +31,8 @@ from tests.kit.gateway import (
     Serve,
     as_json,
     candidates,
-    configure,
     labelled,
     noisy,
-    running,
 )
 from tests.kit.lazy import LazyModule
 from tests.kit.random_answers import PRICES, answering, randoms
@@ -192,20 +189,19 @@ def test_evidence_without_its_conditions_is_omitted(case: str) -> None:
 # Through the gateway --------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def priced(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
+@pytest.fixture
+def priced(shared: Shared, noisy_artifact: Path, pool: FakePool) -> Gateway:
     """A gateway that is unsure, whose candidates have prices."""
     prices = {name: {"price": price} for name, price in zip(POOL, PRICES, strict=True)}
-    folder = tmp_path_factory.mktemp("evidence")
-    path = configure(
-        folder, noisy_artifact, shared_pool.url,
-        candidates=candidates(shared_pool.url, **prices), routing={"score": "cover"},
-    )  # fmt: skip
-    with running(path, ENVIRONMENT) as gateway:
-        gateway.calibrate(rows=ROWS)
-        yield gateway
+    gateway = shared(
+        artifact=noisy_artifact,
+        calibrated=False,
+        group="evidence",
+        candidates=candidates(pool.url, **prices),
+        routing={"score": "cover"},
+    ).gateway
+    gateway.calibrate(rows=ROWS)
+    return gateway
 
 
 ROWS = noisy(20_000, 160)

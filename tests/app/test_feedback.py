@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from tests.kit.case import GatewayCase
 from tests.kit.command_results import failed, parsed
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
     Command,
     Gateway,
     Serve,
-    configure,
     error_message,
-    running,
 )
-from tests.kit.monitored import sampled
+from tests.kit.monitored import add_verdicts, sampled
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
-
-
-@pytest.fixture(scope="module")
-def trusting(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """A gateway that accepts the verdicts of data keys and calls the whole pool."""
-    watching = {"feedback": "all", "shadow_rate": 1.0}
-    folder = tmp_path_factory.mktemp("trusting")
-    with running(
-        configure(folder, artifact, shared_pool.url, watching=watching), ENVIRONMENT
-    ) as gateway:
-        gateway.calibrate(60)
-        yield gateway
 
 
 def say(
@@ -51,13 +35,7 @@ def say(
     return gateway.post("/feedback", key, json={"decision_id": decision_id, "correct": correct})
 
 
-def send_feedback(
-    gateway: Gateway, decision_id: str, correct: dict[str, Any], key: str = DATA_KEY
-) -> dict[str, Any]:
-    """The same, with the status checked."""
-    response = say(gateway, decision_id, correct, key)
-    assert response.status_code == 200, response.text
-    return response.json()
+send_feedback = partial(add_verdicts, key=DATA_KEY)
 
 
 def decision(gateway: Gateway, query: str = TWO, key: str = DATA_KEY) -> str:
@@ -93,12 +71,14 @@ def test_the_same_verdict_again_changes_nothing(gateway: Gateway, pool: FakePool
 def test_another_verdict_is_a_conflict_and_changes_nothing(gateway: Gateway, key: str) -> None:
     """409, and nothing of the request is taken; an admin's verdict counts at once."""
     decision_id = decision(gateway, key=key)
-    first = send_feedback(gateway, decision_id, {"adder": True}, key)
+    first = send_feedback(gateway, decision_id, {"adder": True}, key=key)
     assert first["waiting"] == ([] if key == ADMIN_KEY else ["adder"])
     assert counted(gateway, decision_id) == ({"adder": True} if key == ADMIN_KEY else {})
     message = error_message(say(gateway, decision_id, {"poet": True, "adder": False}, key), 409)
     assert "adder" in message
-    assert send_feedback(gateway, decision_id, {"adder": True}, key)["correct"] == {"adder": True}
+    assert send_feedback(gateway, decision_id, {"adder": True}, key=key)["correct"] == {
+        "adder": True
+    }
 
 
 def test_decisions_of_other_keys_are_as_unknown_as_those_never_made(gateway: Gateway) -> None:
@@ -107,7 +87,7 @@ def test_decisions_of_other_keys_are_as_unknown_as_those_never_made(gateway: Gat
     for decision_id in (admins, "chatcmpl-none"):
         assert decision_id in error_message(say(gateway, decision_id, {"adder": True}), 404)
     own = decision(gateway)
-    assert send_feedback(gateway, own, {"adder": True}, ADMIN_KEY)["correct"] == {"adder": True}
+    assert send_feedback(gateway, own, {"adder": True}, key=ADMIN_KEY)["correct"] == {"adder": True}
     error_message(say(gateway, own, {"adder": False}), 409)
 
 
@@ -161,7 +141,7 @@ def test_an_admins_verdict_overrides_a_waiting_one(gateway: Gateway) -> None:
     decision_id = decision(gateway)
     send_feedback(gateway, decision_id, {"adder": True, "poet": True})
     error_message(say(gateway, decision_id, {"adder": False}), 409)
-    result = send_feedback(gateway, decision_id, {"adder": False, "poet": True}, ADMIN_KEY)
+    result = send_feedback(gateway, decision_id, {"adder": False, "poet": True}, key=ADMIN_KEY)
     assert not result["repeated"]
     assert counted(gateway, decision_id) == {"adder": False, "poet": True}
 
@@ -170,9 +150,10 @@ def test_an_admins_verdict_overrides_a_waiting_one(gateway: Gateway) -> None:
 
 
 def test_a_shadow_decision_is_judged_when_all_its_candidates_are(
-    trusting: Gateway, pool: FakePool
+    monitored: GatewayCase, pool: FakePool
 ) -> None:
     """Not before; it then has a loss, and becomes a labelled row."""
+    trusting = monitored.gateway
     before = trusting.get("/drift", ADMIN_KEY).json()["shadow"]
     answer = trusting.chat(ONE)
     assert until(lambda: pool.models_called() == sorted(POOL), 30)
@@ -200,9 +181,9 @@ def test_judged_shadow_decisions_are_rows_for_the_next_calibration(
     for number, right in enumerate(({"adder"}, {"adder"}, set[str]())):
         answer = gateway.chat(f"Compare 3 with 4{number} in one word")
         correct = {name: name in right for name in POOL}
-        send_feedback(gateway, answer["id"], correct, ADMIN_KEY)
+        send_feedback(gateway, answer["id"], correct, key=ADMIN_KEY)
         expected.append({"scores": answer["racer"]["pool_scores"], "correct": correct})
-    send_feedback(gateway, gateway.chat(TWO)["id"], {"adder": True}, ADMIN_KEY)
+    send_feedback(gateway, gateway.chat(TWO)["id"], {"adder": True}, key=ADMIN_KEY)
     sampled(gateway, 4)
     response = gateway.get("/shadow/rows", ADMIN_KEY)
     assert response.headers["content-type"].startswith("application/x-ndjson")

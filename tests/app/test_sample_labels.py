@@ -31,7 +31,14 @@ from tests.kit.gateway import (
     configure,
     error_message,
 )
-from tests.kit.monitored import KEY, calibration_record, decision_record, sampled, shadow_rows
+from tests.kit.monitored import (
+    KEY,
+    add_verdicts,
+    calibration_record,
+    decision_record,
+    sampled,
+    shadow_rows,
+)
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
 
@@ -83,13 +90,10 @@ def test_a_sample_waits_until_every_candidate_has_a_verdict(sampling: Gateway) -
     since = waiting(sampling, "?judge=j")["data"][1]["created_at"].replace("+", "%2B")
     (later,) = waiting(sampling, f"?judge=j&since={since}")["data"]
     assert later["decision_id"] == second
-    body = {"decision_id": second, "correct": dict.fromkeys(POOL, True)}
-    assert sampling.post("/feedback", ADMIN_KEY, json=body).status_code == 200
-    body = {"decision_id": answer["id"], "correct": {"adder": True, "speller": True}}
-    assert sampling.post("/feedback", ADMIN_KEY, json=body).status_code == 200
-    assert waiting(sampling)["data"][0]["correct"] == body["correct"]
-    body["correct"] = {"poet": False}
-    assert sampling.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    add_verdicts(sampling, second, dict.fromkeys(POOL, True))
+    add_verdicts(sampling, answer["id"], {"adder": True, "speller": True})
+    assert waiting(sampling)["data"][0]["correct"] == {"adder": True, "speller": True}
+    add_verdicts(sampling, answer["id"], {"poet": False})
     found = waiting(sampling)
     assert (found["waiting"], found["data"]) == (0, [])
 
@@ -101,8 +105,7 @@ def test_what_waits_is_counted_by_application_beside_what_alpha_needs(serve: Ser
     first = gateway.chat(ONE)["id"]
     gateway.chat(TWO)
     sampled(gateway, 2)
-    body = {"decision_id": first, "correct": dict.fromkeys(POOL, True)}
-    assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    add_verdicts(gateway, first, dict.fromkeys(POOL, True))
     rows = {each["application"]: each for each in waiting(gateway)["applications"]}
     assert rows == {
         "support": {
@@ -296,8 +299,7 @@ def test_a_checker_labels_stored_samples_that_wait(
     pool.say("poet", "a rose")
     ids = [gateway.chat(f"{ONE} {number}")["id"] for number in range(5)]
     sampled(gateway, 5)
-    body = {"decision_id": ids[0], "correct": {"poet": True}}
-    assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    add_verdicts(gateway, ids[0], {"poet": True})
     function = {"function": "tests.kit.checkers:right"}
     code, report, stderr = by_checker(gateway, racer, tmp_path, **function)
     assert (code, report) == (0, {"waiting": 5, "labelled": 5}), stderr
@@ -329,19 +331,21 @@ def test_a_checker_that_fails_leaves_stored_samples_without_labels(
 
 
 def test_a_checkers_verdicts_count(serve: Serve, pool: FakePool) -> None:
-    """Also where no request is stored."""
+    """Also where no request is stored; a sample that lacks an answer is not checked."""
     checker = {"function": "tests.kit.checkers:right"}
-    gateway = serve(
-        watching={"shadow_rate": 1.0},
-        applications={"support": {**SUPPORT["support"], "checker": checker}},
-    )
+    applications = {"support": {**SUPPORT["support"], "checker": checker}}
+    gateway = serve(watching={"shadow_rate": 1.0}, applications=applications)
+    pool.fail("poet", "500")
+    lacking = gateway.chat(TWO)["id"]
+    assert sampled(gateway, 1) == {"incomplete": 1}
     pool.say("poet", "a rose")
     answer = gateway.chat(ONE)
     assert until(lambda: len(feedback_of(gateway, answer["id"])["correct"]) == 3, 30)
     feedback = feedback_of(gateway, answer["id"])
     assert feedback["correct"] == {"adder": True, "speller": True, "poet": False}
     assert {each["key"] for each in feedback["verdicts"].values()} == {"checker"}
-    assert feedback["waiting"] == []
+    assert feedback["waiting"] == feedback_of(gateway, lacking)["waiting"] == []
+    assert feedback_of(gateway, lacking)["correct"] == {}
     counted = 'racer_checks_total{application="support",outcome="ok"} 1.0'
     assert until(lambda: counted in gateway.get("/metrics", ADMIN_KEY).text, 30)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from tests.kit.gateway import (
     running,
     user,
 )
-from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.monitored import KEY, add_verdicts, sampled, shadow_rows
 from tests.kit.upstream import FakePool
 
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
@@ -204,20 +203,6 @@ def test_a_sample_tunes_score_and_vote(racer: Command, tmp_path: Path, artifact:
     assert "5 of 165 rows have no label" in " ".join(err.split())
 
 
-@pytest.fixture
-def cold(tmp_path: Path, pool: FakePool) -> Iterator[Gateway]:
-    """A gateway that samples, with an application and without an artifact."""
-    path = configure(
-        tmp_path,
-        tmp_path / "artifact",
-        pool.url,
-        watching=SAMPLING,
-        applications={"bot": {"keys": ["data"], "premise": "drawn", "alpha": 0.3}},
-    )
-    with running(path, KEYED) as gateway:
-        yield gateway
-
-
 def judged_by_skill(body: dict[str, Any]) -> str:
     """What candidates answer, and what the adder says of an answer as a judge."""
     text = str(body["messages"])
@@ -247,9 +232,8 @@ def test_a_new_candidate_is_certified_by_the_old_sample(
     with running(old, KEYED) as gateway:
         for row in labelled(20_000, 60).rows:
             answer = gateway.chat(row.query)
-            verdicts = {name: name in row.correct for name in gateway.settings.pool}
-            body = {"decision_id": answer["id"], "correct": verdicts}
-            gateway.post("/feedback", ADMIN_KEY, json=body).raise_for_status()
+            correct = {name: name in row.correct for name in gateway.settings.pool}
+            add_verdicts(gateway, answer["id"], correct)
         assert sampled(gateway, 60) == {"whole": 60}
         at = ("--url", gateway.url, "--key", ADMIN_KEY)
         assert parsed(racer("samples", rows, "--pool", "any", *at, "--json"))["rows"] == 60
@@ -280,9 +264,10 @@ def test_a_new_candidate_is_certified_by_the_old_sample(
 
 
 def test_a_lost_request_stays_a_row_without_a_label(
-    cold: Gateway, racer: Command, tmp_path: Path, pool: FakePool
+    serve: Serve, racer: Command, tmp_path: Path, pool: FakePool
 ) -> None:
     """Also for another pool: left out, the rows would be drawn by what the store could take."""
+    cold = serve(calibrated=False, environment=KEYED, watching=SAMPLING)
     for row in labelled(20_000, 3).rows:
         cold.chat(row.query)
     sampled(cold, 3)
@@ -295,7 +280,7 @@ def test_a_lost_request_stays_a_row_without_a_label(
     report = parsed(racer("samples", rows, "--pool", "any", *at))
     assert (report["rows"], report["without_label"]) == (3, 3)
     pool.say("poet", "1")
-    arguments = ("--config", tmp_path / "racer.yaml", "--out", out, "--grade", "judge", "--judge")
+    arguments = ("--config", cold.config, "--out", out, "--grade", "judge", "--judge")
     for _ in range(2):  # a second run finds everything done
         assert parsed(racer("label", rows, *arguments, "poet", "--json"))["labelled"] == 3
     lost, *others = read(out)
@@ -332,9 +317,7 @@ def ask(gateway: Gateway, *queries: str) -> list[str]:
     """Ask and judge them: the adder is right, the others are wrong; returns the ids."""
     ids = [gateway.chat(query)["id"] for query in queries]
     for each in ids:
-        correct = {name: name == "adder" for name in gateway.settings.pool}
-        verdicts = {"decision_id": each, "correct": correct}
-        gateway.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
+        add_verdicts(gateway, each, {name: name == "adder" for name in gateway.settings.pool})
     return ids
 
 

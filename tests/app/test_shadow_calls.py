@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from app.errors import StoreFull, StoreUnavailable
-from app.monitoring.samples.record import SampledExchange
 from app.monitoring.samples.store import SampleStore
 from app.settings import key_format
 from app.store.encryption import Cipher
@@ -38,7 +37,7 @@ from tests.kit.gateway import (
     running,
     user,
 )
-from tests.kit.monitored import KEY, sampled, samples, shadow_rows
+from tests.kit.monitored import KEY, add_verdicts, sampled, shadow_rows
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until, wait_until
 
@@ -182,27 +181,23 @@ def test_failures_are_rows_too(sampling: Gateway, pool: FakePool, found: str) ->
 
 def test_an_admin_corrects_what_the_sampling_found(sampling: Gateway, pool: FakePool) -> None:
     """The gateway's own verdict gives way to an admin's, unless its loss is counted by then."""
-
-    def judge(decision: str, key: str = ADMIN_KEY, **correct: bool) -> Any:
-        body = {"decision_id": decision, "correct": correct}
-        return sampling.post("/feedback", key, json=body)
-
     pool.fail("poet", "422")
     refused = sampling.chat(ONE)["id"]
     sampled(sampling, 1)
-    assert judge(refused, DATA_KEY, poet=True).status_code == 409
-    assert judge(refused, poet=True).status_code == 200
-    judge(refused, **dict.fromkeys(POOL, True)).raise_for_status()
-    assert judge(refused, poet=False).status_code == 409
+    add_verdicts(sampling, refused, {"poet": True}, key=DATA_KEY, status=409)
+    add_verdicts(sampling, refused, {"poet": True})
+    add_verdicts(sampling, refused, dict.fromkeys(POOL, True))
+    add_verdicts(sampling, refused, {"poet": False}, status=409)
     pool.say("poet", " ")
     blank = sampling.chat(TWO)["id"]
     sampled(sampling, 2)
-    judge(blank, adder=True, speller=False).raise_for_status()
+    add_verdicts(sampling, blank, {"adder": True, "speller": False})
     rows = shadow_rows(sampling)
     assert rows[0]["correct"] == dict.fromkeys(POOL, True)
     assert rows[1]["correct"] == {"adder": True, "speller": False, "poet": False}
     assert sampling.get("/drift", ADMIN_KEY).json()["shadow"]["judged"] == 2
-    assert "already counted" in error_message(judge(blank, poet=True), 409)
+    late = add_verdicts(sampling, blank, {"poet": True}, status=409)
+    assert "already counted" in late["error"]["message"]
     assert shadow_rows(sampling) == rows
 
 
@@ -310,8 +305,7 @@ def test_a_damaged_request_counts_as_a_miss(serve: Serve, premise: str) -> None:
     )
     answers = [gateway.chat(f"What is {number} plus 50?") for number in range(12)]
     for answer in answers:
-        body = {"decision_id": answer["id"], "correct": dict.fromkeys(POOL, True)}
-        gateway.post("/feedback", ADMIN_KEY, json=body).raise_for_status()
+        add_verdicts(gateway, answer["id"], dict.fromkeys(POOL, True))
     sampled(gateway, 12)
     damage(gateway, answers[3]["id"])
     rows = shadow_rows(gateway)
@@ -389,31 +383,6 @@ def test_rows_are_chosen_by_application_and_time(serve: Serve) -> None:
     assert "ISO 8601" in error_message(gateway.get("/shadow/rows?since=now", ADMIN_KEY), 400)
 
 
-def test_whole_answers_are_passed_on(
-    serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once they are stored: decision, application, request and answers."""
-    passed: list[tuple[str, str | None, SampledExchange]] = []
-
-    def submit(_: object, decision: str, application: str | None, found: SampledExchange) -> None:
-        passed.append((decision, application, found))
-
-    monkeypatch.setattr("app.monitoring.samples.checker.Checkers.submit", submit)
-    gateway = serve(watching={"shadow_rate": 1.0})
-    pool.fail("poet", "500")
-    gateway.chat(TWO)
-    sampled(gateway, 1)
-    pool.say("poet", "43")
-    answer = gateway.chat(ONE)
-    sampled(gateway, 2)
-    wait_until(lambda: bool(passed))
-    ((decision, application, exchange),) = passed
-    assert (decision, application) == (answer["id"], None)
-    assert exchange.request["messages"] == user(ONE)
-    assert exchange.answers == {"adder": "42", "speller": "42", "poet": "43"}
-    assert samples(gateway) == {"incomplete": 1, "whole": 1}
-
-
 def test_a_row_drawn_at_another_rate_than_its_weight_says_is_refused(
     sampling: Gateway, pool: FakePool
 ) -> None:
@@ -421,8 +390,7 @@ def test_a_row_drawn_at_another_rate_than_its_weight_says_is_refused(
     pool.say("poet", " ")
     for number in range(12):
         answer = sampling.chat(f"What is {number} plus 50?")
-        verdicts = {"decision_id": answer["id"], "correct": {"adder": True, "speller": False}}
-        sampling.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
+        add_verdicts(sampling, answer["id"], {"adder": True, "speller": False})
     sampled(sampling, 12)
     rows = shadow_rows(sampling)
     path, headers = "/calibrate?dry_run=true&confirm=true", {"content-type": "application/x-ndjson"}
@@ -479,9 +447,7 @@ def test_rows_without_text_are_compared_with_what_is_stored(serve: Serve, premis
     asked = labelled(30_000, 30)
     for row in asked.rows:
         answer = gateway.chat(row.query)
-        correct = {name: name in row.correct for name in POOL}
-        verdicts = {"decision_id": answer["id"], "correct": correct}
-        gateway.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
+        add_verdicts(gateway, answer["id"], {name: name in row.correct for name in POOL})
     turns = [*user(ONE), {"role": "assistant", "content": "7"}, *user(TWO)]
     gateway.post("/v1/chat/completions", json={"model": "auto", "messages": turns})
     sampled(gateway, 31)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,16 @@ from app.monitoring.verification import verify
 from app.routing.decision import ChosenBy
 from racer_core.errors import InputError
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
     UNANSWERABLE,
     Command,
     Gateway,
-    configure,
     noisy,
-    running,
     user,
 )
 from tests.kit.monitored import calibration_record, decision_record
@@ -37,24 +34,28 @@ from tests.kit.upstream import FakePool
 RECORD = calibration_record()
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def place(unsure: Gateway) -> Path:
     """The folder of the configuration and the store."""
-    return tmp_path_factory.mktemp("verified")
+    assert unsure.config is not None
+    return unsure.config.parent
 
 
-@pytest.fixture(scope="module")
-def unsure(place: Path, noisy_artifact: Path, shared_pool: FakePool) -> Iterator[Gateway]:
+@pytest.fixture
+def unsure(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway with neighbours, `cover` and groups: everything that a set can depend on."""
-    path = configure(place, noisy_artifact, shared_pool.url, routing={"score": "cover"})
-    with running(path, ENVIRONMENT) as gateway:
+    routing = {"score": "cover"}
+    gateway = shared(
+        artifact=noisy_artifact, calibrated=False, group="verified", routing=routing
+    ).gateway
+    if gateway.ready()["calibration"] is None:
         rows = [
             {"query": row.query, "correct": {n: n in row.correct for n in POOL}, "group": group}
             for group, start in (("a", 20_000), ("b", 30_000), (None, 40_000))
             for row in noisy(start, 120).rows
         ]
         assert gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows}).status_code == 200
-        yield gateway
+    return gateway
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

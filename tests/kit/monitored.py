@@ -220,6 +220,21 @@ def shadow_rows(gateway: Gateway, query: str = "") -> list[dict[str, Any]]:
     return [json.loads(row) for row in response.text.splitlines()]
 
 
+def add_verdicts(
+    gateway: Gateway,
+    decision_id: str,
+    correct: Mapping[str, bool],
+    *,
+    key: str = ADMIN_KEY,
+    status: int = 200,
+) -> dict[str, Any]:
+    """POST /feedback, with the status checked."""
+    body = {"decision_id": decision_id, "correct": correct}
+    response = gateway.post("/feedback", key, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
 def exported(sampled: Sequence[SampledDecision], **options: Any) -> list[dict[str, Any]]:
     """The rows of decisions that calibrations of the loaded artifact made.
 
