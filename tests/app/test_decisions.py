@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import psycopg
 import pytest
-from sqlalchemy import select
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Connection, Engine, event, make_url, select
 
 from app.errors import NotFound, StoreError, StoreFull
-from app.monitoring.decisions.record import DecisionRecord
+from app.json_output import dump_json
+from app.monitoring.decisions.record import DecisionRecord, RequestEnd
 from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.decisions.writer import DecisionWriter
 from app.monitoring.samples.store import SampleStore
+from app.routing.decision import AnswerGuarantee, ChosenBy, RoutingRecord
+from app.routing.reasons import Remark
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
 from racer_core.calibration.shadow import sampling_number
@@ -38,7 +45,13 @@ from tests.kit.gateway import (
     Serve,
     configure,
 )
-from tests.kit.monitored import MonitoredStore, decision_records, draw_scores
+from tests.kit.monitored import (
+    MonitoredStore,
+    calibration_record,
+    decision_record,
+    decision_records,
+    draw_scores,
+)
 from tests.kit.stores import RECORD, aged, note
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import eventually, wait_until
@@ -442,3 +455,239 @@ def test_settings_that_could_never_be_judged_stop_the_start(
         assert code == (2 if words else 0), stderr
         assert ("watching.shadow_rate" in stderr) == bool(words)
         assert words in stderr
+
+
+# Records: the requests of a decision share its part -----------------------------------------------
+
+names = st.text(max_size=8) | st.just("de\ud800\0\n'\"")
+sets = st.lists(names, max_size=4).map(tuple)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+promise = AnswerGuarantee(
+    reference="vote",
+    equality="exact",
+    max_rounds=2,
+    order=("adder", "poet"),
+    borders=(1, 2),
+    expected_calls=1.5,
+    trivial=True,
+)
+
+
+def optionally(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A value or none."""
+    return st.none() | values
+
+
+ROUTING: Mapping[str, st.SearchStrategy[Any]] = {
+    "calibration_id": optionally(names),
+    "group": optionally(names),
+    "alpha": st.floats(0.0, 1.0),
+    "score": names,
+    "lambda_hat": numbers | st.just(math.inf),
+    "pool": sets,
+    "selected": sets,
+    "null_selected": st.booleans(),
+    "fingerprint": st.binary(min_size=16, max_size=16).map(bytes.hex),
+    "scores": optionally(st.lists(numbers, max_size=4).map(tuple)),
+    "neighbours": optionally(st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)),
+    "projection": optionally(st.lists(numbers, max_size=4).map(tuple)),
+    "chosen_by": st.sampled_from(ChosenBy),
+    "repeated": st.booleans(),
+    "population": optionally(st.integers(0, 9)),
+    "remarks": optionally(st.lists(st.sampled_from(Remark), max_size=2).map(tuple)),
+}
+REQUEST: Mapping[str, st.SearchStrategy[Any]] = {
+    "decision_id": names,
+    "created_at": names,
+    "key": names,
+    "holds": st.booleans(),
+    "reasons": sets,
+    "served_by": optionally(names),
+    "answered": sets,
+    "sampling_rate": optionally(numbers),
+    "shadow_rate": optionally(numbers),
+    "sampled_under": optionally(names),
+    "answer_setup": optionally(names),
+    "conversation": optionally(names),
+    "turn": optionally(st.integers(1, 9)),
+    "outcome": st.sampled_from(RequestEnd),
+    "query": optionally(names),
+    "group_by": optionally(names),
+    "sequence": optionally(st.just(promise)),
+    "cost": optionally(st.dictionaries(names, numbers, max_size=2)),
+}
+routings, requests = st.fixed_dictionaries(dict(ROUTING)), st.fixed_dictionaries(dict(REQUEST))
+
+
+def without_costs(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same; of candidates without prices there is no word of costs."""
+    return {name: each for name, each in values.items() if name != "cost" or each is not None}
+
+
+def document(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored of these fields: all but the neighbours, which have a column."""
+    shown = without_costs(values) | {"neighbours": None}
+    if math.isinf(values["lambda_hat"]):
+        shown["lambda_hat"] = None
+    if values["sequence"] is not None:
+        shown["sequence"] = values["sequence"].as_json()
+    return json.loads(dump_json(shown))
+
+
+@given(routing=routings, request=requests)
+def test_a_record_of_a_decision_equals_one_made_field_by_field(
+    routing: dict[str, Any], request: dict[str, Any]
+) -> None:
+    """In every field, in what is stored, in what is shown and as it is read again."""
+    part = RoutingRecord(**routing)
+    record = DecisionRecord.of(part, **request)
+    plain = DecisionRecord(**routing, **request)
+    assert record == plain
+    assert part == RoutingRecord(**routing), "the request leaves no field of its own"
+    assert vars(part).keys() == {*routing, "stored"}
+    assert record.stored == plain.stored
+    assert json.loads(record.document()) == document(routing | request)
+    assert record.document() == plain.document()
+    assert DecisionRecord.from_document(record.document(), record.neighbours) == plain
+    assert record.as_json() == plain.as_json()
+    assert record.as_json().keys() == (routing | without_costs(request)).keys()
+
+
+@given(routing=routings, request=requests, other=routings)
+def test_a_changed_record_is_stored_as_it_is_now(
+    routing: dict[str, Any], request: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """The stored form of the decision is not taken over by a record with other fields."""
+    record = replace(DecisionRecord.of(RoutingRecord(**routing), **request), **other)
+    assert json.loads(record.document()) == document(request | other)
+    assert record.stored == RoutingRecord(**other).stored
+
+
+# Queries that were asked many times: plans say how many rows PostgreSQL reads ---------------------
+
+
+ASKED_UNDER = calibration_record()
+SCORES = [0.9, 0.5, 0.1]
+REPEATED = "ff" * 16
+REPEATS = 20_000
+
+
+@pytest.fixture
+def store_url(postgres: Postgres) -> str:
+    """An empty database."""
+    return postgres.create()
+
+
+def asked(fingerprint: str = REPEATED, **changes: Any) -> DecisionRecord:
+    """A decision on a query."""
+    return decision_record(ASKED_UNDER, SCORES, fingerprint=fingerprint, **changes)
+
+
+@contextmanager
+def plans(url: str) -> Generator[list[dict[str, Any]]]:
+    """The plans of the statements that read decisions, with what they read."""
+    found: list[dict[str, Any]] = []
+    database = make_url(url).database
+
+    def explain(
+        connection: Connection, _cursor: Any, statement: str, parameters: Any, *_: Any
+    ) -> None:
+        is_read = statement.startswith("SELECT") and "FROM decisions" in statement
+        if connection.engine.url.database == database and is_read:
+            cursor = connection.connection.cursor()
+            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters)
+            row = cursor.fetchone()
+            assert row is not None
+            found.append(row[0][0]["Plan"])
+            cursor.close()
+
+    event.listen(Engine, "before_cursor_execute", explain)
+    try:
+        yield found
+    finally:
+        event.remove(Engine, "before_cursor_execute", explain)
+
+
+def rows_read(plan: dict[str, Any]) -> float:
+    """Rows and index entries that a plan looked at, those that it filtered out included."""
+    below = sum(rows_read(each) for each in plan.get("Plans", ()))
+    if not {"Relation Name", "Index Name"} & plan.keys():
+        return below
+    filtered = plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
+    return below + plan["Actual Loops"] * (plan["Actual Rows"] + filtered)
+
+
+@pytest.fixture
+def repeated(store_url: str) -> Iterator[DecisionStore]:
+    """A store with one query that was asked many times, and as many that were asked once."""
+    with Store(store_url) as store:
+        store.add(ASKED_UNDER, activate=True)
+        decisions = DecisionStore(store)
+        decisions.add([asked(decision_id="d")], [True])
+        columns = [each.name for each in DecisionRow.__table__.columns]
+        several = "INSERT INTO decisions ({}) SELECT {} FROM decisions, generate_series(1, {}) AS n"
+        changes = {
+            "earlier": {"calibration_id": "'cal-0'"},  # those of another come first
+            "again": {},
+            "others": {"fingerprint": "md5(n::text)"},
+        }
+        with psycopg.connect(store_url) as connection:
+            for name, change in changes.items():
+                chosen = {each: each for each in columns} | {"id": f"'{name}' || n"} | change
+                statement = several.format(
+                    ", ".join(columns), ", ".join(chosen[each] for each in columns), REPEATS
+                )
+                connection.execute(f"{statement} WHERE id = 'd'".encode())
+        yield decisions
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("is_analysed", [True, False])
+def test_a_batch_reads_one_earlier_decision_of_each_query(
+    repeated: DecisionStore, store_url: str, *, is_analysed: bool
+) -> None:
+    """However many there are, and whether or not the planner has statistics of them."""
+    if is_analysed:
+        with psycopg.connect(store_url, autocommit=True) as connection:
+            connection.execute("ANALYZE decisions")
+    batch = [asked(REPEATED if number == 7 else f"{number:032x}") for number in range(20)]
+    with plans(store_url) as found:
+        assert repeated.add(batch, [True] * 20) == {("", REPEATED)}
+    assert len(found) == 1
+    assert rows_read(found[0]) <= 20, json.dumps(found, indent=1)
+
+
+@pytest.mark.scale
+def test_a_judged_query_does_not_read_its_earlier_decisions(
+    repeated: DecisionStore, store_url: str
+) -> None:
+    """Only those with a loss: red when all of them are read, or locked."""
+    pair = [asked(shadow_rate=1.0) for _ in range(2)]
+    repeated.add(pair, [True] * 2)
+    with plans(store_url) as found:
+        for each in pair:
+            repeated.set_loss(each, 1.0)
+    assert sum(map(rows_read, found)) <= 4, json.dumps(found, indent=1)
+    assert [repeated.get(each.decision_id).loss for each in pair] == [1.0, None]
+
+
+@pytest.mark.scale
+def test_a_query_judged_at_two_gateways_at_once_has_one_loss(store_url: str) -> None:
+    """Thirty queries, each with two decisions: red when the two do not wait for each other."""
+    with Store(store_url) as one, Store(store_url) as other:
+        one.add(ASKED_UNDER, activate=True)
+        stores = [DecisionStore(each) for each in (one, other)]
+        for number in range(30):
+            pair = [asked(f"{number:032x}", shadow_rate=1.0) for _ in stores]
+            stores[0].add(pair, [True] * 2)
+            together = threading.Barrier(2)
+
+            def judge(place: int, pair: Any = pair, together: Any = together) -> None:
+                together.wait(30)
+                stores[place].set_loss(pair[place], 1.0)
+
+            with ThreadPoolExecutor(2) as threads:
+                for each in [threads.submit(judge, place) for place in range(2)]:
+                    each.result()
+            losses = [stores[0].get(each.decision_id).loss for each in pair]
+            assert sorted(losses, key=str) == [1.0, None]

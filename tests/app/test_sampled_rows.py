@@ -267,7 +267,8 @@ def test_a_lost_request_stays_a_row_without_a_label(
     serve: Serve, racer: Command, tmp_path: Path, pool: FakePool
 ) -> None:
     """Also for another pool: left out, the rows would be drawn by what the store could take."""
-    cold = serve(calibrated=False, environment=KEYED, watching=SAMPLING)
+    drawn = {"bot": {"keys": ["data"], "premise": "drawn"}}
+    cold = serve(calibrated=False, environment=KEYED, watching=SAMPLING, applications=drawn)
     for row in labelled(20_000, 3).rows:
         cold.chat(row.query)
     sampled(cold, 3)
