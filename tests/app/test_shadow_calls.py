@@ -18,6 +18,7 @@ from app.monitoring.samples.store import SampleStore
 from app.settings import key_format
 from app.store.encryption import Cipher
 from app.upstream.fleet import Fleet
+from tests.kit.case import GatewayCase
 from tests.kit.connections import CHAT, opened
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -60,17 +61,12 @@ def test_a_client_waits_for_its_own_set_alone(
     pool.say("adder", "seven")
     gate = threading.Event()
     pool.say("poet", "eight", gate=gate)
-    answer = sampling.ask(ONE, stream=stream)
+    case = GatewayCase(sampling, pool)
+    answer = case.stream(ONE) if stream else case.ask(ONE)
     gate.set()
-    data = [line for line in answer.text.split("data: ") if line.startswith("{")]
-    text = "".join(
-        choice.get("message", choice.get("delta")).get("content") or ""
-        for each in (data if stream else [answer.text])
-        for choice in json.loads(each)["choices"]
-    )
-    assert text == "seven"
-    assert '"shadow_rate":1.0' in answer.text.replace(" ", "")
-    assert '"answers"' not in answer.text
+    assert answer.text == "seven"
+    assert answer.racer["shadow_rate"] == 1.0
+    assert "answers" not in answer.racer
     assert sampled(sampling, 1) == {"whole": 1}
     assert pool.models_called() == sorted(POOL)
     (row,) = shadow_rows(sampling)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 import threading
@@ -30,7 +29,7 @@ from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
-from tests.kit.case import Shared
+from tests.kit.case import GatewayCase, Shared
 from tests.kit.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, user
 from tests.kit.monitored import sampled
 from tests.kit.upstream import FakePool
@@ -63,7 +62,7 @@ def outcome(answer: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_cannot_change_the_vote_is_cancelled(
-    gateway: Gateway, pool: FakePool, stream: bool
+    plain: GatewayCase, pool: FakePool, stream: bool
 ) -> None:
     """Two of three agree: the third is not waited for, sees it, and the promise stands."""
     gate = threading.Event()
@@ -71,13 +70,11 @@ def test_a_call_that_cannot_change_the_vote_is_cancelled(
     pool.say("speller", "7", gate=gate)
     pool.say("poet", "8", delay_s=30)  # the candidate's own limit is 5 s
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(gateway.ask, ONE, WHOLE_POOL, stream=stream)
+        asked = thread.submit(plain.stream if stream else plain.ask, ONE, WHOLE_POOL)
         wait_until(lambda: pool.models_called() == sorted(POOL))  # all three work
         gate.set()
-        response = asked.result()
+        answer = asked.result().body
     assert until(lambda: pool.cancelled == ["poet"])
-    data = response.text.split("data: ")[-2] if stream else response.text
-    answer = json.loads(data)
     assert outcome(answer) == {"adder": "ms", "speller": "ms", "poet": "cancelled"}
     assert answer["racer"]["certificate"]["holds"] is True
     assert reasons(answer) == []
@@ -162,19 +159,17 @@ def test_for_a_failure_the_surviving_pools_set_is_called(
     shared: Shared, pool: FakePool, stream: bool
 ) -> None:
     """`cover` calls one of two who are right together; when it fails, the other is called."""
-    gateway = shared(routing={"score": "cover"}).gateway
-    (chosen,) = gateway.route(TWO)["selected"]
+    case = shared(routing={"score": "cover"})
+    (chosen,) = case.route(TWO)["selected"]
     (other,) = {"adder", "speller"} - {chosen}
     pool.fail(chosen, FAILS_AT_ONCE)
     pool.say(other, "larger")
-    response = gateway.ask(TWO, stream=stream)
-    assert response.status_code == 200
-    data = response.text.split("data: ")[-2] if stream else response.text
-    answer = json.loads(data)
+    answered = case.stream(TWO) if stream else case.ask(TWO)
+    answer = answered.body
     assert answer["model"] == answer["racer"]["served_by"] == other
     assert outcome(answer) == {other: "ms", chosen: "error"}
     assert reasons(answer) == [f"candidate_failed:{chosen}"]
-    assert "larger" in response.text
+    assert answered.text == "larger"
     assert pool.models_called() == sorted((chosen, other))
 
 
@@ -313,10 +308,9 @@ def test_open_questions_can_go_to_the_best_alone(
     shared: Shared, pool: FakePool, stream: bool
 ) -> None:
     """``open_ended: top`` calls one and promises nothing; other questions are voted on."""
-    gateway = shared(aggregation={"equality": "auto", "open_ended": "top"}).gateway
-    response = gateway.ask(TWO, stream=stream)
-    data = response.text.split("data: ")[-2] if stream else response.text
-    answer = json.loads(data)
+    case = shared(aggregation={"equality": "auto", "open_ended": "top"})
+    gateway = case.gateway
+    answer = (case.stream(TWO) if stream else case.ask(TWO)).body
     assert pool.models_called() == ["adder"]
     assert (answer["racer"]["selected"], reasons(answer)) == (["adder"], ["no_vote"])
     assert answer["racer"]["certificate"]["holds"] is False
@@ -346,22 +340,17 @@ def test_a_shadow_decision_that_abstains_calls_the_whole_pool_and_abstains(
     serve: Serve, pool: FakePool, stream: bool
 ) -> None:
     """Whether to abstain was right is part of the risk; the client gets none of the answers."""
-    gateway = serve(watching={"shadow_rate": 1.0})
+    case = GatewayCase(serve(watching={"shadow_rate": 1.0}), pool)
     pool.say("adder", "7")
     pool.fail("poet", FAILS_AT_ONCE)
-    response = gateway.ask(UNANSWERABLE, stream=stream)
-    if stream:
-        events = [line.removeprefix("data: ") for line in response.text.split("\n\n")]
-        chunks = [json.loads(each) for each in events if each.startswith("{")]
-        racer = chunks[-1]["racer"]
-        text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-    else:
-        body = response.json()
-        racer, text = body["racer"], body["choices"][0]["message"]["content"]
-        assert body["usage"]["total_tokens"] == sum(each["total_tokens"] for each in racer["usage"])
-    sampled(gateway, 1)
+    answer = case.stream(UNANSWERABLE) if stream else case.ask(UNANSWERABLE)
+    racer = answer.racer
+    if not stream:
+        tokens = sum(each["total_tokens"] for each in racer["usage"])
+        assert answer.body["usage"]["total_tokens"] == tokens
+    sampled(case.gateway, 1)
     assert pool.models_called() == sorted(POOL)
-    assert "none answers" in text
+    assert "none answers" in answer.text
     assert (racer["abstained"], racer["served_by"], racer["votes"]) == (True, None, {})
     assert racer["calls"] == []
     assert racer["certificate"]["holds"] is True
