@@ -460,26 +460,24 @@ def test_a_repeated_stream_is_a_stream(
 ) -> None:
     """Passed through or merged: the same text, its finish, the `racer` object, no tokens."""
     wanted: dict[str, Any] = {"stream_options": {"include_usage": True}} if has_usage else {}
-    said: list[str] = []
-    for text in ("seven eight", "nine"):
+    decisions: list[str] = []
+    for said, outcome in (("seven eight", "miss"), ("nine", "hit")):
         for name in POOL:
-            pool.say(name, text)
+            pool.say(name, said)
         response = send(caching, messages=user(query), stream=True, **wanted)
         found = events(response)
         choices = [choice for each in found for choice in each["choices"]]
-        said.append("".join(choice["delta"].get("content") or "" for choice in choices))
-        finishes = [each for choice in choices if (each := choice["finish_reason"])]
-        assert finishes == ["stop"]
-        assert cached(response) == ("hit" if "nine" in text else "miss")
-        said.append(found[-1]["racer"]["decision_id"])
-    racer, headers = found[-1]["racer"], response.headers
-    assert said[0] == said[2] == "seven eight"
-    assert headers["content-type"].startswith("text/event-stream")
-    assert headers["x-racer-guarantee"] == "holds"
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        assert (cached(response), text) == (outcome, "seven eight")
+        assert [each for choice in choices if (each := choice["finish_reason"])] == ["stop"]
+        decisions.append(found[-1]["racer"]["decision_id"])
+    racer = found[-1]["racer"]
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-racer-guarantee"] == "holds"
     assert response.text.endswith("data: [DONE]\n\n")
     assert racer["certificate"]["remarks"] == ["repeated_query"]
-    assert (racer["calls"], racer["repeats"]["decision_id"]) == ([], said[1])
-    assert {(each["id"], each["model"]) for each in found} == {(said[3], "adder")}
+    assert (racer["calls"], racer["repeats"]["decision_id"]) == ([], decisions[0])
+    assert {(each["id"], each["model"]) for each in found} == {(decisions[1], "adder")}
     usages = [each["usage"] for each in found if each.get("usage")]
     assert usages == ([ZERO] if has_usage else [])
 

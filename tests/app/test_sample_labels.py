@@ -206,22 +206,14 @@ def test_a_judge_labels_what_waits_once(label: Label, sampling: Gateway, pool: F
     assert [row["judged"] for row in shadow_rows(sampling)] == [dict.fromkeys(POOL, False)] * 3
     assert label()[1] == {"judge": JUDGE, "waiting": 0, "judged": 0}
     assert len(judged(pool)) == 6
-
-
-def test_a_candidate_that_refuses_the_request_needs_no_verdict(
-    label: Label, sampling: Gateway, pool: FakePool
-) -> None:
-    """It is wrong, whether it is in the set or not; the judge reads the other answers."""
-    pool.fail("adder", "400")
-    pool.fail("poet", "400")
+    for name in ("adder", "poet"):
+        pool.fail(name, "400")
     sampling.chat(TWO)
-    sampled(sampling, 1)
+    sampled(sampling, 4)
     pool.say("the-judge", "1")
-    code, printed, stderr = label()
-    assert (code, stderr) == (0, "")
-    assert printed["judged"] == 1
-    (row,) = shadow_rows(sampling)
-    assert row["judged"] == {"adder": False, "speller": True, "poet": False}
+    assert label()[1] == {"judge": JUDGE, "waiting": 1, "judged": 1}
+    refused = {"adder": False, "speller": True, "poet": False}
+    assert shadow_rows(sampling)[-1]["judged"] == refused, "who refuses needs no verdict"
 
 
 def test_a_sample_that_is_not_judged_is_left_for_the_next_run(
