@@ -123,22 +123,34 @@ def says(text: str) -> Any:
     return SimpleNamespace(candidate="ada", answer=text, call_record=record)
 
 
-def checks_of(evidence: dict[str, Any]) -> EvidenceChecks:
-    """The checks of a function."""
+@asynccontextmanager
+async def opened(
+    evidence: dict[str, Any],
+    url: str = "http://127.0.0.1:9/v1",
+    counter: Counter | None = None,
+    **changes: Any,
+) -> AsyncGenerator[EvidenceChecks]:
+    """The checks of a gateway whose only candidate makes one call at a time."""
     document = {
         "schema_version": 1,
-        "candidates": [{"name": "ada", "base_url": "http://127.0.0.1:9/v1"}],
+        "candidates": [{"name": "ada", "base_url": url, "concurrency": 1}],
         "aggregation": {"equality": "exact"},
         "same_answer": {"evidence": evidence},
+        **changes,
     }
-    counter = Counter("checks", "Checks.", ("outcome",), registry=None)
-    return EvidenceChecks(Settings.model_validate(document), None, None, counter)  # type: ignore[arg-type]
+    settings, secrets = Settings.model_validate(document), Secrets()
+    counter = counter or Counter("checks", "Checks.", ("outcome",), registry=None)
+    async with (
+        Fleet(settings, secrets, metrics=GatewayMetrics()) as fleet,
+        EvidenceChecks(settings, secrets, fleet, counter) as checks,
+    ):
+        yield checks
 
 
 async def test_rows_and_requests_get_the_same_verdicts_however_many_are_checked_at_once() -> None:
     """Each check has all of its time, abandoned ones do no harm, and own faults show."""
     later = time.monotonic() + 60
-    async with checks_of(FUNCTION) as checks:
+    async with opened(FUNCTION) as checks:
         rows = asyncio.gather(*(checks.of_row(ASKED, says("pause")) for _ in range(8)))
         left = [
             asyncio.create_task(checks.of_request(ASKED, says("pause"), later)) for _ in range(4)
@@ -162,7 +174,7 @@ async def test_rows_and_requests_get_the_same_verdicts_however_many_are_checked_
 async def test_a_request_waits_for_a_place_only_as_long_as_a_check_takes() -> None:
     """Behind two hanging checks on one place the third is lost long before its deadline."""
     later = time.monotonic() + 60
-    async with checks_of(FUNCTION | {"timeout_s": 1.0, "concurrency": 1}) as checks:
+    async with opened(FUNCTION | {"timeout_s": 1.0, "concurrency": 1}) as checks:
         asked = (checks.of_request(ASKED, says("slow"), later) for _ in range(3))
         found = await asyncio.gather(*asked)
     assert found.count(None) >= 1
@@ -176,26 +188,6 @@ REQUEST: Any = SimpleNamespace(
 )
 
 
-@asynccontextmanager
-async def opened(
-    evidence: dict[str, Any], counter: Counter, url: str, **changes: Any
-) -> AsyncGenerator[EvidenceChecks]:
-    """The checks of a gateway whose only candidate makes one call at a time."""
-    document = {
-        "schema_version": 1,
-        "candidates": [{"name": "ada", "base_url": url, "concurrency": 1}],
-        "aggregation": {"equality": "exact"},
-        "same_answer": {"evidence": evidence},
-        **changes,
-    }
-    settings, secrets = Settings.model_validate(document), Secrets()
-    async with (
-        Fleet(settings, secrets, metrics=GatewayMetrics()) as fleet,
-        EvidenceChecks(settings, secrets, fleet, counter) as checks,
-    ):
-        yield checks
-
-
 async def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_time(
     pool: FakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,7 +195,7 @@ async def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_
     counter = Counter("judged", "Checks.", ("outcome",), registry=None)
     later = time.monotonic() + 60
     pool.rate("ada", {}, fault="503")
-    async with opened(JUDGE, counter, pool.url) as checks:
+    async with opened(JUDGE, pool.url, counter) as checks:
         assert await checks.of_row(REQUEST, says("down")) == NO_VERDICT
         pool.rate("ada", {}, logprobs=False)
         assert await checks.of_request(REQUEST, says("bare"), later) == NO_VERDICT
@@ -214,7 +206,7 @@ async def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_
         rounds = [checks.of_request(REQUEST, says("0"), later) for _ in range(4)]
         early = checks.of_request(REQUEST, says("0"), time.monotonic() + 0.6)
         assert await asyncio.gather(*rows, *rounds, early) == [*[5] * 6, None]
-    async with opened(JUDGE, counter, pool.url, limits={"buffered_bytes": 1}) as checks:
+    async with opened(JUDGE, pool.url, counter, limits={"buffered_bytes": 1}) as checks:
         assert await checks.of_row(REQUEST, says("0")) is None
     assert "same_answer.evidence.judge: ada is overloaded" in caplog.text
     (metric,) = counter.collect()
@@ -245,9 +237,8 @@ async def test_a_checker_that_is_configured_wrongly_stops_the_start(
     pool.rate("ada", {}, logprobs=False, fault=fault)
     (tmp_path / "jsonschema.py").write_text("raise ImportError('as if it were not installed')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    counter = Counter("wrong", "Checks.", ("outcome",), registry=None)
     with pytest.raises(SettingsError, match=f"same_answer.evidence.*{message}"):
-        async with opened(evidence, counter, pool.url):
+        async with opened(evidence, pool.url):
             pass
 
 
