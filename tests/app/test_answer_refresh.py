@@ -58,12 +58,12 @@ stats = LazyModule("scipy.stats")
 SETUP = "setup"
 START = datetime.now(UTC) - timedelta(hours=1)  # of the requests, one a second
 FALSE_ALARM = 1e-6
-FALLBACK_DECISION = decision_record(
-    calibration_record(rows=20),
-    [0.5, 0.5, 0.5],
+FALLBACK_DECISION = replace(
+    decision_record(calibration_record(rows=20), [0.5, 0.5, 0.5]),
     calibration_id=None,
     lambda_hat=math.inf,
     scores=None,
+    projection=None,
     chosen_by=ChosenBy.FALLBACK,
     holds=False,
 )
