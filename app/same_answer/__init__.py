@@ -1,1 +1,1 @@
-"""The promise `same_answer`: rows, calibration and alarms of each application; knows no endpoint."""
+"""The promise `same_answer`: rows, calibration and alarms of an application; knows no endpoint."""

@@ -228,14 +228,14 @@ def test_tables_of_an_unknown_version_are_refused_and_left_alone(
 
 
 def test_the_command_refuses_tables_of_an_unknown_version(racer: Command, tmp_path: Path) -> None:
-    """In one line, with exit code 2 and the file as it was."""
+    """In one line, with exit code 1 and the file as it was."""
     path = tmp_path / "racer.db"
     engine = open_engine(f"sqlite:///{path}")
     set_version(engine, "0013")
     engine.dispose()
     before = path.read_bytes()
     code, output, error = racer("db", "upgrade", "--store", f"sqlite:///{path}")
-    assert (code, output) == (2, "")
+    assert (code, output) == (1, "")
     assert error.count("\n") == 1
     assert "give this one an empty database" in error
     assert path.read_bytes() == before
