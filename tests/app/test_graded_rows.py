@@ -19,8 +19,6 @@ from app.monitoring.drift import statistics as drift_statistics
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
-from racer_core.records.reader import read_rows
-from racer_core.records.writer import write_rows
 from racer_core.types import LabelledRows, RiskTarget, Score
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -251,12 +249,6 @@ def test_rows_that_cannot_be_graded_or_weighted_are_refused(
     )
     assert message in error_message(response, 422)
     assert gateway.ready() == before
-
-
-def test_graded_rows_are_written_and_read_again(tmp_path: Path) -> None:
-    """As `racer convert` does."""
-    write_rows(weighted(ROWS), tmp_path / "rows.jsonl")
-    assert read_rows(tmp_path / "rows.jsonl").rows == weighted(ROWS).rows
 
 
 def test_weights_estimated_for_the_recorded_queries_never_hold(serve: Serve) -> None:
