@@ -10,6 +10,7 @@ RacerError (racer_core.errors)
 │   ├── OverlapError (racer_core.errors)
 │   └── LimitNotKept                 no threshold keeps `answer_risk_max`
 ├── ArtifactError (racer_core.errors)
+│   └── ArtifactSchemaError (racer_core.errors)
 ├── AssertionRefuted (racer_core.errors)
 ├── Overloaded                       429, a queue or the memory for bodies is full
 │   └── RateLimited                  a limit of this key, this address or the process is reached
@@ -36,6 +37,7 @@ RacerError (racer_core.errors)
 │   ├── StoreFull                    507, there is no room on its disk
 │   └── StoreBusy                    503, another program holds its lock
 ├── SettingsError                    the configuration stops the start
+│   └── StoreSchemaError             another version of the program made the store's tables
 ├── UpstreamError                    502, a candidate gave no usable answer
 │   ├── UpstreamTimeout              504, not finished within its deadline
 │   ├── UpstreamUnavailable          503, not reachable, or it reports an overload
@@ -195,6 +197,10 @@ class StoreBusy(StoreError):
 
 class SettingsError(RacerError):
     """The configuration stops the start; the message names the field and the cure."""
+
+
+class StoreSchemaError(SettingsError):
+    """Another version of the program made the store's tables; nothing was changed."""
 
 
 class InvalidHost(InputError):

@@ -11,9 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from app.access.api_keys import KeyRing
-from app.access.budget_metrics import BudgetMetrics
-from app.access.budgets import Budgets
-from app.access.quota_leases import QuotaLeases
+from app.access.budgets import BudgetMetrics, Budgets
+from app.access.leases import Leases
 from app.access.quotas import Quotas
 from app.access.typical_usage import TypicalUsage
 from app.answering.answer_cache import AnswerCaches
@@ -150,10 +149,11 @@ async def open_services(
                 _open_store(settings, secrets, grouping, conditions, metrics, typical_usage)
             )
             answers = stored.answer_calibrator.calibrations
-            await stack.enter_async_context(QuotaLeases(stored.store, quotas.buckets))
-            budgets = await stack.enter_async_context(
-                Budgets(stored.store, settings, BudgetMetrics(metrics.registry))
-            )
+            leases = Leases(stored.store)
+            budgets = Budgets(leases, settings, BudgetMetrics(metrics.registry))
+            if stored.store.is_shared:
+                leases.follow(quotas.shares)
+            await stack.enter_async_context(leases)
         mathematics = MathPool(DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
@@ -415,7 +415,6 @@ async def _open_router_services(
             grouping=stored.grouping,
             metrics=metrics,
             conditions=conditions,
-            projections=DecisionStatistics(stored.store).projections,
             sampled_scores=partial(
                 _sampled_scores, stored.store, population_digests(settings, conditions)
             ),

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import rig
+from canvas import LAW, Canvas
 from verdict import Arm, table, typical
 
 from app.monitoring.drift.alarms import FLUSH_S
 from app.store.engine import SHARED_STATE_THREADS, THREADS
-from racer_core.offline.report.canvas import LAW, Canvas
 
 RESULTS = rig.HERE / "results"
 UTILISATION = 0.7  # share of a component's measured rate

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from canvas import LAW, Canvas
 from verdict import OURS, Arm, added, typical
-
-from racer_core.offline.report.canvas import LAW, Canvas
 
 _OTHERS = "#0072b2"
 

@@ -26,8 +26,8 @@ import rig
 from sqlalchemy import text
 from verdict import Goal, aims, table
 
-from app.access import quota_leases
-from app.access.quotas import Limit
+from app.access import lease_store
+from app.access.lease import Limit, Share
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.decisions.writer import BATCH
@@ -215,8 +215,13 @@ def _longer(calibration: Calibration, rows: int, rng: np.random.Generator) -> Ca
 
 def leases_s(store: Store) -> float:
     """Seconds to draw the leases of all keys once."""
-    held = {Limit(f"key-{number:03}", "requests", 600.0): 0.0 for number in range(KEYS)}
-    return median_s(lambda: quota_leases.draw(store, "a gateway", held), times=20)
+    shares = [Share(Limit.per_minute(f"requests:key-{number:03}", 600)) for number in range(KEYS)]
+
+    def draw() -> None:
+        reports = {share.limit.place: share.report() for share in shares}
+        lease_store.sync(store, reports)
+
+    return median_s(draw, times=20)
 
 
 def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:

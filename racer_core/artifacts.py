@@ -28,7 +28,7 @@ from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.encoder.onnx import OnnxEncoder
 from racer_core.encoder.word_vectors import WordVectorEncoder
-from racer_core.errors import ArtifactError, InputError
+from racer_core.errors import ArtifactError, ArtifactSchemaError, InputError
 from racer_core.records.conversation import fingerprint
 from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.routers import registry
@@ -180,7 +180,7 @@ def load(folder: str | Path, pool: Sequence[str] | None = None) -> Artifact:
         raise ArtifactError(f"artifact {folder} cannot be read: {exc}") from exc
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise ArtifactError(
+        raise ArtifactSchemaError(
             f"artifact {folder} has schema version {version!r}, this program reads "
             f"{SCHEMA_VERSION}: train it again with `racer train`"
         )

@@ -7,6 +7,7 @@ RacerError
 │   ├── InfeasibleAlphaError   too few rows for this alpha
 │   └── OverlapError    calibration rows were training rows of the router
 ├── ArtifactError       saved state does not fit this pool or this machine: fail at start
+│   └── ArtifactSchemaError    it was written by another version of the program
 └── AssertionRefuted    `racer evaluate --assert`: the measured figures refute the assertion
 """
 
@@ -66,6 +67,10 @@ class OverlapError(CalibrationError):
 
 class ArtifactError(RacerError):
     """A saved artifact does not fit: wrong pool, encoder, backend, dtype or schema version."""
+
+
+class ArtifactSchemaError(ArtifactError):
+    """Another version of the program wrote the artifact."""
 
 
 class AssertionRefuted(RacerError):

@@ -86,7 +86,7 @@ LONG = (
     "app/test_certificate_machine.py",
     "app/test_jobs.py",
     "app/test_label.py",
-    "app/test_quota_leases.py",
+    "app/test_leases.py",
     "app/test_options.py",
     "app/test_uploads.py",
     "app/test_encoder_worker.py",

@@ -1,89 +1,131 @@
 """Budgets: what requests may cost, by key, application, pool and in all; shared by gateways.
 
 A request reserves the worst case of its calls before the first one, and what they have cost is
-settled when they are over. It waits for the store only if this gateway's lease is too small.
-Without the store requests go on within the lease, until it expires.
+settled when they are over. A budget is a limit of a calendar day or month: see
+:mod:`app.access.lease`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from app.access import budget_ledger
-from app.access.budget_account import BudgetAccount, Clock, Report
-from app.access.budget_metrics import BudgetMetrics
-from app.access.leases import RENEW_S, Leases
-from app.access.periods import period_at
-from app.access.reservation import Reservation
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from app.access.lease import RENEW_S, Clock, Limit, Place, Share
+from app.access.leases import Leases
+from app.access.periods import Period, period_at
 from app.errors import BudgetExceeded, StoreUnavailable
 from app.settings import Settings
-from app.settings.budgets import ALL, Budget
-from app.store import Store
+from app.settings.budgets import ALL, CHEAPEST, Budget
 from racer_core.prices import as_number
 
 log = logging.getLogger(__name__)
 
-DELETE_EVERY_S: Final = 24 * 3_600.0
-STORE_TIMEOUT_S: Final = 5.0  # more than of quotas: without the store a request may be refused
-_AWAY: Final = "the store of the budgets does not respond, and more was asked than is leased"
+_ATTEMPTS: Final = 3  # others may take what was leased, or a period may end
 
 
-class Budgets(Leases):
-    """All budgets of a gateway, and the background task that reports and renews their leases.
+class BudgetMetrics:
+    """Registered beside the gateway's other metrics; amounts are in the configured currency."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.spent = Gauge(
+            "racer_budget_spent",
+            "What requests of all gateways have cost in the present period of the budget",
+            ("budget",),
+            registry=registry,
+        )
+        self.reserved = Gauge(
+            "racer_budget_reserved",
+            "What requests under way at all gateways may cost at most",
+            ("budget",),
+            registry=registry,
+        )
+        self.limit = Gauge(
+            "racer_budget_limit",
+            "The configured limits of the budget",
+            ("budget", "kind"),  # soft or hard
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "racer_budget_refusals",
+            "Requests that this gateway refused because they could exceed the budget",
+            ("budget",),
+            registry=registry,
+        )
+
+
+class BudgetShare(Share):
+    """This gateway's share of one budget in one period.
 
     Args:
-        store: Has what all gateways have spent.
+        scope: Such as ``all`` or ``key:NAME``.
+        terms: Its limits, which may change.
+        period: The period.
+        clock: Monotonic time in seconds.
+
+    Attributes:
+        is_warned: The soft limit was reached, and it was logged.
+        is_refused: A request was refused, and it was logged.
+    """
+
+    def __init__(self, scope: str, terms: Budget, period: Period, clock: Clock) -> None:
+        super().__init__(Limit(scope, period.id, terms.hard_amount), clock)
+        self.scope = scope
+        self.terms = terms
+        self.period = period
+        self.is_warned = self.is_refused = False
+
+    @property
+    def is_above_soft(self) -> bool:
+        """Whether the soft limit is reached."""
+        soft = self.terms.soft_amount
+        return soft is not None and self.total_spent >= soft
+
+    def change(self, terms: Budget, period: Period) -> None:
+        """Follow other limits; the period may be of another time zone."""
+        self.terms, self.period = terms, period
+        self.follow(Limit(self.scope, period.id, terms.hard_amount))
+
+
+class Budgets:
+    """All budgets of a gateway.
+
+    Args:
+        leases: Renew the shares of the budgets.
         settings: The configured budgets.
         metrics: Show them.
         wall_clock: Seconds since 1970, by which periods end.
         clock: Monotonic time in seconds.
-        store_timeout_s: How long a request waits for a lease.
-        **intervals: As :class:`Leases` takes them.
     """
 
     def __init__(
         self,
-        store: Store,
+        leases: Leases,
         settings: Settings,
         metrics: BudgetMetrics,
         *,
         wall_clock: Clock = time.time,
         clock: Clock = time.monotonic,
-        store_timeout_s: float = STORE_TIMEOUT_S,
-        **intervals: float,
     ) -> None:
-        super().__init__(store, name="budget leases", store_timeout_s=store_timeout_s, **intervals)
+        self._leases = leases
         self._metrics = metrics
         self._wall_clock = wall_clock
         self._clock = clock
-        self._accounts: dict[str, BudgetAccount] = {}
-        # No longer configured, in a period that is not over: a reload may add them again.
-        self._former: dict[budget_ledger.Place, BudgetAccount] = {}
-        self._next_draw: asyncio.Event = asyncio.Event()  # set when it is over
-        self._wake = asyncio.Event()
-        self._delete_at = -math.inf
+        self._present: dict[str, BudgetShare] = {}
+        self._shares: dict[Place, BudgetShare] = {}  # with those of other periods, until settled
         self.reconfigure(settings)
+        leases.follow(self.shares)
 
     def reconfigure(self, settings: Settings) -> None:
         """Follow another configuration; what was spent and reserved still counts."""
         self._currency = settings.currency
-        known = self._former | {_place(each): each for each in self._accounts.values()}
-        self._accounts = {}
-        for scope, terms in settings.budgets.items():
-            account = self._new(scope, terms)
-            if (kept := known.pop(_place(account), None)) is not None:
-                kept.terms, kept.period = terms, account.period
-                account = kept
-            self._accounts[scope] = account
-        now = self._wall_clock()
-        self._former = {place: each for place, each in known.items() if now < each.period.end}
+        self._terms = settings.budgets
+        self._present.clear()
         self._show()
 
     def reservation(
@@ -98,74 +140,59 @@ class Budgets(Leases):
         """
         named = {"key": key, "application": application, "pool": pool}
         scopes = [ALL, *(f"{kind}:{name}" for kind, name in named.items() if name is not None)]
-        own = [scope for scope in scopes if scope in self._accounts]
-        return Reservation(self, partial(self.accounts, own)) if own else None
+        own = [scope for scope in scopes if scope in self._terms]
+        return Reservation(self, self._leases, partial(self.present, own)) if own else None
 
-    def accounts(self, scopes: Sequence[str] | None = None) -> list[BudgetAccount]:
-        """The accounts of these budgets, or of all, in their present periods."""
-        wanted = list(self._accounts) if scopes is None else scopes
-        return [self._account(scope) for scope in wanted if scope in self._accounts]
+    def present(self, scopes: Iterable[str] | None = None) -> list[BudgetShare]:
+        """The shares of these budgets, or of all, in their present periods."""
+        wanted = self._terms if scopes is None else scopes
+        return [self._share(scope) for scope in wanted if scope in self._terms]
 
-    async def lease(self, accounts: Sequence[BudgetAccount], amount: int) -> None:
-        """Have this amount leased beyond what these accounts use, as far as the limits allow.
+    def shares(self) -> list[BudgetShare]:
+        """All shares of which the store has to hear."""
+        present = {share.limit.place: share for share in self.present()}
+        for share in present.values():
+            self.note_spending(share)
+        others = {at: each for at, each in self._shares.items() if not each.is_settled}
+        self._shares = others | present
+        return list(self._shares.values())
 
-        Raises:
-            StoreUnavailable: The store does not respond.
-        """
-        if self._is_cut_off:
-            raise StoreUnavailable(_AWAY)
-        drawn = self._next_draw
-        for account in accounts:
-            account.waiting += amount
-        self._wake.set()
-        try:
-            async with asyncio.timeout(self._store_timeout_s):
-                await drawn.wait()
-        except TimeoutError:
-            raise StoreUnavailable(_AWAY) from None
-        finally:
-            for account in accounts:
-                account.waiting -= amount
-        if self._is_cut_off:
-            raise StoreUnavailable(_AWAY)
-
-    def refusal(self, account: BudgetAccount, amount: int) -> BudgetExceeded:
+    def refusal(self, share: BudgetShare, amount: int) -> BudgetExceeded:
         """The error of a request that does not fit a budget; it is counted, and logged once."""
-        terms, period = account.terms, account.period
-        self._metrics.refusals.labels(account.scope).inc()
-        if not account.is_refused:
-            account.is_refused = True
+        terms, period = share.terms, share.period
+        self._metrics.refusals.labels(share.scope).inc()
+        if not share.is_refused:
+            share.is_refused = True
             log.warning(
                 "the budget of %s refuses requests until %s at the latest: %s of %s %s are spent",
-                account.scope, period.ends_at, _shown(account.total_spent), terms.hard,
+                share.scope, period.ends_at, _shown(share.total_spent), terms.hard,
                 self._currency,
             )  # fmt: skip
         costs = f"this request may cost up to {_shown(amount)} {self._currency}"
-        hard = terms.hard_amount or 0
-        if amount > hard:
+        if amount > (terms.hard_amount or 0):
             return BudgetExceeded(
-                f"{costs}, more than the whole budget of {account.scope}: lower `max_tokens`, or "
+                f"{costs}, more than the whole budget of {share.scope}: lower `max_tokens`, or "
                 "raise the budget"
             )
-        if account.total_spent + amount <= hard:
+        if share.can_ever_fit(amount):
             return BudgetExceeded(
-                f"{costs}, and other requests hold what is left of the budget of {account.scope}: "
+                f"{costs}, and other requests hold what is left of the budget of {share.scope}: "
                 "try again soon",
                 retry_after_s=math.ceil(RENEW_S),
             )
         return BudgetExceeded(
-            f"{costs}, more than is left of the budget of {account.scope} for this {terms.per}; it "
+            f"{costs}, more than is left of the budget of {share.scope} for this {terms.per}; it "
             f"begins anew at {period.ends_at}. Until then lower `max_tokens`, or raise the budget"
         )
 
-    def note_spending(self, account: BudgetAccount) -> None:
+    def note_spending(self, share: BudgetShare) -> None:
         """Log once that a budget has reached its soft limit."""
-        if account.is_above_soft and not account.is_warned:
-            account.is_warned = True
+        if share.is_above_soft and not share.is_warned:
+            share.is_warned = True
             log.warning(
                 "the budget of %s is above its soft limit: %s of %s %s are spent, until %s",
-                account.scope, _shown(account.total_spent), account.terms.soft, self._currency,
-                account.period.ends_at,
+                share.scope, _shown(share.total_spent), share.terms.soft, self._currency,
+                share.period.ends_at,
             )  # fmt: skip
 
     def as_json(self, scopes: Sequence[str] | None = None) -> dict[str, Any]:
@@ -184,87 +211,129 @@ class Budgets(Leases):
                     "reserved": as_number(each.total_reserved),
                     "above_soft": each.is_above_soft,
                 }
-                for each in self.accounts(scopes)
+                for each in self.present(scopes)
             ],
         }
 
-    async def _pause(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._draw_every_s):
-                await self._wake.wait()
-
-    async def _draw(self) -> None:
-        self._wake.clear()
-        drawn, self._next_draw = self._next_draw, asyncio.Event()
-        try:
-            await self._sync()
-        finally:
-            drawn.set()
-        await asyncio.sleep(0)  # requests that waited reserve first: a draw gives back what is left
-        if not self._is_cut_off and self._clock() >= self._delete_at:
-            self._delete_at = self._clock() + DELETE_EVERY_S
-            await self._from_store(partial(budget_ledger.delete_old, self._store))
-
-    async def _sync(self) -> None:
-        due = {_place(each): each for each in self._all() if self._is_cut_off or each.is_due()}
-        if not due:
-            return
-        reported_at = self._clock()
-        reports = {place: account.report() for place, account in due.items()}
-        grants = await self._from_store(
-            partial(budget_ledger.sync, self._store, self._gateway, reports)
-        )
-        for place, grant in (grants or {}).items():
-            due[place].take(grant, reported_at)
-            if place not in self._former:
-                self.note_spending(due[place])
-
-    def _give_back(self) -> None:
-        reports: Mapping[budget_ledger.Place, Report] = {
-            _place(each): each.final_report() for each in self._all()
-        }
-        if reports:
-            budget_ledger.sync(self._store, self._gateway, reports)
-
-    def _continue_without_store(self, why: str) -> None:
-        if not self._is_cut_off:
-            log.warning("budgets continue within their leases without the store: %s", why)
-
-    def _all(self) -> Sequence[BudgetAccount]:
-        """The accounts of which the store hears."""
-        return (*self.accounts(), *self._former.values())
-
-    def _account(self, scope: str) -> BudgetAccount:
-        account = self._accounts[scope]
-        if self._wall_clock() >= account.period.end:
-            account = self._accounts[scope] = self._new(scope, account.terms)
-        return account
-
-    def _new(self, scope: str, terms: Budget) -> BudgetAccount:
-        period = period_at(self._wall_clock(), terms.per, terms.time_zone)
-        return BudgetAccount(scope, terms, period, self._clock)
+    def _share(self, scope: str) -> BudgetShare:
+        """The share of the present period, which may be one that was left before."""
+        now, share = self._wall_clock(), self._present.get(scope)
+        if share is None or not share.period.has(now):
+            terms = self._terms[scope]
+            period = period_at(now, terms.per, terms.time_zone)
+            share = self._shares.get((scope, period.id))
+            if share is None:
+                share = BudgetShare(scope, terms, period, self._clock)
+                self._shares[share.limit.place] = share
+            share.change(terms, period)
+            self._present[scope] = share
+        return share
 
     def _show(self) -> None:
         metrics = self._metrics
         for gauge in (metrics.spent, metrics.reserved, metrics.limit):
             gauge.clear()
-        for scope, account in self._accounts.items():
+        for scope, terms in self._terms.items():
             metrics.refusals.labels(scope)  # a rate needs the zero before the first
             metrics.spent.labels(scope).set_function(partial(self._spent, scope))
             metrics.reserved.labels(scope).set_function(partial(self._reserved, scope))
-            for kind, limit in (("soft", account.terms.soft), ("hard", account.terms.hard)):
+            for kind, limit in (("soft", terms.soft), ("hard", terms.hard)):
                 if limit is not None:
                     metrics.limit.labels(scope, kind).set(limit)
 
     def _spent(self, scope: str) -> float:
-        return as_number(self._account(scope).total_spent)
+        return as_number(self._share(scope).total_spent)
 
     def _reserved(self, scope: str) -> float:
-        return as_number(self._account(scope).total_reserved)
+        return as_number(self._share(scope).total_reserved)
 
 
-def _place(account: BudgetAccount) -> budget_ledger.Place:
-    return account.scope, account.period.id
+class Reservation:
+    """What one request may cost, reserved of each budget that it counts towards.
+
+    Args:
+        budgets: The budgets.
+        leases: Enlarge their shares.
+        find: The shares of the request, of the present periods.
+
+    Attributes:
+        least_alpha: The smallest alpha of a request that states none; None: any.
+        calls_cheapest: Only the cheapest candidate may be called.
+    """
+
+    def __init__(
+        self, budgets: Budgets, leases: Leases, find: Callable[[], Sequence[BudgetShare]]
+    ) -> None:
+        self._budgets = budgets
+        self._leases = leases
+        self._find = find
+        self._shares: Sequence[BudgetShare] = ()  # those that it is reserved of
+        self._amount = 0
+        self._cost: Callable[[], int] | None = None
+        policies = [each.terms.above_soft for each in find() if each.is_above_soft]
+        self.calls_cheapest = CHEAPEST in policies
+        self.least_alpha = max([each for each in policies if isinstance(each, float)], default=None)
+
+    async def make(self, amount: int, cost: Callable[[], int]) -> None:
+        """Reserve an amount of each budget, or of none.
+
+        Args:
+            amount: The largest cost of the request's calls.
+            cost: What they have cost so far: it counts where :meth:`settle` is not called.
+
+        Raises:
+            BudgetExceeded: It is more than is left of a budget.
+            StoreUnavailable: It is more than is leased, and the store does not respond.
+        """
+        lacking = await self._reserve(amount, self._find)
+        if lacking is not None:
+            raise self._budgets.refusal(lacking, amount)
+        self._cost = cost
+
+    async def add(self, amount: int) -> bool:
+        """Reserve a further amount of the same budgets, if it fits; return whether it did."""
+        try:
+            return await self._reserve(amount, lambda: self._shares) is None
+        except StoreUnavailable:
+            return False
+
+    def settle(self, spent: int) -> None:
+        """End the reservation with what the calls have cost. Nothing can be settled twice."""
+        shares, amount = self._shares, self._amount
+        self._shares, self._amount, self._cost = (), 0, None
+        for share in shares:
+            share.settle(amount, spent)
+            self._budgets.note_spending(share)
+
+    def close(self) -> None:
+        """End a reservation that was not settled, whatever happened to its request."""
+        if self._cost is None:
+            return
+        try:
+            spent = self._cost()
+        except Exception:
+            log.exception("the cost of a request is not known: all that it reserved counts")
+            spent = self._amount
+        self.settle(spent)
+
+    async def _reserve(
+        self, amount: int, find: Callable[[], Sequence[BudgetShare]]
+    ) -> BudgetShare | None:
+        """Reserve of all shares, or return one that the amount does not fit."""
+        lacking: list[BudgetShare] = []
+        for _ in range(_ATTEMPTS):
+            shares = find()
+            lacking = [each for each in shares if not each.fits(amount)]
+            if not lacking:
+                for share in shares:
+                    share.reserve(amount)
+                self._shares, self._amount = shares, self._amount + amount
+                return None
+            for share in lacking:
+                if not share.can_ever_fit(amount) or share.is_denied(amount):
+                    return share
+            await self._leases.enlarge(lacking, amount)
+        return lacking[0]
 
 
 def _shown(amount: int) -> str:

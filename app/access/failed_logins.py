@@ -13,7 +13,7 @@ from typing import Final
 from cachetools import LRUCache
 
 from app.access.client_address import network
-from app.access.quotas import Clock
+from app.access.lease import Clock
 from app.errors import RateLimited
 
 MAX_ADDRESSES: Final = 10_000

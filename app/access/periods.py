@@ -15,12 +15,18 @@ class Period:
     Attributes:
         id: Such as ``2026-11-25`` or ``2026-11``.
         ends_at: When the next one begins: ISO 8601, in the time zone.
-        end: The same in seconds since 1970.
+        begin: Its beginning, in seconds since 1970.
+        end: Its end, the same way.
     """
 
     id: str
     ends_at: str
+    begin: float
     end: float
+
+    def has(self, seconds: float) -> bool:
+        """Whether a moment is within it: a clock may go back, too."""
+        return self.begin <= seconds < self.end
 
 
 def period_at(seconds: float, per: Literal["day", "month"], time_zone: str) -> Period:
@@ -31,9 +37,9 @@ def period_at(seconds: float, per: Literal["day", "month"], time_zone: str) -> P
     zone = ZoneInfo(time_zone)
     today = datetime.fromtimestamp(seconds, zone).date()
     if per == "day":
-        period_id, following = today.isoformat(), today + timedelta(days=1)
+        period_id, first, following = today.isoformat(), today, today + timedelta(days=1)
     else:
-        period_id = f"{today:%Y-%m}"
+        period_id, first = f"{today:%Y-%m}", today.replace(day=1)
         following = date(today.year + today.month // 12, today.month % 12 + 1, 1)
-    end = datetime.combine(following, time.min, zone)
-    return Period(period_id, end.isoformat(), end.timestamp())
+    begin, end = (datetime.combine(day, time.min, zone) for day in (first, following))
+    return Period(period_id, end.isoformat(), begin.timestamp(), end.timestamp())

@@ -171,12 +171,12 @@ class DecisionLog:
 
 
 def _charge(state: RequestState, results: FanOutResult, outcome: Outcome) -> None:
-    """Charge the tokens of the answers that arrived, and of the evaluator; settle the cost."""
+    """Settle the cost, and charge the tokens of the answers that arrived, and of the evaluator."""
+    if state.request.reservation is not None and outcome.cost is not None:
+        state.request.reservation.settle(outcome.cost.total.amount)
     fields = state.request.fields
     answers = [answer_tokens(fields, reply) for reply in results.replies.values()]
     state.request.spend(sum(answers) + outcome.ratings.usage.get("total_tokens", 0))
-    if state.request.reservation is not None and outcome.cost is not None:
-        state.request.reservation.settle(outcome.cost.total.amount)
 
 
 def _decision_record(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from app.access.reservation import Reservation
+from app.access.budgets import Reservation
 from app.answering.cost_meter import CostMeter, Costs, RequestCost
 from app.answering.spending import Spending
 from app.answering.token_usage import TokenMeter, answer_tokens, prompt_tokens

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from app.access.reservation import Reservation
+from app.access.budgets import Reservation
 from app.answering.answer_cache import CacheSlot
 from app.answering.cost_meter import CostMeter
 from app.answering.rounds import Rounds, RoundsVote

@@ -10,9 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self, cast
 
-from app.access.budgets import Budgets
+from app.access.budgets import Budgets, Reservation
 from app.access.quotas import QuotaTicket
-from app.access.reservation import Reservation
 from app.answering.cost_meter import CostMeter
 from app.answering.request import InferenceRequest, RequestState
 from app.json_output import dump_json
@@ -22,7 +21,7 @@ from app.settings import Settings
 from app.wire.candidate_payload import TOKEN_LIMITS_OF, candidate_payload
 from app.wire.parsing import is_media
 from app.wire.request_limits import texts
-from racer_core.prices import Price
+from racer_core.prices import Usage, microseconds
 
 
 class Spending:
@@ -98,8 +97,8 @@ class Spending:
         reservation = state.request.reservation
         if reservation is None:
             return
-        amount = sum(self._of_calls(state, state.selected).values()) + self._of_ratings(state, 0)
-        assert state.meter is not None
+        assert state.meter is not None  # a budget needs prices
+        amount = sum(self._bounded(state, state.selected).values()) + self._of_ratings(state, 0)
         await reservation.make(amount, state.meter.amount)
 
     async def reserve_call(
@@ -114,8 +113,9 @@ class Spending:
         if reservation is None:
             return
         assert meter is not None  # a budget needs prices
-        amount = self._worst_case.of_calls((name,), fields, path)[name]
-        await reservation.make(amount, meter.amount)
+        usages = self._worst_case.usage_of_calls((name,), fields, path)
+        meter.bound(usages)
+        await reservation.make(self._worst_case.amounts(usages)[name], meter.amount)
 
     async def affordable(
         self, state: RequestState, names: Sequence[str], answers: int
@@ -132,7 +132,7 @@ class Spending:
             return names
         found = list[str]()
         rated = self._of_ratings(state, answers)
-        for number, (name, amount) in enumerate(self._of_calls(state, names).items(), answers + 1):
+        for number, (name, amount) in enumerate(self._bounded(state, names).items(), answers + 1):
             before, rated = rated, self._of_ratings(state, number)
             if not await reservation.add(amount + rated - before):
                 break
@@ -144,7 +144,7 @@ class Spending:
         return reservation is not None and reservation.calls_cheapest and not is_observing
 
     def _by_cost(self, state: RequestState, names: Collection[str]) -> Sequence[str]:
-        amounts = self._of_calls(state, names)
+        amounts = self._worst_case.amounts(self._usages(state, names))
         return sorted(amounts, key=amounts.__getitem__)
 
     def _of_ratings(self, state: RequestState, answers: int) -> int:
@@ -153,9 +153,16 @@ class Spending:
             return 0
         return self._worst_case.of_ratings(max(answers, len(state.selected)))
 
-    def _of_calls(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
+    def _bounded(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
+        """The worst cases of calls, by which what the candidates report is bounded, too."""
+        usages = self._usages(state, names)
+        if state.meter is not None:
+            state.meter.bound(usages)
+        return self._worst_case.amounts(usages)
+
+    def _usages(self, state: RequestState, names: Collection[str]) -> dict[str, Usage]:
         request = state.request
-        return self._worst_case.of_calls(names, request.fields, request.api_format.path)
+        return self._worst_case.usage_of_calls(names, request.fields, request.api_format.path)
 
 
 # Worst cases: upper bounds on what the calls of a request cost, known before the first one.
@@ -164,8 +171,8 @@ class Spending:
 # makes more tokens than bytes. A chat template adds at most ``TEMPLATE_TOKENS``, an image, a
 # sound or a file counts ``MEDIA_TOKENS`` in place of its data or URL. The answer is bounded by
 # the limit that the candidate is sent, else by `limits.max_tokens`, for each choice. A call takes
-# no longer than its timeout, and may be made `fleet.attempts` times. A candidate that goes beyond
-# this is charged in full, as every call is.
+# no longer than its timeout, and may be made `fleet.attempts` times. A candidate that reports
+# more is believed up to twice the bound and 10,000 tokens: see :mod:`app.answering.cost_meter`.
 
 TEMPLATE_TOKENS: Final = 256
 MEDIA_TOKENS: Final = 16_384
@@ -188,10 +195,10 @@ class WorstCase:
         self._attempts = settings.fleet.attempts
         self._rating = max(map(self._of_rating, _raters(settings)), default=0)
 
-    def of_calls(
+    def usage_of_calls(
         self, names: Collection[str], fields: Mapping[str, Any], path: str
-    ) -> dict[str, int]:
-        """The bound of one call to each of these candidates, with its retries.
+    ) -> dict[str, Usage]:
+        """What one call to each of these candidates uses at most.
 
         Args:
             names: The candidates.
@@ -201,28 +208,40 @@ class WorstCase:
         tokens = input_tokens(fields)
         return {name: self._of_call(name, tokens, fields, path) for name in names}
 
+    def amounts(self, usages: Mapping[str, Usage]) -> dict[str, int]:
+        """What calls that use so much cost, with their retries."""
+        return {name: self._amount(name, usage) for name, usage in usages.items()}
+
     def of_ratings(self, answers: int) -> int:
         """The bound of the evaluator's calls, if a candidate is the evaluator."""
         return answers * self._rating if answers > 1 else 0
 
-    def _of_call(self, name: str, tokens: int, fields: Mapping[str, Any], path: str) -> int:
+    def _of_call(self, name: str, tokens: int, fields: Mapping[str, Any], path: str) -> Usage:
         candidate, written = self._candidates[name], 0
         if path in TOKEN_LIMITS_OF:
             sent = candidate_payload(fields, candidate, path)
             limit = _largest(sent, TOKEN_LIMITS_OF[path], candidate.renames) or self._max_tokens
             choices = _largest(sent, ("n", "best_of"), candidate.renames)
             written = limit * max(1, choices) * texts(fields.get("prompt"))
-        return self._attempts * self._prices[name].worst_case(
-            tokens + self._parameter_bytes[name],
-            written,
-            seconds=min(candidate.timeout_s, self._longest_s) + _LATE_S,
+        return Usage(
+            input_tokens=tokens + self._parameter_bytes[name],
+            output_tokens=written,
+            microseconds=microseconds(min(candidate.timeout_s, self._longest_s) + _LATE_S),
         )
 
     def _of_rating(self, rater: tuple[str, int, float]) -> int:
         name, chars, timeout_s = rater
-        tokens = chars * BYTES_PER_CHARACTER + TEMPLATE_TOKENS
-        price: Price = self._prices[name]
-        return self._attempts * price.worst_case(tokens, 1, seconds=timeout_s + _LATE_S)
+        usage = Usage(
+            input_tokens=chars * BYTES_PER_CHARACTER + TEMPLATE_TOKENS,
+            output_tokens=1,
+            microseconds=microseconds(timeout_s + _LATE_S),
+        )
+        return self._amount(name, usage)
+
+    def _amount(self, name: str, usage: Usage) -> int:
+        return self._attempts * self._prices[name].worst_case(
+            usage.input_tokens, usage.output_tokens, seconds=usage.microseconds / 1e6
+        )
 
 
 def input_tokens(fields: Mapping[str, Any]) -> int:

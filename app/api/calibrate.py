@@ -18,7 +18,7 @@ from app.calibrations.upload import receive, spool_folder
 from app.route_table import JsonBody, Routes
 from app.routing.active_calibration import Canary
 from app.services import Services
-from app.store import CanaryTerms, Summary
+from app.store import Summary
 from app.wire import bodies, sse
 from app.wire.schemas import ActivateRequest, CalibrateOptions, CalibrateQuery
 from racer_core import strict_json
@@ -163,7 +163,6 @@ async def list_calibrations(_: Request, services: Services) -> Response:
     """The history, with evidence; `active` decides, and a canary has its `share`.
 
     `canary` is the calibration that decides a share of the requests, if there is one: its share,
-    its test (`promotion`: the limit `below`, the `evidence`, and how much is `needed`),
     what it and the active one have realised since it began (mean set, abstentions, and the risk of
     judged samples with its 95 % interval), and the alarm that `ended` it.
     """
@@ -199,21 +198,18 @@ async def get_calibration(request: Request, services: Services) -> Response:
 async def activate(request: Request, services: Services) -> Response:
     """Rolls back or forward; `expected_active_id` makes it a compare-and-set.
 
-    With `share` the calibration is a canary; promote it by an activation without `share`, or have
-    it promoted by its test, `promote_below`, and end it by one of the calibration that is active.
+    With `share` the calibration is a canary; promote it by an activation without `share`, and
+    end it by one of the calibration that is active.
     """
     data = await bodies.read_body(request, ACTIVATE_BODY.limit(services.settings.limits))
     options = bodies.checked(ActivateRequest, strict_json.load_object(data) if data else {})
-    canary = None
-    if options.share is not None:
-        canary = CanaryTerms(share=options.share, promote_below=options.promote_below)
     record = await services.calibrations.activate(
         request.path_params["calibration_id"],
         options.expected_active_id,
         confirm=options.confirm,
-        canary=canary,
+        share=options.share,
     )
-    shared = {} if canary is None else asdict(canary)
+    shared = {} if options.share is None else {"share": options.share}
     answer = {"id": record.id, "active": not shared, "evidence": record.evidence}
     return bodies.json_response(answer | shared)
 

@@ -67,11 +67,6 @@ def with_promise(
     Raises:
         InputError: They state others, which would hold for all applications.
     """
-    if options.reweight:
-        raise InputError(
-            "reweight estimates weights for all recorded queries: leave `application` out",
-            param="reweight",
-        )
     before = _options_of(active, name)
     fixed: dict[str, Any] = {field: getattr(before, field) for field in _PROMISE}
     for field, value in fixed.items():

@@ -87,7 +87,6 @@ def _weights(calibration: Calibration) -> dict[str, Any] | None:
     if options.weights is None:
         return None
     return {
-        "kind": options.weights,
         "max_weight": options.max_weight,
         "effective_n": calibration.effective_n,
     }

@@ -46,7 +46,7 @@ from racer_core.trained_router import (
     TrainedRouter,
     refuse_uncounted,
 )
-from racer_core.types import BoolArray, FloatArray, RowsKind, Score
+from racer_core.types import BoolArray, RowsKind, Score
 
 
 class RecordBuilder:
@@ -85,7 +85,6 @@ class RecordBuilder:
         options: CalibrateOptions,
         source: dict[str, Any],
         progress: Progress,
-        served: FloatArray | None = None,
         fixed: Sequence[Terms] | None = None,
     ) -> CalibrationRecord:
         """A record that is not stored yet. Blocks.
@@ -95,7 +94,6 @@ class RecordBuilder:
             options: The upload's options.
             source: Where the rows come from, for the evidence.
             progress: Takes how far it is.
-            served: Embeddings of served queries, to which first turns are reweighted; None: not.
             fixed: The terms that did not depend on the rows; None: those of the upload did not.
 
         Raises:
@@ -123,9 +121,6 @@ class RecordBuilder:
         if not options.allow_overlap:
             self._trained.refuse_overlap(prints, options.rows_kind)
         built = self._build(first, terms(first), prices, progress)
-        if served is not None:  # first turns only, under the conditions of most rows
-            built = replace(built, calibration=built.calibration.reweighted(served))
-            others = []
         refuse_uncounted(built.calibration)
         largest = max([guarantee.alpha, *(each.alpha for each in alphas.values())])
         used = list(used_kinds(others, first, min_n(largest, guarantee.delta)))

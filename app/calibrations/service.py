@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from app.calibrations.application_upload import (
     check_application,
@@ -37,13 +37,12 @@ from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
-from app.store import CanaryTerms, Store, now
+from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.wire import bodies
 from app.wire.schemas import CalibrateOptions
 from racer_core.trained_router import TrainedRouter
-from racer_core.types import FloatArray, RowsKind
 
 log = logging.getLogger(__name__)
 
@@ -51,14 +50,6 @@ HOW_TO_CONFIRM: Final = (
     "If it is meant, activate it by its id with confirm, or calibrate with confirm (--force) and "
     "without max_shift"
 )
-
-
-class ServedQueries(Protocol):
-    """Reads embeddings of recorded queries."""
-
-    def __call__(self, calibration_ids: Sequence[str], *, counts_repeats: bool) -> FloatArray:
-        """Return those that some calibrations routed, with or without repeats; blocks."""
-        ...
 
 
 class CalibrationService:
@@ -75,7 +66,6 @@ class CalibrationService:
         grouping: Finds the group of a row.
         metrics: Shows when an activation was refused.
         conditions: Finds what candidates are sent, but for the query.
-        projections: Embeddings of recorded queries.
         sampled_scores: Scores of sampled decisions.
         sampling_rates: Sampling rates of stored requests.
     """
@@ -93,11 +83,9 @@ class CalibrationService:
         grouping: Grouping,
         metrics: Metrics,
         conditions: ConditionReader,
-        projections: ServedQueries,
         sampled_scores: StoredScores,
         sampling_rates: SamplingRates,
     ) -> None:
-        self._projections = projections
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
@@ -173,7 +161,7 @@ class CalibrationService:
         expected_active_id: str | None,
         *,
         confirm: bool = False,
-        canary: CanaryTerms | None = None,
+        share: float | None = None,
     ) -> CalibrationRecord:
         """Make a stored record the active one, or a canary beside it.
 
@@ -181,7 +169,7 @@ class CalibrationService:
             calibration_id: The record.
             expected_active_id: The active one, if the caller knows it; empty: none.
             confirm: Activate it whatever the activation rule says.
-            canary: What it decides as a canary; None: it decides all, and a canary ends.
+            share: Of the requests that it decides as a canary; None: all, and a canary ends.
 
         Raises:
             ConfirmNeeded: The activation rule refuses it, and ``confirm`` is false.
@@ -200,7 +188,7 @@ class CalibrationService:
                 calibration_id,
                 expected_active_id,
                 self._setup,
-                canary,
+                share,
             )
             await self._calibration_sync.catch_up(record)
         return record
@@ -215,10 +203,6 @@ class CalibrationService:
             options = self._for_application(options, options.application)
             check_rows(rows, options.application or "")
         rows, sampling = await reader.thinned(rows, options)
-        served = None
-        if options.reweight:
-            is_traffic = (options.rows_kind or rows.guessed_kind) is RowsKind.TRAFFIC
-            served = await self._store.run(self._served, counts_repeats=is_traffic)
         digest = await asyncio.to_thread(rows.digest)
         hashes = rows.query_hashes
         seen = await self._store.run(
@@ -235,9 +219,7 @@ class CalibrationService:
         }
         fixed = stated if seen is None else seen
         try:
-            record = await asyncio.to_thread(
-                builder.record, rows, options, source, progress, served, fixed
-            )
+            record = await asyncio.to_thread(builder.record, rows, options, source, progress, fixed)
         except LimitNotKept:
             await self._store.run(self._seen_rows.add, digest, hashes, stated)
             raise
@@ -315,11 +297,6 @@ class CalibrationService:
         active = self._active_record()
         check_application(self._settings, name, active)
         return options if active is None else with_promise(options, active, name)
-
-    def _served(self, *, counts_repeats: bool) -> FloatArray:
-        """Embeddings of the recorded queries that this artifact routed."""
-        ids = self._store.ids(self._calibration_sync.setup or "")
-        return self._projections(ids, counts_repeats=counts_repeats)
 
     def _fixed_terms(self, options: CalibrateOptions, builder: RecordBuilder) -> list[Terms]:
         """The terms that do not depend on rows that were never shown."""

@@ -94,11 +94,6 @@ from racer_core.types import RiskTarget, RowsKind, Score
     " the sampled requests of any conversation together.",
 )
 @click.option(
-    "--reweight",
-    is_flag=True,
-    help="Estimate weights for the recorded queries; approximate, voids certificates.",
-)
-@click.option(
     "--answer-risk-max",
     type=float,
     help="Largest rate of wrong final answers among those given; uses half of the rows.",
@@ -156,7 +151,6 @@ def calibrate(
     risk_target: str | None,
     r: int | None,
     max_weight: float | None,
-    reweight: bool,
     answer_risk_max: float | None,
     smoothing: str | None,
     kind: str | None,
@@ -193,7 +187,6 @@ def calibrate(
         "risk_target": risk_target,
         "r": r,
         "max_weight": max_weight,
-        "reweight": reweight or None,
         "answer_risk_max": answer_risk_max,
         "smoothing": smoothing,
         "rows_kind": kind or (RowsKind.TRAFFIC.value if from_shadow else None),

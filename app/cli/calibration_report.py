@@ -142,8 +142,6 @@ def warnings(evidence: Mapping[str, Any]) -> Iterator[str]:
             f"alpha {evidence['alpha']:.3g} was chosen after rows were seen: the bound that "
             f"certificates state is {bound}"
         )
-    if (evidence.get("weights") or {}).get("kind") == "estimated":
-        yield "the weights of the rows are estimated, which voids every certificate"
     if evidence.get("refused"):
         yield f"it was not activated: {evidence['refused']}"
 
@@ -183,8 +181,6 @@ def canary(found: Mapping[str, Any]) -> Table:
     title = f"canary of {found['share']:.3g} of the requests, since {_minute(found['since'])}"
     if found["ended"]:
         title += f"; ended by its drift alarm: {found['ended']}"
-    elif (test := found.get("promotion")) is not None:  # earlier gateways have none
-        title += f"; promoted below a risk of {test['below']:g}: evidence {_of_needed(test)}"
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD)
     for name in ("calibration", "application"):
         table.add_column(name)
@@ -194,11 +190,6 @@ def canary(found: Mapping[str, Any]) -> Table:
         for application, figures in _by_application(one["realised"]):
             table.add_row(Text(one["calibration_id"]), Text(application), *_realised(figures))
     return table
-
-
-def _of_needed(test: Mapping[str, Any]) -> str:
-    evidence = test["evidence"]
-    return "unknown" if evidence is None else f"{evidence:.3g} of {test['needed']:g}"
 
 
 def _by_application(

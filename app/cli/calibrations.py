@@ -79,13 +79,6 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     help="Let it decide this share of the requests as a canary, beside the active one.",
 )
-@click.option(
-    "--promote-below",
-    metavar="RISK",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="With --canary: promote it automatically once its judged requests show, with 95 % "
-    "confidence at whatever time, that its realised risk is below this.",
-)
 @_FORCE
 @ADMIN_URL
 @ADMIN_KEY
@@ -93,7 +86,6 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
 def activate(
     calibration_id: str,
     share: float | None,
-    promote_below: float | None,
     force: bool,
     url: str,
     key: str | None,
@@ -103,8 +95,6 @@ def activate(
 
     Activating the one that is active ends a canary.
     """
-    if promote_below is not None and share is None:
-        raise click.UsageError("--promote-below needs --canary: only a canary is promoted")
     with GatewayClient(url, key) as gateway:
         answers = gateway.answer_calibrations()
         if calibration_id in answers:
@@ -117,9 +107,7 @@ def activate(
             active = answers[calibration_id] | {"active": True}
             _print_active(active, answers_sentence, as_json=as_json)
             return
-        result = gateway.activate(
-            calibration_id, confirm=force, share=share, promote_below=promote_below
-        )
+        result = gateway.activate(calibration_id, confirm=force, share=share)
     _print_active(result, _sentence, as_json=as_json)
 
 
@@ -221,7 +209,5 @@ def _print_active(
         return
     share = calibration.get("share")
     state = "is active" if share is None else f"decides {share:.3g} of the requests"
-    if (limit := calibration.get("promote_below")) is not None:
-        state += f", and all once its realised risk is shown to be below {limit:g}"
     text = f"{calibration['id']} {state}. {sentence(calibration['evidence'])}"
     out.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -169,12 +169,11 @@ def _assertions(
     metavar="FILE|off",
     help="File for cached embeddings; default: in the user's cache folder.",
 )
-@click.option("--ray", metavar="ADDRESS", help="Compute embeddings on this Ray cluster.")
 @click.option(
     "--report",
     "folder",
     type=FILE,
-    help="Write an HTML report with figures and tables to this folder.",
+    help="Write a report to this folder: an HTML page, Markdown and JSON.",
 )
 @click.option(
     "--assert",
@@ -210,7 +209,6 @@ def evaluate(
     kind: str | None,
     seed: int,
     cache: str | None,
-    ray: str | None,
     folder: Path | None,
     assertions: list[Any],
     as_json: bool,
@@ -251,7 +249,6 @@ def evaluate(
         prices=prices,
         kind=None if kind is None else RowsKind(kind),
         cache=cache,
-        ray=ray,
         report=folder,
         command=shlex.join(["racer", *sys.argv[1:]]),
     )
@@ -308,7 +305,7 @@ def _conversations(context: click.Context, text: RoutedText) -> ConversationEval
 
 _ROUTER_OF = {
     "artifact": ("matrix", "router", "options", "encoder", "lexical", "max_tokens", "dtype"),
-    "matrix": ("router", "options", "encoder", "lexical", "max_tokens", "dtype", "ray", "cache"),
+    "matrix": ("router", "options", "encoder", "lexical", "max_tokens", "dtype", "cache"),
 }
 
 

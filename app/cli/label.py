@@ -80,7 +80,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="Questions processed at the same time.",
 )
-@click.option("--ray", metavar="ADDRESS", help="Run on all nodes of this Ray cluster.")
 @click.option(
     "--through-gateway",
     is_flag=True,
@@ -108,7 +107,6 @@ def label(
     evaluators: tuple[str, ...],
     confidences: tuple[str, ...],
     concurrency: int,
-    ray: str | None,
     through_gateway: bool,
     from_shadow: bool,
     application: str | None,
@@ -127,10 +125,10 @@ def label(
 
     grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
     if from_shadow:
-        if questions or references or rows or evaluators or confidences or ray or through_gateway:
+        if questions or references or rows or evaluators or confidences or through_gateway:
             raise click.UsageError(
                 "--from-shadow reads requests and answers from the gateway: leave out QUESTIONS, "
-                "--reference, --out, --evaluator, --confidence, --ray and --through-gateway"
+                "--reference, --out, --evaluator, --confidence and --through-gateway"
             )
         _label_samples(config, grading, application, concurrency, url, key, as_json=as_json)
         return None
@@ -141,8 +139,6 @@ def label(
         raise click.UsageError(f"Missing {missing}; only --from-shadow works without")
     if application is not None:
         raise click.UsageError("--application needs --from-shadow")
-    if ray is not None and through_gateway:
-        raise click.UsageError("--ray and --through-gateway exclude each other")
     rating = _rating(evaluators, confidences)
     report = _label_questions(
         config,
@@ -152,7 +148,6 @@ def label(
         grading,
         rating,
         concurrency,
-        ray,
         (url or gateway_address(config, admin=False), key) if through_gateway else None,
         as_json=as_json,
     )
@@ -188,12 +183,11 @@ def _label_questions(
     grading: GradingOptions,
     rating: RatingOptions | None,
     concurrency: int,
-    ray: str | None,
     gateway: tuple[str, str | None] | None,
     *,
     as_json: bool,
 ) -> LabellingReport:
-    """Label the questions of a file: here, through a gateway or on a Ray cluster."""
+    """Label the questions of a file: directly or through a gateway."""
     from app.tools.labelling import run
     from app.tools.labelling.through_gateway import check_pool, through_gateway
     from racer_core.records.questions import read_questions, with_references
@@ -212,11 +206,6 @@ def _label_questions(
     if gateway is not None:
         with GatewayClient(*gateway) as client:
             check_pool(client, configured.pool)
-    remote = None
-    if ray is not None:
-        from app.tools.ray_batch.labelling import over_cluster
-
-        remote = over_cluster(ray, config, grading, concurrency, rating)
     with progress_bars(as_json) as progress:
         return run.run(
             questions_read,
@@ -229,7 +218,6 @@ def _label_questions(
             progress=progress,
             rating=rating,
             announce=None if rating is None else _announce,
-            remote=remote,
             on_incomplete=None if as_json else lambda report: err.print(tables.candidates(report)),
             through=through,
         )

@@ -14,9 +14,9 @@ from typing import Any, Final
 import click
 
 from app.cli.console import err
-from app.errors import GatewayUnreachable, SettingsError, UpstreamError
+from app.errors import GatewayUnreachable, SettingsError, StoreSchemaError, UpstreamError
 from racer_core import __version__
-from racer_core.errors import ArtifactError, RacerError
+from racer_core.errors import ArtifactError, ArtifactSchemaError, RacerError
 
 _COMMANDS: Final = (
     "backup",
@@ -80,6 +80,8 @@ def _usage_error(exc: click.UsageError) -> str:
 
 
 def _exit_code(exc: RacerError) -> int:
+    if isinstance(exc, StoreSchemaError | ArtifactSchemaError):
+        return EXIT_REFUSED
     if isinstance(exc, SettingsError | ArtifactError):
         return EXIT_CONFIGURATION
     if isinstance(exc, GatewayUnreachable | UpstreamError):

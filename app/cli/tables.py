@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from racer_core.artifacts import Artifact
     from racer_core.offline.conversations import ConversationEvaluation
     from racer_core.offline.evaluation_result import Evaluation
-    from racer_core.offline.report.view import Grid
+    from racer_core.offline.evaluation_tables import Grid
     from racer_core.types import LabelledRows
 
 
@@ -207,17 +207,15 @@ def decision(value: Mapping[str, Any]) -> Table:
 
 def evaluation(result: Evaluation, alphas: Sequence[float]) -> list[Table | str]:
     """The result of `racer evaluate`: protocol, one table per risk target, controls."""
-    from racer_core.offline.report import overview, sections, view
+    from racer_core.offline import evaluation_tables as shown
 
     return [
-        f"\n{view.described(result)}, {len(result.pool)} candidates, {view.repeats(result)}",
-        _table(overview.rows(result)),
-        *map(_table, overview.overview(result, alphas or overview.SHOWN)),
-        f"{overview.LEGEND}\n",
-        _table(overview.controls(result)),
-        *map(_table, overview.same_answer(result)),
-        *map(_table, overview.evaluators(result)),
-        *(f"not measured: {each}" for each in sections.unmeasured(result)),
+        f"\n{shown.described(result)}, {len(result.pool)} candidates, {shown.repeats(result)}",
+        _table(shown.rows(result)),
+        *map(_table, shown.overview(result, alphas or shown.SHOWN)),
+        f"{shown.LEGEND}\n",
+        *map(_table, shown.beside(result)),
+        *(f"not measured: {each}" for each in shown.unmeasured(result)),
     ]
 
 

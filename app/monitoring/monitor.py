@@ -102,7 +102,6 @@ class Monitor:
         unshown = MonitoringMetrics(CollectorRegistry())  # the gauges are the active one's
         self._canary = CanaryWatch(
             self._new_drift and partial(self._new_drift, metrics=unshown),
-            store=store,
             statistics=self._statistics,
             key=sampling.key,
             false_alarm=settings.false_alarm,
@@ -113,7 +112,6 @@ class Monitor:
             flush_drift=self._flush_drift,
             fit_budget=self.sampler.fit_budget,
             show_risk=self._show_risk,
-            promote_canary=self._promote_canary,
         )
         self.feedback = Feedback(
             decision_store=self._decision_store,
@@ -405,12 +403,6 @@ class Monitor:
         for name, population in monitored.by_application.items():
             losses = self._statistics.losses(*population.decisions, key=self._sampling_key)
             self.metrics.show_risk(name, risk_report.estimate(losses))
-
-    def _promote_canary(self) -> None:
-        try:
-            self._canary.promote()
-        except StoreError as exc:
-            log.warning("the canary is not tested: %s", exc)
 
     def _flush_drift(self) -> None:
         try:

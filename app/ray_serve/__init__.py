@@ -1,6 +1,6 @@
 """The gateway on Ray Serve; knows no endpoint and no candidate.
 
-Only this package and ``app.tools.ray_batch`` import ray.
+Only this package imports ray.
 """
 
 from importlib.util import find_spec

@@ -85,12 +85,6 @@ class Reason(StrEnum):
     Set `on_abstain: refuse`.
     """
 
-    WEIGHTS_ESTIMATED = CoreReason.WEIGHTS_ESTIMATED.value
-    """The rows' weights are estimates, and alpha is approximate.
-
-    Label served queries, or give known weights.
-    """
-
     ROWS_IN_CLUSTERS = CoreReason.ROWS_IN_CLUSTERS.value
     """The rows are a list of questions, or sampled turns of conversations, and several share a
     cluster: they are not independent.

@@ -1,1 +1,1 @@
-"""The promise that the answer is the one that the reference would have given."""
+"""The promise `same_answer`: rows, calibration and alarms of an application; knows no endpoint."""

@@ -5,18 +5,17 @@ SQLite is the default; several gateways share one PostgreSQL. ``tables.py`` hold
 ``calibrations.py`` reads and writes of calibrations, ``calibration_rows.py`` how their rows are
 written and read, ``activation.py`` which of them decides, ``canaries.py`` which decides a share of
 the requests, ``notifications.py`` LISTEN/NOTIFY, and ``backup`` backups. ``app/monitoring``
-reads and writes decisions and alarms, ``app/access/quota_leases.py`` the leases of keys' limits.
+reads and writes decisions and alarms, ``app/access/lease_store.py`` the leases of limits.
 """
 
 from app.store.calibration_rows import Summary
 from app.store.calibrations import SharedState, Store
-from app.store.canaries import Alarms, CanaryTerms, StoredCanary
+from app.store.canaries import Alarms, StoredCanary
 from app.store.engine import now
 from app.store.store_keys import KeyPurpose
 
 __all__ = [
     "Alarms",
-    "CanaryTerms",
     "KeyPurpose",
     "SharedState",
     "Store",

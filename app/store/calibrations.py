@@ -24,7 +24,7 @@ from app.errors import Conflict, NotFound, SettingsError, StoreDamaged, StoreErr
 from app.store import canaries, engine, schema
 from app.store.calibration_record import CalibrationRecord
 from app.store.calibration_rows import Summary, summarised, to_record, to_row
-from app.store.canaries import Alarms, CanaryTerms, StoredCanary
+from app.store.canaries import Alarms, StoredCanary
 from app.store.engine import ServerConnections, Transaction
 from app.store.store_keys import KeyPurpose, all_keys, own_key
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
@@ -133,7 +133,7 @@ class Store:
         calibration_id: str,
         expected_active_id: str | None,
         artifact: str,
-        canary: CanaryTerms | None = None,
+        share: float | None = None,
     ) -> CalibrationRecord:
         """Activate a stored record for all requests or, as a canary, for a share; return it.
 
@@ -150,23 +150,13 @@ class Store:
                     f"calibration {calibration_id} was made for another artifact or fleet; "
                     "upload its rows again to POST /calibrate"
                 )
-            if canary is not None:
+            if share is not None:
                 inherit_alarms(session, record)
-                canaries.begin(session, calibration_id, artifact, canary, expected_active_id)
+                canaries.begin(session, calibration_id, artifact, share, expected_active_id)
             else:
                 set_active(session, calibration_id, artifact, expected_active_id)
                 inherit_alarms(session, record)
         return record
-
-    def promote_canary(self, artifact: str, canary: StoredCanary) -> bool:
-        """Let it decide all requests; returns False if it has ended or its terms have changed."""
-        with self.transaction() as session:
-            engine.begin_writing(session)
-            if not canaries.is_promotable(session, artifact, canary):
-                return False
-            set_active(session, canary.calibration_id, artifact, None)
-            inherit_alarms(session, to_record(_find(session, canary.calibration_id)))
-        return True
 
     def end_canary(self, artifact: str, canary: StoredCanary) -> bool:
         """As :func:`app.store.canaries.end_by_alarm`."""

@@ -1,6 +1,6 @@
 """Canaries: the calibration that decides a share of the requests beside the active one, if any.
 
-There is one for each artifact and fleet at most. An activation ends it, also that by its own test.
+There is one for each artifact and fleet at most. An activation ends it.
 One that an alarm has ended stays stored, so that an operator sees why, until the next activation.
 """
 
@@ -28,14 +28,6 @@ class Alarms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CanaryTerms:
-    """What an operator asks of a canary, as :class:`StoredCanary` has it."""
-
-    share: float
-    promote_below: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCanary:
     """A canary as all gateways share it.
 
@@ -44,7 +36,6 @@ class StoredCanary:
         share: Of the requests that it decides.
         since: When it began: UTC, ISO 8601.
         ended: Why an alarm has ended it; None: it decides.
-        promote_below: The realised risk below which its test promotes it; None: it has no test.
         alarms: Its drift alarms, by application.
     """
 
@@ -52,7 +43,6 @@ class StoredCanary:
     share: float
     since: str
     ended: str | None
-    promote_below: float | None
     alarms: Mapping[str, Alarms]
 
     @property
@@ -76,17 +66,14 @@ def find(session: Session, artifact: str) -> StoredCanary | None:
         share=row.share,
         since=row.since,
         ended=row.ended,
-        promote_below=row.promote_below,
         alarms=_alarms(session, row.calibration_id),
     )
 
 
 def begin(
-    session: Session, calibration_id: str, artifact: str, terms: CanaryTerms, expected: str | None
+    session: Session, calibration_id: str, artifact: str, share: float, expected: str | None
 ) -> None:
-    """Let a calibration decide a share of the requests; one that does already gets other terms.
-
-    Its test stays where the terms name none.
+    """Let a calibration decide a share of the requests; one that does already gets another share.
 
     Raises:
         Conflict: None is active, this one is, another one than expected is, or it has alarms that
@@ -116,10 +103,7 @@ def begin(
         session.add(row)
     if row.calibration_id != calibration_id or row.ended is not None:
         row.calibration_id, row.since, row.ended = calibration_id, engine.now(), None
-        row.promote_below = None
-    row.share = terms.share
-    if terms.promote_below is not None:
-        row.promote_below = terms.promote_below
+    row.share = share
 
 
 def end(session: Session, artifact: str) -> None:
@@ -138,34 +122,6 @@ def end_by_alarm(session: Session, artifact: str, canary: StoredCanary) -> bool:
     )
     ended = update(CanaryRow).where(*of_it).values(ended=canary.alarm)
     return bool(cast("Any", session.execute(ended)).rowcount)
-
-
-def end_tests(session: Session, deleted: str) -> bool:
-    """Leave canaries that began by then without their tests, whose evidence is incomplete.
-
-    Args:
-        session: The transaction.
-        deleted: The time of the newest decision that is deleted.
-
-    Returns:
-        Whether there were any.
-    """
-    of_it = (CanaryRow.promote_below.is_not(None), CanaryRow.since <= deleted)
-    ended = update(CanaryRow).where(*of_it).values(promote_below=None)
-    return bool(cast("Any", session.execute(ended)).rowcount)
-
-
-def is_promotable(session: Session, artifact: str, canary: StoredCanary) -> bool:
-    """Whether it still decides on these terms and without an alarm; both rows are locked."""
-    session.get(ActiveRow, artifact, with_for_update=True)  # so that no activation comes between
-    row = session.get(CanaryRow, artifact, with_for_update=True)  # and no alarm
-    return (
-        row is not None
-        and (row.calibration_id, row.since, row.promote_below)
-        == (canary.calibration_id, canary.since, canary.promote_below)
-        and row.ended is None
-        and not any(each.raised for each in _alarms(session, canary.calibration_id).values())
-    )
 
 
 def _alarms(session: Session, calibration_id: str) -> dict[str, Alarms]:

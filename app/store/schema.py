@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection, Engine, inspect, text
 
-from app.errors import SettingsError
+from app.errors import StoreSchemaError
 from app.store.tables import Base
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def prepare(engine: Engine) -> None:
     """Create the tables of an empty database.
 
     Raises:
-        SettingsError: The database has tables of another version.
+        StoreSchemaError: The database has tables of another version.
         SQLAlchemyError: The database cannot be used.
     """
     with engine.begin() as connection:
@@ -40,7 +40,7 @@ def prepare(engine: Engine) -> None:
             connection.execute(text(f"CREATE TABLE {_VERSION} (version_num VARCHAR(32) NOT NULL)"))
             connection.execute(text(f"INSERT INTO {_VERSION} VALUES (:head)"), {"head": HEAD})
         elif found != HEAD:
-            raise SettingsError(_refusal(found))
+            raise StoreSchemaError(_refusal(found))
 
 
 def version(connection: Connection) -> str | None:
@@ -55,7 +55,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     """Bring the tables to the newest version, all or nothing, and return the old and the new one.
 
     Raises:
-        SettingsError: This program does not know their version.
+        StoreSchemaError: This program does not know their version.
         SQLAlchemyError: The database cannot be used.
     """
     from alembic import command
@@ -66,7 +66,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
             connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index may take longer
         found = version(connection)
         if found is not None and found not in known_versions():
-            raise SettingsError(_refusal(found))
+            raise StoreSchemaError(_refusal(found))
         config = migration_config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

@@ -70,7 +70,6 @@ class CanaryRow(Base):
     share: Mapped[float]
     since: Mapped[str] = mapped_column(String(32))
     ended: Mapped[str | None]  # the alarm that ended it; None: it decides
-    promote_below: Mapped[float | None]  # the limit of its test; None: it is promoted by hand
 
 
 class DecisionRow(Base):
@@ -211,38 +210,26 @@ class WatchRow(Base):
     raised: Mapped[str]  # the streams that alarmed: a JSON list, also in the state
 
 
-class QuotaRow(Base):
-    """The rest of one limit of one key that no gateway has leased."""
+class LimitRow(Base):
+    """What gateways have spent of a limit in one period, less what came back."""
 
-    __tablename__ = "budgets"
+    __tablename__ = "limits"
 
-    key: Mapped[str] = mapped_column(String(128), primary_key=True)
-    unit: Mapped[str] = mapped_column(String(16), primary_key=True)  # requests or tokens
-    level: Mapped[float]
-    at: Mapped[float]  # time of that level, seconds of the database's clock
+    name: Mapped[str] = mapped_column(String(160), primary_key=True)
+    period: Mapped[str] = mapped_column(String(10), primary_key=True)  # 2026-11, minute
+    used: Mapped[int] = mapped_column(Amount)
+    at: Mapped[float]  # seconds of the database's clock; 0: nothing was spent yet
 
 
 class LeaseRow(Base):
-    """A gateway's lease of a limit, which it spends without another query."""
+    """What one gateway has spent of a limit in one period, and what it may spend."""
 
     __tablename__ = "leases"
 
-    key: Mapped[str] = mapped_column(String(128), primary_key=True)
-    unit: Mapped[str] = mapped_column(String(16), primary_key=True)
-    gateway: Mapped[str] = mapped_column(String(64), primary_key=True)
-    held: Mapped[float]
-    until: Mapped[float]  # the lease ends then, unless the gateway renews it
-
-
-class BudgetLeaseRow(Base):
-    """What one gateway has spent of a budget in one period, and what it may spend."""
-
-    __tablename__ = "budget_leases"
-
-    budget: Mapped[str] = mapped_column(String(160), primary_key=True)
-    period: Mapped[str] = mapped_column(String(10), primary_key=True)  # 2026-11 or 2026-11-25
-    gateway: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(160), primary_key=True)
+    period: Mapped[str] = mapped_column(String(10), primary_key=True)
+    lease: Mapped[str] = mapped_column(String(32), primary_key=True)
     spent: Mapped[int] = mapped_column(Amount)
     reserved: Mapped[int] = mapped_column(Amount)  # by requests under way
     ceiling: Mapped[int] = mapped_column(Amount)  # of both together
-    until: Mapped[float]  # then the lease ends, and `spent` alone counts
+    until: Mapped[float]  # then the lease ends, unless the gateway renews it

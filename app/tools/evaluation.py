@@ -27,7 +27,7 @@ from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import AVERAGE, MERGED, Evaluation
 from racer_core.offline.fit import RouterChoice
 from racer_core.offline.protocol import Order, Protocol, Shares
-from racer_core.offline.report.write import check_report, write_report
+from racer_core.offline.report import check_report, write_report
 from racer_core.offline.reporting import Progress
 from racer_core.offline.score_matrix import read_scores
 from racer_core.offline.sources import FixedSource, RouterSource, trained_source
@@ -62,7 +62,6 @@ class EvaluationArguments:
     prices: tuple[str, ...]
     kind: RowsKind | None = None  # of the rows of all benchmarks; None: guessed for each
     cache: str | None
-    ray: str | None  # address of the cluster that computes embeddings
     report: Path | None
     command: str
 
@@ -115,7 +114,7 @@ def open_source(arguments: EvaluationArguments, rows: Mapping[str, LabelledRows]
         return FixedSource(
             f"{opened.artifact.router.kind} of {arguments.artifact}",
             opened.artifact.router,
-            with_cache(opened.encoder, arguments.cache, arguments.ray),
+            with_cache(opened.encoder, arguments.cache),
             opened.artifact,
         )
     pool = next(iter(rows.values())).pool
@@ -124,7 +123,7 @@ def open_source(arguments: EvaluationArguments, rows: Mapping[str, LabelledRows]
         matrix = read_scores(arguments.scores, pool, queries)
         return FixedSource(f"scores of {arguments.scores}", matrix)
     check_hub(arguments.encoder.name)
-    encoder = with_cache(arguments.encoder.open(), arguments.cache, arguments.ray)
+    encoder = with_cache(arguments.encoder.open(), arguments.cache)
     if arguments.router not in registry.BUILT_IN:
         custom = registry.create(arguments.router, pool, arguments.router_options)
         return FixedSource(arguments.router, custom, encoder)
@@ -279,31 +278,20 @@ def with_prices(
     return replace(protocol, prices=tuple(expected[name] or 0.0 for name in pool))
 
 
-def with_cache(encoder: Encoder, cache: str | None, ray: str | None = None) -> Encoder:
+def with_cache(encoder: Encoder, cache: str | None) -> Encoder:
     """Put a file cache of embeddings before the encoder.
 
     Args:
         encoder: Computes what the cache lacks.
         cache: The file; ``off`` for no cache; None for the default file of this user.
-        ray: Address of a cluster that computes instead of this process.
-
-    Raises:
-        InputError: A cluster without a cache to fill.
     """
     if isinstance(encoder, HybridEncoder):
-        return HybridEncoder(with_cache(encoder.semantic, cache, ray))
+        return HybridEncoder(with_cache(encoder.semantic, cache))
     # Others than transformers embed faster than a file is read.
     transforms = encoder.spec.kind in ("huggingface", "onnx")
     if cache == OFF or (cache is None and not transforms):
-        if ray is not None:
-            raise InputError("--ray fills the cache of embeddings: name its file with --cache")
         return encoder
-    remote = None
-    if ray is not None:
-        from app.tools.ray_batch.embedding import over_cluster
-
-        remote = over_cluster(ray, encoder.spec)
-    return CachedEncoder(encoder, default_cache() if cache is None else Path(cache), remote)
+    return CachedEncoder(encoder, default_cache() if cache is None else Path(cache))
 
 
 def false_abstain_budget(given: str) -> float | None:

@@ -180,7 +180,6 @@ class GatewayClient:
         expected_active_id: str | None = None,
         confirm: bool,
         share: float | None = None,
-        promote_below: float | None = None,
     ) -> dict[str, Any]:
         """POST /calibrations/{id}/activate.
 
@@ -189,11 +188,8 @@ class GatewayClient:
             expected_active_id: Change nothing unless this one is active; None: whichever is.
             confirm: Activate it however far it is from the active one.
             share: Share of the requests that it decides as a canary; None: all of them.
-            promote_below: Limit of the test that promotes a canary; None: none, or as it was.
         """
-        body = {"expected_active_id": expected_active_id, "confirm": confirm}
-        terms = {"share": share, "promote_below": promote_below}
-        body |= {name: value for name, value in terms.items() if value is not None}
+        body = {"expected_active_id": expected_active_id, "confirm": confirm, "share": share}
         place = f"/calibrations/{quote(calibration_id, safe='')}/activate"
         return self._request("POST", place, json=body)
 

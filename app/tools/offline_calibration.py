@@ -17,7 +17,6 @@ from app.calibrations.carried import FILE
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.upload import from_file
 from app.errors import ConfirmNeeded, LimitNotKept
-from app.monitoring.decisions.statistics import DecisionStatistics
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.artifact_files import open_racer
 from app.routing.calibration_sync import CalibrationSync
@@ -126,7 +125,6 @@ async def _calibrate(
             grouping=grouping,
             metrics=metrics,
             conditions=conditions,
-            projections=DecisionStatistics(store).projections,
             sampled_scores=lambda decision_ids, setup: {},  # this store has no decisions
             sampling_rates=lambda since: [],
         ) as service,

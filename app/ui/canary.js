@@ -13,7 +13,7 @@ export function canaryView(act) {
     view,
     /** Show a canary, or that there is none; while it is the same one, only its figures are renewed. */
     show(canary) {
-      if (canary) renew(figures, el("div", {}, realisedTable(canary), promotion(canary)));
+      if (canary) renew(figures, realisedTable(canary));
       const identity = canary ? JSON.stringify([canary.calibration_id, canary.active.calibration_id, canary.share, canary.ended]) : "";
       if (identity === drawn) return;
       drawn = identity;
@@ -60,14 +60,6 @@ function realisedTable({ calibration_id: id, realised, active }) {
   const named = both.some(([, , found]) => isByApplication(found));
   const rows = both.flatMap(([role, each, found]) => byApplication(found).map(([application, figures]) => [el("span", {}, `${role}, `, el("code", { title: each }, shortId(each))), ...(named ? [application] : []), ...cells(figures)]));
   return table("What both calibrations have realised since the canary began", ["Calibration", ...(named ? ["Application"] : []), "Decisions", "Mean set", "Refused", "Judged", "Risk, 95 % interval"], rows);
-}
-
-/** The test that promotes it, and how far it is; null without one. */
-function promotion({ ended, promotion: test }) {
-  if (ended || !test) return null;
-  const { below, evidence, needed } = test;
-  const reached = evidence === null ? "" : ` Evidence: ${number(evidence)} of ${number(needed)}.`;
-  return el("p", { class: "hint" }, `It is promoted automatically once its judged requests show a risk below ${percent(below)}; that is false with a chance of at most ${percent(1 / needed)}.${reached}`);
 }
 
 /** Whether figures are told apart by application. */

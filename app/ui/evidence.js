@@ -41,7 +41,7 @@ function figures(found) {
   if (found.feasible && isPicked(found)) shown.push(["realised risk, alpha picked from these rows", `at most ${percent(found.risk_band)}`]);
   else if (found.feasible && found.risk_q95 !== null) shown.push(["realised risk, in 9 of 10 cases", range(found.risk_q05, found.risk_q95)]);
   if (found.mean_shortfall !== undefined) shown.push(["mean shortfall of these rows", number(found.mean_shortfall, 4)]);
-  if (found.weights) shown.push([`effective rows (weights ${found.weights.kind})`, count(Math.round(found.weights.effective_n))]);
+  if (found.weights) shown.push(["effective rows (by weight)", count(Math.round(found.weights.effective_n))]);
   if (found.judge) shown.push(["rows with a judge's verdicts", `${count(found.judge.rows)}, corrected by ${count(found.judge.human_rows)} labelled ones`]);
   if (found.answer_risk) shown.push([`final answers wrong, of ${count(found.answer_risk.answered)}`, percent(found.answer_risk.rate)]);
   return shown;

@@ -16,7 +16,6 @@ const REASONS = {
   no_calibration_for_pool: () => "no row is answered by a candidate that may be called",
   abstained_strongest: () => "the gateway abstained, but the best candidate was called",
   row_scores_unverified: () => "the rows brought router scores of their own, which cannot be verified",
-  weights_estimated: () => "the weights of the labelled rows are estimates",
   alpha_picked: () => "the risk level was chosen after these graded or weighted rows were seen",
   training_overlap: () => "calibration rows were training rows of the router",
   alpha_assumed_independent_of_query: () =>

@@ -88,8 +88,11 @@ def _is_logprob(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value < 0.01
 
 
+MOST_TOKENS: Final = 10**9
+
+
 def counts(usage: object, names: Mapping[str, str]) -> dict[str, int]:
-    """The valid token counts of a usage object.
+    """The valid token counts of a usage object: no call has more than ``MOST_TOKENS``.
 
     Args:
         usage: The candidate's ``usage``, of any type.
@@ -100,7 +103,7 @@ def counts(usage: object, names: Mapping[str, str]) -> dict[str, int]:
         chat_name: value
         for name, chat_name in names.items()
         for value in (fields.get(name),)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
     }
 
 

@@ -246,10 +246,6 @@ class CalibrateOptions(BaseModel):
         description="Largest weight of any served query; rows with weights need it. Of sampled"
         " rows: and of the sampled requests of any conversation together.",
     )
-    reweight: bool = Field(
-        default=False,
-        description="Estimate weights for the recorded queries; approximate, voids certificates.",
-    )
     answer_risk_max: float | None = Field(
         default=None,
         gt=0,
@@ -328,17 +324,3 @@ class ActivateRequest(BaseModel):
         description="Share of the requests that it decides beside the active calibration, as a"
         " canary; null: it decides all, and a canary ends.",
     )
-    promote_below: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="With `share`: promote it automatically once its judged requests show that its"
-        " realised risk is below this, false with probability 0.05 at most; null: by hand alone, or"
-        " as before where only the share changes.",
-    )
-
-    @model_validator(mode="after")
-    def _has_a_canary(self) -> Self:
-        if self.promote_below is not None and self.share is None:
-            raise ValueError("promote_below needs share: only a canary is promoted")
-        return self

@@ -11,6 +11,7 @@ decides it.
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -20,15 +21,19 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.laws import beta_quantile
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.threshold import allowed_misses
-from racer_core.offline.report.canvas import COLOURS, LAW, Canvas
+from racer_core.offline.report import COLOURS
 from racer_core.types import BoolArray, FloatArray, Score
 
 FOLDER: Final = Path(__file__).parent
-RESULTS: Final = FOLDER.parents[1] / "benchmarks" / "results"
+BENCHMARKS: Final = FOLDER.parents[1] / "benchmarks"
+RESULTS: Final = BENCHMARKS / "results"
 POOL: Final = ("A", "B", "C", "D", "E")
 ABILITY: Final = np.array([1.4, 0.9, 0.6, 0.3, 0.0])
 ALPHA: Final = 0.1
 ROWS: Final = 500
+sys.path.append(str(BENCHMARKS))
+from canvas import LAW, Canvas  # noqa: E402  (beside the benchmarks, which draw as well)
+
 INSIDE, OUTSIDE = COLOURS[Score.COVER], "#bbbbbb"
 
 

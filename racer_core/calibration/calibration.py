@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
-from typing import Self
 
 from racer_core.calibration.certificate import Certificate, CoreReason
-from racer_core.calibration.density_ratio import CLIP, check_coverage, estimate_weights
 from racer_core.calibration.set_predictor import SetPredictor
-from racer_core.errors import CalibrationError, InputError
-from racer_core.types import FloatArray, RoutingDecision, Score, enum_member
+from racer_core.errors import InputError
+from racer_core.types import RoutingDecision, Score, enum_member
 
 
 class Calibration(SetPredictor):
@@ -101,28 +98,3 @@ class Calibration(SetPredictor):
         """Whether more rows are unlabelled than abstain: what makes a threshold infinite."""
         abstained = self.rules.abstains(self.scores) & self._counted
         return self.unlabelled_rows > int(abstained.sum())
-
-    def reweighted(self, served: FloatArray) -> Self:
-        """The rows with weights estimated for the population of served queries: approximate.
-
-        No certificate holds on estimated weights (``weights_estimated``).
-
-        Args:
-            served: Embeddings of unlabelled queries, on the components of ``projections``, (m, d).
-
-        Raises:
-            CalibrationError: Rows have no embeddings or have weights already, queries or rows are
-                too few, or the rows do not cover the served queries.
-        """
-        if self.projections is None:
-            raise CalibrationError("the rows have no embeddings to estimate weights from")
-        if self.weights is not None:
-            raise CalibrationError("the rows have weights already: leave these out, or estimate")
-        weights = estimate_weights(self.projections, served, self.fingerprints)
-        estimated = replace(
-            self,
-            weights=weights,
-            options=replace(self.options, max_weight=CLIP, has_estimated_weights=True),
-        )
-        check_coverage(weights, estimated.effective_n)
-        return estimated

@@ -27,7 +27,6 @@ class CoreReason(StrEnum):
     SCORE_ASSUMED = "score_assumed_independent_of_query"
     GROUP_UNCALIBRATED = "group_uncalibrated"
     TRAINING_OVERLAP = "training_overlap"
-    WEIGHTS_ESTIMATED = "weights_estimated"
     ROWS_IN_CLUSTERS = "rows_in_clusters"
     ALPHA_PICKED = "alpha_picked"
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
@@ -128,17 +127,15 @@ class Certificate:
             risk_band: The band's bound of the threshold; used if alpha is not fixed.
             group: As the attribute.
             calibration_id: As the attribute.
-            reasons: As the attribute; repeats are dropped. ``weights_estimated``,
-                ``rows_in_clusters``, ``alpha_picked`` and, of another alpha without a band,
-                ``alpha_assumed_independent_of_query`` are added where they apply.
+            reasons: As the attribute; repeats are dropped. ``rows_in_clusters``, ``alpha_picked``
+                and, of another alpha without a band, ``alpha_assumed_independent_of_query`` are
+                added where they apply.
         """
         is_alpha_fixed = options.is_alpha_fixed and decision.alpha == options.alpha
         if not options.is_alpha_fixed and risk_band is None:
             reasons = (CoreReason.ALPHA_PICKED, *reasons)
         elif not is_alpha_fixed and risk_band is None:
             reasons = (*reasons, CoreReason.ALPHA_ASSUMED)
-        if options.weights == "estimated":
-            reasons = (CoreReason.WEIGHTS_ESTIMATED, *reasons)
         if options.has_dependent_rows:
             reasons = (CoreReason.ROWS_IN_CLUSTERS, *reasons)
         return cls(

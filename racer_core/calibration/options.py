@@ -28,7 +28,6 @@ class CalibrationOptions:
     max_weight: float | None = None  # of any served query; None: the rows have no weights
     # The rows are a list of questions and share clusters: they are not independent.
     has_dependent_rows: bool = False
-    has_estimated_weights: bool = False  # a model's weights: the bound is approximate
     # Thresholds follow from a judge's verdicts, corrected by people's labels. The rows set it.
     has_judged_rows: bool = False
     # The rows are all turns of conversations, so alpha bounds the mean risk of a conversation's
@@ -36,11 +35,9 @@ class CalibrationOptions:
     has_conversations: bool = False
 
     @property
-    def weights(self) -> Literal["known", "estimated"] | None:
+    def weights(self) -> Literal["known"] | None:
         """Where the weights of a calibration's rows come from; None: rows have none."""
-        if self.max_weight is None:
-            return None
-        return "estimated" if self.has_estimated_weights else "known"
+        return None if self.max_weight is None else "known"
 
     @property
     def labels(self) -> Literal["judge_corrected"] | None:

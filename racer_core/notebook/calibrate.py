@@ -38,7 +38,6 @@ def calibrate(
     quality: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     max_weight: float | None = None,
-    are_weights_estimated: bool = False,
 ) -> Calibration:
     """Calibrate thresholds on labelled rows, with the defaults that the gateway serves with.
 
@@ -68,10 +67,9 @@ def calibrate(
             calibration sets exceeds alpha.
         r: Right candidates wanted in the set.
         quality: Grades of the answers, shape (n, K), in [0, 1], for the target ``quality``.
-        weights: Density of later queries over that of rows, up to a constant, shape (n,).
+        weights: Density of later queries over that of rows, up to a constant, shape (n,). Known,
+            not estimated: of a model's weights no bound holds.
         max_weight: Largest weight of any later query; rows with weights need it.
-        are_weights_estimated: The weights are a model's: the bound is approximate, and no
-            certificate holds.
 
     Returns:
         The calibration: ``predict`` gives the sets, ``lambda_hat`` the threshold, ``n`` the number
@@ -112,7 +110,6 @@ def calibrate(
             r=r,
             null_threshold=null_threshold,
             max_weight=max_weight,
-            has_estimated_weights=are_weights_estimated,
         ),
         neighbours=neighbours,
         patterns=model,

@@ -18,7 +18,7 @@ from racer_core.calibration.metrics import set_metrics, shortfalls
 from racer_core.calibration.shadow import estimate_risk
 from racer_core.errors import InputError
 from racer_core.notebook.calibrate import NO_FINGERPRINT, checked_labels
-from racer_core.offline.row_errors import standard_error_of_mean
+from racer_core.offline.standard_errors import standard_error_of_mean
 from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, Score, enum_member
 
 ALPHAS = (0.01, 0.05, 0.1, 0.15, 0.2, 0.3)

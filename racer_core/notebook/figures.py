@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from typing import Any
 
+from racer_core.errors import InputError, install_hint
 from racer_core.notebook.evaluate import ResultTable
-from racer_core.offline.report.canvas import COLOURS, matplotlib_module, plain
+from racer_core.offline.report import COLOURS
 from racer_core.types import Score
 
 
@@ -68,8 +70,14 @@ def plot_size(table: ResultTable, ax: Any = None) -> Any:
 
 
 def _axes(ax: Any) -> Any:
-    """The axes, or new ones that a notebook shows."""
-    return matplotlib_module("pyplot").subplots(layout="constrained")[1] if ax is None else ax
+    """The axes, or new ones that a notebook shows. Raises InputError without matplotlib."""
+    if ax is not None:
+        return ax
+    try:
+        pyplot: Any = import_module("matplotlib.pyplot")
+    except ImportError as exc:
+        raise InputError(f"figures need matplotlib: {install_hint('figures')}") from exc
+    return pyplot.subplots(layout="constrained")[1]
 
 
 def _lines(table: ResultTable) -> list[tuple[str, str | None, ResultTable]]:
@@ -78,9 +86,14 @@ def _lines(table: ResultTable) -> list[tuple[str, str | None, ResultTable]]:
     settings = dict.fromkeys((row.get("group"), row["score"]) for row in table)
     return [
         (
-            plain(f"{group}, {score}" if grouped else score),
+            _plain(f"{group}, {score}" if grouped else score),
             None if grouped else COLOURS[Score(score)],
             table.where(score=score, **({"group": group} if grouped else {})),
         )
         for group, score in settings
     ]
+
+
+def _plain(text: str) -> str:
+    """A name as it is: matplotlib would typeset what stands between two dollars."""
+    return text.replace("$", r"\$")

@@ -20,9 +20,8 @@ from typing import Final
 
 from racer_core.calibration.metrics import SetMetrics
 from racer_core.errors import AssertionRefuted, InputError
-from racer_core.offline.evaluation_result import Evaluation, Setting
-from racer_core.offline.report.risk_law import risk_limit
-from racer_core.offline.report.view import RISK, View
+from racer_core.offline.evaluation_result import RISK, Evaluation, Setting
+from racer_core.offline.risk_law import risk_limit
 
 FALSE_ALARM: Final = 0.01  # chance that `risk<=alpha` fails by luck, over all settings
 # `risk` is the column of the table; `paper_risk` is the paper's under either target.
@@ -100,8 +99,7 @@ class Assertion:
             return True
         if not self.bounds_risk:
             return False
-        view = View(evaluation, setting.scope, setting.risk_target)
-        limit = risk_limit(view, setting.score, setting.alpha, FALSE_ALARM / settings)
+        limit = risk_limit(evaluation, setting, FALSE_ALARM / settings)
         return limit is not None and _value(evaluation, setting, "risk") <= limit
 
     def _excess(self, evaluation: Evaluation, setting: Setting) -> float:

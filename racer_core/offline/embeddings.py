@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,6 @@ from racer_core.encoder.base import Encoder, EncoderOutput, EncoderSpec
 from racer_core.errors import InputError
 
 _PIECE = 256
-# Embeds pieces elsewhere, and yields each with its number as soon as it is done.
-Spread = Callable[[Sequence[Sequence[str]]], Iterable[tuple[int, EncoderOutput]]]
 
 
 def default_cache() -> Path:
@@ -36,9 +34,8 @@ class CachedEncoder:
     """An encoder behind a cache file.
 
     Attributes:
-        encoder: The encoder; it embeds unless ``spread`` is given.
+        encoder: The encoder.
         file: The cache file.
-        spread: Embeds with the same encoder elsewhere; None embeds in this process.
 
     Raises:
         InputError: The file cannot be opened.
@@ -46,7 +43,6 @@ class CachedEncoder:
 
     encoder: Encoder
     file: Path
-    spread: Spread | None = None
 
     @property
     def spec(self) -> EncoderSpec:
@@ -66,12 +62,10 @@ class CachedEncoder:
                 )
                 cached = _cached(cache, keys)
                 missing = [i for i, key in enumerate(keys) if key not in cached]
-                pieces = [missing[at : at + _PIECE] for at in range(0, len(missing), _PIECE)]
-                missing_texts = [[texts[i] for i in rows] for rows in pieces]
-                for number, encoded in (
-                    (self.spread or self._here)(missing_texts) if missing_texts else ()
-                ):
-                    cached |= _store(cache, [keys[i] for i in pieces[number]], encoded)
+                for at in range(0, len(missing), _PIECE):
+                    piece = missing[at : at + _PIECE]
+                    encoded = self.encoder.encode([texts[i] for i in piece])
+                    cached |= _store(cache, [keys[i] for i in piece], encoded)
         except (OSError, sqlite3.Error) as exc:
             raise InputError(
                 f"embeddings {self.file} cannot be used ({exc}): delete the file or name another"
@@ -82,9 +76,6 @@ class CachedEncoder:
             np.stack([np.frombuffer(cached[key][0], np.float32) for key in keys]),
             np.array([cached[key][1] for key in keys], dtype=bool),
         )
-
-    def _here(self, pieces: Sequence[Sequence[str]]) -> Iterator[tuple[int, EncoderOutput]]:
-        return enumerate(map(self.encoder.encode, pieces))
 
 
 _Vectors = dict[bytes, tuple[bytes, int]]

@@ -18,6 +18,8 @@ from racer_core.calibration.metrics import set_metrics, shortfalls
 from racer_core.calibration.split_risk import SplitRisk, split_risk
 from racer_core.offline.evaluation_result import (
     AVERAGE,
+    BEST,
+    FULL_POOL,
     FULL_POOL_BEST,
     INFEASIBLE,
     MERGED,
@@ -38,9 +40,9 @@ from racer_core.offline.protocol import (
     split_benchmarks,
 )
 from racer_core.offline.reporting import Progress, silent
-from racer_core.offline.row_errors import RowSums
 from racer_core.offline.same_answer import SAME_ANSWER_AT, SequenceKey, compared
 from racer_core.offline.split_calibration import SplitCalibration
+from racer_core.offline.standard_errors import ClusterSums
 from racer_core.offline.table import EvaluationTable
 from racer_core.offline.votes import EVALUATED, Rule, Temperatures, VoteComparison, Votes
 from racer_core.sequential.answer_classes import AnswerClasses
@@ -73,7 +75,7 @@ def evaluate(
     evaluators: dict[EvaluatorKey, Runs] = {}
     sequences: dict[SequenceKey, Runs] = {}
     rows: dict[str, tuple[int, int, int]] = {}
-    sums = _row_sums(tables)
+    sums = _cluster_sums(tables)
     for number, own in enumerate(_by_split(tables), 1):
         for scope, part in _scopes(own, rng):
             rows[scope] = len(part.calibration), len(part.validation), len(part.test)
@@ -111,11 +113,11 @@ def evaluate(
         evaluators=evaluators,
         sequences=sequences,
         unrated={} if table.rated is None else table.rated.unrated,
-        sums=sums,
+        resampled={scope: each.draws(rng, protocol.splits) for scope, each in sums.items()},
     )
 
 
-def _row_sums(tables: Sequence[EvaluationTable]) -> dict[str, RowSums]:
+def _cluster_sums(tables: Sequence[EvaluationTable]) -> dict[str, ClusterSums]:
     """Empty sums for every scope, wide enough for the clusters of its rows in all divisions."""
     names = tables[0].benchmarks
     if tables[0].protocol.calibrated == CalibrationScope.MERGED and len(names) > 1:
@@ -126,7 +128,7 @@ def _row_sums(tables: Sequence[EvaluationTable]) -> dict[str, RowSums]:
             for name in names
         }
     return {
-        scope: RowSums(min(int(x.min()) for x in own), max(int(x.max()) for x in own) + 1)
+        scope: ClusterSums(min(int(x.min()) for x in own), max(int(x.max()) for x in own) + 1)
         for scope, own in of_scope.items()
     }
 
@@ -187,7 +189,7 @@ class SplitEvaluation:
         scope: str,
         part: Split,
         rng: np.random.Generator,
-        sums: RowSums,
+        sums: ClusterSums,
     ) -> None:
         self._table = table
         self._sums = sums
@@ -277,7 +279,7 @@ class SplitEvaluation:
         merits = self._test_merits
         for column, name in enumerate(self._table.pool):
             yield f"candidate {name}", merits[:, column]
-        yield "best single", merits[:, self._table.best_overall]
+        yield BEST, merits[:, self._table.best_overall]
         yield "best single here", merits[:, self._table.best_on(self._scope)]
         top = self._table.rows.scores[self._part.test].argmax(axis=1)
         yield "router top-1", merits[np.arange(len(top)), top]
@@ -295,7 +297,9 @@ class SplitEvaluation:
         answerable, hit = any_column(labels), any_column(selected & labels)
         called = any_column(selected)
         some = test[answerable]
-        yield "size", test, selected.sum(axis=1).astype(np.float64)
+        size = selected.sum(axis=1).astype(np.float64)
+        yield "size", test, size
+        yield "calls_saved", test, 1.0 - size / len(self._table.pool)
         if self._table.is_graded:
             yield SHORTFALL, test, shortfalls(selected, self._test_merits)
         yield "risk", test, np.where(answerable, ~hit, ~sets.null_selected).astype(np.float64)
@@ -309,7 +313,7 @@ class SplitEvaluation:
             by_rule = self._votes.right(setting.risk_target, setting.score, fit, selected)
             for rule, right in by_rule.items():
                 yield f"accuracy_{rule}", test, right.astype(np.float64)
-        random = self._luck < selected.sum(axis=1, keepdims=True)
+        random = self._luck < size[:, None]
         if self._table.is_graded:
             yield "random_miss", test, shortfalls(random, self._test_merits)
         else:
@@ -364,7 +368,7 @@ class SplitEvaluation:
         """
         target, lambda_hat = setting.risk_target, losses.curve.leaving(allowed)
         lost = losses.at(lambda_hat)
-        self._sums.add_losses(setting, clusters, lost)
+        self._sums.add_losses(setting, clusters, lost, setting)
         sets = self._calibration.sets(target, fit, lambda_hat, self._part.test)
         metrics = set_metrics(sets.selected, sets.null_selected, self._test_labels)
         measured = {field.name: getattr(metrics, field.name) for field in fields(metrics)}
@@ -517,8 +521,8 @@ class SplitVotes:
         temperatures = self._validation.best_temperatures(validation)
         best = self._validation.best_rule(validation, temperatures)
         for rule in self.rules:
-            yield f"full pool {rule}", self._test.right(rule, whole_pool, temperatures)
-        yield "full pool tuned", self._test.right(best, whole_pool, temperatures)
+            yield f"{FULL_POOL}{rule}", self._test.right(rule, whole_pool, temperatures)
+        yield f"{FULL_POOL}tuned", self._test.right(best, whole_pool, temperatures)
 
     def add(self, tested: TestedSetting) -> None:
         """Compare a setting with the best so far on the validation rows, if they suffice for it."""
@@ -535,7 +539,7 @@ class SplitVotes:
             if key not in self._best or each.rank > self._best[key].rank:
                 self._best[key] = each
 
-    def choices(self, sums: RowSums, clusters: Rows) -> list[BestSetting]:
+    def choices(self, sums: ClusterSums, clusters: Rows) -> list[BestSetting]:
         """The best of all alphas and votes on the validation rows, per target and score.
 
         Among equally accurate ones the smallest set; none where the rows are too few for every
@@ -546,14 +550,16 @@ class SplitVotes:
             clusters: The clusters of the test rows.
         """
         for key, each in self._best.items():
-            used = Chosen(*key, each.tested.setting.alpha, each.rule)
-            sums.add(Chosen(*key), "accuracy", clusters, each.tested.right[each.rule])
-            sums.add(Chosen(*key), "size", clusters, each.tested.size)
-            sums.add_losses(used, each.tested.clusters, each.tested.lost)
+            tested, chosen = each.tested, Chosen(*key)
+            sums.add(chosen, "accuracy", clusters, tested.right[each.rule])
+            sums.add(chosen, "size", clusters, tested.size)
+            sums.add_losses(
+                chosen, tested.clusters, tested.lost, tested.setting, f"accuracy_{each.rule}"
+            )
         return [each.choice for each in self._best.values()]
 
     def evaluators(
-        self, scope: str, sums: RowSums, clusters: Rows
+        self, scope: str, sums: ClusterSums, clusters: Rows
     ) -> Iterator[tuple[EvaluatorKey, dict[str, float]]]:
         """The quality of each evaluator on the validation rows, and whether it was chosen.
 

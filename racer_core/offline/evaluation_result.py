@@ -12,16 +12,24 @@ import numpy as np
 from racer_core.aggregation.vote import Weight
 from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.protocol import Order, Protocol, order_member
-from racer_core.offline.row_errors import Influence, RowSums, standard_error
 from racer_core.offline.same_answer import SequenceKey
+from racer_core.offline.standard_errors import Draws, standard_error
 from racer_core.offline.votes import Rule
-from racer_core.types import RiskTarget, RowsKind, enum_member
+from racer_core.types import FloatArray, RiskTarget, RowsKind, enum_member
 
 MERGED = "merged"
 AVERAGE = "average"
 SHORTFALL = "shortfall"  # a measure of graded rows, which alpha bounds
+FULL_POOL = "full pool "  # controls: with the name of a vote
+BEST = "best single"  # a control: the best candidate over all benchmarks, in hindsight
 FULL_POOL_BEST = "full pool best"  # a control of graded rows: the best answer of the pool
 INFEASIBLE = "infeasible"  # a measure: whether the calibration rows were too few for alpha
+# What alpha bounds under each target.
+RISK = {
+    RiskTarget.PAPER: "risk",
+    RiskTarget.ANSWERABLE: "miss_given_answerable",
+    RiskTarget.QUALITY: SHORTFALL,
+}
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -68,12 +76,10 @@ class EvaluatorKey:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What validation rows choose under a target and score; with the setting of some splits."""
+    """What validation rows choose under a target and score."""
 
     risk_target: RiskTarget
     score: Order
-    alpha: float | None = None
-    rule: Rule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +101,8 @@ class Evaluation:
     kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
     guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
     dtype: str | None = None  # of the encoder's weights
-    # By scope; arrays, which do not compare.
-    sums: Mapping[str, RowSums] = field(default_factory=dict[str, RowSums], compare=False)
+    # Resampled figures by scope, not of averages; arrays, which do not compare.
+    resampled: Mapping[str, Draws] = field(default_factory=dict[str, Draws], compare=False)
     learned: int = 0  # rows that were left out because the artifact was trained or tuned on them
     # `auc`, `accuracy` and `failed` on the validation rows, and `chosen`: 1 where it was chosen.
     evaluators: Mapping[EvaluatorKey, Runs] = field(default_factory=dict[EvaluatorKey, Runs])
@@ -113,49 +119,31 @@ class Evaluation:
         """The standard deviation over splits."""
         return float(np.std(self.cells[setting].get(measure, [math.nan])))
 
-    def influence(self, scope: str, key: Setting | EvaluatorKey | str, measure: str) -> Influence:
-        """What every cluster of rows adds to a figure of a setting, an evaluator or a control.
+    def parts(self, scope: str) -> tuple[str, ...]:
+        """The benchmarks of an average; else the scope itself."""
+        return tuple(self.resampled) if scope == AVERAGE else (scope,)
 
-        The mean over benchmarks has their clusters one after the other.
+    def draws(
+        self, scope: str, key: Setting | EvaluatorKey | Chosen | str, measure: str
+    ) -> FloatArray:
+        """A figure of a setting, an evaluator, a choice or a control in resamples of the rows.
+
+        Shape (resamples,). A control has the measure ``accuracy``. Raises KeyError if the figure
+        is no sum over rows.
         """
-        if scope == AVERAGE:
-            parts = [
-                self.influence(name, _in_scope(key, name), measure) / len(self.sums)
-                for name in self.sums
-            ]
-            return np.concatenate(parts)
-        return self.sums[scope].influence(key, measure, self.protocol.splits)
-
-    def chosen_influence(
-        self, scope: str, target: RiskTarget, score: Order, measure: str
-    ) -> Influence:
-        """The same of the alpha and the vote that each split's validation rows choose."""
-        if scope == AVERAGE:
-            parts = [
-                self.chosen_influence(name, target, score, measure) / len(self.sums)
-                for name in self.sums
-            ]
-            return np.concatenate(parts)
-        own = [
-            each
-            for each in self.choices
-            if (each.scope, each.risk_target, each.score) == (scope, target, score)
-        ]
-        sums, splits = self.sums[scope], len(own)
-        influence = sums.influence(Chosen(target, score), measure, splits)
-        for alpha, rule in {(each.alpha, each.rule) for each in own}:
-            setting = Setting(scope=scope, risk_target=target, score=score, alpha=alpha)
-            name = measure if measure == "size" else f"accuracy_{rule}"
-            used = Chosen(target, score, alpha, rule)
-            influence = influence - sums.threshold_part(used, setting, name, splits)
-        return influence
+        parts = [self.resampled[each][_in_scope(key, each), measure] for each in self.parts(scope)]
+        return np.mean(parts, axis=0)
 
     def se_rows(self, key: Setting | EvaluatorKey, measure: str) -> float:
         """The standard error over rows of a setting's or evaluator's figure; NaN if none."""
         try:
-            return standard_error(self.influence(key.scope, key, measure))
+            return standard_error(self.draws(key.scope, key, measure))
         except KeyError:
             return math.nan
+
+    def se_control(self, scope: str, control: str) -> float:
+        """The standard error over rows of a control's accuracy."""
+        return standard_error(self.draws(scope, control, "accuracy"))
 
     def infeasible(self, setting: Setting) -> int:
         """In how many splits the rows were too few for alpha, so that the whole pool was called."""
@@ -200,10 +188,7 @@ class Evaluation:
             "controls": {
                 scope: {
                     "mean": {name: _number(np.mean(values)) for name, values in runs.items()},
-                    "se_rows": {
-                        name: _number(standard_error(self.influence(scope, name, "accuracy")))
-                        for name in runs
-                    },
+                    "se_rows": {name: _number(self.se_control(scope, name)) for name in runs},
                     "splits": {name: [_number(x) for x in xs] for name, xs in runs.items()},
                 }
                 for scope, runs in self.controls.items()
@@ -232,8 +217,10 @@ class Evaluation:
         }
 
 
-def _in_scope(key: Setting | EvaluatorKey | str, scope: str) -> Setting | EvaluatorKey | str:
-    return key if isinstance(key, str) else replace(key, scope=scope)
+def _in_scope(
+    key: Setting | EvaluatorKey | Chosen | str, scope: str
+) -> Setting | EvaluatorKey | Chosen | str:
+    return key if isinstance(key, str | Chosen) else replace(key, scope=scope)
 
 
 def _number(value: float | np.floating[Any]) -> float | None:

@@ -23,7 +23,6 @@ from racer_core.errors import InputError, RowsError
 from racer_core.offline.evaluators import EvaluatorChoice, EvaluatorQuality, RatedAnswers
 from racer_core.offline.protocol import PAPER_ALPHAS, Rows
 from racer_core.offline.reporting import Progress, silent
-from racer_core.offline.row_errors import standard_error_of_mean
 from racer_core.offline.selection import (
     ERROR_RATE,
     NEIGHBOURS,
@@ -35,6 +34,7 @@ from racer_core.offline.selection import (
     TEMPERATURES as PATTERN_TEMPERATURES,
 )
 from racer_core.offline.stacking import CROSS_FITTED
+from racer_core.offline.standard_errors import standard_error_of_mean
 from racer_core.offline.train import check_graded, check_queries
 from racer_core.offline.tuning_result import FixedCalls, Trial, Tuning
 from racer_core.offline.votes import TEMPERATURES, Votes

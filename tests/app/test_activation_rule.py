@@ -44,7 +44,7 @@ def test_weighted_rows_are_not_counted_like_others() -> None:
         {},
         {"alpha": 0.2},
         {"sample": {"kind": "traffic", "unit": "cluster"}},
-        {"weights": {"kind": "known", "max_weight": 2.0, "effective_n": 20.0}},
+        {"weights": {"max_weight": 2.0, "effective_n": 20.0}},
         {"answer_limit": {"answer_risk_max": 0.2, "tested": 9}},
     ],
 )

@@ -187,7 +187,6 @@ def test_rows_of_others_are_refused(
         ({"alpha": 0.1}, "alpha 0.1 is not that of the active calibration, 0.2"),
         ({"score": "prob"}, "score prob is not that of the active calibration, "),
         ({"r": 2}, "r 2 is not that of the active calibration, 1"),
-        ({"reweight": True}, "reweight estimates weights for all recorded queries"),
     ],
 )
 def test_the_others_keep_their_promise(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
 
 from tests.kit import same_answer
-from tests.kit.accounts import PRICES as TOKEN_PRICES
-from tests.kit.accounts import UsageReport, configured_key, counted
+from tests.kit.accounts import configured_key, counted
 from tests.kit.connections import CHAT, opened
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -156,23 +155,67 @@ def test_tokens_are_reserved_by_the_limit_of_the_request(serve: Serve, pool: Fak
     assert left(gateway)[0] == pytest.approx(1 + 1 + 2, abs=1e-6)
 
 
-def test_simultaneous_requests_do_not_exceed_it(budgeted: Budgeted, pool: FakePool) -> None:
-    """Sixteen at once where five fit: five are served, while their reservations last."""
+def test_fifty_clients_at_two_gateways_spend_a_budget_to_its_end_and_no_further(
+    serve: Serve, pool: FakePool, database: str
+) -> None:
+    """Of 50 at once, 20 fit; the rest is refused, at first for now and at last for good.
+
+    Both gateways, and one that starts later, know in the end what all have spent.
+    """
+    environment = ENVIRONMENT | {"RACER_STORE_URL": database}
+    terms: dict[str, Any] = {
+        "candidates": candidates(pool.url, timeout_s=60, **{name: {"price": 1} for name in POOL}),
+        "fleet": {"attempts": 1},
+        "budget": {"hard": 20.5},
+        "calibrated": False,
+        "environment": environment,
+    }
+    gateways = [serve(**terms) for _ in range(2)]
     gate = threading.Event()
     pool.say("adder", "42", gate=gate)
-    gateway = budgeted(hard=5.5)
-    texts = [f"{ONE} {number}" for number in range(16)]
-    with ThreadPoolExecutor(16) as threads:
-        asked = [threads.submit(gateway.ask, text) for text in texts]
-        until(lambda: sum(each.done() for each in asked) >= 11, 30)
+
+    def ask(number: int) -> list[tuple[int, str | None, str | None]]:
+        """A client that retries where it may."""
+        told = list[tuple[int, str | None, str | None]]()
+        body = {"model": "adder", "messages": user(f"{number}")}
+        while not told or told[-1] == (429, "10", None):
+            time.sleep(0.2 * bool(told))
+            found = gateways[(number + len(told)) % 2].post("/v1/chat/completions", json=body)
+            headers = [found.headers.get(name) for name in ("retry-after", "x-should-retry")]
+            told.append((found.status_code, headers[0], headers[1]))
+        return told
+
+    with ThreadPoolExecutor(50) as threads:
+        asked = [threads.submit(ask, number) for number in range(50)]
+        wait_until(lambda: len(pool.requests) == 20)
+        assert not any(each.done() for each in asked)
         gate.set()
         told = [each.result() for each in asked]
-    codes = [response.status_code for response in told]
-    assert codes.count(200) == 5
-    assert left(gateway) == (5.0, 0.0)
-    held = [response for response in told if response.headers.get("retry-after") == "10"]
-    assert held
-    assert all("x-should-retry" not in response.headers for response in held)
+    assert Counter(each[-1] for each in told) == {(200, None, None): 20, (429, None, "false"): 30}
+    assert max(map(len, told)) > 1
+    assert len(pool.requests) == 20
+    for gateway in (*gateways, serve(**terms)):
+        assert until(lambda gateway=gateway: left(gateway) == (20.0, 0.0), 20)
+    assert sum(sum(counted(each, "racer_cost").values()) for each in gateways) == 20.0
+
+
+@pytest.mark.parametrize("count", [10**12, 10**30, 10**400])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_absurd_count_is_charged_within_the_slack_of_the_worst_case(
+    serve: Serve, pool: FakePool, count: int, stream: bool
+) -> None:
+    """Marked as estimated; the budget goes on, whatever a candidate reports."""
+    own = {name: {"price": {"output": 1.0}} for name in POOL}
+    gateway = serve(candidates=candidates(pool.url, **own), budget={"hard": 1.0}, calibrated=False)
+    usage = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": count}
+    for reported in (usage, dict.fromkeys(usage, 10**9)):
+        pool.say("adder", "42", fields={"usage": reported})
+        body = {"model": "adder", "messages": user(ONE), "max_tokens": 1_000, "stream": stream}
+        response = gateway.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200
+        assert stream or response.headers["x-racer-cost"].endswith("estimated")
+        wait_until(lambda: left(gateway)[1] == 0.0)
+    assert 0 < left(gateway)[0] <= 2 * (2 * 1_000 + 10_000) / 1e6
 
 
 # Settling ---------------------------------------------------------------------------------------
@@ -246,66 +289,17 @@ def test_a_replacement_that_cannot_be_paid_is_not_called(
     assert pool.models_called() == ["adder", "adder", "speller"]
 
 
-def test_what_is_spent_outlives_the_gateway(budgeted: Budgeted, tmp_path: Path) -> None:
-    """A restart does not begin the month anew."""
-    store = {"RACER_STORE_URL": f"sqlite:///{tmp_path / 'shared.db'}"}
-    first = budgeted(hard=4.0, environment=ENVIRONMENT | store)
-    assert first.ask(TWO).status_code == 200
-    second = budgeted(hard=4.0, environment=ENVIRONMENT | store, calibrated=False)
-    wait_until(lambda: left(second)[0] == 3.0)
-    assert second.ask(TWO).status_code == 429
-
-
-def test_booked_costs_of_two_gateways_agree_with_reported_usage(
-    serve: Serve, pool: FakePool, database: str
-) -> None:
-    """120 requests at two gateways on one store: whole, streamed, by name, of sets, some failing.
-
-    Within 0.1 % (to the last digit, in fact) the budget of all is what candidates reported, times
-    the price list, is what both gateways count in `/metrics`.
-    """
-    own = {name: {"price": dict(price)} for name, price in TOKEN_PRICES.items()}
-    environment = ENVIRONMENT | {"RACER_STORE_URL": database}
-    terms = {"candidates": candidates(pool.url, **own), "budget": {"hard": 10_000.0}}
-    gateways = [
-        serve(environment=environment, calibrated=number == 0, **terms) for number in range(2)
-    ]
-    rng = np.random.default_rng(20261205)
-    due = Fraction(0)
-    path = "/v1/chat/completions"
-    for number in range(120):
-        gateway = gateways[int(rng.integers(2))]
-        told = {name: UsageReport.drawn(rng) for name in POOL}
-        for name, each in told.items():
-            pool.say(name, "42", fields={"usage": each.usage(path)})
-        failing = int(rng.integers(6)) == 0
-        if failing:
-            pool.fail("adder", "500")
-        pool.requests.clear()
-        text = f"{(ONE, TWO)[int(rng.integers(2))]} {number}"
-        model = ("auto", "auto", "speller")[int(rng.integers(3))]
-        body = {"model": model, "messages": user(text), "stream": bool(rng.integers(2))}
-        body |= {"racer": {"explain": True}} if model == "auto" else {}
-        assert gateway.post(path, json=body).status_code in ((200, 502) if failing else (200,))
-        answered = [each for each in pool.models_called() if not (failing and each == "adder")]
-        due += sum([told[name].owed(name) for name in answered], Fraction(0))
-    for gateway in gateways:
-        assert until(lambda gateway=gateway: left(gateway)[0] > float(due) * 0.9999, 60)
-        assert left(gateway) == (pytest.approx(float(due), rel=1e-12), 0.0)
-    booked = sum(sum(counted(each, "racer_cost").values()) for each in gateways)
-    assert booked == pytest.approx(float(due), rel=1e-9)
-
-
 # Scopes -----------------------------------------------------------------------------------------
 
 
 def test_each_scope_has_a_budget_of_its_own(budgeted: Budgeted) -> None:
-    """Keys, applications and pools; a request counts towards all of its budgets."""
+    """Keys, applications and pools; a request counts towards all of its budgets, or of none."""
     one, entry = configured_key("one", budget={"hard": 2.0})
+    poor, poor_entry = configured_key("poor", budget={"hard": 0.5})
     other, other_entry = configured_key("other")
     gateway = budgeted(
         hard=100.0,
-        access={"keys": [entry, other_entry]},
+        access={"keys": [entry, other_entry, poor_entry]},
         applications={"bot": {"budget": {"per": "day", "hard": 3.0}}},
         pools={"small": {"candidates": ["adder"], "budget": {"hard": 4.0}}},
         calibrated=False,
@@ -316,6 +310,8 @@ def test_each_scope_has_a_budget_of_its_own(budgeted: Budgeted) -> None:
         body = {"model": model, "messages": user(ONE), **({"racer": racer} if racer else {})}
         return gateway.post("/v1/chat/completions", key, json=body).status_code
 
+    assert ask(poor) == 429
+    assert left(gateway) == left(gateway, "key:poor") == (0.0, 0.0)
     assert [ask(one) for _ in range(3)] == [200, 200, 429]
     assert ask(other) == 200
     assert [ask(other, application="bot") for _ in range(4)] == [200, 200, 200, 429]
@@ -326,15 +322,6 @@ def test_each_scope_has_a_budget_of_its_own(budgeted: Budgeted) -> None:
     own = gateway.get("/budgets", one).json()["budgets"]
     assert [each["budget"] for each in own] == ["key:one"]
     assert gateway.get("/budgets", other).json()["budgets"] == []
-
-
-def test_a_refused_request_counts_towards_no_budget(budgeted: Budgeted) -> None:
-    """Of two budgets one has room: nothing of it is reserved."""
-    key, entry = configured_key("one", budget={"hard": 0.5})
-    gateway = budgeted(hard=100.0, access={"keys": [entry]}, calibrated=False)
-    body = {"model": "adder", "messages": user(ONE)}
-    assert gateway.post("/v1/chat/completions", key, json=body).status_code == 429
-    assert left(gateway) == left(gateway, "key:one") == (0.0, 0.0)
 
 
 # The soft limit ---------------------------------------------------------------------------------

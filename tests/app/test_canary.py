@@ -1,6 +1,6 @@
 """Canary: a calibration decides a share of the requests beside the active one.
 
-It is promoted by hand or by its own test, rolled back, or ended by its own drift alarm.
+It is promoted, rolled back, or ended by its own drift alarm.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ import numpy as np
 import pytest
 
 from app.errors import Conflict
-from app.monitoring.decisions import housekeeping
-from app.monitoring.decisions.store import DecisionStore
 from app.routing.active_calibration import Canary
-from app.store import CanaryTerms, Store, StoredCanary
+from app.store import Store
 from app.store.tables import WatchRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.calibration.threshold import calibrate_threshold
@@ -39,7 +37,7 @@ from tests.kit.gateway import (
     running,
     user,
 )
-from tests.kit.stores import aged, record
+from tests.kit.stores import record
 from tests.kit.waiting import wait_until
 
 KEY = b"k" * 32
@@ -218,8 +216,6 @@ def test_what_cannot_be_a_canary(serve: Serve) -> None:
     assert refused.json()["error"]["code"] == "confirm_needed"
     for share in (0, 1, 1.5, -0.1):
         assert gateway.activate(other, share=share).status_code == 422
-        assert gateway.activate(other, share=0.5, promote_below=share).status_code == 422
-    assert "needs share" in error_message(gateway.activate(other, promote_below=0.2), 422)
     assert listed(gateway) is None
 
 
@@ -228,7 +224,7 @@ def test_without_an_active_calibration_there_is_no_rest(tmp_path: Path) -> None:
     with Store(f"sqlite:///{tmp_path / 'racer.db'}") as store:
         store.add(record("cal-1"), activate=False)
         with pytest.raises(Conflict, match="without `share`"):
-            store.activate("cal-1", None, "a" * 64, CanaryTerms(share=0.5))
+            store.activate("cal-1", None, "a" * 64, 0.5)
 
 
 def test_a_restart_keeps_the_canary(serve: Serve, tmp_path: Path) -> None:
@@ -326,90 +322,12 @@ def test_a_canary_that_breaks_its_promise_is_ended(serve: Serve) -> None:
     assert "has drift alarms" in error_message(again, 409)
 
 
-def test_a_canary_that_passes_its_test_is_promoted(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Judged requests without a miss: each nearly doubles the evidence, at a limit of 0.5."""
-    monkeypatch.setattr(housekeeping, "EVERY_S", 0.1)
-    gateway = serve(watching={"shadow_rate": 1.0})
-    active, other = gateway.ready()["calibration"], stored(gateway)
-    gateway.activate(other, share=0.5, promote_below=0.5)
-    begun = listed(gateway) or {}
-    assert begun["promotion"] == {"below": 0.5, "evidence": 1.0, "needed": 20.0}
-    made = (gateway.chat(text)["racer"] for text in questions(500, 200))
-    of_canary = (each for each in made if each["certificate"]["calibration_id"] == other)
-    judged = 0
-    for judged, answer in enumerate(of_canary):
-        shown = listed(gateway)
-        if shown is None or shown["promotion"]["evidence"] >= 20.0:
-            break
-        assert judged < 20
-        assert gateway.ready()["calibration"] == active
-        judge(gateway, answer["decision_id"], answer["selected"][0])
-    wait_until(lambda: gateway.ready()["calibration"] == other)
-    assert judged >= 5
-    assert listed(gateway) is None
-    assert deciding(gateway, questions(2_000, 20)) == {other: 20}
-
-
-def test_one_gateway_promotes_and_only_on_the_terms_that_were_tested(store: Store) -> None:
-    """Not a canary with an alarm, with another limit, or that has ended meanwhile."""
-    artifact = "a" * 64
-    for name in ("cal-1", "cal-2"):
-        store.add(record(name), activate=name == "cal-1")
-
-    def begun(promote_below: float) -> StoredCanary:
-        terms = CanaryTerms(share=0.2, promote_below=promote_below)
-        store.activate("cal-2", "cal-1", artifact, terms)
-        found = store.shared_state(artifact).canary
-        assert found is not None
-        return found
-
-    earlier, later = begun(0.3), begun(0.2)
-    assert not store.promote_canary(artifact, earlier)
-    store.activate("cal-2", "cal-1", artifact, CanaryTerms(share=0.3))  # keeps its test
-    assert store.shared_state(artifact).canary == replace(later, share=0.3)
-    store.activate("cal-1", None, artifact)
-    assert not store.promote_canary(artifact, later)
-    later = begun(0.2)
-    assert [store.promote_canary(artifact, later) for _ in range(2)] == [True, False]
-    state = store.shared_state(artifact)
-    assert (state.active_id, state.canary) == ("cal-2", None)
-    store.activate("cal-1", None, artifact)
-    later = begun(0.2)
-    with store.transaction() as session:
-        session.add(
-            WatchRow(
-                calibration_id="cal-2", application="", since="", state="{}", raised='["risk"]'
-            )
-        )
-    assert not store.promote_canary(artifact, later)
-    assert store.shared_state(artifact).active_id == "cal-1"
-
-
-def test_the_test_ends_where_its_decisions_are_deleted(store: Store) -> None:
-    """Without them its evidence would begin anew each time; decisions of before are not missed."""
-    for name in ("cal-1", "cal-2"):
-        store.add(record(name), activate=name == "cal-1")
-    decisions = DecisionStore(store)
-    decisions.add([aged(40)], [True])
-    store.activate("cal-2", "cal-1", "a" * 64, CanaryTerms(share=0.2, promote_below=0.2))
-    begun = store.shared_state("a" * 64).canary
-    assert begun is not None
-    decisions.add([aged(0)], [True])
-    assert decisions.prune(30.0, 10) == 1
-    assert store.shared_state("a" * 64).canary == begun
-    assert decisions.prune(30.0, 0) == 1
-    assert store.shared_state("a" * 64).canary == replace(begun, promote_below=None)
-    assert not store.promote_canary("a" * 64, begun)
-
-
 def test_an_alarm_of_another_gateway_ends_a_canary_everywhere(store: Store) -> None:
     """The first of two that read it ends it; the reason stays until the next activation."""
     artifact = "a" * 64
     for name in ("cal-1", "cal-2"):
         store.add(record(name), activate=name == "cal-1")
-    store.activate("cal-2", "cal-1", artifact, CanaryTerms(share=0.2))
+    store.activate("cal-2", "cal-1", artifact, 0.2)
     with store.transaction() as session:
         watch = WatchRow(
             calibration_id="cal-2",

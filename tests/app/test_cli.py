@@ -360,7 +360,7 @@ def test_evaluate_keeps_embeddings(racer: Command, tmp_path: Path) -> None:
 
 
 def test_evaluate_writes_a_report(racer: Command, tmp_path: Path) -> None:
-    """A page, figures, tables and numbers; it quotes the command, and its path is printed."""
+    """A page, the same as Markdown, and numbers; it quotes the command; its path is printed."""
     data = write(tmp_path / "rows.jsonl", labelled(0, 100))
     folder = tmp_path / "a report"
     arguments = ["evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 2,
@@ -372,7 +372,7 @@ def test_evaluate_writes_a_report(racer: Command, tmp_path: Path) -> None:
     assert results["command"] == shlex.join(["racer", *map(str, arguments)])
     assert results["rows"] == {"rows": [30, 6, 24]}
     assert parsed(racer(*arguments, "--json"))["cells"] == results["cells"]
-    assert "<img" in (folder / "index.html").read_text()
+    assert "<svg" in (folder / "index.html").read_text()
 
 
 @pytest.mark.parametrize(

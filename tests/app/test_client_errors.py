@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.access import budget_ledger
+from app.access import lease_store
 from app.errors import StoreUnavailable
 from app.routing.service import RoutingService
 from tests.kit import provoked_errors
@@ -208,7 +208,7 @@ def test_a_budget_whose_store_is_lost_is_unavailable(
     def away(*_: object) -> None:
         raise StoreUnavailable("not there")
 
-    monkeypatch.setattr(budget_ledger, "sync", away)
+    monkeypatch.setattr(lease_store, "sync", away)
     gateway = serve(candidates=candidates(pool.url, price=1.0), budget={"hard": 9.0})
     failure = raised(client, lambda: client.ask(Ask(url=gateway.url, key=DATA_KEY, text=ONE)))
     checked(failure, client, Case(status=503, code="store_unavailable", retry=True))

@@ -17,7 +17,6 @@ import pytest
 from sqlalchemy import select
 
 from app.errors import NotFound, StoreError, StoreFull
-from app.monitoring.decisions import statistics as decision_statistics
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.decisions.store import DecisionStore
@@ -366,7 +365,6 @@ def test_losses_of_several_rates_count_as_drawn_at_the_lowest(
     canary's test takes all: no later rate takes one away.
     """
     key = b"secret of the draws"
-    every: list[float] = []
 
     def draw(of: DecisionRecord) -> float:
         return sampling_number(key, (of.conversation or of.decision_id).encode(), of.turn or 0)
@@ -379,7 +377,6 @@ def test_losses_of_several_rates_count_as_drawn_at_the_lowest(
         )
         for each in drawn:
             decision_store.set_loss(each, loss)
-            every.append(loss)
         return [loss for each in drawn if draw(each) < 0.2]
 
     statistics = DecisionStatistics(store)
@@ -387,45 +384,6 @@ def test_losses_of_several_rates_count_as_drawn_at_the_lowest(
     assert sorted(statistics.losses([RECORD.id], key=key)) == [*few, *many]
     turns = losses_of(0.8, 0.5, conversation=f"{3:032x}", turn=5)
     assert sorted(statistics.losses([RECORD.id], key=key)) == [*few, *turns, *many]
-    assert sorted(statistics.losses_at_all_rates([RECORD.id], "", "")) == sorted(every)
-
-
-def test_served_queries_are_those_that_are_drawn_like_the_rows(
-    decision_store: DecisionStore, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every request where the rows are traffic, each new query beside a list of questions.
-
-    What is left out does not count towards the limit.
-    """
-    monkeypatch.setattr(decision_statistics, "MAX_QUERIES", 4)
-    monkeypatch.setattr(decision_statistics, "PAGE", 3)
-    made = [
-        note(
-            **{
-                "created_at": aged(days).created_at,
-                "projection": (float(days),),
-                "repeated": False,
-                "reasons": (),
-                **changes,
-            }
-        )
-        for days, changes in (
-            (9, {}),
-            (8, {}),
-            (7, {"repeated": True}),
-            (6, {}),
-            (5, {"scores": None}),
-            (4, {"repeated": True}),
-            (3, {"repeated": True}),
-            (2, {}),
-            (1, {"calibration_id": "another"}),
-        )
-    ]
-    decision_store.add(made, [True] * len(made))
-    projections = DecisionStatistics(store).projections
-    assert projections([RECORD.id], counts_repeats=True).tolist() == [[2.0], [3.0], [4.0], [6.0]]
-    assert projections([RECORD.id], counts_repeats=False).tolist() == [[2.0], [6.0], [8.0], [9.0]]
-    assert projections(["none"], counts_repeats=True).shape == (0, 0)
 
 
 # How it gets there ----------------------------------------------------------------------------

@@ -5,14 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from app.monitoring.drift import statistics as drift_statistics
@@ -20,23 +17,17 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RiskTarget, Score
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
     Command,
     Gateway,
-    Serve,
-    as_json,
-    configure,
     error_message,
-    labelled,
     noisy,
-    running,
 )
-from tests.kit.upstream import FakePool
 
 GRADED = {"risk_target": "quality", "confirm": "true"}
 
@@ -67,19 +58,12 @@ def weighted(rows: LabelledRows) -> LabelledRows:
 ROWS = graded(noisy(20_000, 150))
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The gateway's folder."""
-    return tmp_path_factory.mktemp("graded")
-
-
-@pytest.fixture(scope="module")
-def gateway(place: Path, noisy_artifact: Path, shared_pool: FakePool) -> Iterator[Gateway]:
+@pytest.fixture
+def gateway(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway with a noisy router, calibrated on qualities at alpha 0.2."""
-    path = configure(place, noisy_artifact, shared_pool.url, routing={"score": "cover"})
-    with running(path, ENVIRONMENT) as started:
-        upload(started, as_lines(ROWS), "rows.jsonl", alpha=0.2, **GRADED)
-        yield started
+    routing = {"score": "cover"}
+    case = shared(artifact=noisy_artifact, calibrated=False, group="graded", routing=routing)
+    return case.gateway.once(lines(ROWS), alpha=0.2, risk_target="quality")
 
 
 def core(artifact: Path, rows: LabelledRows, **options: Any) -> Calibration:
@@ -122,21 +106,14 @@ def as_csv(rows: LabelledRows) -> bytes:
     return text.getvalue().encode()
 
 
-def as_parquet(rows: LabelledRows) -> bytes:
-    """The fields of a row as columns."""
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(lines(rows)), file)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("write", "name"),
-    [(as_lines, "rows.jsonl"), (as_csv, "rows.csv"), (as_parquet, "rows.parquet")],
+    [(as_lines, "rows.jsonl"), (as_csv, "rows.csv")],
 )
 def test_qualities_and_weights_are_read_from_every_format(
     gateway: Gateway, noisy_artifact: Path, write: Any, name: str
 ) -> None:
-    """Without ``correct``: the core's threshold, mean shortfall and effective rows."""
+    """Without ``correct``: the threshold of the core, its mean shortfall and effective rows."""
     rows = weighted(ROWS)
     options = {"alpha": 0.2, "max_weight": 3.0}
     found = upload(gateway, write(rows), name, dry_run=True, **options, **GRADED)["evidence"]
@@ -145,7 +122,6 @@ def test_qualities_and_weights_are_read_from_every_format(
     curve = expected.loss_curve(Score.COVER)
     assert found["mean_shortfall"] == curve.mean_loss(found["lambda_hat"]) > 0.0
     assert found["weights"] == {
-        "kind": "known",
         "max_weight": 3.0,
         "effective_n": pytest.approx(expected.effective_n),
     }
@@ -249,45 +225,3 @@ def test_rows_that_cannot_be_graded_or_weighted_are_refused(
     )
     assert message in error_message(response, 422)
     assert gateway.ready() == before
-
-
-def test_weights_estimated_for_the_recorded_queries_never_hold(serve: Serve) -> None:
-    """Too few queries are refused; else evidence and certificate say `estimated`."""
-    gateway = serve()
-    drawn = labelled(30_000, 400)
-    kept = np.arange(400) // 4 % 2 == 0  # by blocks of all four kinds of query
-    rows = replace(
-        drawn, rows=tuple(row for row, each in zip(drawn.rows, kept, strict=True) if each)
-    )
-    body = {"rows": as_json(rows), "reweight": True, "confirm": True}
-    assert "served queries are too few" in error_message(
-        gateway.post("/calibrate", ADMIN_KEY, json=body), 422
-    )
-    for row in drawn.rows:
-        if row not in rows.rows:
-            last = gateway.route(row.query)
-    gateway.get(f"/decisions/{last['decision_id']}", ADMIN_KEY)  # waits until it is written
-    response = gateway.post("/calibrate", ADMIN_KEY, json=body)
-    assert response.status_code == 200, response.text
-    assert response.json()["evidence"]["weights"]["kind"] == "estimated"
-    certificate = gateway.route(ONE)["certificate"]
-    assert certificate["guarantee"]["weights"] == "estimated"
-    assert not certificate["holds"]
-    assert "weights_estimated" in certificate["reasons"]
-
-
-def test_repeats_are_served_queries_where_the_rows_are_traffic(serve: Serve) -> None:
-    """A sample of traffic has repeats, so that the density ratio is one of arrivals."""
-    gateway = serve()
-    rows = labelled(30_000, 200)
-    for _ in range(3):
-        for row in rows.rows[:40]:
-            last = gateway.route(row.query)
-    gateway.get(f"/decisions/{last['decision_id']}", ADMIN_KEY)  # waits until it is written
-    body = {"rows": as_json(rows), "reweight": True, "confirm": True}
-    questions, traffic = (
-        gateway.post("/calibrate", ADMIN_KEY, json=body | {"rows_kind": kind})
-        for kind in ("questions", "traffic")
-    )
-    assert "40 served queries are too few" in error_message(questions, 422)
-    assert traffic.status_code == 200, traffic.text

@@ -23,7 +23,6 @@ import yaml
 from app.tools.labelling.files import row_key
 from app.tools.labelling.graders import MathGrader
 from app.tools.labelling.judge import MAX_QUOTED_CHARS, judge_prompt
-from racer_core.errors import install_hint
 from racer_core.records.questions import CopyCounter, Question
 from racer_core.records.reader import read_rows
 from racer_core.types import Turn
@@ -727,21 +726,6 @@ def test_a_full_disk_is_one_sentence_and_the_run_can_go_on(
     assert (pool.calls() - before).total() == 18 - stored_answers
     assert len(read_rows(out, POOL)) == 6
     assert label(questions, out=Path("/dev/null/rows.jsonl"))[0] == 1
-
-
-def test_without_ray_the_cluster_is_one_sentence(
-    label: Label, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exit code 2 and what to install; no candidate was called."""
-    for name in [each for each in sys.modules if each.startswith("app.tools.ray_batch")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    code, _, stderr = label(save(tmp_path / "q.jsonl"), ray="127.0.0.1:1")
-    assert (code, stderr) == (
-        2,
-        f"racer: Ray is not installed: {install_hint('ray')}\n",
-    )
-    assert pool.requests == []
 
 
 # Mathematics ------------------------------------------------------------------------------------

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
-from app.tools.labelling.files import Answer
 from app.tools.labelling.judge import judge_prompt
-from app.tools.labelling.remote_labelling import PartialLabels, PendingQuestion
 from app.tools.labelling.summary import kinds_of
 from racer_core.records.questions import Question
 from racer_core.records.reader import read_rows
@@ -193,20 +190,6 @@ def test_requests_that_are_not_served_are_refused_before_a_call(
     assert "line 1" in stderr
     assert words in stderr
     assert pool.requests == []
-
-
-def test_requests_travel_to_other_processes_unchanged() -> None:
-    """As `racer label --ray` sends them: the order of keys counts in chat templates."""
-    body = chat(SYSTEM, user("How many?"), tools=[TOOL], temperature=0.5)
-    question = Question(place=1, query="How many?", request=body)
-    notes = PartialLabels(
-        {"poet": Answer(text="42", call={"finish_reason": "stop", "seconds": 0.5})}
-    )
-    pending = PendingQuestion(question=question, notes=notes)
-    adapter = TypeAdapter(PendingQuestion)
-    received = adapter.validate_json(adapter.dump_json(pending))
-    assert received == pending
-    assert json.dumps(received.question.request) == json.dumps(body)
 
 
 # Grading -----------------------------------------------------------------------------------------

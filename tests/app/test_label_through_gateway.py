@@ -157,16 +157,9 @@ def test_references_of_another_file_are_those_of_the_questions(
     assert "no reference for the question of line 2" in stderr
 
 
-@pytest.mark.parametrize("other", [["--ray", "auto"], ["--from-shadow"]])
-def test_other_ways_to_call_exclude_it(
-    racer: Command, config: Path, tmp_path: Path, other: list[str]
-) -> None:
+def test_stored_answers_exclude_it(racer: Command, config: Path) -> None:
     """Usage: exit code 2."""
-    given = (
-        [] if other == ["--from-shadow"] else [questions(tmp_path), "--out", tmp_path / "r.jsonl"]
-    )
-    found = racer(
-        *("label", *given, "--config", config, "--grade", "judge", "--through-gateway", *other)
-    )
+    grade = ("--grade", "judge", "--through-gateway", "--from-shadow")
+    found = racer("label", "--config", config, *grade)
     assert found[0] == 2
     assert "--through-gateway" in found[2]

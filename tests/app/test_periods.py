@@ -25,9 +25,12 @@ def test_periods_follow_each_other(seconds: float, per: Literal["day", "month"],
     period = period_at(seconds, per, zone)
     assert seconds < period.end <= seconds + (26 * 3600 if per == "day" else 32 * 86_400)
     assert period_at(period.end - 1e-3, per, zone) == period
+    assert period.has(seconds)
+    assert not period.has(period.end)
+    assert not period.has(period.begin - 1)
     following = period_at(period.end, per, zone)
     assert following.id > period.id
-    assert following.end > period.end
+    assert following.begin == period.end < following.end
 
 
 @given(MOMENTS, st.sampled_from(ZONES))

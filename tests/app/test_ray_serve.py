@@ -32,7 +32,6 @@ ray_errors = LazyModule("ray.exceptions")
 serve_errors = LazyModule("ray.serve.exceptions")
 deployments = LazyModule("app.ray_serve.deployments")
 ray_scorer = LazyModule("app.ray_serve.scorer")
-connection = LazyModule("app.tools.ray_batch.connection")
 
 ROOT = Path(__file__).parents[2]
 STORE = {"RACER_STORE_URL": "postgresql://racer@127.0.0.1:1/unreachable"}
@@ -356,13 +355,6 @@ def test_a_gateway_loads_no_encoder() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert done.stdout.split()[-2:] == [b"False", b"torch"]
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:x"])
-def test_a_cluster_that_is_not_there_is_one_sentence(address: str) -> None:
-    """At once. Red when Ray is left to try, or when it is a stack."""
-    with pytest.raises(SettingsError, match="no Ray cluster"), connection.joined(address):
-        pass
 
 
 class Gauge:

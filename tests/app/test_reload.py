@@ -21,6 +21,7 @@ from app.settings import Secrets, Settings
 from app.settings.access import Key
 from app.settings.reloading import ANY, RELOADED, Place, differences, is_reloaded
 from app.upstream.replicas import open_targets
+from racer_core.prices import PICO
 from tests.kit.accounts import configured_key
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -315,7 +316,6 @@ def test_limits_follow_and_usage_stays() -> None:
         return Key.model_validate(entry | changes)
 
     quotas = Quotas([key()], in_flight=3, body_bytes=100, clock=lambda: now[0])
-    buckets = quotas.buckets
     with quotas.admit("a", is_work=True) as running_request:
         running_request.hold(100)
         quotas.reconfigure([key(concurrency=2)], in_flight=1, body_bytes=150)
@@ -326,13 +326,12 @@ def test_limits_follow_and_usage_stays() -> None:
         with pytest.raises(RateLimited, match="requests of the minute"):
             quotas.admit("a", is_work=False)
     quotas.reconfigure([key(requests_per_minute=60, concurrency=5)], in_flight=1, body_bytes=150)
-    assert quotas.buckets is buckets
-    assert [(limit.per_minute, bucket.level) for limit, bucket in buckets.items()] == [(60, 0)]
+    assert [(each.limit.amount, each.free) for each in quotas.shares()] == [(60 * PICO, 0)]
     now[0] += 1
     quotas.admit("a", is_work=True)
     quotas.reconfigure([key(requests_per_minute=None, concurrency=5)], in_flight=2, body_bytes=150)
     quotas.admit("a", is_work=True)
-    assert not buckets
+    assert not quotas.shares()
 
 
 def test_candidates_that_stay_keep_their_circuit_breakers() -> None:

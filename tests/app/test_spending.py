@@ -23,7 +23,7 @@ class FakeReservation:
         self.amounts = list[int]()
 
     async def add(self, amount: int) -> bool:
-        """See :class:`app.access.reservation.Reservation`."""
+        """See :class:`app.access.budgets.Reservation`."""
         self.amounts.append(amount)
         return len(self.amounts) <= self.most
 
@@ -61,7 +61,7 @@ def test_further_answers_are_reserved_with_their_ratings(
         reservation=reservation, fields={}, api_format=SimpleNamespace(path="chat/completions")
     )
     state: Any = SimpleNamespace(
-        request=request, selected=("judge",), vote=SimpleNamespace(is_rated=is_rated)
+        request=request, selected=("judge",), vote=SimpleNamespace(is_rated=is_rated), meter=None
     )
     spending = Spending(settings, budgets)
     found = asyncio.run(spending.affordable(state, ("a", "b", "c"), answers))

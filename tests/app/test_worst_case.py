@@ -44,7 +44,8 @@ def configured(**changes: Any) -> Settings:
 
 def bound(settings: Settings, path: str = CHAT, **fields: Any) -> int:
     """Of a call to its only candidate."""
-    return WorstCase(settings).of_calls(("a",), fields, path)["a"]
+    worst_case = WorstCase(settings)
+    return worst_case.amounts(worst_case.usage_of_calls(("a",), fields, path))["a"]
 
 
 def written(settings: Settings, path: str = CHAT, **fields: Any) -> float:

@@ -95,26 +95,3 @@ def test_the_cache_lies_with_the_user_s_other_caches(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_cache() == tmp_path / ".cache" / "racer" / "embeddings.sqlite"
-
-
-def test_pieces_that_are_spread_come_back_in_any_order_and_are_kept_one_by_one(tmp_path):
-    """Red when a piece's vectors go to another's texts, or are kept only when all are there."""
-    texts = [f"text {i}" for i in range(600)]
-    right = Counting().encode(texts).embeddings
-    file = tmp_path / "cache.sqlite"
-
-    def breaks_off(pieces):
-        yield len(pieces) - 1, Counting().encode(pieces[-1])
-        raise RuntimeError("the cluster is gone")
-
-    with pytest.raises(RuntimeError):
-        CachedEncoder(Counting(), file, breaks_off).encode(texts)
-    queries = []
-
-    def backwards(pieces):
-        queries.extend(text for piece in pieces for text in piece)
-        return [(i, Counting().encode(pieces[i])) for i in reversed(range(len(pieces)))]
-
-    found = CachedEncoder(Counting(), file, backwards).encode(texts).embeddings
-    assert np.array_equal(found, right)
-    assert queries == texts[:512]

@@ -1,11 +1,14 @@
 """Calibration of arrays: the served defaults, the exact law, groups, tables and figures."""
 
 import copy
+import re
+import sys
 
 import numpy as np
 import pytest
 
 import racer_core as rc
+from racer_core.errors import InputError, install_hint
 from racer_core.notebook.evaluate import risk_interval
 from racer_core.types import Score
 from tests.core.kinds import Kinds
@@ -304,12 +307,6 @@ def test_qualities_and_weights_are_calibrated_and_measured():
     equal = rc.calibrate(scores, correct, weights=np.full(500, 2.0), max_weight=2.0)
     assert equal.lambda_hat() == rc.calibrate(scores, correct).lambda_hat()
     assert equal.certify().weights == "known"
-    estimated = rc.calibrate(
-        scores, correct, weights=np.full(500, 2.0), max_weight=2.0, are_weights_estimated=True
-    )
-    certificate = estimated.certify()
-    assert (certificate.weights, certificate.holds) == ("estimated", False)
-    assert certificate.reasons == ("weights_estimated",)
 
 
 def test_rows_that_promise_nothing_are_refused_as_by_the_gateway():
@@ -458,3 +455,10 @@ def test_route_batch_takes_a_score_and_a_group(racer):
     }
     assert calibration.group("b").certify(decisions[0]).group == "b"
     assert all(each.trivial for each in racer.route_batch(queries, calibration, group="c"))
+
+
+def test_missing_matplotlib_names_the_extra(monkeypatch):
+    """Only axes that the caller gives need no import."""
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(InputError, match=re.escape(install_hint("figures"))):
+        rc.plot_size(None)

@@ -8,9 +8,9 @@ import pytest
 
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.offline import evaluation_tables
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.protocol import Protocol
-from racer_core.offline.report import overview
 from racer_core.offline.same_answer import Calling, SequenceTrial, compared
 from racer_core.offline.table import build_table
 from racer_core.sequential.calibration import SequentialCalibration
@@ -132,7 +132,7 @@ def test_the_report_shows_them_where_rows_have_answers():
             protocol=Protocol(splits=1, alphas=(0.1, 0.3), scores=(Score.STATIC,)),
         )
         evaluation = evaluate(table, encoder="char-ngrams", router="knn")
-        assert sum(len(grid.rows) for grid in overview.same_answer(evaluation)) == lines
+        assert sum(len(grid.rows) for grid in evaluation_tables.same_answer(evaluation)) == lines
         shown = evaluation.as_json()["same_answer"]
         assert [each["calling"] for each in shown] == [*Calling][:lines]
         assert all({"calls", "rounds", "differs", "accuracy"} <= {*x["mean"]} for x in shown)

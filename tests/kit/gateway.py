@@ -326,7 +326,7 @@ STORE: Final = "racer.db"  # the default of the setting `store`
 # Settings that neither the reading of rows nor their calibration reads.
 _OF_REQUESTS: Final = {"access", "fleet", "telemetry"}
 _OF_ROWS: Final = ("query_chars", "extra_fields")  # of `limits`
-_STATE: Final = ("budgets", "budget_leases", "leases")  # tables of the gateway that ran
+_STATE: Final = ("limits", "leases")  # tables of the gateway that ran
 
 
 class CalibratedStores:

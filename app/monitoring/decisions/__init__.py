@@ -1,1 +1,1 @@
-"""The decision log: records, their store and writer, feedback."""
+"""Decision log: records, their store and writer, feedback; knows no HTTP."""

@@ -1,4 +1,4 @@
-"""Housekeeping of monitoring, every minute: drift flush, realised risk, canary test, retention."""
+"""Housekeeping of monitoring, every minute: drift flush, realised risk, retention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class Housekeeping:
         decision_store: What is pruned.
         flush_drift: Adds pending values to the drift state; blocks.
         show_risk: Shows the realised risk; blocks.
-        promote_canary: Promotes a canary that has passed its test; blocks.
         fit_budget: Fits the sampling rates to the traffic; blocks.
     """
 
@@ -37,14 +36,12 @@ class Housekeeping:
         decision_store: DecisionStore,
         flush_drift: Callable[[], None],
         show_risk: Callable[[], None],
-        promote_canary: Callable[[], None],
         fit_budget: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._decision_store = decision_store
         self._flush_drift = flush_drift
         self._show_risk = show_risk
-        self._promote_canary = promote_canary
         self._fit_budget = fit_budget
         self._rounds = 0
         self._closing = asyncio.Event()
@@ -76,7 +73,6 @@ class Housekeeping:
         if self._rounds % BUDGET_ROUNDS == 0:
             self._fit_budget()
         self._flush_drift()
-        self._promote_canary()
         try:
             self._show_risk()
             while not self._closing.is_set():

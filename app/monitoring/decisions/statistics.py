@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-from sqlalchemy import ColumnElement, func, literal_column, select, tuple_
+from sqlalchemy import ColumnElement, func, literal_column, select
 
-from app.monitoring.decisions.record import DecisionRecord
 from app.store import Store
 from app.store.tables import CalibrationRow, DecisionRow, VerdictRow
 from racer_core.calibration.shadow import sampling_number
-from racer_core.types import FloatArray
-
-MAX_QUERIES: Final = 5_000  # more say little more about a density ratio
-PAGE: Final = 5_000  # decisions that one transaction reads
-MAX_PAGES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,58 +194,6 @@ class DecisionStatistics:
                 for loss, decision_id, document in session.execute(of_loss.where(*judged))
                 if loss is not None and _draw(decision_id, json.loads(document), key) < lowest
             ]
-
-    def losses_at_all_rates(
-        self, calibration_ids: Sequence[str], application: str, since: str
-    ) -> list[float]:
-        """The losses of :meth:`losses`, and those that it leaves out so that there is one rate.
-
-        A list that only grows: no later rate takes one from it.
-        """
-        judged = _judged(calibration_ids, application, since)
-        with self._store.transaction() as session:
-            found = session.scalars(select(DecisionRow.loss).where(*judged))
-            return [loss for loss in found if loss is not None]
-
-    def projections(self, calibration_ids: Sequence[str], *, counts_repeats: bool) -> FloatArray:
-        """Embeddings of the newest queries that these calibrations routed, newest first, (m, d).
-
-        Requests of another kind than the rows are left out. At most ``MAX_QUERIES``, of the newest
-        ``MAX_PAGES`` times ``PAGE`` decisions; each page is one transaction.
-
-        Args:
-            calibration_ids: The calibrations.
-            counts_repeats: The rows are a sample of traffic, and so is every request. Else repeats
-                are left out: those of a list of questions are compared with new queries.
-        """
-        decisions = (
-            decision
-            for decision in self._newest(calibration_ids)
-            if decision.like_rows and (counts_repeats or not decision.repeated)
-        )
-        projections = (each.projection for each in decisions if each.projection is not None)
-        found = list(islice(projections, MAX_QUERIES))
-        return np.array(found, np.float64).reshape(len(found), len(found[0]) if found else 0)
-
-    def _newest(self, calibration_ids: Sequence[str]) -> Iterator[DecisionRecord]:
-        """The decisions of some calibrations, newest first, without their neighbours."""
-        place = tuple_(DecisionRow.created_at, DecisionRow.id)
-        newest_first = DecisionRow.created_at.desc(), DecisionRow.id.desc()
-        page = (
-            select(DecisionRow.created_at, DecisionRow.id, DecisionRow.document)
-            .where(DecisionRow.calibration_id.in_(calibration_ids))
-            .order_by(*newest_first)
-            .limit(PAGE)
-        )
-        older = page
-        for _ in range(MAX_PAGES):
-            with self._store.transaction() as session:
-                rows = session.execute(older).all()
-            if not rows:
-                return
-            for row in rows:
-                yield DecisionRecord.from_document(row.document, None)
-            older = page.where(place < (rows[-1].created_at, rows[-1].id))
 
 
 def _draw(decision_id: str, document: Mapping[str, Any], key: bytes) -> float:

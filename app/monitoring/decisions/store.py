@@ -30,7 +30,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import NotFound
 from app.monitoring.decisions.record import DecisionRecord
-from app.store import Store, canaries, now
+from app.store import Store, now
 from app.store.engine import begin_writing, insert_new, lock
 from app.store.tables import QUERY_KEY, DecisionRow, VerdictRow
 
@@ -193,8 +193,7 @@ class DecisionStore:
     def prune(self, keep_days: float, keep_rows: int) -> int:
         """Delete some decisions past the retention limits, with their verdicts.
 
-        Deletes at most 1,000 at a time, so that other transactions do not wait long. The test that
-        promotes a canary needs all decisions since it began, so it ends with the first of them.
+        Deletes at most 1,000 at a time, so that other transactions do not wait long.
 
         Returns:
             How many were deleted; 0 when none is left to delete.
@@ -209,15 +208,9 @@ class DecisionStore:
             surplus = false() if newest_surplus is None else created_at <= newest_surplus
             # Rows that another transaction has locked (another gateway prunes, or feedback comes
             # in) are skipped: without waiting there is no deadlock.
-            chunk = select(DecisionRow.id, created_at).where(expired | surplus).limit(_CHUNK)
-            found = session.execute(chunk.with_for_update(skip_locked=True)).all()
-            ids = [each.id for each in found]
+            chunk = select(DecisionRow.id).where(expired | surplus).limit(_CHUNK)
+            ids = session.scalars(chunk.with_for_update(skip_locked=True)).all()
             session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
-            if found and canaries.end_tests(session, max(each.created_at for each in found)):
-                log.warning(
-                    "decisions since a canary began are deleted (watching.keep_days, keep_rows): "
-                    "it is no longer tested, and promoted by hand alone"
-                )
         return len(ids)
 
     def _repeated(

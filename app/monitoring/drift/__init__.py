@@ -1,1 +1,1 @@
-"""Statistics that notice that traffic or risk has changed."""
+"""Drift: statistics that notice changed traffic or risk, and their alarms; knows no HTTP."""

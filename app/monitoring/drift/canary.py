@@ -1,4 +1,4 @@
-"""Canary watch: drift alarms, realised figures and promotion test of the calibration with a share.
+"""Canary watch: drift alarms and realised figures of the calibration with a share.
 
 Its alarms are as those of the active calibration, which the gauges show alone: while nothing
 changes, and its realised risk is within its 95 % point, the probability that it is ever ended is at
@@ -7,23 +7,17 @@ most ``watching.false_alarm``, for each application.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.drift import risk as risk_report
 from app.monitoring.drift.alarms import DriftMonitor
 from app.monitoring.drift.populations import NO_APPLICATION, MonitoredCalibration
-from app.store import Store, StoredCanary
+from app.store import StoredCanary
 from app.store.calibration_record import CalibrationRecord
-from racer_core.calibration.promotion import LEVEL, evidence_below
-
-log = logging.getLogger(__name__)
 
 
 class CanaryWatch:
@@ -31,7 +25,6 @@ class CanaryWatch:
 
     Args:
         new_drift: Makes drift alarms that no gauge shows; None: there are none.
-        store: Where it is promoted.
         statistics: Of the store.
         key: Secret of the draws of the shadow sample.
         false_alarm: The probability of any false alarm of an application; None: there are none.
@@ -41,12 +34,10 @@ class CanaryWatch:
         self,
         new_drift: Callable[[], DriftMonitor] | None,
         *,
-        store: Store,
         statistics: DecisionStatistics,
         key: bytes,
         false_alarm: float | None,
     ) -> None:
-        self._store = store
         self._drift = None if new_drift is None else new_drift()
         self._statistics = statistics
         self._key = key
@@ -91,47 +82,6 @@ class CanaryWatch:
         if self._drift is not None:
             self._drift.flush()
 
-    def promote(self) -> None:
-        """Let it decide all requests once its test is passed; blocks, and raises StoreError.
-
-        The gateways of a store follow as they follow an activation by hand.
-        """
-        stored = self._stored
-        if stored is None or stored.promote_below is None or stored.ended is not None:
-            return
-        watched = self.find(stored.calibration_id)
-        if watched is None:  # it is the active one since, or not known here yet
-            return
-        evidence = self._evidence(watched, stored, stored.promote_below)
-        if evidence < 1.0 / LEVEL:
-            return
-        if self._store.promote_canary(watched.record.artifact, stored):
-            log.warning(
-                "the canary %s is promoted, for its realised risk is shown to be below %g "
-                "(e-value %.3g): it decides all requests",
-                stored.calibration_id,
-                stored.promote_below,
-                evidence,
-            )
-
-    def _promotion(
-        self, watched: MonitoredCalibration | None, stored: StoredCanary
-    ) -> dict[str, Any] | None:
-        """Its test as GET /calibrations shows it; None where there is none."""
-        if stored.promote_below is None:
-            return None
-        evidence = watched and self._evidence(watched, stored, stored.promote_below)
-        return {"below": stored.promote_below, "evidence": evidence, "needed": 1.0 / LEVEL}
-
-    def _evidence(self, watched: MonitoredCalibration, stored: StoredCanary, limit: float) -> float:
-        """That its realised risk is below a limit, in the application with the least of it."""
-        ids = (stored.calibration_id,)
-        losses = (
-            self._statistics.losses_at_all_rates(ids, name, stored.since)
-            for name in watched.by_application
-        )
-        return min(evidence_below(np.array(each), limit) for each in losses)
-
     def report(self, active: MonitoredCalibration) -> dict[str, Any] | None:
         """The canary, and what both calibrations have realised since it began; None without one.
 
@@ -151,7 +101,6 @@ class CanaryWatch:
             "since": stored.since,
             "ended": stored.ended,
             "false_alarm": self._false_alarm,
-            "promotion": self._promotion(watched, stored),
             "realised": watched and self._figures(watched, stored.since),
             "active": {
                 "calibration_id": active.record.id,

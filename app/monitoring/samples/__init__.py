@@ -1,1 +1,1 @@
-"""Sampled requests that become labelled rows."""
+"""Sampled requests that become labelled rows: draw, store, labels; knows no HTTP."""

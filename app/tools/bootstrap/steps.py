@@ -325,7 +325,7 @@ def evaluated(result: Evaluation) -> dict[str, Any]:
 
     ``accuracy`` is that of the majority's vote; null without recorded answers.
     """
-    from racer_core.offline.report.view import BEST, FULL_POOL, RISK
+    from racer_core.offline.evaluation_result import BEST, FULL_POOL, RISK
 
     setting = next(iter(result.cells))
     controls = result.controls[setting.scope]

@@ -132,13 +132,6 @@ class RatingCounts:
     failures: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])  # by name
     given_up: set[str] = field(default_factory=set[str])
 
-    def add(self, other: RatingCounts) -> None:
-        """Add the counts of another process."""
-        self.calls += other.calls
-        for name, kinds in other.failures.items():
-            self.failures.setdefault(name, Counter()).update(kinds)
-        self.given_up |= other.given_up
-
     @property
     def failed(self) -> int:
         """Confidences that are null."""
@@ -167,7 +160,7 @@ class ConfidenceRecorder:
             for name, (title, spec) in plan.models.items()
         }
         self._failures_in_a_row: Counter[str] = Counter()
-        self._counts = RatingCounts()
+        self.counts = RatingCounts()
 
     async def __aenter__(self) -> Self:
         await self._fleet.__aenter__()
@@ -186,22 +179,17 @@ class ConfidenceRecorder:
         raters = self._raters.values()
         await asyncio.gather(*(each.check(cure=_CURE, other=_OTHER) for each in raters))
 
-    def take(self) -> RatingCounts:
-        """Return the counts since the last call, and reset them."""
-        counts, self._counts = self._counts, RatingCounts()
-        return counts
-
     async def rate(
         self, evaluator: str, question: str, texts: Collection[str]
     ) -> Mapping[str, AnswerConfidences] | None:
         """The confidences in some answers, by text; None if the evaluator was given up."""
         if self._failures_in_a_row[evaluator] >= MAX_FAILURES_IN_A_ROW:
-            self._counts.given_up.add(evaluator)
+            self.counts.given_up.add(evaluator)
             return None
         rated = await self._raters[evaluator].rate(question, texts)
-        self._counts.calls += rated.calls
+        self.counts.calls += rated.calls
         for rating in rated.ratings.values():
-            self._counts.failures.setdefault(evaluator, Counter()).update(
+            self.counts.failures.setdefault(evaluator, Counter()).update(
                 f"{kind} {why}" for kind, why in rating.failures.items()
             )
             self._failures_in_a_row[evaluator] = (

@@ -13,11 +13,12 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Self, cast
 
+from app.tools.labelling.answer import Answer
 from app.tools.labelling.confidences import AnswerConfidences, RatingPlan
 from racer_core import strict_json
 from racer_core.errors import InputError
@@ -26,7 +27,7 @@ from racer_core.records.checks import CheckedRows, RowLimits
 from racer_core.records.questions import CopyCounter, Question, question_identity
 from racer_core.records.row import optional_text, row_query
 from racer_core.records.writer import row_line
-from racer_core.types import CallRecord, Confidences, LabelledRow
+from racer_core.types import Confidences, LabelledRow
 
 # The first bytes of every line that is written here.
 _BEGINNINGS = (
@@ -42,7 +43,7 @@ _BEGINNINGS = (
 
 
 class LabelFiles:
-    """Both files, locked for one run: an ``AnswerStore`` on disk.
+    """Both files, locked for one run.
 
     Args:
         out: The rows.
@@ -397,61 +398,6 @@ class LabelFiles:
 def _answer_line(key: str, candidate: str, answer: Answer) -> dict[str, Any]:
     line = {"query": key, "candidate": candidate, "answer": answer.text}
     return {**line, "call": dict(answer.call)}
-
-
-# Answers of unfinished questions, and the interface of the store that keeps them.
-
-_TOOL_CALLS: Final = "\0tool_calls\0"  # begins the key of a verdict on tool calls
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A candidate's answer, as rows record it."""
-
-    text: str | None  # without reasoning; tool calls as JSON; None: no answer that can be read
-    call: CallRecord = field(default_factory=dict[str, Any])
-
-    @property
-    def is_tool_calls(self) -> bool:
-        """Whether the text is tool calls."""
-        return "tool_calls" in self.call
-
-    @property
-    def verdict_key(self) -> str:
-        """The text and whether it is tool calls: verdicts on equal texts of both kinds differ."""
-        return f"{_TOOL_CALLS if self.is_tool_calls else ''}{self.text or ''}"
-
-
-class AnswerStore(Protocol):
-    """Answers, verdicts and confidences of unfinished questions."""
-
-    def answers(self, question: Question) -> Mapping[str, Answer]:
-        """The candidates' answers so far."""
-        ...
-
-    def verdict(self, question: Question, answer: str) -> bool | None:
-        """The judge's verdict on the answer of this ``verdict_key``; None if there is none yet."""
-        ...
-
-    def add_answer(self, question: Question, candidate: str, answer: Answer) -> None:
-        """Store a candidate's answer."""
-        ...
-
-    def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
-        """Store a judge's verdict."""
-        ...
-
-    def confidences(
-        self, question: Question, evaluator: str, answer: str
-    ) -> AnswerConfidences | None:
-        """An evaluator's confidences in an answer; None if it has not rated it yet."""
-        ...
-
-    def add_confidences(
-        self, question: Question, evaluator: str, answer: str, values: AnswerConfidences
-    ) -> None:
-        """Store an evaluator's confidences in an answer."""
-        ...
 
 
 # Append-only files of JSON lines: whole lines, one writer, and repair of a torn last line.

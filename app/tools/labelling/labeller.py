@@ -1,7 +1,6 @@
 """Labeller: calls every candidate with one question, grades the answers and has them rated.
 
-It knows no files: every answer, verdict and confidence goes to the caller's ``AnswerStore`` at
-once, because it was paid for.
+Every answer, verdict and confidence is stored at once, because it was paid for.
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
 from app.errors import UpstreamError
 from app.settings import Candidate, Secrets, Settings
 from app.telemetry.metrics import Metrics
+from app.tools.labelling.answer import Answer
 from app.tools.labelling.confidences import MAX_FAILURES_IN_A_ROW as GIVEN_UP_AFTER
 from app.tools.labelling.confidences import ConfidenceRecorder, RatingCounts
-from app.tools.labelling.files import Answer, AnswerStore
+from app.tools.labelling.files import LabelFiles
 from app.tools.labelling.replay import replayed, routed_question
 from app.tools.labelling.request_grading import RequestGrader
 from app.upstream.fleet import Fleet
@@ -37,15 +37,6 @@ class CallCounts:
     ungraded: Counter[str] = field(default_factory=Counter[str])
     given_up: set[str] = field(default_factory=set[str])
     ratings: RatingCounts = field(default_factory=RatingCounts)
-
-    def add(self, other: CallCounts) -> None:
-        """Add the counts of another process."""
-        self.calls += other.calls
-        for name, kinds in other.failures.items():
-            self.failures.setdefault(name, Counter()).update(kinds)
-        self.ungraded += other.ungraded
-        self.given_up |= other.given_up
-        self.ratings.add(other.ratings)
 
     def causes(self) -> Iterator[str]:
         """Why questions are left unlabelled, as text."""
@@ -91,17 +82,12 @@ class Labeller:
     async def __aexit__(self, *_: object) -> None:
         await self._fleet.__aexit__()
 
-    def take(self) -> CallCounts:
-        """Return the counts since the last call, and reset them."""
-        counts = self._counts
-        counts.ungraded.update(self._grader.failures)
-        self._grader.failures.clear()
-        if self._recorder is not None:
-            counts.ratings.add(self._recorder.take())
-        self._counts = CallCounts()
-        return counts
+    def counts(self) -> CallCounts:
+        """The counts so far."""
+        ratings = RatingCounts() if self._recorder is None else self._recorder.counts
+        return replace(self._counts, ungraded=Counter(self._grader.failures), ratings=ratings)
 
-    async def label(self, question: Question, store: AnswerStore) -> tuple[str, ...] | None:
+    async def label(self, question: Question, store: LabelFiles) -> tuple[str, ...] | None:
         """Return the candidates with a correct answer; None if the question is not finished."""
         calls = (self._call(question, each, store) for each in self._settings.candidates)
         if not all(await asyncio.gather(*calls)):
@@ -124,7 +110,7 @@ class Labeller:
             name for name, each in answers.items() if (each.text, each.is_tool_calls) in right
         )
 
-    async def _call(self, question: Question, candidate: Candidate, store: AnswerStore) -> bool:
+    async def _call(self, question: Question, candidate: Candidate, store: LabelFiles) -> bool:
         """Make sure that the candidate's answer is stored; return whether it is."""
         name = candidate.name
         if name in store.answers(question):
@@ -154,7 +140,7 @@ class Labeller:
         store.add_answer(question, name, Answer(text=reply.answer, call=reply.call_record))
         return True
 
-    async def _grade(self, question: Question, answer: Answer, store: AnswerStore) -> bool | None:
+    async def _grade(self, question: Question, answer: Answer, store: LabelFiles) -> bool | None:
         stored = store.verdict(question, answer.verdict_key)
         if stored is not None:
             return stored
@@ -163,7 +149,7 @@ class Labeller:
             store.add_verdict(question, answer.verdict_key, verdict)
         return verdict
 
-    async def _rate(self, question: Question, texts: list[str], store: AnswerStore) -> bool:
+    async def _rate(self, question: Question, texts: list[str], store: LabelFiles) -> bool:
         """Have every planned evaluator rate the answers; return whether each was asked."""
         recorder = self._recorder
         if recorder is None:

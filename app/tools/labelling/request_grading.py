@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Final, Self
 
-from app.tools.labelling.files import Answer
+from app.tools.labelling.answer import Answer
 from app.tools.labelling.graders import Grader
 from app.tools.labelling.summary import answer_schema
 from racer_core import strict_json

@@ -9,7 +9,6 @@ conservative. Answers are stored, so that the next run repeats no call.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -21,6 +20,7 @@ from app.errors import LabellingIncomplete
 from app.routing.conditions import ConditionReader
 from app.routing.query import NO_CANDIDATE, needs_of_body
 from app.settings import Candidate, Secrets, Settings
+from app.tools.labelling.answer import Answer
 from app.tools.labelling.confidences import (
     ConfidenceRecorder,
     RatingCounts,
@@ -28,15 +28,9 @@ from app.tools.labelling.confidences import (
     RatingPlan,
     rating_plan,
 )
-from app.tools.labelling.files import Answer, LabelFiles
+from app.tools.labelling.files import LabelFiles
 from app.tools.labelling.grading import GradingOptions, make_grader
 from app.tools.labelling.labeller import CallCounts, Labeller
-from app.tools.labelling.remote_labelling import (
-    LabelledQuestion,
-    PartialLabels,
-    PendingQuestion,
-    RemoteLabeller,
-)
 from app.tools.labelling.replay import replayed
 from app.tools.labelling.request_grading import RequestGrader
 from app.tools.labelling.summary import RowsSummary, summarise
@@ -101,14 +95,13 @@ def run(
     progress: Progress,
     rating: RatingOptions | None = None,
     announce: Callable[[CallForecast], None] | None = None,
-    remote: RemoteLabeller | None = None,
     on_incomplete: Callable[[LabellingReport], None] | None = None,
     through: tuple[Settings, Secrets] | None = None,
 ) -> LabellingReport:
     """Label every question that has no row yet.
 
     The first interrupt (Ctrl-C) starts no further call and waits for the pending ones, which are
-    paid for; the second ends at once. With ``remote``, the first ends at once.
+    paid for; the second ends at once.
 
     Args:
         questions: The questions; copies of one have different numbers.
@@ -122,7 +115,6 @@ def run(
         progress: Called with a stage, how many questions have a row, and of how many.
         rating: The evaluators that rate the answers; None for no ratings.
         announce: Called with the most calls to make, before the first.
-        remote: Labels in other processes; None labels in this one.
         on_incomplete: Called with the report before LabellingIncomplete is raised.
         through: How candidates are called through a gateway; None calls them as ``settings`` says.
 
@@ -134,7 +126,7 @@ def run(
     """
     checker, judge = make_grader(grading, settings, secrets)
     plan = rating_plan(rating, settings)
-    conditions = conditions_of(settings, grading, judge)
+    conditions = _conditions(settings, grading, judge)
     asyncio.run(_check(checker, questions, source, settings))
     with LabelFiles(
         out,
@@ -151,13 +143,10 @@ def run(
         labelling.reuse_recorded(_digests(settings), settings.pool, trusts_labels=checker.paid)
         if announce is not None:
             announce(labelling.forecast(settings.pool))
-        if remote is None:
-            # A grader belongs to one event loop.
-            calls, keys = through or (settings, secrets)
-            grader, _ = make_grader(grading, calls, keys)
-            asyncio.run(labelling.label_locally(calls, keys, grader, concurrency))
-        else:
-            labelling.label_remotely(remote, conditions | remote_conditions(plan, settings))
+        # A grader belongs to one event loop.
+        calls, keys = through or (settings, secrets)
+        grader, _ = make_grader(grading, calls, keys)
+        asyncio.run(labelling.label(calls, keys, grader, concurrency))
         if not labelling.unlabelled:
             files.put_in_order(questions)
         summary = summarise(files.rows_of(questions), settings.pool)
@@ -185,7 +174,7 @@ def run(
     return report
 
 
-def conditions_of(
+def _conditions(
     settings: Settings, grading: GradingOptions, judge: Candidate | None
 ) -> dict[str, Any]:
     """The conditions under which rows are comparable."""
@@ -195,11 +184,6 @@ def conditions_of(
         "grade": grading.kind,
         "judge": _identity(judge) if judge else None,
     }
-
-
-def remote_conditions(plan: RatingPlan, settings: Settings) -> dict[str, Any]:
-    """What else must be equal in other processes: the evaluators. Rows may gain some later."""
-    return {"evaluators": plan.identities(settings)} if plan.models else {}
 
 
 class _LabellingRun:
@@ -277,10 +261,10 @@ class _LabellingRun:
                 ratings += absent + sum(not self._plan.is_complete(each) for each in rated)
         return CallForecast(candidates=calls, evaluators=ratings)
 
-    async def label_locally(
+    async def label(
         self, settings: Settings, secrets: Secrets, grader: RequestGrader, concurrency: int
     ) -> None:
-        """Label in this process."""
+        """Label the pending questions, several at once."""
         shared = iter(self._pending)  # by all workers, so that each question is taken once
 
         async def work(labeller: Labeller) -> None:
@@ -300,58 +284,7 @@ class _LabellingRun:
             await stack.enter_async_context(labeller)
             count = min(concurrency, len(self._pending))
             await self._workers.run(work(labeller) for _ in range(count))
-            self.counts.add(labeller.take())
-
-    def label_remotely(self, remote: RemoteLabeller, conditions: dict[str, Any]) -> None:
-        """Label in other processes, and write their results."""
-        if not self._pending:
-            return
-
-        def interrupt(*_: object) -> None:
-            self._workers.interrupted = True  # libraries may swallow what is raised in their code
-            raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGINT, interrupt)
-        try:
-            for result in remote(
-                [self._pending_question(each) for each in self._pending], conditions
-            ):
-                self._store(result)
-                if self._workers.interrupted:
-                    break
-        except KeyboardInterrupt:
-            self._workers.interrupted = True
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def _pending_question(self, question: Question) -> PendingQuestion:
-        answers = dict(self._files.answers(question))
-        verdicts = {
-            each.verdict_key: verdict
-            for each in answers.values()
-            if (verdict := self._files.verdict(question, each.verdict_key)) is not None
-        }
-        notes = PartialLabels(answers, verdicts)
-        for evaluator in self._plan.evaluators(question.group):
-            for text in {each.text for each in answers.values() if each.text is not None}:
-                if values := self._files.confidences(question, evaluator, text):
-                    notes.add_confidences(question, evaluator, text, values)
-        return PendingQuestion(question=question, notes=notes)
-
-    def _store(self, result: LabelledQuestion) -> None:
-        question = result.question
-        for name, answer in result.notes.replies.items():
-            if name not in self._files.answers(question):
-                self._files.add_answer(question, name, answer)
-        for key, verdict in result.notes.verdicts.items():
-            if self._files.verdict(question, key) is None:
-                self._files.add_verdict(question, key, verdict)
-        for evaluator, rated in result.notes.ratings.items():
-            for text, values in rated.items():
-                if self._files.confidences(question, evaluator, text) != values:
-                    self._files.add_confidences(question, evaluator, text, values)
-        self.counts.add(result.tally)
-        self._finish(question, result.correct)
+            self.counts = labeller.counts()
 
     def _finish(self, question: Question, correct: Sequence[str] | None) -> None:
         if correct is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from app.errors import GatewayRefused, LabellingIncomplete
 from app.settings import Secrets, Settings
 from app.tools.gateway_client import GatewayClient
-from app.tools.labelling.files import Answer
+from app.tools.labelling.answer import Answer
 from app.tools.labelling.grading import GradingOptions, make_grader
 from app.tools.labelling.judge import judge_version
 from app.tools.labelling.request_grading import RequestGrader

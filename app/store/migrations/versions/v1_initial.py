@@ -42,7 +42,6 @@ def _create_calibrations() -> None:
         sa.Column("share", sa.Double(), nullable=False),
         sa.Column("since", sa.String(32), nullable=False),
         sa.Column("ended", sa.String()),
-        sa.Column("promote_below", sa.Double()),
     )
     op.create_table(
         "answer_calibrations",
@@ -154,25 +153,17 @@ def _create_samples() -> None:
 def _create_limits() -> None:
     """Quotas and budgets, and what each gateway has leased of them; amounts are decimal digits."""
     op.create_table(
-        "budgets",
-        sa.Column("key", sa.String(128), primary_key=True),
-        sa.Column("unit", sa.String(16), primary_key=True),
-        sa.Column("level", sa.Double(), nullable=False),
+        "limits",
+        sa.Column("name", sa.String(160), primary_key=True),
+        sa.Column("period", sa.String(10), primary_key=True),
+        sa.Column("used", sa.String(40), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
     )
     op.create_table(
         "leases",
-        sa.Column("key", sa.String(128), primary_key=True),
-        sa.Column("unit", sa.String(16), primary_key=True),
-        sa.Column("gateway", sa.String(64), primary_key=True),
-        sa.Column("held", sa.Double(), nullable=False),
-        sa.Column("until", sa.Double(), nullable=False),
-    )
-    op.create_table(
-        "budget_leases",
-        sa.Column("budget", sa.String(160), primary_key=True),
+        sa.Column("name", sa.String(160), primary_key=True),
         sa.Column("period", sa.String(10), primary_key=True),
-        sa.Column("gateway", sa.String(64), primary_key=True),
+        sa.Column("lease", sa.String(32), primary_key=True),
         sa.Column("spent", sa.String(40), nullable=False),
         sa.Column("reserved", sa.String(40), nullable=False),
         sa.Column("ceiling", sa.String(40), nullable=False),

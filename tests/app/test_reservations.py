@@ -1,4 +1,4 @@
-"""Reservations of requests: at once within a lease, after one draw beyond it, by one clock."""
+"""Reservations of requests: at once within a share, after one draw beyond it, settled once."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
-from app.access import budget_ledger
-from app.access.budget_metrics import BudgetMetrics
-from app.access.budgets import Budgets
+from app.access import lease_store
+from app.access.budgets import BudgetMetrics, Budgets, Reservation
+from app.access.leases import Leases
 from app.access.quotas import Quotas
-from app.access.reservation import Reservation
 from app.errors import BudgetExceeded, StoreUnavailable
 from app.settings import Settings
 from app.store import Store
-from app.store.tables import BudgetLeaseRow
+from app.store.tables import LimitRow
 from racer_core.prices import amount_of
 from tests.kit.waiting import eventually
 
 NOVEMBER: Final = datetime(2026, 11, 30, 23, 59, 50, tzinfo=UTC).timestamp()
+DAYS_S: Final = 400 * 86_400.0
 Story = Callable[["World"], Awaitable[None]]
+SYNC: Final = lease_store.sync
 
 
 class World:
@@ -35,17 +36,17 @@ class World:
 
     def __init__(self, store: Store, **budget: Any) -> None:
         self.now = NOVEMBER
+        self.ahead_s = 0.0  # of the wall clock
         self.registry = CollectorRegistry()
         self.store = store
         self.draws = 0
+        self.leases = Leases(store, clock=lambda: self.now, draw_every_s=0.01)
         self.budgets = Budgets(
-            store,
+            self.leases,
             configured(**budget),
             BudgetMetrics(self.registry),
-            wall_clock=lambda: self.now,
+            wall_clock=lambda: self.now + self.ahead_s,
             clock=lambda: self.now,
-            store_timeout_s=5.0,
-            draw_every_s=0.01,
         )
 
     def reservation(self) -> Reservation:
@@ -60,20 +61,19 @@ class World:
         await reservation.make(amount_of(amount), lambda: amount_of(spent))
         return reservation
 
+    async def made_again(self, amount: float) -> None:
+        """Reserve once the store has responded; a request that is refused asks it nothing."""
+        for _ in range(3_000):
+            with suppress(StoreUnavailable):
+                await self.made(amount)
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail("the store was not asked again")
+
     def shown(self) -> tuple[float, float]:
         """What is spent and reserved."""
         (budget,) = self.budgets.as_json()["budgets"]
         return budget["spent"], budget["reserved"]
-
-
-async def made_again(world: World, amount: float) -> None:
-    """Reserve once the store has responded; a request that is refused asks it nothing."""
-    for _ in range(3_000):
-        with suppress(StoreUnavailable):
-            await world.made(amount)
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("the store was not asked again")
 
 
 def configured(**budget: Any) -> Settings:
@@ -87,7 +87,6 @@ def configured(**budget: Any) -> Settings:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     """Let a story happen to a gateway."""
-    sync = budget_ledger.sync
 
     def begin(story: Story, **budget: Any) -> World:
         async def happen(store: Store) -> World:
@@ -95,10 +94,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]
 
             def counted(*args: Any) -> Any:
                 world.draws += 1
-                return sync(*args, clock=lambda _: world.now)
+                return SYNC(*args, clock=lambda _: world.now)
 
-            monkeypatch.setattr(budget_ledger, "sync", counted)
-            async with world.budgets:
+            monkeypatch.setattr(lease_store, "sync", counted)
+            async with world.leases:
                 await story(world)
             return world
 
@@ -108,15 +107,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]
     return begin
 
 
-def test_a_request_within_the_lease_does_not_wait(run: Callable[..., World]) -> None:
+def test_a_request_within_the_share_does_not_wait(run: Callable[..., World]) -> None:
     """The first one draws; the next ones reserve without a pause."""
 
     async def story(world: World) -> None:
         (await world.made(1.0)).settle(amount_of(0.5))
         draws = world.draws
         for _ in range(10):
-            reservation = world.reservation()
-            making = reservation.make(amount_of(1.0), lambda: 0)
+            making = world.reservation().make(amount_of(1.0), lambda: 0)
             with pytest.raises(StopIteration):
                 making.send(None)
         assert world.draws == draws
@@ -126,42 +124,37 @@ def test_a_request_within_the_lease_does_not_wait(run: Callable[..., World]) -> 
 
 
 def test_requests_that_wait_share_a_draw(run: Callable[..., World]) -> None:
-    """Thirty at once, each larger than the usual lease of what is left beside it."""
+    """Thirty at once; what can never fit is refused without one, and so is what was denied."""
 
     async def story(world: World) -> None:
         draws = world.draws
         await asyncio.gather(*(world.made(100 / 30) for _ in range(30)))
         assert world.draws - draws <= 3
+
+        def refused_at_once(amount: float) -> None:
+            making = world.reservation().make(amount_of(amount), lambda: 0)
+            with pytest.raises(BudgetExceeded):
+                making.send(None)
+
+        refused_at_once(101.0)
         with pytest.raises(BudgetExceeded):
             await world.made(0.1)
+        refused_at_once(0.1)
 
     run(story)
-
-
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], HeldDraws]:
-    """Let each draw begin and wait for its turn from now on."""
-
-    def hold() -> HeldDraws:
-        draws = HeldDraws(budget_ledger.sync)
-        monkeypatch.setattr(budget_ledger, "sync", draws)
-        return draws
-
-    return hold
 
 
 class HeldDraws:
     """Draws that wait for their turns."""
 
-    def __init__(self, sync: Callable[..., Any]) -> None:
-        self._sync = sync
+    def __init__(self) -> None:
         self._begun, self._turns = threading.Semaphore(0), threading.Semaphore(0)
 
     def __call__(self, *args: Any) -> Any:
-        """As `budget_ledger.sync`."""
+        """As `lease_store.sync`."""
         self._begun.release()
         assert self._turns.acquire(timeout=30)
-        return self._sync(*args)
+        return SYNC(*args)
 
     async def begun(self) -> None:
         """Wait until the next one has begun."""
@@ -172,45 +165,29 @@ class HeldDraws:
         self._turns.release(turns)
 
 
+@pytest.mark.parametrize("arriving", [(3,), (5, 1)])
 def test_requests_that_come_during_a_draw_wait_for_the_next_one(
-    run: Callable[..., World], held: Callable[[], HeldDraws]
+    run: Callable[..., World], monkeypatch: pytest.MonkeyPatch, arriving: tuple[int, ...]
 ) -> None:
-    """Five that fit, of which the first draw has heard of one: none is refused."""
+    """Of those that come during the first draw and the second one, the five that fit are served.
+
+    The next draw begins at once, for others wait: it gives back only what is left then.
+    """
 
     async def story(world: World) -> None:
-        draws = held()
-        first = asyncio.create_task(world.made(1.0))
-        await draws.begun()
-        during = [asyncio.create_task(world.made(1.0)) for _ in range(3)]
-        await asyncio.sleep(0)
-        draws.go_on()
-        await first
-        after = asyncio.create_task(world.made(1.0))
-        await asyncio.sleep(0)
-        draws.go_on(100)
-        await asyncio.gather(*during, after)
-        assert world.shown() == (0.0, 5.0)
-
-    run(story, hard=5.5)
-
-
-def test_what_a_draw_has_leased_is_reserved_before_the_next_one(
-    run: Callable[..., World], held: Callable[[], HeldDraws]
-) -> None:
-    """The next one begins at once, for others wait: it gives back only what is left then."""
-
-    async def story(world: World) -> None:
-        draws = held()
+        draws = HeldDraws()
+        monkeypatch.setattr(lease_store, "sync", draws)
         made = [asyncio.create_task(world.made(1.0))]
-        for arriving in (5, 1):  # while the first draw is under way, and while the second one is
+        for count in arriving:
             await draws.begun()
-            made += [asyncio.create_task(world.made(1.0)) for _ in range(arriving)]
+            made += [asyncio.create_task(world.made(1.0)) for _ in range(count)]
             await asyncio.sleep(0)
             draws.go_on()
         draws.go_on(100)
         outcomes = await asyncio.gather(*made, return_exceptions=True)
-        assert [type(each).__name__ for each in outcomes].count("Reservation") == 5
-        assert world.shown() == (0.0, 5.0)
+        served = [type(each).__name__ for each in outcomes].count("Reservation")
+        assert served == min(5, len(made))
+        assert world.shown() == (0.0, served)
 
     run(story, hard=5.5)
 
@@ -219,64 +196,58 @@ def test_a_request_that_leaves_while_it_waits_reserves_nothing(
     run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And its need is forgotten."""
-    free = threading.Event()
 
     async def story(world: World) -> None:
-        before = budget_ledger.sync
-
-        def slow(*args: Any) -> Any:
-            free.wait(60)
-            return before(*args)
-
-        monkeypatch.setattr(budget_ledger, "sync", slow)
+        draws = HeldDraws()
+        monkeypatch.setattr(lease_store, "sync", draws)
         waiting = asyncio.create_task(world.made(60.0))
-        await asyncio.sleep(0.05)
+        await draws.begun()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        free.set()
-        (account,) = world.budgets.accounts()
-        assert (account.waiting, account.reserved) == (0, 0)
+        draws.go_on(100)
+        (share,) = world.budgets.present()
+        assert (share.waiting, share.reserved) == ([], 0)
         await world.made(100.0)
 
     run(story)
 
 
 def away(*_: object) -> NoReturn:
-    """The ledger while the store does not respond."""
+    """The store's transaction while it does not respond."""
     raise StoreUnavailable("not there")
 
 
-def test_without_the_store_the_lease_is_spent_and_no_more(
+def test_without_the_store_the_share_is_spent_and_no_more(
     run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What exceeds it is refused at once, as not known; afterwards all is well again."""
+    """What exceeds it is refused at once, as not known; the store is tried again by itself."""
 
     async def story(world: World) -> None:
         await world.made(1.0)
         with monkeypatch.context() as patch:
-            patch.setattr(budget_ledger, "sync", away)
+            patch.setattr(lease_store, "sync", away)
             for _ in range(24):
                 await world.made(1.0)
             with pytest.raises(StoreUnavailable, match="more was asked than is leased"):
                 await world.made(1.0)
-        await made_again(world, 50.0)
+        await world.made_again(50.0)
         assert world.shown() == (0.0, 75.0)
 
     run(story)
 
 
-def test_after_a_failed_draw_the_store_is_tried_again_at_once(
+def test_a_budget_whose_row_is_bad_is_not_known(
     run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although no request waits any longer, and no time passes by the clock of leases."""
+    """Its requests are unavailable, and it is asked for again only after a while."""
 
     async def story(world: World) -> None:
-        await world.made(1.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(budget_ledger, "sync", away)
-            with pytest.raises(StoreUnavailable):
-                await world.made(50.0)
-        await made_again(world, 50.0)
+        monkeypatch.setattr(lease_store, "sync", lambda *_: {})
+        with pytest.raises(StoreUnavailable):
+            await world.made(1.0)
+        monkeypatch.setattr(lease_store, "sync", SYNC)
+        world.now += 11.0
+        await world.made_again(1.0)
 
     run(story)
 
@@ -318,20 +289,50 @@ def test_a_new_period_begins_with_nothing_spent(run: Callable[..., World]) -> No
     run(story)
 
 
-def test_a_reservation_ends_once(run: Callable[..., World]) -> None:
-    """By settling, else with the ticket of its request, at what its calls have cost so far."""
+@pytest.mark.parametrize("per", ["day", "month"])
+def test_a_clock_that_was_ahead_strands_no_budget(run: Callable[..., World], per: str) -> None:
+    """By 400 days for one request: afterwards the period of today goes on with what it had."""
 
     async def story(world: World) -> None:
+        (await world.made(60.0)).settle(amount_of(60.0))
+        world.ahead_s = DAYS_S
+        (await world.made(30.0)).settle(amount_of(30.0))
+        assert world.shown() == (30.0, 0.0)
+        world.ahead_s = 0.0
+        assert world.shown() == (60.0, 0.0)
+        with pytest.raises(BudgetExceeded):
+            await world.made(41.0)
+        await world.made(40.0)
+        world.now += 15.0
+        assert world.shown() == (0.0, 0.0)
+
+    run(story, per=per, hard=100)
+
+
+def test_a_reservation_ends_once_whatever_is_raised(run: Callable[..., World]) -> None:
+    """By settling, else with the ticket of its request, at what its calls have cost so far.
+
+    Where that cannot be told, all that was reserved counts.
+    """
+
+    async def story(world: World) -> None:
+        def raising() -> int:
+            raise OverflowError("no such number")
+
         settled, left = await world.made(10.0, spent=3.0), await world.made(20.0, spent=4.0)
+        unknown = world.reservation()
+        await unknown.make(amount_of(30.0), raising)
         quotas = Quotas([], in_flight=9, body_bytes=9)
-        for reservation in (settled, left, world.reservation()):
-            with quotas.admit("k", is_work=True) as ticket:
+        for reservation in (settled, left, unknown, world.reservation()):
+            with suppress(ZeroDivisionError), quotas.admit("k", is_work=True) as ticket:
                 ticket.reservation = reservation
                 if reservation is settled:
                     reservation.settle(amount_of(1.0))
+                _ = 1 / 0
         settled.settle(amount_of(9.0))
         left.close()
-        assert world.shown() == (5.0, 0.0)
+        assert world.shown() == (35.0, 0.0)
+        assert quotas.in_flight == 0
 
     run(story)
 
@@ -384,33 +385,16 @@ def test_a_budget_that_is_removed_and_added_again_is_spent_still(
         under_way.settle(amount_of(5.0))
         world.now += 2.0
 
-        def spent() -> list[int]:
+        def used() -> list[int]:
             with world.store.transaction() as session:
-                rows = select(BudgetLeaseRow.spent).where(BudgetLeaseRow.period == "2026-11")
+                rows = select(LimitRow.used).where(LimitRow.period == "2026-11")
                 return list(session.scalars(rows))
 
-        await eventually(lambda: spent() == [amount_of(60.0)])
+        await eventually(lambda: used() == [amount_of(60.0)])
         world.budgets.reconfigure(configured(hard=100))
-        assert world.shown() == (60.0, 0.0)
+        await eventually(lambda: world.shown() == (60.0, 0.0))
         with pytest.raises(BudgetExceeded):
             await world.made(41.0)
         await world.made(40.0)
 
     run(story)
-
-
-def test_old_rows_are_deleted_daily(
-    run: Callable[..., World], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the start, and once in each day that the gateway runs."""
-    deleted: list[float] = []
-
-    async def story(world: World) -> None:
-        for day in range(4):
-            await eventually(lambda day=day: len(deleted) == day + 1)
-            await asyncio.sleep(0.1)  # of draws every 0.01 s, which delete nothing more
-            world.now += 24 * 3_600 * (day < 3)
-
-    monkeypatch.setattr(budget_ledger, "delete_old", deleted.append)
-    run(story)
-    assert len(deleted) == 4

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 
 from racer_core.calibration.laws import student_quantile
-from racer_core.offline.protocol import Order
-from racer_core.offline.report.view import View
+from racer_core.offline.evaluation_result import RISK, Evaluation, Setting
 from racer_core.types import FloatArray, RiskTarget
 
 _NORMAL = 1.96  # 95 % of a normal law
@@ -57,14 +56,16 @@ class RiskLaw:
         return "below" if mean < low else "above" if mean > high else "inside"
 
 
-def risk_law(view: View, score: Order, alpha: float) -> RiskLaw | None:
+def risk_law(evaluation: Evaluation, setting: Setting) -> RiskLaw | None:
     """The law of one scope, or of the mean over benchmarks (interval then by the normal law).
 
     Every split has its own law, since its ties and its number of answerable rows vary: moments and
     ends of the interval are means over splits. None where a split has no test row that counts.
     """
-    laws = [law for part in view.parts if (law := _own(part, score, alpha)) is not None]
-    if len(laws) < len(view.parts):
+    parts = evaluation.parts(setting.scope)
+    found = [_own(evaluation, replace(setting, scope=part)) for part in parts]
+    laws = [law for law in found if law is not None]
+    if len(laws) < len(parts):
         return None
     if len(laws) == 1:
         return laws[0]
@@ -81,27 +82,27 @@ def risk_law(view: View, score: Order, alpha: float) -> RiskLaw | None:
     )
 
 
-def risk_limit(view: View, score: Order, alpha: float, error_rate: float) -> float | None:
+def risk_limit(evaluation: Evaluation, setting: Setting, error_rate: float) -> float | None:
     """Where the mean risk of valid sets over all splits lies above with this chance; None: unknown.
 
     By the exact law; for graded losses by Student's t over the splits, whose rows are drawn
     independently and whose mean risk is at most alpha.
     """
-    if view.target is RiskTarget.QUALITY:
-        risks = view.risk(score, alpha)
+    if setting.risk_target is RiskTarget.QUALITY:
+        risks = np.array(evaluation.cells[setting][RISK[setting.risk_target]])
         if len(risks) < 2:
             return None
         reach = student_quantile(1.0 - error_rate, len(risks) - 1)
-        return alpha + reach * float(risks.std(ddof=1)) / math.sqrt(len(risks))
-    law = risk_law(view, score, alpha)
+        return setting.alpha + reach * float(risks.std(ddof=1)) / math.sqrt(len(risks))
+    law = risk_law(evaluation, setting)
     return None if law is None else law.limit(error_rate)
 
 
-def _own(view: View, score: Order, alpha: float) -> RiskLaw | None:
-    laws = view.laws(score, alpha)
-    if any(law is None for law in laws):
-        return None
+def _own(evaluation: Evaluation, setting: Setting) -> RiskLaw | None:
+    laws = evaluation.laws[setting]
     splits = [law for law in laws if law is not None]
+    if len(splits) < len(laws):
+        return None
 
     def mean(values: Iterable[float]) -> float:
         return float(np.mean(list(values)))
