@@ -48,11 +48,3 @@ def test_points_stand_where_their_values_are() -> None:
     }
     *_, axis = text.splitlines()
     assert axis.split() == ["1", "5"]
-
-
-def test_a_single_point_has_axes() -> None:
-    """All values are the same."""
-    only = trial(0.1, 2.0, 0.8)
-    assert places(plot(Tuning(trials=(only,), chosen=only, slack=0.0, rows=100), None)).keys() == {
-        "#"
-    }

@@ -18,6 +18,7 @@ SMALL = {
     "upstream_call.py": (["--calls", "32", "--rounds", "1"], "rounds"),
     "overload.py": (["--seconds", "12"], "kinds"),
     "slow_streams.py": (["--streams", "20", "--gap-ms", "10"], "passed"),
+    "uncached.py": (["--tiny", "--rounds", "2", "--queries", "5"], "rounds"),
     "soak.py": (["--minutes", "0.1"], "samples"),
 }
 

@@ -42,10 +42,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_whole_requests_are_certified_after_label_and_calibrate(
     server: str, racer: Command, tmp_path: Path
 ) -> None:
-    """By the command line and the official client. No model here calls a tool that it is given.
-
-    A request with a system prompt without rows stays void.
-    """
+    """By the command line and the official client. No model here calls a tool that it is given."""
     questions = [
         {"request": body, "reference": first_text(server, body)}
         for make in KINDS.values()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.kit.gateway import ENVIRONMENT, configure, running, user
+from tests.kit.gateway import ENVIRONMENT, configure, running
 from tests.kit.same_answer import NAMES, activate, configured
 from tests.kit.upstream import FakePool
-from tests.kit.waiting import wait_until
 
 from .conftest import Open
 from .fleet import Fleet
-from .rounding import plain
 from .scripted import FEW, RIVER, SUM, ScriptedFleet
 
 
@@ -44,32 +42,6 @@ def test_an_answer_is_text_and_never_markup(few: ScriptedFleet, opened: Open) ->
     assert tab.page.inner_text("#answer .text.big") == hostile
     assert tab.page.locator("#answer img, #answer script").count() == 0
     assert tab.page.title() == "RACER gateway"
-
-
-def test_a_failure_is_counted_on_watch(few: ScriptedFleet, opened: Open) -> None:
-    """As a share of its candidate's calls, as /metrics counts them."""
-    few.pool.fail(FEW[0], "400")
-    for number in range(4):
-        few.gateway.post("/v1/chat/completions", json={"model": FEW[0], "messages": user(SUM)})
-        few.route(f"{RIVER} {number}")
-    tab = opened(few, "#watch")
-    tab.refused = {401}  # before there are keys
-    tab.give_keys()
-    tab.page.wait_for_selector("#watch tbody tr")
-    lines = few.gateway.get("/metrics", few.admin_key).text.splitlines()
-    for name in FEW:
-        counted = {
-            line.split('outcome="')[1].partition('"')[0]: float(line.split()[-1])
-            for line in lines
-            if line.startswith(f'racer_candidate_calls_total{{candidate="{name}"')
-        }
-        calls = sum(counted.values())
-        failed = calls - counted.get("ok", 0.0) - counted.get("cancelled", 0.0)
-        assert (failed > 0) or name != FEW[0]
-        expected = f"{plain(100 * failed / calls, 1)} %" if calls else "–"
-        row = tab.page.locator("#watch tbody tr", has_text=name)
-        cell = row.locator("td").nth(2)
-        wait_until(lambda cell=cell, expected=expected: cell.inner_text() == expected)
 
 
 def test_a_round_with_a_failure_is_followed_by_all_others(

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from tests.ui.looks import slide
-
 from .conftest import Open, Tab
-from .fleet import Fleet, level_of_several, several
 from .scripted import FEW, FEW_PRICES, RIVER, ScriptedFleet
 
 
@@ -32,17 +27,3 @@ def test_money_is_shown_where_prices_are_known(few: ScriptedFleet, opened: Open)
     paid, everyone = sum(each[name] for name in chosen), sum(each.values())  # two tokens each, "42"
     assert shown["Cost"] == [f"{paid:.3g} USD", f"of about {everyone:.3g} USD"]
     assert "would read the same input" in tab.page.inner_text(".paid .hint")
-
-
-def test_the_demo_shows_its_cost_in_its_own_unit(demo: Fleet, opened: Open) -> None:
-    """The shipped configuration has prices; some candidates cost less than all of them."""
-    question = demo.find(several)
-    steps = round(200 * level_of_several(demo.levels(question))["alpha"])
-    tab = opened(demo)
-    tab.looked(question)
-    slide(tab, steps)
-    tab.ask(question)
-    paid, everyone = figures(tab)["Cost"]
-    units = re.compile(r"(?:of )?(?:about )?([\d.]+) credits")
-    [own], [whole] = units.findall(paid), units.findall(everyone)
-    assert 0 < float(own) < float(whole)
