@@ -1,4 +1,4 @@
-"""docker-compose.yml, the files it mounts and the variables it reads agree with the code."""
+"""docker-compose.yml agrees with the code, and serves the models of the other deployments."""
 
 import ast
 import re
@@ -16,6 +16,7 @@ from app.errors import SettingsError
 from app.settings import Limits
 from app.settings.access import Access
 from app.store import Store
+from tests.deploy import plain
 from tests.deploy.compose import (
     CANDIDATES,
     CONFIG,
@@ -32,6 +33,7 @@ from tests.deploy.compose import (
 )
 from tests.kit.commands import parsed
 
+from .chart import CHART, values_of
 from .dockerfile import ROOT, seconds
 
 KEYS = {"RACER_DATA_KEY": "data-key-of-the-tests", "RACER_ADMIN_KEY": "admin-key-of-the-tests"}
@@ -186,3 +188,24 @@ def test_the_configuration_loads(tmp_path):
         settings.load(FOLDER / "racer.yaml", {}, host="0.0.0.0")
     with Store(CONFIG["store"].replace("/var/lib/racer", str(tmp_path))):
         assert (tmp_path / "racer.db").is_file()
+
+
+PAGE = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+ROWS = re.findall(
+    r"^\| `(\S+)` \| (?:`([^`|]+)`|none[^|]*) \| ([\d.]+) GB \| ([\d.]+) GB \|$", PAGE, re.MULTILINE
+)
+MODELS = {name: own.split() for name, own, _, _ in ROWS}
+
+
+def test_compose_manifests_and_chart_serve_the_models_of_the_table() -> None:
+    """With their own flags: another model's parser makes answers empty."""
+    wanted = [[name, *own] for name, own in MODELS.items()]
+    assert wanted
+    assert [model(each)[1].split() for each in CANDIDATES.values()] == wanted
+    assert [plain.own_words(name) for name in plain.CANDIDATES] == wanted
+    values = values_of(CHART / "values.yaml")
+    runs = [each["vllm"] for each in values["candidates"]]
+    assert [[each["model"], *each["args"]] for each in runs] == wanted
+    [image] = {plain.PODS[name]["containers"][0]["image"] for name in plain.CANDIDATES}
+    assert values["vllm"]["image"] == image
+    assert image.rpartition(":v")[2] in PAGE

@@ -9,7 +9,6 @@ import pytest
 
 from tests.kit.gateway import Gateway, user
 from tests.kit.lazy import LazyModule
-from tests.vllm.schemas import LOOK_UP, ROOM, TOPIC, tool
 
 from .conftest import GREEDY, POOL, WHOLE_POOL, Servers, rows_of
 
@@ -17,7 +16,21 @@ openai = LazyModule("openai")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
+TOPIC: Final = {
+    "type": "object",
+    "properties": {"topic": {"type": "string", "enum": ["sums"]}},
+    "required": ["topic"],
+    "additionalProperties": False,
+}
+
+LOOK_UP: Final = {"name": "look_up", "strict": True, "parameters": TOPIC}
+ROOM: Final = 160  # tokens, for what a schema adds to an answer
 SUM: Final = "What is 17 plus 25?"  # for which the abacus alone is selected
+
+
+def tool(function: dict[str, Any]) -> list[Any]:
+    """One tool of a request."""
+    return [{"type": "function", "function": function}]
 
 
 def streamed(gateway: Gateway, text: str, racer: dict[str, Any]) -> list[Any]:
