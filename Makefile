@@ -152,7 +152,6 @@ lock: $(RELEASE_READY)
 # Build the site of docs/ into site/; a dead link is an error.
 docs: setup
 	$(BIN)/python -m docs.reference.generate
-	$(BIN)/python -m tests.docs.blocks
 	$(BIN)/zensical build --strict
 
 clean:

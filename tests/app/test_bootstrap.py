@@ -22,7 +22,7 @@ from app import artifact_watch, settings
 from app.cli import bootstrap as command
 from app.errors import GatewayUnreachable
 from app.tools.bootstrap.gateway import wait_for_artifact
-from app.tools.bootstrap.run import client_address, take_over
+from app.tools.bootstrap.run import take_over
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.bootstrap.steps import SHARES, BootstrapOptions, Steps
 from app.tools.gateway_client import GatewayClient
@@ -176,30 +176,6 @@ def test_from_questions_to_a_certified_answer(
 
 
 @pytest.mark.slow
-def test_every_step_is_a_command_that_runs_alone(
-    bootstrap: Bootstrap, racer: Command, gateway: Gateway, tmp_path: Path
-) -> None:
-    """The words that are shown, typed one after the other, give the same rows and parts."""
-    code, _, stderr = bootstrap(gateway)
-    assert code == 0, stderr
-    train = tmp_path / "work" / "parts" / "train.jsonl"
-    queries = queries_of(train)
-    shutil.rmtree(tmp_path / "work")
-    (tmp_path / "work").mkdir()
-    for line in shown(stderr):
-        words = line.split()
-        key = ["--key", ADMIN_KEY] if words[0] in ("label", "calibrate") else []
-        expected = 1 if words[0] == "tune" else 0  # too few rows, alone as well
-        assert racer(*words, *key)[0] == expected, words
-    assert queries_of(train) == queries
-
-
-def queries_of(path: Path) -> list[str]:
-    """The queries of rows."""
-    return [json.loads(line)["query"] for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-@pytest.mark.slow
 def test_what_tuning_chooses_is_written_and_calibrated(
     bootstrap: Bootstrap, gateway: Gateway, queries: Path, config: Path
 ) -> None:
@@ -223,31 +199,6 @@ def test_what_tuning_chooses_is_written_and_calibrated(
     assert skipped(again[2]) == list(STEPS)
 
 
-@pytest.mark.slow
-def test_what_tuning_chooses_can_be_pasted(
-    bootstrap: Bootstrap, gateway: Gateway, queries: Path, config: Path
-) -> None:
-    """Without `--write` the lines of the report are YAML; with them the report is content."""
-    ask(queries, TUNED)
-    code, out, stderr = bootstrap(gateway)
-    assert code == 0, stderr
-    advice, _, rest = out[out.index("next 1:") :].partition("\n")
-    assert "with which this run evaluated and calibrated" in advice
-    lines = yaml.safe_load(rest.partition("next 2:")[0])
-    report = done(bootstrap(gateway, "--json"))
-    chosen, calibration = report["tuning"]["chosen"], report["calibration"]
-    assert lines == report["tuning"]["settings"]
-    assert (calibration["score"], calibration["alpha"]) != (chosen["score"], chosen["alpha"])
-    values = yaml.safe_load(config.read_text(encoding="utf-8"))
-    for section, changes in lines.items():
-        values[section] = values.get(section, {}) | changes
-    config.write_text(yaml.safe_dump(values), encoding="utf-8")
-    report = done(bootstrap(gateway, "--json"))
-    calibration = report["calibration"]
-    assert (calibration["score"], calibration["alpha"]) == (chosen["score"], chosen["alpha"])
-    assert report["next"][0].startswith("ask `auto`")
-
-
 @pytest.mark.parametrize(
     ("changed", "starts", "ends"),
     [
@@ -267,14 +218,6 @@ def test_a_restart_is_asked_for_only_where_a_reload_does_not_do(
     text = take_over(changed)
     assert text.startswith(starts)
     assert text.endswith(ends)
-
-
-def test_an_address_of_a_container_is_called_that_of_the_command() -> None:
-    """On this machine the address is right as it is."""
-    assert client_address("http://127.0.0.1:8080") == "http://127.0.0.1:8080/v1"
-    elsewhere = client_address("http://gateway:8080")
-    assert elsewhere.startswith("http://gateway:8080/v1, as this command does")
-    assert "ingress" in elsewhere
 
 
 # Stops -------------------------------------------------------------------------------------------

@@ -12,10 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main
-from app.cli.doctor import EXIT_UNHEALTHY
-from app.cli.verify import EXIT_DIFFERS
-from racer_core.offline.assertions import NAMES
 from tests.kit.commands import COMMANDS, WITHOUT_JSON
 from tests.kit.upstream import FakePool
 
@@ -31,39 +27,6 @@ def test_every_command_is_named_and_no_other() -> None:
     found = re.search(r"on every command but four: ([^.]*)\.", DOCUMENT)
     assert found is not None
     assert set(re.findall(r"`(\w+)`", found[1])) == set(WITHOUT_JSON)
-
-
-def test_every_exit_code_is_documented() -> None:
-    """Red when one is added or means something else."""
-    found = {int(code) for code in re.findall(r"^\| (\d+) \|", DOCUMENT, re.MULTILINE)}
-    known = {main.EXIT_REFUSED, main.EXIT_CONFIGURATION, main.EXIT_UNREACHABLE}
-    assert found == known | {0, 130, EXIT_UNHEALTHY, EXIT_DIFFERS}
-
-
-def test_every_check_of_the_doctor_is_in_its_table() -> None:
-    """One line for each module of checks. Red when one is added in silence."""
-    section = DOCUMENT.partition("## `racer doctor`")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| ([a-zA-Z]+)[ ,]", section, re.MULTILINE)
-    modules = {path.stem for path in (ROOT / "app" / "tools" / "doctor").glob("*.py")}
-    checks = modules - {"__init__", "finding", "run"}
-    assert {row.lower() for row in rows} - {"check"} == {
-        *({each.rstrip("s") for each in checks}),
-        "disk",  # the store's
-    }
-
-
-def test_every_measure_of_assertions_is_documented() -> None:
-    """Red when a measure gets another name."""
-    section = DOCUMENT.partition("## `racer evaluate`")[2].partition("\n## ")[0]
-    assert set(NAMES) <= set(re.findall(r"`(\w+)`", section))
-
-
-def test_the_readme_names_the_commands() -> None:
-    """Those that have one word; `racer --help` has the rest."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "docs/reference/cli.md" in text
-    for name in ("init", "doctor", "label", "train", "tune", "evaluate", "serve", "calibrate"):
-        assert f"`racer {name}`" in text
 
 
 @pytest.mark.slow

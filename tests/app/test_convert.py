@@ -11,7 +11,6 @@ import pytest
 
 from racer_core.records.reader import read_rows
 from racer_core.records.writer import write_rows
-from racer_core.types import LabelledRow, LabelledRows
 from tests.kit.gateway import Command
 
 TABLE = "sample_id,prompt,eval_name,m,m|total_cost\n1,a,x,1.0,0.1\n2,b,y,0.5,0.1\n"
@@ -77,20 +76,6 @@ def test_a_table_with_its_threshold_or_without_a_task(racer: Command, tmp_path: 
         assert racer("convert", table, "--out", out, *options)[0] == 0
         assert all(row.correct == {"m"} for row in read_rows(out).rows)
         assert len(read_rows(out)) == 2 - number
-
-
-def test_written_text_is_read_back_unchanged(tmp_path: Path) -> None:
-    """Every field survives: texts with line separators, null answers, scores without a query."""
-    rows = (
-        LabelledRow(
-            query='a\u2028b\n"ä"', correct=frozenset({"m"}), answers={"m": "x", "n": None},
-            reference="r", task="t", group="g",
-        ),
-        LabelledRow(query="", correct=frozenset(), scores=(0.25, 1.0)),
-    )  # fmt: skip
-    written = LabelledRows(pool=("m", "n"), rows=rows)
-    write_rows(written, tmp_path / "rows.jsonl")
-    assert read_rows(tmp_path / "rows.jsonl") == written
 
 
 def test_whole_requests_become_json_lines_and_are_read_back(racer: Command, tmp_path: Path) -> None:

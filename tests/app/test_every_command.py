@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 
@@ -149,14 +148,3 @@ def test_an_unreadable_file_beside_a_valid_configuration_is_a_one_line_error(
     code, out, stderr = racer(*name.split(), *arguments(COMMANDS[name], path, config))
     is_refused(code, out, stderr)
     assert str(config) not in stderr
-
-
-def test_json_is_all_of_stdout(racer: Command, tmp_path: Path) -> None:
-    """Progress goes to stderr, and so does a refusal: a program may parse stdout whole."""
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"query": "one?", "correct": {"a": true}}\n')
-    converted = racer("convert", rows, "--out", tmp_path / "out.jsonl", "--json")
-    assert json.loads(converted[1])["out"] == str(tmp_path / "out.jsonl")
-    code, out, stderr = racer("evaluate", "--data", rows, "--encoder", "char-ngrams", "--json")
-    assert (code, out) == (1, "")
-    assert stderr.startswith("racer: ")

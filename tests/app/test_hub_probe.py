@@ -147,13 +147,6 @@ def test_name_service_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         free.set()
 
 
-@pytest.mark.parametrize("name", ["char-ngrams", "/nowhere/encoder", "./encoder", "a/b/c"])
-def test_what_is_no_name_on_a_hub_asks_none(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """n-grams need nothing, and a path is a path."""
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    hub_probe.check_hub(name)
-
-
 def test_what_is_here_asks_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A folder, or a model in the hub's cache."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")

@@ -124,13 +124,6 @@ def test_a_name_that_does_not_fit_is_made_to(racer: Command, model: str, name: s
     assert candidate.get("model", candidate["name"]) == model
 
 
-def test_two_models_of_one_name_get_different_names(racer: Command) -> None:
-    """Else the file would not load."""
-    with FakePool(models=["/a/qwen", "/b/qwen"]) as server:
-        values = written(racer, server.url)
-    assert [each["name"] for each in values["candidates"]] == ["qwen", "qwen-2"]
-
-
 def test_the_key_stays_in_the_environment(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sent, and its variable is named. Red when a byte of it reaches the disk."""
     monkeypatch.setenv("FLEET_KEY", SECRET)
@@ -156,30 +149,22 @@ def test_the_usual_variables_are_enough(racer: Command, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("environment", "url", "key_env"),
+    ("environment", "given", "url", "key_env"),
     [
-        ({"OPENAI_API_KEY": "k"}, "https://api.openai.com/v1", "OPENAI_API_KEY"),
-        ({"OPENAI_BASE_URL": "http://a"}, "http://a/v1", None),
-        ({"OPENAI_BASE_URL": "http://a", "OPENAI_API_KEY": ""}, "http://a/v1", None),
+        ({"OPENAI_API_KEY": "k"}, [], "https://api.openai.com/v1", "OPENAI_API_KEY"),
+        ({"OPENAI_BASE_URL": "http://a"}, [], "http://a/v1", None),
+        ({"OPENAI_BASE_URL": "http://a", "OPENAI_API_KEY": ""}, [], "http://a/v1", None),
+        ({"OPENAI_BASE_URL": "http://b", "OPENAI_API_KEY": "k"}, ["http://a"], "http://a/v1", None),
     ],
 )
-def test_a_key_alone_is_openai_s(
-    environment: dict[str, str], url: str, key_env: str | None
+def test_a_key_is_sent_only_to_its_own_endpoint(
+    environment: dict[str, str], given: list[str], url: str, key_env: str | None
 ) -> None:
-    """As the client itself has it; a server may want none."""
+    """A key alone is OpenAI's, as the client itself has it; a URL argument gets none."""
     plan = first_configuration.InitOptions.of(
-        [], path=Path("racer.yaml"), port=0, key_env=None, environment=environment
+        given, path=Path("racer.yaml"), port=0, key_env=None, environment=environment
     )
     assert (plan.urls, plan.key_env) == ((url,), key_env)
-
-
-def test_a_key_is_sent_only_to_its_own_endpoint() -> None:
-    """A URL argument is called without OPENAI_API_KEY. Fails when OpenAI's key is sent there."""
-    environment = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://b"}
-    plan = first_configuration.InitOptions.of(
-        ["http://a"], path=Path("racer.yaml"), port=0, key_env=None, environment=environment
-    )
-    assert (plan.urls, plan.key_env) == (("http://a/v1",), None)
 
 
 def test_an_unreachable_server_is_named_and_written_only_on_request(racer: Command) -> None:
@@ -217,13 +202,6 @@ def test_an_output_path_that_is_a_folder_is_refused(
     assert "is a folder: name a file in it with --out" in stderr
 
 
-def test_an_existing_schema_file_is_accepted(racer: Command) -> None:
-    """A second configuration in the same folder."""
-    with FakePool(models=["qwen"]) as server:
-        written(racer, server.url)
-        written(racer, server.url, "--out", "second.yaml")
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -243,33 +221,33 @@ def test_a_response_that_is_no_model_list_is_reported(
         assert words in fails_and_writes_nothing(racer, 3, server.url)
 
 
-def test_a_server_without_models_is_reported(racer: Command) -> None:
-    """There is nothing to write."""
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "http://host:8000/v1"),
+        ("ftp://x", "http://host:8000/v1"),
+        ("http://", "http://host:8000/v1"),
+        ("http://x:99999", "http://host:8000/v1"),
+        ("http://me:hunter2@127.0.0.1:1/v1", "password"),
+    ],
+)
+def test_a_url_that_cannot_stand_in_the_file_is_refused(
+    racer: Command, url: str, words: str
+) -> None:
+    """With the shape of one, and without repeating a password."""
+    stderr = fails_and_writes_nothing(racer, 2, url)
+    assert words in stderr
+    assert "hunter2" not in stderr
+
+
+def test_models_of_one_name_and_a_repeated_url(racer: Command) -> None:
+    """Names differ, a server is asked once, and a second file may lie beside the first."""
     with FakePool() as server:
         assert "no model is served" in fails_and_writes_nothing(racer, 2, server.url)
-
-
-@pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://", "http://x:99999"])
-def test_an_invalid_url_is_reported(racer: Command, url: str) -> None:
-    """With the shape of one."""
-    assert "http://host:8000/v1" in fails_and_writes_nothing(racer, 2, url)
-
-
-def test_a_url_with_a_password_is_refused(racer: Command) -> None:
-    """It would stand in the file. Red when the sentence repeats it."""
-    assert "hunter2" not in fails_and_writes_nothing(racer, 2, "http://me:hunter2@127.0.0.1:1/v1")
-
-
-def test_the_next_step_is_printed(racer: Command) -> None:
-    """Behind what was found."""
-    with FakePool(models=["qwen"]) as server:
-        code, out, _ = racer("init", server.url)
+    with FakePool(models=["/a/qwen", "/b/qwen"]) as server:
+        values = written(racer, server.url, f"{server.url}/")
+        assert server.seen == ["GET /v1/models"]
+        assert [each["name"] for each in values["candidates"]] == ["qwen", "qwen-2"]
+        code, out, _ = racer("init", server.url, "--out", "second.yaml")
     assert code == 0
-    assert out.splitlines()[-1] == "next: racer doctor --config racer.yaml"
-
-
-def test_a_repeated_url_is_called_once(racer: Command) -> None:
-    """However often its URL is given."""
-    with FakePool(models=["qwen"]) as server:
-        written(racer, server.url, f"{server.url}/")
-    assert server.seen == ["GET /v1/models"]
+    assert out.splitlines()[-1] == "next: racer doctor --config second.yaml"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -182,11 +181,7 @@ def test_the_second_kind_is_added_to_the_first(
 def test_a_kill_loses_no_rating(
     label: Label, config: Path, pool: FakePool, tmp_path: Path, labelled: bool
 ) -> None:
-    """``kill -9`` amid the ratings, of new questions and of finished rows.
-
-    What an evaluator said of a question's answers is stored at once; only the evaluator that had
-    not finished is called again.
-    """
+    """``kill -9`` amid the ratings, of new questions and of finished rows."""
     if labelled:
         label()
     pool.rate("poet", KNOWS)
@@ -214,28 +209,6 @@ def test_a_kill_loses_no_rating(
     assert (result["calls"], result["evaluator_calls"]) == (0, 6)
     assert all(set(row["confidences"]) == {"poet", "adder"} for row in rows(tmp_path))
     assert len(rows(tmp_path)) == 3
-
-
-def test_an_interruption_keeps_the_rated_rows(
-    label: Label, config: Path, pool: FakePool, tmp_path: Path
-) -> None:
-    """Ctrl-C amid the ratings of finished rows: the row under way is written with them."""
-    label()
-    pool.rate("poet", KNOWS, delay_s=0.3)
-    command = [
-        sys.executable, "-m", "app", "label", tmp_path / "q.jsonl", "--config", config,
-        "--out", tmp_path / "rows.jsonl", "--grade", "number", "--concurrency", "1",
-        "--evaluator", "poet",
-    ]  # fmt: skip
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RACER_")}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
-        wait_while_running(lambda: len(of_questions(pool)) == 2, process)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130, stderr
-    assert ["confidences" in row for row in rows(tmp_path)] == [True, False, False]
-    pool.rate("poet", KNOWS)
-    assert json.loads(label("--evaluator", "poet")[1])["evaluator_calls"] == 4
 
 
 # Refusals ---------------------------------------------------------------------------------------
@@ -290,13 +263,6 @@ def test_an_evaluator_that_cannot_rate_stops_the_run_before_a_candidate_is_paid_
     result = label(*(part for name in options for part in ("--evaluator", name)))
     assert (result[0], result[1], pool.requests) == (code, "", [])
     assert words in result[2]
-
-
-def test_confidences_without_an_evaluator_are_refused(label: Label, pool: FakePool) -> None:
-    """The configuration names none."""
-    code, _, stderr = label("--confidence", "verbal")
-    assert (code, pool.requests) == (2, [])
-    assert "give --evaluator CANDIDATE, or set `aggregation.evaluator`" in stderr
 
 
 def test_confidences_of_another_model_are_not_mixed(

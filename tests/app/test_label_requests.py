@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.tools.labelling.judge import judge_prompt
 from app.tools.labelling.summary import kinds_of
-from racer_core.records.questions import Question
 from racer_core.records.reader import read_rows
 from tests.kit.gateway import ADMIN_KEY, POOL, Command, Gateway, Serve, candidates, configure
 from tests.kit.upstream import FakePool, Script
@@ -154,19 +152,6 @@ def test_requests_differ_by_all_that_they_hold(
     assert digests[0] == digests[3]
     assert len(set(digests)) == 3
     assert label(questions)[1]["calls"] == 0
-
-
-def test_an_interrupted_request_is_not_sent_again(
-    label: Label, pool: FakePool, tmp_path: Path
-) -> None:
-    """The journal knows requests, and the calls that answered them."""
-    question = {"request": chat(SYSTEM, user("How many?"), tools=[TOOL]), "reference": 42}
-    pool.fail("poet", "503")
-    assert label([question])[0] == 1
-    pool.say("poet", "42")
-    code, result, _ = label([question])
-    assert (code, result["calls"]) == (0, 1)
-    assert correct(tmp_path) == [set(POOL)]
 
 
 @pytest.mark.parametrize(
@@ -350,14 +335,6 @@ def test_references_that_no_answer_meets_are_refused_before_a_call(
     assert words in stderr
 
 
-def test_a_judge_reads_system_prompt_and_tools() -> None:
-    """What is right depends on them."""
-    body = chat(SYSTEM, user("How many?"), tools=[TOOL])
-    prompt = judge_prompt(Question(place=1, query="How many?", request=body), "42")
-    assert SYSTEM["content"] in prompt
-    assert "Looks a parcel up." in prompt
-
-
 @pytest.mark.parametrize(
     ("body", "kinds"),
     [
@@ -431,10 +408,7 @@ ROWS = 12  # of each kind; alpha 0.2 needs four
 def test_labelled_requests_certify_requests_of_their_kind(
     serve: Serve, racer: Command, tmp_path: Path
 ) -> None:
-    """The official client, after `racer label` and `racer calibrate`: every certificate holds.
-
-    A request of no labelled kind stays void, and so does one with another system prompt.
-    """
+    """The official client, after `racer label` and `racer calibrate`: every certificate holds."""
     questions = [
         {"request": body(f"What is {n} plus {n + 1}?"), "reference": REFERENCES.get(kind, "42")}
         for kind, body in KINDS.items()

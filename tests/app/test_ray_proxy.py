@@ -137,20 +137,6 @@ def test_a_request_that_kills_every_replica_is_refused_in_the_end() -> None:
     assert len(serve.scopes) == proxy.ATTEMPTS
 
 
-def test_what_changes_something_is_not_repeated() -> None:
-    """A judgement could count twice. It is refused, and its client may send it again."""
-    serve = Serve([DIES, ANSWERS])
-    serve.ask("/feedback")
-    assert (serve.status, serve.counted) == (503, ["refused"])
-
-
-def test_a_body_that_is_not_kept_is_not_repeated() -> None:
-    """Red when half a body would be sent to another replica."""
-    serve = Serve([DIES, ANSWERS])
-    serve.ask(CHAT, [piece(b"x" * (proxy.KEPT_BYTES + 1))])
-    assert (serve.status, serve.counted) == (503, ["refused"])
-
-
 def test_all_kept_bodies_have_one_budget() -> None:
     """A body beyond it is passed on and not kept; what was kept is released in the end."""
     serve = Serve([])
@@ -185,13 +171,6 @@ def test_all_kept_bodies_have_one_budget() -> None:
     assert asyncio.run(statuses_beside(5, 6, 11, 5)) == [200, 503, 200, 200]
 
 
-def test_reading_is_repeated_at_every_path() -> None:
-    """Nothing changes by it."""
-    serve = Serve([DIES, ANSWERS])
-    serve.ask("/calibrations", method="GET")
-    assert (serve.status, serve.counted) == (200, ["repeated"])
-
-
 def test_the_paths_that_are_repeated_are_those_that_answer_queries() -> None:
     """All of the data role but judgements: red when a new route is forgotten, or one changes."""
     posted = {each.path for each in ROUTES if each.method == "POST" and each.role == "data"}
@@ -210,48 +189,6 @@ def test_a_cut_stream_ends_with_an_error_event(path: str) -> None:
     assert (event.get("type") == "error") == (path != CHAT)
     assert not serve.sent[-1].get("more_body")
     assert serve.counted == ["cut"]
-
-
-def test_half_an_answer_gets_no_end() -> None:
-    """Its client would take it for whole."""
-    serve = Serve([says(start(), part(b'{"ok"', more=True))])
-    serve.ask(CHAT)
-    assert serve.body == b'{"ok"'
-    assert serve.sent[-1]["more_body"]
-
-
-def test_a_client_that_leaves_is_not_answered_again() -> None:
-    """Red when candidates would be called for no client."""
-    serve = Serve([ANSWERS])
-    serve.ask(CHAT, [piece(b"{", more=True)])
-    assert (serve.sent, serve.counted, len(serve.scopes)) == ([], [], 1)
-
-
-@pytest.mark.parametrize(
-    ("status", "code"), [(404, "not_found"), (408, "proxy_timeout"), (503, "no_replica")]
-)
-def test_serves_own_errors_get_the_envelope(status: int, code: str) -> None:
-    """It writes plain text, which no client of OpenAI's reads."""
-    serve = Serve([says(start(status, TEXT), part(b"Path not found", more=True), part(b"."))])
-    serve.ask(CHAT)
-    assert serve.status == status
-    assert json.loads(serve.body)["error"]["code"] == code
-
-
-@pytest.mark.parametrize("begin", [start(503), start(200, TEXT)], ids=["an error", "metrics"])
-def test_the_gateways_own_answers_pass_unchanged(begin: dict[str, Any]) -> None:
-    """Red when an error of the gateway, or its metrics, would be replaced."""
-    serve = Serve([says(begin, part(b"its own"))])
-    serve.ask("/metrics", method="GET")
-    assert serve.sent == [begin, part(b"its own")]
-
-
-def test_other_scopes_pass() -> None:
-    """The lifespan of the proxy's server."""
-    serve = Serve([DIES])
-    failover = proxy.ReplicaFailover(serve, serve.counted.append)
-    asyncio.run(failover({"type": "lifespan"}, None, None))
-    assert serve.counted == []
 
 
 class Message(dict[str, Any]):
@@ -307,3 +244,57 @@ def test_candidates_are_for_the_gateway_alone(
 
     asyncio.run(proxy.CandidatesKey(serve, key)(scope, receive, send))
     assert serve.status == (200 if passes else 401)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "is_kept", "counted"),
+    [
+        ("GET", "/calibrations", True, "repeated"),
+        ("POST", "/feedback", True, "refused"),  # a judgement could count twice
+        ("POST", CHAT, False, "refused"),  # half a body would be sent
+    ],
+)
+def test_only_what_changes_nothing_and_is_whole_is_repeated(
+    method: str, path: str, is_kept: bool, counted: str
+) -> None:
+    """The rest is refused, and its client may send it again."""
+    serve = Serve([DIES, ANSWERS])
+    serve.ask(path, [piece(b"x" * (2 if is_kept else proxy.KEPT_BYTES + 1))], method)
+    assert serve.status == (200 if counted == "repeated" else 503)
+    assert serve.counted == [counted]
+
+
+def test_what_began_or_has_no_client_is_not_answered_again() -> None:
+    """Half an answer gets no end, or its client would take it for whole; other scopes pass."""
+    serve = Serve([says(start(), part(b'{"ok"', more=True))])
+    serve.ask(CHAT)
+    assert serve.body == b'{"ok"'
+    assert serve.sent[-1]["more_body"]
+    serve = Serve([ANSWERS])
+    serve.ask(CHAT, [piece(b"{", more=True)])  # and leaves
+    assert (serve.sent, serve.counted, len(serve.scopes)) == ([], [], 1)
+    serve = Serve([DIES])
+    failover = proxy.ReplicaFailover(serve, serve.counted.append)
+    asyncio.run(failover({"type": "lifespan"}, None, None))
+    assert serve.counted == []
+
+
+@pytest.mark.parametrize(
+    ("begin", "code"),
+    [
+        (start(404, TEXT), "not_found"),
+        (start(408, TEXT), "proxy_timeout"),
+        (start(503, TEXT), "no_replica"),
+        (start(503), None),
+        (start(200, TEXT), None),
+    ],
+)
+def test_serves_own_errors_alone_get_the_envelope(begin: dict[str, Any], code: str | None) -> None:
+    """Serve writes plain text, which no client of OpenAI's reads; the gateway's answers pass."""
+    serve = Serve([says(begin, part(b"its own"))])
+    serve.ask("/metrics", method="GET")
+    assert serve.status == begin["status"]
+    if code is None:
+        assert serve.sent == [begin, part(b"its own")]
+    else:
+        assert json.loads(serve.body)["error"]["code"] == code

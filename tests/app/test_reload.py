@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from app import main, settings
 from app.access.quotas import Quotas
-from app.errors import RateLimited, ReloadRefused
+from app.errors import RateLimited
 from app.http.admission_queue import AdmissionQueue
 from app.reload import Reload
 from app.settings import Secrets, Settings
@@ -210,12 +210,6 @@ def test_a_reload_that_fails_half_way_is_repeated_by_the_next() -> None:
     assert asyncio.run(reload()) == []
 
 
-def test_a_gateway_without_a_file_says_so() -> None:
-    """On Ray a deployment reads it."""
-    with pytest.raises(ReloadRefused, match="restart it"):
-        asyncio.run(Reload(base())())
-
-
 # Requests --------------------------------------------------------------------------------------
 
 
@@ -294,17 +288,6 @@ def test_failed_logins_and_waiting_requests_outlive_a_reload(
     rewrite(gateway, access={"failures_per_minute": 6}, limits={"fan_out": 3})
     assert statuses(3) == [401, 401, 429]
     assert len(queues) == 1
-
-
-def test_spent_quotas_stay_spent(serve: Serve, rewrite: Rewrite) -> None:
-    """A reload of another setting refills no bucket; a larger limit leaves what was spent."""
-    key, entry = configured_key("team", requests_per_minute=2)
-    gateway = serve(access={"keys": [entry]})
-    assert [gateway.get("/v1/models", key).status_code for _ in range(3)] == [200, 200, 429]
-    assert rewrite(gateway, access={"keys": [entry], "hosts": ["a.example"]}).status_code == 200
-    assert gateway.get("/v1/models", key).status_code == 429
-    assert rewrite(gateway, access={"keys": []}).status_code == 200
-    assert gateway.get("/v1/models", key).status_code == 401
 
 
 def test_limits_follow_and_usage_stays() -> None:
@@ -494,3 +477,14 @@ def test_a_reload_reads_the_overrides_of_the_command_line(tmp_path: Path) -> Non
         return settings.load(path, ENVIRONMENT, port=0)
 
     assert asyncio.run(Reload(configured, load)()) == []
+
+
+def test_spent_quotas_stay_spent(serve: Serve, rewrite: Rewrite) -> None:
+    """A reload of another setting refills no bucket; a larger limit leaves what was spent."""
+    key, entry = configured_key("team", requests_per_minute=2)
+    gateway = serve(access={"keys": [entry]})
+    assert [gateway.get("/v1/models", key).status_code for _ in range(3)] == [200, 200, 429]
+    assert rewrite(gateway, access={"keys": [entry], "hosts": ["a.example"]}).status_code == 200
+    assert gateway.get("/v1/models", key).status_code == 429
+    assert rewrite(gateway, access={"keys": []}).status_code == 200
+    assert gateway.get("/v1/models", key).status_code == 401

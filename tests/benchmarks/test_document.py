@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.document import PAGES, RESULTS, filled, tables
 
+DOCS = Path(__file__).parents[2] / "docs"
 EMPTY = (
     "before\n<!-- results: one -->\n<!-- end -->\nbetween\n"
     "<!-- results: two -->\nold\n<!-- end -->\n"
@@ -30,14 +32,26 @@ def test_tables_stand_in_their_places_and_nothing_else_changes() -> None:
     assert filled([page], {"one": "| a \\1 |"}) == [page]
 
 
-def test_details_have_a_place_of_their_own(tmp_path: Path) -> None:
-    """So that a long table need not stand beside the short one; other results have no place."""
-    (tmp_path / "one.json").write_text('{"markdown": "short", "details": "long"}')
-    (tmp_path / "two.json").write_text('{"rounds": []}')
-    assert tables(tmp_path) == {"one": "short", "one.details": "long"}
-
-
 def test_a_result_without_a_place_is_an_error() -> None:
     """No page would show it."""
     with pytest.raises(ValueError, match="no page has a place for three"):
         filled([EMPTY], {"one": "", "three": ""})
+
+
+def test_the_comparison_has_the_figures_of_the_measurement() -> None:
+    """Row by row. Red when it was made again, and docs/comparison.md was not."""
+    page, measured = (
+        (DOCS / name).read_text("utf-8") for name in ("comparison.md", "performance.md")
+    )
+    plain = measured.partition("| plain answers |")[2]
+    speed = page.partition("\n## Speed\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+) \| (.+) \| (.+) \|$", speed, re.MULTILINE)[1:]
+    assert len(rows) > 3
+    for arm, throughput, added in rows:
+        row = re.search(rf"^\| {re.escape(arm)} \| (.+) \|$", plain, re.MULTILINE)
+        assert row is not None, arm
+        cells = row[1].split(" | ")
+        assert (throughput, added) == (cells[0], cells[-1]), arm
+    version = re.search(r"LiteLLM (\d+\.\d+\.\d+)", page)
+    assert version is not None
+    assert version[0] in measured

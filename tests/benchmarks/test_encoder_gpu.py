@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -20,20 +19,6 @@ encoder_gpu = LazyModule("benchmarks.encoder_gpu")
 
 
 FILE = Path(__file__).parents[2] / "benchmarks/encoder_gpu.py"
-ALLOWED = {"torch", "transformers", "numpy", "racer_core"}
-
-
-def test_it_needs_nothing_that_a_gpu_machine_may_not_have() -> None:
-    """No other file of this folder, no gateway: three packages and the core."""
-    imported: set[str] = set()
-    for node in ast.walk(ast.parse(FILE.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            imported |= {each.name.partition(".")[0] for each in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            imported.add((node.module or "").partition(".")[0])
-    assert imported - sys.stdlib_module_names <= ALLOWED
-    assert imported > ALLOWED
 
 
 @pytest.mark.slow
@@ -94,15 +79,6 @@ def test_an_interrupted_run_leaves_the_figures_of_the_arms_before(
     assert document["failed"] == {encoder_gpu.LEAN: "RuntimeError: no kernel"}
     assert document["verdict"] == []
     assert "failed: RuntimeError: no kernel" in document["markdown"]
-
-
-def test_without_a_gpu_it_says_so_and_what_can_be_done(monkeypatch: Any, capsys: Any) -> None:
-    """Instead of figures of a CPU that are taken for a GPU's."""
-    monkeypatch.setattr(sys, "argv", ["encoder_gpu.py"])
-    monkeypatch.setattr(encoder_gpu.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        encoder_gpu.main()
-    assert "--device cpu" in capsys.readouterr().err
 
 
 def a_round(rate: float, **ms: float) -> dict[str, Any]:

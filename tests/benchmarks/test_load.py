@@ -116,20 +116,6 @@ def test_a_truncated_answer_is_an_error(load: Any) -> None:
     assert (endless.kind, endless.message) == (load.Kind.ERROR, "a stream without its end")
 
 
-def test_a_connection_that_is_not_kept_is_not_used_again(load: Any) -> None:
-    """The response has `connection: close`, although the server has not closed it yet."""
-    last = whole(RIGHT, headers="connection: close\r\n")
-    *outcomes, connections = outcomes_of(load, [last], [whole(RIGHT)])
-    assert [each.kind for each in outcomes] == [load.Kind.RIGHT] * 2
-    assert connections == 2
-
-
-def test_the_first_token_is_the_first_with_text(load: Any) -> None:
-    """Head and role come a gap each before it; the last letter comes gaps later."""
-    outcome = outcomes_of(load, streamed(RIGHT * 5), stream=True, gap_s=0.02)[0]
-    assert 0.039 < outcome.first_s < outcome.latency_s - 0.1
-
-
 def test_a_right_text_of_another_set_is_wrong(load: Any, arms: Any) -> None:
     """What is compared must be what the row says."""
     answer = load.Answer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measures import family, held, quantile, theil_sen
+from benchmarks.measures import family, held, theil_sen
 from tests.kit.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
@@ -41,13 +40,6 @@ def test_a_leak_is_seen_through_a_fifth_of_outliers() -> None:
     assert slope == pytest.approx(3, abs=0.5)
     with pytest.raises(ValueError, match="two points"):
         theil_sen([1.0, 1.0], [1.0, 2.0])
-
-
-def test_quantiles_are_order_statistics() -> None:
-    """Nothing is interpolated, and nothing has none."""
-    values = [float(n) for n in range(100, -1, -1)]
-    assert [quantile(values, q) for q in (0.0, 0.5, 0.99, 1.0)] == [0.0, 50.0, 99.0, 100.0]
-    assert math.isnan(quantile([], 0.5))
 
 
 def test_a_process_holds_what_it_opened() -> None:

@@ -129,11 +129,6 @@ def test_the_overhead_is_the_median_of_the_rounds_differences(added_ms: list[flo
     assert added(document, Arm.SET_1, "open", "p50_ms") == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_letter_costs_what_long_streams_cost_more() -> None:
-    """The fixed cost of a stream is not part of the cost of a letter."""
-    assert per_letter(a_document(), Arm.SET_1) == pytest.approx(30)
-
-
 def test_an_arm_that_was_not_measured_has_no_figure() -> None:
     """Neither an arm that is left out nor a cell that it has not."""
     document = a_document(LITELLM=None)

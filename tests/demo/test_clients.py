@@ -9,7 +9,6 @@ import pytest
 
 from racer_core.types import LabelledRows
 from tests.kit.clients import CLIENTS, Ask, SdkClient
-from tests.kit.coding_agents import harness_request
 from tests.kit.demo import DemoAddress
 from tests.kit.lazy import LazyModule
 
@@ -60,22 +59,3 @@ def test_another_limit_on_tokens_voids(asks: dict[int, Ask], name: str) -> None:
     differ = ("max_tokens",) if is_chat else ("endpoint", "max_output_tokens")
     answer = CLIENTS[name].ask(replace(asks[1], fields={differ[-1]: 64}))
     assert answer.reasons == [f"conditions_differ:{each}" for each in differ]
-
-
-def test_a_harness_is_answered(running_demo: DemoAddress) -> None:
-    """As Claude Code asks: a prompt, cache markers, twenty tools, results of parallel calls."""
-    request = harness_request(rules=20, max_tokens=16)
-    for name in ("stream", "temperature"):  # it sends the one itself, and knows the other no more
-        del request[name]
-    with anthropic.Anthropic(base_url=running_demo.url, api_key="unused", max_retries=0) as client:
-        with client.beta.messages.stream(**request) as stream:
-            streamed = stream.get_final_message()
-        whole = client.beta.messages.create(**request)
-    assert streamed.content[0].text == whole.content[0].text
-    assert whole.stop_reason in ("end_turn", "max_tokens")
-    differ = ("tools", "messages.system", "messages.assistant", "messages.tool")
-    assert set(whole.racer["certificate"]["reasons"]) - {"abstained_strongest"} == {
-        *(f"conditions_differ:{name}" for name in differ),
-        "unlabelled_request_kind",
-        "multi_turn_uncalibrated",
-    }

@@ -42,10 +42,7 @@ def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway
 
 
 def test_the_gateway_certifies_by_itself_and_keeps_its_promise(gateway: Gateway) -> None:
-    """After its first rows: fewer calls and tokens, and differences within their law.
-
-    False alarm 1e-6. At most 3.7 of 5 calls in 600 simulated first certificates of this pool.
-    """
+    """After its first rows: fewer calls and tokens, and differences within their law."""
     asked = iter(questions(7, 1_000))
     before = until_certified(gateway, asked)
     further = [ask(gateway, next(asked)) for _ in range(FURTHER)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -122,10 +121,7 @@ def test_splits_are_large_enough_and_apart(splits: dict[str, LabelledRows]) -> N
 
 
 def test_no_candidate_is_good_enough_alone(splits: dict[str, LabelledRows]) -> None:
-    """On the test rows: each candidate below 75 %, the oracle 10 points above the best single.
-
-    Several candidates are right on most: else a larger set would find nothing.
-    """
+    """On the test rows: each candidate below 75 %, the oracle 10 points above the best single."""
     labels = splits["test"].labels(splits["test"].pool)
     best_single, best_of_pool = labels.mean(axis=0).max(), labels.any(axis=1).mean()
     assert best_single <= 0.75
@@ -158,10 +154,7 @@ def test_router_beats_the_best_single_candidate(
 def test_a_vote_of_all_beats_the_first_choice(
     votes: Votes, first_choice_is_right: BoolArray
 ) -> None:
-    """By at least 1 point, on test rows, with the vote of the demo's gateway.
-
-    The documents state these figures; another processor may score a few rows differently.
-    """
+    """By at least 1 point, on test rows, with the vote of the demo's gateway."""
     rule = read(run.FOLDER / "racer.yaml").aggregation
     first_choice = first_choice_is_right.mean()
     accuracy = {
@@ -185,10 +178,7 @@ def test_sets_at_the_smallest_alpha_are_right_more_often_than_the_first_choice(
     votes: Votes,
     first_choice_is_right: BoolArray,
 ) -> None:
-    """On all 1,600 test rows and on the 300 of the demo's table; refusals count as wrong.
-
-    The documents state these figures, and how often the first choice misses.
-    """
+    """On all 1,600 test rows and on the 300 of the demo's table; refusals count as wrong."""
     rule = read(run.FOLDER / "racer.yaml").aggregation
     sets = _served_sets(calibration, racer, test_scores, min(measure.ALPHAS), Score.COVER)
     right = votes.right(rule.method, sets.selected, rule.temperature)
@@ -206,12 +196,7 @@ def test_sets_at_the_smallest_alpha_are_right_more_often_than_the_first_choice(
 def test_the_expected_range_is_that_of_random_splits(
     racer: Racer, splits: dict[str, LabelledRows], calibration: Calibration
 ) -> None:
-    """Calibration and test rows, split anew 500 times: 95 % of realised risks are in the range.
-
-    Calibration and test rows are a cut of one shuffled list, so every split follows the law that
-    the demo prints beside its figures. False alarm below 1e-5. The shipped split is one of them,
-    and among the worst at the smallest alpha, as the README says.
-    """
+    """Calibration and test rows, split anew 500 times: 95 % of realised risks are in the range."""
     tau = racer.artifact.null_threshold
     options = CalibrationOptions(score=Score.COVER, null_threshold=tau)
     calibrated = replace(calibration, options=options)
@@ -251,11 +236,7 @@ def test_sets_are_small_at_alpha_one_tenth(
     calibration: Calibration,
     target: RiskTarget,
 ) -> None:
-    """The smallest set of all scores calls at most 60 % of the pool; each score keeps its bound.
-
-    The realised risk given one calibration set of n rows and N test rows has standard deviation
-    sqrt(.1 * .9 (1/n + 1/N)), at most .0104 here: alpha + .05 is passed with probability < 1e-5.
-    """
+    """The smallest set of all scores calls at most 60 % of the pool; each score keeps its bound."""
     options = CalibrationOptions(risk_target=target, null_threshold=racer.artifact.null_threshold)
     calibration = replace(calibration, options=options)
     rows = splits["test"]
@@ -285,24 +266,3 @@ def test_alpha_trades_calls_for_risk_and_a_fixed_order_calls_more(
     assert size(0.02, Score.COVER) > size(0.05, Score.COVER) + 0.5
     for alpha in (0.02, 0.05):
         assert size(alpha, Score.STATIC) > size(alpha, Score.COVER) + 0.2
-
-
-def test_scripts_import_names_that_exist() -> None:
-    """Each script that made the pool runs from its folder, which no type checker reads."""
-    trees = {
-        file.stem: ast.parse(file.read_text(encoding="utf-8")) for file in run.FOLDER.glob("*.py")
-    }
-    defined = {
-        name: {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-        | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        for name, tree in trees.items()
-    }
-    imported = {
-        (node.module, alias.name)
-        for tree in trees.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in defined
-        for alias in node.names
-    }
-    assert imported
-    assert {(module, name) for module, name in imported if name not in defined[module]} == set()

@@ -105,7 +105,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "networkPolicy": {"egress": [ELSEWHERE]},
     },
     "prometheus": merged(USUAL, values_of(FOLDER / "prometheus.yaml")),
-    "everything of one's own": merged(
+    "own": merged(
         USUAL,
         {
             "gateway": {

@@ -7,7 +7,6 @@ their own wire formats; ports are the only thing that the tests change in the fi
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import socket
@@ -92,7 +91,7 @@ class Providers:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.status = 200  # of Anthropic's
 
-    async def messages(self, request: web.Request) -> web.StreamResponse:
+    async def messages(self, request: web.Request) -> web.Response:
         """POST /v1/messages."""
         body = await request.json()
         self.requests.append((request.path, body))
@@ -100,37 +99,10 @@ class Providers:
             error = {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}
             return web.json_response(error, status=self.status)
         head = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"]}
+        content = [{"type": "text", "text": "42"}]
         usage = {"input_tokens": 10, "output_tokens": 2}
-        if not body.get("stream"):
-            content = [{"type": "text", "text": "42"}]
-            end = {"content": content, "stop_reason": "end_turn", "usage": usage}
-            return web.json_response(head | end)
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        start: dict[str, Any] = head | {
-            "content": [],
-            "stop_reason": None,
-            "usage": usage | {"output_tokens": 1},
-        }
-        empty = {"type": "text", "text": ""}
-        events: list[dict[str, Any]] = [
-            {"type": "message_start", "message": start},
-            {"type": "content_block_start", "index": 0, "content_block": empty},
-            *(
-                {
-                    "type": "content_block_delta",
-                    "index": 0,
-                    "delta": {"type": "text_delta", "text": letter},
-                }
-                for letter in "42"
-            ),
-            {"type": "content_block_stop", "index": 0},
-            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage},
-            {"type": "message_stop"},
-        ]
-        for each in events:
-            await response.write(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode())
-        return response
+        end = {"content": content, "stop_reason": "end_turn", "usage": usage}
+        return web.json_response(head | end)
 
     async def chat(self, request: web.Request) -> web.Response:
         """POST /v1/chat/completions."""
@@ -220,20 +192,6 @@ def test_a_provider_behind_litellm_is_a_candidate(translated: tuple[Gateway, Pro
     assert sent[CHAT]["model"] == "gpt-4.1-mini"
     assert sent[CHAT]["messages"] == messages
     assert {each["temperature"] for each in sent.values()} == {0}
-
-
-@pytest.mark.slow
-def test_a_stream_of_a_provider_behind_litellm_passes(
-    translated: tuple[Gateway, Providers],
-) -> None:
-    """Anthropic's events arrive as OpenAI's."""
-    gateway, _ = translated
-    body = {"model": "claude", "messages": user("What is 3 plus 4?"), "stream": True}
-    lines = gateway.post(CHAT, json=body).text.splitlines()
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    text = [choice["delta"].get("content") or "" for each in events for choice in each["choices"]]
-    assert "".join(text) == "42"
-    assert lines[-2] == "data: [DONE]"
 
 
 @pytest.mark.slow

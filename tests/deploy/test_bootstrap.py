@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
-import kubernetes_validate
-import pytest
 import yaml
 
 from tests.deploy import compose, plain
@@ -17,9 +15,6 @@ def mounted() -> Manifest:
     """The Job's volumes by the path at which it sees them."""
     volumes = {each["name"]: each for each in POD["volumes"]}
     return {m["mountPath"]: {**volumes[m["name"]], **m} for m in CONTAINER["volumeMounts"]}
-
-
-# Compose ------------------------------------------------------------------------------------------
 
 
 def test_compose_runs_the_command_before_its_own_gateway() -> None:
@@ -75,19 +70,10 @@ def test_compose_trains_on_the_gateway_s_device() -> None:
         assert services["bootstrap"][name] == services["gateway"][name]
 
 
-# Kubernetes ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", plain.VERSIONS)
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=plain.title)
-def test_every_manifest_is_one_that_kubernetes_takes(manifest: Manifest, version: str) -> None:
-    """Red when a field does not exist, has another type or is missing, or the namespace is not."""
-    kubernetes_validate.validate(manifest, version, strict=True)
-    assert manifest["metadata"]["namespace"] == plain.KUSTOMIZATION["namespace"]
-
-
 def test_the_job_runs_the_command_before_the_service() -> None:
     """Red when a word is no option, or another port, key or image is meant."""
+    namespaces = {each["metadata"]["namespace"] for each in MANIFESTS}
+    assert namespaces == {plain.KUSTOMIZATION["namespace"]}
     options = given(CONTAINER["args"])
     url = urlsplit(options["url"])
     [port] = plain.named("Service", url.hostname)["spec"]["ports"]

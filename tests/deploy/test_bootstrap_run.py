@@ -107,10 +107,7 @@ def pool() -> Any:
 def test_it_leads_to_a_certified_answer(
     name: str, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own words and variables, in a process; only addresses and folders are the machine's.
-
-    Red when it needs a variable, a file or a folder that a container does not have.
-    """
+    """Its own words and variables, in a process; only addresses and folders are the machine's."""
     monkeypatch.setattr(artifact_watch, "EVERY_S", 0.1)
     start = STARTS[name]()
     options = bootstrap.given(start.words)

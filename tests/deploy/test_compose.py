@@ -1,4 +1,4 @@
-"""docker-compose.yml, the files it mounts and the variables it reads agree with the code."""
+"""docker-compose.yml agrees with the code, and serves the models of the other deployments."""
 
 import ast
 import re
@@ -16,6 +16,7 @@ from app.errors import SettingsError
 from app.settings import Limits
 from app.settings.access import Access
 from app.store import Store
+from tests.deploy import plain
 from tests.deploy.compose import (
     CANDIDATES,
     CONFIG,
@@ -32,6 +33,7 @@ from tests.deploy.compose import (
 )
 from tests.kit.commands import parsed
 
+from .chart import CHART, values_of
 from .dockerfile import ROOT, seconds
 
 KEYS = {"RACER_DATA_KEY": "data-key-of-the-tests", "RACER_ADMIN_KEY": "admin-key-of-the-tests"}
@@ -94,67 +96,8 @@ def test_compose_accepts_the_overlay_for_cuda(compose):
     assert gateway["read_only"] is True
 
 
-@pytest.mark.parametrize(
-    ("given", "source"), [("artifact", "artifact"), ("./artifact", str(ROOT / "artifact"))]
-)
-def test_the_artifact_is_in_a_volume_or_in_a_folder(compose, given, source):
-    """Red when a name is taken for a folder, which would have to be there before a start."""
-    done = compose(**KEYS, RACER_ARTIFACT=given)
-    assert done.returncode == 0, done.stderr
-    volumes = yaml.safe_load(done.stdout)["services"]["gateway"]["volumes"]
-    assert f"{source}:{CONFIG['artifact']}:ro" in volumes
-
-
-def test_compose_refuses_to_start_without_a_data_key(compose):
-    """Red when it would start without, or does not name what is missing."""
-    done = compose(**KEYS | {"RACER_DATA_KEY": ""})
-    assert done.returncode != 0
-    assert "${RACER_DATA_KEY:?" in done.stderr
-
-
-def test_every_variable_is_in_the_example_and_the_other_way_round():
-    """Fails when a variable is not explained, or explained and not read."""
-    read = set(re.findall(r"\$\{(\w+)", TEXT + CUDA))
-    example = (FOLDER / ".env.example").read_text(encoding="utf-8")
-    assert read == set(re.findall(r"^#?(\w+)=", example, re.MULTILINE))
-
-
-def test_the_example_shows_the_defaults():
-    """Red when .env.example and a default in the file differ."""
-    example = dict(
-        re.findall(r"^(\w+)=(.+)$", (FOLDER / ".env.example").read_text("utf-8"), re.MULTILINE)
-    )
-    defaults = dict(re.findall(r"\$\{(\w+):-([^}]+)\}", TEXT))
-    defaults.pop("TORCH_INDEX")  # the example leaves it to each file
-    assert {name: example[name] for name in defaults} == defaults
-
-
-def test_the_gateway_gets_no_variable_that_it_does_not_read():
-    """Red when a key's name differs from the one that the settings read."""
-    names = {Access.model_fields[f"{role}_key_env"].default for role in ("data", "admin")}
-    assert names == set(KEYS)
-    assert set(GATEWAY["environment"]) == names | {"HF_TOKEN"}
-    assert GATEWAY["environment"]["RACER_DATA_KEY"].startswith("${RACER_DATA_KEY:?")
-
-
-def test_the_example_file_holds_no_key():
-    """Fails when the example contains a key, which all copies would share."""
-    example = (FOLDER / ".env.example").read_text(encoding="utf-8")
-    for name in (*KEYS, "HF_TOKEN"):
-        assert re.search(rf"^{name}=$", example, re.MULTILINE)
-
-
-def test_ports_agree():
-    """Red when the published port is not the one the image listens on."""
-    assert GATEWAY["ports"] == [f"${{RACER_PORT:-{PORT}}}:{PORT}"]
-    assert RUNTIME.one("EXPOSE").text == str(PORT)
-
-
 def test_mounts_are_where_the_command_and_the_configuration_look():
-    """Red when a source is missing, or a target is not what the command or racer.yaml names.
-
-    The configuration is mounted by its folder, so that a file that replaces it is seen.
-    """
+    """Red when a source is missing, or a target is not what the command or racer.yaml names."""
     found = mounts()
     name, *rest = GATEWAY["command"]
     started = parsed(name, rest)
@@ -177,71 +120,92 @@ def test_the_gateway_has_few_rights_and_time_to_finish():
     assert seconds(GATEWAY["stop_grace_period"]) > Limits().drain_delay_s + Limits().drain_s
 
 
-def test_the_gateway_waits_for_every_candidate():
-    """Red when one is forgotten in depends_on."""
-    assert GATEWAY["depends_on"] == {n: {"condition": "service_healthy"} for n in CANDIDATES}
+@pytest.mark.parametrize(
+    ("given", "source"), [("artifact", "artifact"), ("./artifact", str(ROOT / "artifact"))]
+)
+def test_the_artifact_is_in_a_volume_or_in_a_folder(compose, given, source):
+    """Red when a name is taken for a folder, which would have to be there before a start."""
+    done = compose(**KEYS, RACER_ARTIFACT=given)
+    assert done.returncode == 0, done.stderr
+    volumes = yaml.safe_load(done.stdout)["services"]["gateway"]["volumes"]
+    assert f"{source}:{CONFIG['artifact']}:ro" in volumes
+    refused = compose(**KEYS | {"RACER_DATA_KEY": ""})
+    assert refused.returncode != 0
+    assert "${RACER_DATA_KEY:?" in refused.stderr
 
 
-def test_candidates_are_the_configuration_s():
-    """Red when a name, host or port in racer.yaml is not a service's."""
-    assert [each["name"] for each in CONFIG["candidates"]] == list(CANDIDATES)
-    for each in CONFIG["candidates"]:
-        url = urlsplit(each["base_url"])
-        options = flags(CANDIDATES[each["name"]])
-        assert (url.hostname, url.path) == (each["name"], "/v1")
-        assert options["--port"] == str(url.port)
-        assert options["--served-model-name"] == each.get("model", each["name"])
+def test_the_example_has_every_variable_with_its_default_and_no_key():
+    """Fails when a variable is in one of both alone, or a key is what all copies would share."""
+    example = (FOLDER / ".env.example").read_text(encoding="utf-8")
+    assert set(re.findall(r"\$\{(\w+)", TEXT + CUDA)) == set(
+        re.findall(r"^#?(\w+)=", example, re.MULTILINE)
+    )
+    shown = dict(re.findall(r"^(\w+)=(.*)$", example, re.MULTILINE))
+    defaults = dict(re.findall(r"\$\{(\w+):-([^}]+)\}", TEXT))
+    defaults.pop("TORCH_INDEX")  # the example leaves it to each file
+    assert {name: shown[name] for name in defaults} == defaults
+    assert {shown[name] for name in (*KEYS, "HF_TOKEN")} == {""}
+    names = {Access.model_fields[f"{role}_key_env"].default for role in ("data", "admin")}
+    assert names == set(KEYS)
+    assert set(GATEWAY["environment"]) == names | {"HF_TOKEN"}
 
 
 @pytest.mark.parametrize("name", CANDIDATES)
-def test_a_candidate_has_its_gpu_and_its_model_by_variable(name):
+def test_a_candidate_is_the_configuration_s_with_its_own_gpu_and_model(name):
     """Red when two share a GPU unasked, a model is fixed, or a server is open to the host."""
     letter = name[-1].upper()
-    service = CANDIDATES[name]
+    service, options = CANDIDATES[name], flags(CANDIDATES[name])
+    [entry] = [each for each in CONFIG["candidates"] if each["name"] == name]
+    url = urlsplit(entry["base_url"])
+    assert (url.hostname, url.path) == (name, "/v1")
+    assert options["--port"] == str(url.port)
+    assert options["--served-model-name"] == entry.get("model", name)
     assert service["entrypoint"] == ["vllm", "serve"]
     assert model(service)[0] == f"MODEL_{letter}"
     [device] = service["deploy"]["resources"]["reservations"]["devices"]
-    assert device["driver"] == "nvidia"
-    assert device["capabilities"] == ["gpu"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
     assert device["device_ids"][0].startswith(f"${{GPU_{letter}:-")
     assert "ports" not in service
     default = r"\$\{VLLM_IMAGE:-vllm/vllm-openai:v\d+\.\d+\.\d+\}"
     assert re.fullmatch(default, service["image"])
     assert service["security_opt"] == ["no-new-privileges:true"]
-
-
-@pytest.mark.parametrize("name", CANDIDATES)
-def test_a_candidate_s_health_check_asks_its_own_port(name):
-    """Red when port and health check part ways, or the check is no Python."""
-    kind, python, option, program = CANDIDATES[name]["healthcheck"]["test"]
+    kind, python, option, program = service["healthcheck"]["test"]
     assert (kind, python, option) == ("CMD", "python3", "-c")
     ast.parse(program)
-    assert f"http://127.0.0.1:{flags(CANDIDATES[name])['--port']}/health'" in program
+    assert f"http://127.0.0.1:{options['--port']}/health'" in program
+    assert GATEWAY["depends_on"][name] == {"condition": "service_healthy"}
 
 
-def test_every_vllm_option_is_explained_in_the_file():
-    """Red when a candidate gets an option without a comment that says what it is for."""
-    explained = set(re.findall(r"^  # (--[a-z-]+) +\S", TEXT, re.MULTILINE))
-    assert {option for each in CANDIDATES.values() for option in flags(each)} == explained
-
-
-def test_the_configuration_loads():
-    """Red when racer.yaml has a field that the settings do not know."""
+def test_the_configuration_loads(tmp_path):
+    """Red for an unknown field, a gateway that others reach without a key, or another store."""
     loaded, secrets = settings.load(FOLDER / "racer.yaml", KEYS, host="0.0.0.0", port=PORT)
     assert loaded.pool == tuple(CANDIDATES)
     assert loaded.artifact == Path(CONFIG["artifact"])
     assert loaded.store == CONFIG["store"]
     assert secrets.data_key is not None
-
-
-def test_the_configuration_refuses_the_world_without_a_data_key():
-    """Red when a gateway that others can reach starts without a key."""
+    assert GATEWAY["ports"] == [f"${{RACER_PORT:-{PORT}}}:{PORT}"]
     with pytest.raises(SettingsError, match="RACER_DATA_KEY"):
         settings.load(FOLDER / "racer.yaml", {}, host="0.0.0.0")
-
-
-def test_the_store_s_address_opens(tmp_path):
-    """Red when the four slashes of the store are not a path from the root."""
-    url = CONFIG["store"].replace("/var/lib/racer", str(tmp_path))
-    with Store(url):
+    with Store(CONFIG["store"].replace("/var/lib/racer", str(tmp_path))):
         assert (tmp_path / "racer.db").is_file()
+
+
+PAGE = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+ROWS = re.findall(
+    r"^\| `(\S+)` \| (?:`([^`|]+)`|none[^|]*) \| ([\d.]+) GB \| ([\d.]+) GB \|$", PAGE, re.MULTILINE
+)
+MODELS = {name: own.split() for name, own, _, _ in ROWS}
+
+
+def test_compose_manifests_and_chart_serve_the_models_of_the_table() -> None:
+    """With their own flags: another model's parser makes answers empty."""
+    wanted = [[name, *own] for name, own in MODELS.items()]
+    assert wanted
+    assert [model(each)[1].split() for each in CANDIDATES.values()] == wanted
+    assert [plain.own_words(name) for name in plain.CANDIDATES] == wanted
+    values = values_of(CHART / "values.yaml")
+    runs = [each["vllm"] for each in values["candidates"]]
+    assert [[each["model"], *each["args"]] for each in runs] == wanted
+    [image] = {plain.PODS[name]["containers"][0]["image"] for name in plain.CANDIDATES}
+    assert values["vllm"]["image"] == image
+    assert image.rpartition(":v")[2] in PAGE

@@ -1,4 +1,4 @@
-"""constraints.txt pins what pyproject.toml asks for, and what is installed here."""
+"""What is installed: pinned by constraints.txt, from a checkout or a wheel; CI skips none of it."""
 
 import ast
 import importlib.metadata as metadata
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from racer_core.errors import install_hint
+from tests.kit.required import PROGRAMS
 
 from .constraints import canonical, pins
 from .dockerfile import ROOT
@@ -148,3 +151,52 @@ def test_every_other_environment_of_the_makefile_is_pinned_whole():
         pins = [line for line in lines if line and not line.startswith("#")]
         assert pins
         assert all(re.fullmatch(r"[\w.-]+(\[\w,]+)?==[\w.+!]+", line) for line in pins)
+
+
+SUFFIXES = {".py", ".md", ".yaml", ".yml", ".sh", ".txt", ".html", ".js", ".ipynb"}
+
+
+def texts() -> dict[Path, str]:
+    """The product, its documents and its deployments."""
+    files = [ROOT / "README.md", ROOT / "Makefile", ROOT / "Dockerfile"]
+    for folder in ("app", "racer_core", "docs", "deploy"):
+        files += [each for each in (ROOT / folder).rglob("*") if each.suffix in SUFFIXES]
+    return {each: each.read_text(encoding="utf-8") for each in files}
+
+
+def test_messages_name_extras_that_exist() -> None:
+    """Red when an extra is renamed in `pyproject.toml` alone."""
+    named = {
+        extra
+        for text in texts().values()
+        for extra in re.findall(r"install_hint\([\"'](\w+)", text)
+    }
+    assert len(named) > 6
+    assert named <= EXTRAS.keys()
+    assert install_hint("onnx") == "`pip install '.[onnx]'` in RACER's checkout"
+
+
+def test_no_text_installs_the_project_by_its_name() -> None:
+    """The name is not the project's in any index: a package there would be an impostor's."""
+    by_name = re.compile(r"""pip install[^\n]*["'\s]racer[-_](?:gateway|core)\b(?!\S*\.whl)""")
+    assert by_name.search("pip install 'racer-gateway[ray]'")
+    assert [path for path, text in texts().items() if by_name.search(text)] == []
+
+
+@pytest.mark.parametrize("program", sorted(PROGRAMS))
+def test_a_reason_for_skipping_names_the_program(program: str) -> None:
+    """Red when a reason is written otherwise, and its tests are skipped for ever."""
+    texts = (path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    reason = re.compile(
+        rf'(?:skip\(f?|reason=|WHY_NOT: Final = |NO_POOLER: Final = )"[^"]*{program}', re.IGNORECASE
+    )
+    own = Path(__file__).read_text("utf-8")
+    assert any(reason.search(text) for text in texts if text != own)
+
+
+def test_ci_requires_what_it_installed() -> None:
+    """Red when the script names a program that the tests do not know."""
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    named = re.findall(r"^require ([\w-]+) ", script, re.MULTILINE)
+    assert {"docker-compose", "postgresql", "pgbouncer", "promtool", "chromium"} <= set(named)
+    assert set(named) <= PROGRAMS

@@ -43,36 +43,6 @@ def test_hadolint_has_no_complaint():
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("step", BUILDER.all("COPY"), ids=lambda step: step.text)
-def test_every_copied_file_exists_and_reaches_the_build(step):
-    """Red when a source is gone, or .dockerignore keeps it out."""
-    for source in step.words[:-1]:
-        assert dockerfile.context_files(source), source
-
-
-def test_the_image_copies_all_files_of_the_package():
-    """Red when a package, or a file that its metadata names, is not copied."""
-    copied = {source for step in BUILDER.all("COPY") for source in step.words[:-1]}
-    assert copied == {
-        "app",
-        "racer_core",
-        "racer_gateway.py",
-        "pyproject.toml",
-        "requirements.lock",
-        "README.md",
-        "LICENSE",
-    }
-
-
-@pytest.mark.parametrize(
-    "path",
-    [".env", "racer.db", ".git/config", "app/__pycache__/cli.pyc", ".venv/bin/racer", "x.py"],
-)
-def test_nothing_else_reaches_the_build(path):
-    """Red when keys, stores or history could end up in an image."""
-    assert path in dockerfile.Ignore.read()
-
-
 def test_every_package_is_installed_by_its_hash():
     """Red when pip may take a file that the lock does not know; what is in it: test_lock.py."""
     installs = [step.text for step in BUILDER.all("RUN") if "pip install" in step.text]
@@ -83,29 +53,6 @@ def test_every_package_is_installed_by_its_hash():
     ]  # fmt: skip
     assert own.startswith("pip install --no-deps --no-build-isolation . ")
     assert "pip check" in own
-
-
-def test_the_runtime_copies_just_the_environment():
-    """Red when the build's tools or sources come along."""
-    [step] = RUNTIME.all("COPY")
-    assert step.words == ["--from=builder", "/opt/venv", "/opt/venv"]
-    made = [each.text for each in BUILDER.all("RUN") if "-m venv" in each.text]
-    assert made == ["python -m venv /opt/venv"]
-
-
-def test_the_base_is_a_python_that_the_package_admits():
-    """Red when the image's Python and pyproject's part ways; ours is the one of the pins."""
-    assert {stage.base for stage in FILE.stages} == {"${PYTHON_IMAGE}"}
-    assert FILE.arguments["PYTHON_IMAGE"].startswith("python:3.11-slim-")
-    assert importlib.metadata.metadata("racer-gateway")["Requires-Python"] == ">=3.11"
-
-
-def test_cpu_is_the_default_and_a_build_argument_makes_it_cuda():
-    """Red when TORCH_INDEX is not what chooses torch's build, or its default is not small."""
-    [argument] = BUILDER.all("ARG")
-    assert argument.assignments == {"TORCH_INDEX": "https://download.pytorch.org/whl/cpu"}
-    [install] = [step.text for step in BUILDER.all("RUN") if "torch==" in step.text]
-    assert install.startswith('PIP_INDEX_URL="${TORCH_INDEX}" pip install ')
 
 
 def test_the_command_is_one_that_the_code_has():
@@ -130,41 +77,6 @@ def test_the_user_is_not_root_and_owns_the_one_writable_place():
     assert RUNTIME.one("WORKDIR").text == volume
     order = [step.keyword for step in RUNTIME.steps]
     assert order.index("USER") > order.index("RUN")
-
-
-def test_downloads_go_to_the_writable_place():
-    """Red when HF_HOME is no variable of the hub's library, or points where USER cannot write."""
-    home = RUNTIME.one("ENV").assignments["HF_HOME"]
-    program = "from huggingface_hub import constants as c; print(c.HF_HUB_CACHE)"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"HF_HOME": home},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == f"{home}/hub"
-    assert home.startswith(RUNTIME.one("VOLUME").text + "/")
-
-
-def test_the_port_is_the_same_everywhere():
-    """Red when EXPOSE, HEALTHCHECK and the settings' default differ."""
-    assert RUNTIME.one("EXPOSE").text == str(PORT)
-    assert f"'127.0.0.1', {PORT}," in dockerfile.health_command(RUNTIME)[1][-1]
-
-
-def test_the_health_check_asks_for_a_path_that_exists():
-    """Red when the route is renamed."""
-    assert "/healthz" in {route.path for route in health.routes}
-    assert "'GET', '/healthz'" in dockerfile.health_command(RUNTIME)[1][-1]
-
-
-def test_the_health_check_gives_up_before_docker_does():
-    """Red when its own timeout is not below the one that kills it."""
-    options, words = dockerfile.health_command(RUNTIME)
-    assert "timeout=4)" in words[-1]
-    assert dockerfile.seconds(options["timeout"]) > 4
-    assert dockerfile.seconds(options["start-period"]) > Limits().drain_delay_s + Limits().drain_s
 
 
 @contextmanager
@@ -206,8 +118,40 @@ def test_the_health_check_fails_for_an_unhealthy_gateway(status, code):
         assert ask(port) == code
 
 
-def test_the_health_check_fails_on_a_closed_port():
+def test_a_closed_port_is_unhealthy():
     """Fails when a refused connection counts as healthy."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert ask(closed.getsockname()[1]) == 1
+
+
+def test_the_health_check_asks_the_port_and_gives_up_before_docker_does():
+    """Red when a port, the route or a patience is changed in one place alone."""
+    options, words = dockerfile.health_command(RUNTIME)
+    assert RUNTIME.one("EXPOSE").text == str(PORT)
+    assert "/healthz" in {route.path for route in health.routes}
+    assert f"'127.0.0.1', {PORT}, timeout=4)" in words[-1]
+    assert "'GET', '/healthz'" in words[-1]
+    assert dockerfile.seconds(options["timeout"]) > 4
+    assert dockerfile.seconds(options["start-period"]) > Limits().drain_delay_s + Limits().drain_s
+
+
+def test_the_package_reaches_the_build_and_its_environment_the_image():
+    """Red when a source is not copied or is ignored, or keys, stores or tools come along."""
+    copied = {source for step in BUILDER.all("COPY") for source in step.words[:-1]}
+    assert copied == {
+        "app", "racer_core", "racer_gateway.py", "pyproject.toml", "requirements.lock",
+        "README.md", "LICENSE",
+    }  # fmt: skip
+    assert all(dockerfile.context_files(source) for source in copied)
+    ignored = (".env", "racer.db", ".git/config", "app/__pycache__/cli.pyc", ".venv/bin/racer")
+    assert all(path in dockerfile.Ignore.read() for path in (*ignored, "x.py"))
+    assert RUNTIME.one("COPY").words == ["--from=builder", "/opt/venv", "/opt/venv"]
+    made = [each.text for each in BUILDER.all("RUN") if "-m venv" in each.text]
+    assert made == ["python -m venv /opt/venv"]
+    assert {stage.base for stage in FILE.stages} == {"${PYTHON_IMAGE}"}
+    assert FILE.arguments["PYTHON_IMAGE"].startswith("python:3.11-slim-")
+    index = {"TORCH_INDEX": "https://download.pytorch.org/whl/cpu"}
+    assert BUILDER.one("ARG").assignments == index
+    [install] = [step.text for step in BUILDER.all("RUN") if "torch==" in step.text]
+    assert install.startswith('PIP_INDEX_URL="${TORCH_INDEX}" pip install ')

@@ -1,12 +1,8 @@
 """deploy/kubernetes is valid for Kubernetes, and agrees with the code, the image and itself."""
 
-import copy
-import importlib.metadata as metadata
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,8 +16,9 @@ from app.api.routes import ROUTES
 from app.errors import SettingsError
 from app.server import GOODBYE_S
 from app.settings import Settings
-from app.store.engine import THREADS, open_engine
+from app.store.engine import THREADS
 from racer_core import __version__
+from tests.deploy import bootstrap
 from tests.deploy.plain import (
     ADMIN,
     CANDIDATES,
@@ -55,15 +52,11 @@ from tests.deploy.plain import (
 from tests.kit.commands import command, group, parsed
 
 from . import dockerfile
-from .constraints import canonical
 from .dockerfile import ROOT, seconds
 
 IMAGE_VOLUMES = "1.35"  # the oldest that has them without being asked
 
 
-CONTAINERS: dict[str, Manifest] = {
-    f"{name}-{each['name']}": each for name, pod in PODS.items() for each in pod["containers"]
-}
 PROBING = {kind: GATEWAY[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
 
 
@@ -117,22 +110,6 @@ def claims_of(manifests: list[Manifest]) -> set[str]:
     return {m["metadata"]["name"] for m in manifests if m["kind"] == "PersistentVolumeClaim"}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=title)
-def test_every_manifest_is_one_that_kubernetes_takes(manifest: Manifest, version: str):
-    """Red when a field does not exist, has another type or is missing."""
-    kubernetes_validate.validate(manifest, version, strict=True)
-
-
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=title)
-def test_an_unknown_field_is_found(manifest: Manifest):
-    """Fails when the schemas accept a misspelt field, which Kubernetes ignores."""
-    misspelt = copy.deepcopy(manifest)
-    misspelt["metadata"]["lables"] = {}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(misspelt, VERSIONS[-1], strict=True)
-
-
 def test_the_kustomize_build_is_valid_and_self_contained(built: list[Manifest]):
     """Red when kustomize finds a mistake, or a pod asks for a ConfigMap of another name."""
     for manifest in built:
@@ -152,34 +129,13 @@ def test_the_kustomize_build_is_valid_and_self_contained(built: list[Manifest]):
     assert namespaces == {named("Namespace", "racer")["metadata"]["name"]}
 
 
-def test_an_empty_cluster_needs_nothing_that_comes_later(built: list[Manifest]):
-    """Red when a pod waits for an image or a claim that the same apply does not bring."""
-    claim = {"claimName": "artifact", "readOnly": True}
-    assert artifact_of(built) == {"name": "artifact", "persistentVolumeClaim": claim}
-    wanted = {
-        volume["persistentVolumeClaim"]["claimName"]
-        for each in built
-        if each["kind"] == "Deployment"
-        for volume in each["spec"]["template"]["spec"]["volumes"]
-        if "persistentVolumeClaim" in volume
-    }
-    assert wanted == claims_of(built)
-    [artifact] = [m for m in built if m["metadata"]["name"] == "artifact"]
-    assert artifact["spec"]["accessModes"] == ["ReadWriteMany"]  # read on all nodes
-    calibrated = PROBING["readiness"]["httpGet"]["path"]
-    assert calibrated == "/readyz", "ready without a calibration, by the fallback"
-
-
 DIFFERING = ("PersistentVolumeClaim-artifact", "Deployment-gateway")
 
 
 def test_the_artifact_comes_from_an_image_by_the_line_of_the_readme(
     build: Callable[[Path], list[Manifest]], built: list[Manifest], tmp_path: Path
 ):
-    """Red when the component changes another thing than the volume, or leaves the claim.
-
-    Repeated, for another tag, the line adds nothing.
-    """
+    """Red when the component changes another thing than the volume, or leaves the claim."""
     [line] = re.findall(r"^(grep -q artifact-image .+\|\|\s+echo .+)$", commands(), re.MULTILINE)
     folder = shutil.copytree(FOLDER, tmp_path / "deploy" / "kubernetes")
     for _ in range(2):
@@ -239,39 +195,11 @@ def test_the_configuration_loads_with_what_the_secret_holds():
     assert secrets.store(loaded) == SECRETS[STORE]
     assert secrets.data_key is not None
     assert secrets.admin_key is not None, "no admin key: calibrating is off"
-
-
-def test_without_a_data_key_the_gateway_does_not_start():
-    """Red when a gateway that a Service leads to would serve without a key."""
-    held = {name: value for name, value in SECRETS.items() if name != DATA}
-    with pytest.raises(SettingsError, match=DATA):
-        settings.load(FOLDER / "racer.yaml", held, host=start_arguments()["host"])
-
-
-def test_the_pod_has_the_variables_that_the_code_reads_and_no_other():
-    """Red when a name is not the settings' one. The last two are read by libraries: below."""
     assert set(variables(GATEWAY)) == {*SECRETS, "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
     assert set(variables(UPGRADE)) == {STORE}
-
-
-def test_libraries_read_the_variables_that_are_theirs():
-    """Red when a name means nothing to the hub's library or to torch."""
-    given = variables(GATEWAY)
-    threads = given["OMP_NUM_THREADS"]["valueFrom"]["resourceFieldRef"]
-    assert threads == {"resource": "requests.cpu"}
-    cores = GATEWAY["resources"]["requests"]["cpu"]
-    program = (
-        "import torch; from huggingface_hub import constants;"
-        "print(torch.get_num_threads(), constants.HF_HUB_OFFLINE)"
-    )
-    environment = {
-        "OMP_NUM_THREADS": cores,
-        "HF_HUB_OFFLINE": given["HF_HUB_OFFLINE"]["value"],
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == [cores, "True"]
+    without = {name: value for name, value in SECRETS.items() if name != DATA}
+    with pytest.raises(SettingsError, match=DATA):
+        settings.load(FOLDER / "racer.yaml", without, host=given["host"])
 
 
 def test_secrets_are_in_one_secret_that_must_be_there():
@@ -284,10 +212,6 @@ def test_secrets_are_in_one_secret_that_must_be_there():
             if name in SECRETS:
                 assert each["valueFrom"] == {"secretKeyRef": {"name": "gateway", "key": name}}
     assert "Secret" not in {manifest["kind"] for manifest in MANIFESTS}
-
-
-def test_a_candidates_token_is_made_as_it_is_read():
-    """Red when the README makes another Secret than vLLM's pods look for."""
     [made] = re.findall(
         r"kubectl create secret generic (candidates) .*--from-literal=(\w+)=", README
     )
@@ -336,43 +260,15 @@ def test_one_port_from_the_image_to_the_network():
     assert "port" not in CONFIG
 
 
-@pytest.mark.parametrize("kind", PROBING)
-def test_probes_ask_public_paths_of_the_gateways_own_port(kind: str):
-    """Red when a path needs a key or does not exist, or the port is another one."""
-    probe = PROBING[kind]["httpGet"]
-    assert probe["path"] in ROUTES.probe_paths
-    assert [each.role for each in ROUTES if each.path == probe["path"]] == ["public"]
-    assert probe["port"] == GATEWAY["ports"][0]["name"]
-
-
-def test_a_gateway_that_waits_for_a_calibration_is_not_restarted():
-    """/readyz is 503 while it drains. Red when a probe that restarts a pod asks for it."""
-    paths = {kind: probe["httpGet"]["path"] for kind, probe in PROBING.items()}
-    assert paths == {"startup": "/healthz", "readiness": "/readyz", "liveness": "/healthz"}
-
-
-def test_a_start_has_the_time_that_the_image_gives_it():
-    """Red when Kubernetes is less patient than the image's own health check."""
-    patience = PROBING["startup"]["periodSeconds"] * PROBING["startup"]["failureThreshold"]
-    given, _ = dockerfile.health_command(RUNTIME)
-    assert patience >= seconds(given["start-period"])
-
-
-def test_a_pod_that_ends_has_time_to_finish():
-    """Red when it is killed in the middle of answers, or stops accepting before others know."""
+def test_a_pod_has_time_to_finish_and_room_for_bodies():
+    """Red when it is killed in the middle of answers, or buffers take half of the memory."""
     limits = settings.load(FOLDER / "racer.yaml", SECRETS)[0].limits
     assert limits.drain_delay_s > 0
     assert limits.drain_s >= limits.deadline_s
     grace = PODS["gateway"]["terminationGracePeriodSeconds"]
     assert grace > limits.drain_delay_s + limits.drain_s + GOODBYE_S
-
-
-def test_bodies_and_answers_fit_into_the_memory():
-    """Red when what the configuration allows in memory is more than half of the pod's."""
-    limits = settings.load(FOLDER / "racer.yaml", SECRETS)[0].limits
-    assert limits.body_buffer_bytes + limits.buffered_bytes < 0.5 * quantity(
-        GATEWAY["resources"]["limits"]["memory"]
-    )
+    memory = quantity(GATEWAY["resources"]["limits"]["memory"])
+    assert limits.body_buffer_bytes + limits.buffered_bytes < 0.5 * memory
 
 
 @pytest.mark.parametrize("entry", CONFIG["candidates"], ids=lambda each: each["name"])
@@ -425,23 +321,6 @@ def test_candidates_are_the_same_but_for_their_names_and_models():
     assert len({generic(name) for name in CANDIDATES}) == 1
 
 
-@pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_deployment_finds_its_pods(name: str):
-    """Red when its selector is not its own label, or fits the pods of another one."""
-    assert selected(DEPLOYMENTS[name]["spec"]["selector"]["matchLabels"]) == {name}
-
-
-def test_selectors_of_gateway_objects_match_gateway_pods():
-    """Red when Service, budget, spread or autoscaler are about other pods, or about none."""
-    assert selected(named("Service")["spec"]["selector"]) == {"gateway"}
-    assert selected(named("PodDisruptionBudget")["spec"]["selector"]["matchLabels"]) == {"gateway"}
-    [spread] = PODS["gateway"]["topologySpreadConstraints"]
-    assert selected(spread["labelSelector"]["matchLabels"]) == {"gateway"}
-    assert spread["topologyKey"] == "kubernetes.io/hostname"
-    target = named("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
-    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "gateway"}
-
-
 def test_the_autoscaler_alone_says_how_many():
     """Red when an apply would undo it, or a full event loop, which is one core, is not noticed."""
     assert "replicas" not in DEPLOYMENTS["gateway"]["spec"]
@@ -455,32 +334,15 @@ def test_the_autoscaler_alone_says_how_many():
     assert rollout == {"maxUnavailable": 0, "maxSurge": 1}
 
 
-def test_the_store_has_connections_for_all_gateways():
-    """Red when as many as may run at once ask for more than PostgreSQL gives by default."""
-    most = named("HorizontalPodAutoscaler")["spec"]["maxReplicas"]
-    most += DEPLOYMENTS["gateway"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
-    assert most * (THREADS + 1) < 100 - 3  # max_connections, less superusers'; one listens
-
-
-def test_the_image_has_the_stores_driver():
-    """Red when the Secret's URL is of a database to which the image cannot speak."""
-    engine = open_engine(SECRETS[STORE])
-    [name, *_] = metadata.packages_distributions()[engine.dialect.loaded_dbapi.__name__]
-    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    assert re.search(rf"^{canonical(name)}==", lock, re.MULTILINE)
-
-
-def test_a_pod_reaches_only_what_a_policy_allows():
-    """Red when the policy that shuts everything leaves out a pod or a direction."""
-    assert named("NetworkPolicy", "default-deny")["spec"] == {
-        "podSelector": {},
-        "policyTypes": ["Ingress", "Egress"],
-    }
-
-
 def test_the_gateway_reaches_candidates_and_the_store_and_they_only_it():
     """Fails when a policy selects other pods or ports, or opens vLLM to other pods."""
+    shut = {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert named("NetworkPolicy", "default-deny")["spec"] == shut
     gateway, candidates = (named("NetworkPolicy", n)["spec"] for n in ("gateway", "candidates"))
+    [clients] = [peer for rule in gateway["ingress"] for peer in rule["from"]]
+    assert clients.keys() == {"namespaceSelector"}
+    [(label, value)] = clients["namespaceSelector"]["matchLabels"].items()
+    assert re.search(rf"kubectl label namespace \S+ {label}={value}$", README, re.MULTILINE)
     assert selected(gateway["podSelector"]["matchLabels"]) == {"gateway"}
     assert selected(candidates["podSelector"]["matchLabels"]) == set(CANDIDATES)
     request = {("TCP", urlsplit(each["base_url"]).port) for each in CONFIG["candidates"]}
@@ -505,49 +367,6 @@ def test_the_gateway_reaches_candidates_and_the_store_and_they_only_it():
     assert set(policy_ports([rule])) == request
 
 
-def test_clients_come_from_namespaces_that_are_named():
-    """Red when the gateway is open to the cluster, or the README labels something else."""
-    [rule] = named("NetworkPolicy")["spec"]["ingress"]
-    [peer] = rule["from"]
-    assert peer.keys() == {"namespaceSelector"}
-    [(label, value)] = peer["namespaceSelector"]["matchLabels"].items()
-    assert re.search(rf"kubectl label namespace \S+ {label}={value}$", README, re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", CONTAINERS)
-def test_a_container_has_no_rights(name: str):
-    """Red when one could gain rights, or takes as much memory as there is."""
-    container = CONTAINERS[name]
-    context = container["securityContext"]
-    assert context["allowPrivilegeEscalation"] is False
-    assert context["capabilities"] == {"drop": ["ALL"]}
-    assert container["resources"]["limits"]["memory"]
-    assert container["resources"]["requests"].keys() == {"cpu", "memory"}
-
-
-@pytest.mark.parametrize("name", PODS)
-def test_a_pod_keeps_to_the_namespaces_rule(name: str):
-    """Red when the namespace, which is `restricted`, would refuse it, or it has a token."""
-    labels = named("Namespace", "racer")["metadata"]["labels"]
-    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-    context = PODS[name]["securityContext"]
-    assert context["runAsNonRoot"] is True
-    assert context["runAsUser"] > 0
-    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert PODS[name]["automountServiceAccountToken"] is False
-    volumes = PODS[name].get("volumes", ())
-    kinds = {kind for volume in volumes for kind in volume if kind != "name"}
-    assert kinds <= {"configMap", "emptyDir", "image", "persistentVolumeClaim"}
-
-
-def test_the_gateway_is_the_images_user_and_writes_nowhere_else():
-    """Red when the user is not the one that the image made, or the root can be written."""
-    context = PODS["gateway"]["securityContext"]
-    assert f"{context['runAsUser']}:{context['runAsGroup']}" == RUNTIME.one("USER").text
-    assert GATEWAY["securityContext"]["readOnlyRootFilesystem"] is True
-    assert UPGRADE["securityContext"]["readOnlyRootFilesystem"] is True
-
-
 def test_images_are_the_ones_that_the_readme_builds():
     """Red when the Dockerfile builds another name, or a tag is not this version's."""
     [image] = KUSTOMIZATION["images"]
@@ -562,24 +381,6 @@ def test_images_are_the_ones_that_the_readme_builds():
     wanted = {f"{image['newName']}:{image['newTag']}", artifact}
     for verb in (r"docker build (?:\S+ )*?-t (\S+)", r"docker push (\S+)"):
         assert set(re.findall(verb, README)) == wanted
-
-
-def test_the_readme_names_files_and_commands_that_exist():
-    """Red when a file is renamed, or a `racer` command of the README is none."""
-    for path in re.findall(r"deploy/kubernetes/[\w.-]+", README):
-        assert (ROOT / path).exists(), path
-    for name in re.findall(r"`([\w-]+\.yaml)`", README):
-        assert (FOLDER / name).exists(), name
-    lines = re.findall(r"^ *racer (.+)$", README.replace("\\\n", " "), re.MULTILINE)
-    assert lines
-    for name, *words in map(shlex.split, lines):
-        parsed(name, words)
-
-
-def test_links_lead_somewhere():
-    """Red when a file that the README leads to has moved."""
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
-        assert (FOLDER / Path(link)).exists(), link
 
 
 def test_a_job_recalibrates_from_live_traffic():
@@ -606,3 +407,79 @@ def test_a_job_recalibrates_from_live_traffic():
     assert selected(into["podSelector"]["matchLabels"]) == {"gateway"}
     assert source["podSelector"]["matchLabels"] == labels
     assert policy_ports([*out["egress"], *into["ingress"]]) == [("TCP", PORT)] * 2
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_manifest_is_one_that_kubernetes_takes(version: str):
+    """Red when a field does not exist, has another type or is missing."""
+    for manifest in (*MANIFESTS, *bootstrap.MANIFESTS):
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_an_empty_cluster_needs_nothing_that_comes_later(built: list[Manifest]):
+    """Red when a pod waits for an image or a claim that the same apply does not bring."""
+    claim = {"claimName": "artifact", "readOnly": True}
+    assert artifact_of(built) == {"name": "artifact", "persistentVolumeClaim": claim}
+    wanted = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for each in built
+        if each["kind"] == "Deployment"
+        for volume in each["spec"]["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert wanted == claims_of(built)
+    [artifact] = [m for m in built if m["metadata"]["name"] == "artifact"]
+    assert artifact["spec"]["accessModes"] == ["ReadWriteMany"]  # read on all nodes
+
+
+def test_probes_ask_public_paths_and_restart_no_gateway_that_drains():
+    """/readyz is 503 while it drains. Red for a path with a key, or less patience than Docker's."""
+    paths = {kind: probe["httpGet"]["path"] for kind, probe in PROBING.items()}
+    assert paths == {"startup": "/healthz", "readiness": "/readyz", "liveness": "/healthz"}
+    assert set(paths.values()) <= ROUTES.probe_paths
+    assert {each.role for each in ROUTES if each.path in paths.values()} == {"public"}
+    ports = {probe["httpGet"]["port"] for probe in PROBING.values()}
+    assert ports == {GATEWAY["ports"][0]["name"]}
+    patience = PROBING["startup"]["periodSeconds"] * PROBING["startup"]["failureThreshold"]
+    given, _ = dockerfile.health_command(RUNTIME)
+    assert patience >= seconds(given["start-period"])
+
+
+def test_objects_of_the_gateway_are_about_its_pods():
+    """Red when a selector is about other pods, or about none, or too many pods may run."""
+    for name, deployment in DEPLOYMENTS.items():
+        assert selected(deployment["spec"]["selector"]["matchLabels"]) == {name}
+    assert selected(named("Service")["spec"]["selector"]) == {"gateway"}
+    assert selected(named("PodDisruptionBudget")["spec"]["selector"]["matchLabels"]) == {"gateway"}
+    [spread] = PODS["gateway"]["topologySpreadConstraints"]
+    assert selected(spread["labelSelector"]["matchLabels"]) == {"gateway"}
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    scaling = named("HorizontalPodAutoscaler")["spec"]
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "gateway"}
+    assert scaling["scaleTargetRef"] == target
+    surge = DEPLOYMENTS["gateway"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+    # PostgreSQL's max_connections, less superusers'; one of a gateway listens
+    assert (scaling["maxReplicas"] + surge) * (THREADS + 1) < 100 - 3
+
+
+def test_pods_and_containers_have_no_rights():
+    """Red when the namespace, which is `restricted`, would refuse one, or it has a token."""
+    labels = named("Namespace", "racer")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    for pod in PODS.values():
+        context = pod["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["runAsUser"] > 0
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        kinds = {kind for volume in pod.get("volumes", ()) for kind in volume if kind != "name"}
+        assert kinds <= {"configMap", "emptyDir", "image", "persistentVolumeClaim"}
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["limits"]["memory"]
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+    context = PODS["gateway"]["securityContext"]
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == RUNTIME.one("USER").text
+    for container in (GATEWAY, UPGRADE):
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -41,15 +40,3 @@ def test_a_changed_configmap_is_reloaded(tmp_path: Path) -> None:
         write(folder, text.replace("alpha: 0.1", "alhpa: 0.1"), "..three")
         refused = gateway.post("/admin/reload", ADMIN_KEY)
         assert refused.status_code == 409, refused.text
-
-
-def test_the_readme_signals_the_pods_that_mount_the_configmap() -> None:
-    """Red when a label, a volume or a file has another name, or another process gets the signal."""
-    commands = plain.commands()
-    [(label, value)] = set(re.findall(r"--selector ([\w./]+)=(\w+)", commands))
-    assert plain.selected({label: value}) == {"gateway"}
-    [name] = re.findall(r'volumes\[\?\(@\.name=="(\w+)"\)\]\.configMap\.name', commands)
-    volumes = {each["name"]: each for each in plain.PODS["gateway"]["volumes"]}
-    assert "configMap" in volumes[name]
-    assert "kill -HUP 1" in commands
-    assert plain.RUNTIME.one("ENTRYPOINT").text.startswith("["), "a shell would be process 1"

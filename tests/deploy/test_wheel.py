@@ -8,8 +8,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from email.message import Message
-from email.parser import Parser
 from pathlib import Path
 
 import pytest
@@ -57,12 +55,6 @@ def run(other: Path, site: Path, *arguments: str) -> subprocess.CompletedProcess
     )  # fmt: skip
 
 
-def metadata(site: Path) -> Message:
-    """What the package index shows."""
-    (file,) = site.glob("*.dist-info/METADATA")
-    return Parser().parsestr(file.read_text(encoding="utf-8"))
-
-
 def test_the_wheel_holds_the_page(site: Path) -> None:
     """Red when a kind of file is left out of the package's data."""
     kinds = (".html", ".css", ".js", ".svg")
@@ -70,16 +62,6 @@ def test_the_wheel_holds_the_page(site: Path) -> None:
     assert page <= {path.name for path in (site / "app" / "ui").iterdir()}
     index = Path("app", "ui", "index.html")
     assert (site / index).read_bytes() == (ROOT / index).read_bytes()
-
-
-def test_the_index_is_told_who_it_is_for(site: Path) -> None:
-    """Version, licence, classifiers, a page about the method, and every extra."""
-    found = metadata(site)
-    assert (found["Name"], found["Version"]) == (PROJECT["name"], __version__)
-    assert found["License-Expression"] == "Apache-2.0"
-    assert found.get_all("Classifier") == PROJECT["classifiers"]
-    assert found.get_all("Project-URL") == ["Paper, https://arxiv.org/abs/2603.06616"]
-    assert set(found.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
 
 
 def test_the_command_finds_its_own_app(site: Path, other: Path) -> None:

@@ -1,7 +1,5 @@
 """Code blocks of the documents: each is run, run elsewhere, or says what it needs.
 
-    python -m tests.docs.blocks     prints how many of each document are run, and what others need
-
 tests/app/test_examples.py runs every block, except those with a comment directly above:
 
     <!-- run by: tests/app/test_api_doc.py -->     the file of the test that runs it
@@ -17,8 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-import click
 
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = (
@@ -88,32 +84,3 @@ def _blocks(document: Path) -> Iterator[Block]:
             run_by=tags["run by"],
             needs=tags["needs"],
         )
-
-
-def table(found: list[Block]) -> str:
-    """How many blocks of each document are run, and what the others need."""
-    lines = ["| document | blocks | run | not run |", "| --- | --- | --- | --- |"]
-    for document in dict.fromkeys(block.document for block in found):
-        own = [block for block in found if block.document == document]
-        skipped = sum(block.needs is not None for block in own)
-        name = document.relative_to(ROOT)
-        lines.append(f"| `{name}` | {len(own)} | {len(own) - skipped} | {skipped or ''} |")
-    skipped = [block for block in found if block.needs is not None]
-    lines.append(f"| all | {len(found)} | {len(found) - len(skipped)} | {len(skipped)} |\n")
-    lines.append("| not run | needs |\n| --- | --- |")
-    lines += [f"| {_first(block)} | {NEEDS[block.needs or '']} |" for block in skipped]
-    return "\n".join(lines)
-
-
-def _first(block: Block) -> str:
-    first = block.text.strip().splitlines()[0].rstrip("\\ ").partition(" #")[0].strip()
-    return f"`{block.document.relative_to(ROOT)}`: `{first}`"
-
-
-def main() -> None:
-    """Print the table."""
-    click.echo(table(blocks()))
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ import pytest
 
 from app.cli import main
 
-from .blocks import NEEDS, ROOT, Block, blocks, table
+from .blocks import NEEDS, ROOT, Block, blocks
 
 FOUND = blocks()
 SHELL = [block for block in FOUND if block.kind == "sh"]
@@ -27,13 +27,6 @@ def test_every_block_has_a_kind_and_a_known_tag() -> None:
         assert block.run_by is None or (ROOT / block.run_by).is_file(), block.place
 
 
-def test_no_tag_stands_where_there_is_no_block() -> None:
-    """Red when a line separates a tag from its block, so that the tag has no effect."""
-    tag = re.compile(r"^ *<!-- (?:run by|needs): .*-->\n(?! *```)", re.MULTILINE)
-    for document in {block.document for block in FOUND}:
-        assert tag.search(document.read_text(encoding="utf-8")) is None, document
-
-
 def test_ci_runs_the_blocks_tagged_as_run_by_it() -> None:
     """Red when .ci/run lacks a `make` of a block that it is said to run."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
@@ -42,17 +35,6 @@ def test_ci_runs_the_blocks_tagged_as_run_by_it() -> None:
             for line in block.text.splitlines():
                 command = line.partition("#")[0].strip()
                 assert re.search(rf"^{re.escape(command)}$", script, re.MULTILINE), block.place
-
-
-def test_nothing_is_left_out_of_the_table() -> None:
-    """`python -m tests.docs.blocks` prints a line for each document, and one for each need."""
-    printed = table(FOUND)
-    for block in FOUND:
-        assert f"| `{block.document.relative_to(ROOT)}` |" in printed
-    assert sum(
-        line.endswith(tuple(f"{need} |" for need in NEEDS.values()))
-        for line in printed.splitlines()
-    ) == sum(block.needs is not None for block in FOUND)
 
 
 def commands(block: Block) -> list[list[str]]:

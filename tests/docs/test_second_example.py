@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +14,10 @@ import httpx2
 import pytest
 import yaml
 
-from tests.kit.lazy import LazyModule
 from tests.kit.network import free_port
+from tests.kit.waiting import until
 
 from .blocks import DOCUMENTS, blocks
-
-run = LazyModule("app.tools.demo.run")
 
 
 @pytest.mark.slow
@@ -40,18 +37,19 @@ def test_nothing_but_candidates_serves(tmp_path: Path) -> None:
         [*words, "--port", str(port)], cwd=tmp_path, env=environment,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    url = f"http://127.0.0.1:{port}/healthz"
+
+    def is_up() -> bool:
+        with suppress(httpx2.TransportError):
+            return httpx2.get(url, timeout=5, verify=False, trust_env=False).status_code == 200
+        return False
+
     try:
-        deadline = time.monotonic() + 60
-        health = 0
-        while health != 200 and process.poll() is None and time.monotonic() < deadline:
-            with suppress(httpx2.TransportError):
-                url = f"http://127.0.0.1:{port}/healthz"
-                health = httpx2.get(url, timeout=5, verify=False, trust_env=False).status_code
-            time.sleep(0.1)
+        is_healthy = until(is_up, 60)
     finally:
         process.send_signal(signal.SIGINT)
         _, log = process.communicate(timeout=30)
-    assert health == 200, log
+    assert is_healthy, log
     assert "all 3 candidates answer a share of 0.05 of the requests" in log
     assert "adds at most 5,000 calls a day" in log
     assert "from 39 sampled requests or more" in log

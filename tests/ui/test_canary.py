@@ -134,17 +134,6 @@ def confirm(tab: Tab, sentence: str) -> None:
             return
 
 
-def test_a_promotion_does_not_overrule_another_admin(rollout: Rollout, opened: Open) -> None:
-    """Another calibration became active since the card was shown: it stays."""
-    tab = at_canary(opened, rollout.fleet)
-    tab.refused = {409}
-    theirs = rollout.fleet.gateway.calibrate(rows=some_rows(600, 300))["id"]
-    tab.page.get_by_role("button", name="Promote").click()
-    tab.page.click("#confirm-yes")
-    tab.page.wait_for_selector("text=Another change came first")
-    assert rollout.fleet.active() == theirs
-
-
 def test_figures_are_renewed_and_an_end_is_noticed(rollout: Rollout, opened: Open) -> None:
     """By itself while the tab is in front; the focus stays on its button."""
     tab = at_canary(opened, rollout.fleet, clock=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.kit.gateway import ENVIRONMENT, configure, running, user
+from tests.kit.gateway import ENVIRONMENT, configure, running
 from tests.kit.same_answer import NAMES, activate, configured
 from tests.kit.upstream import FakePool
-from tests.kit.waiting import wait_until
 
-from .conftest import Open
+from .conftest import Open, Tab
 from .fleet import Fleet
-from .rounding import plain
-from .scripted import FEW, RIVER, SUM, ScriptedFleet
+from .scripted import FEW, FEW_PRICES, RIVER, SUM, ScriptedFleet
 
 
 def test_a_failed_candidate_voids_the_certificate_in_words(
@@ -46,32 +44,6 @@ def test_an_answer_is_text_and_never_markup(few: ScriptedFleet, opened: Open) ->
     assert tab.page.title() == "RACER gateway"
 
 
-def test_a_failure_is_counted_on_watch(few: ScriptedFleet, opened: Open) -> None:
-    """As a share of its candidate's calls, as /metrics counts them."""
-    few.pool.fail(FEW[0], "400")
-    for number in range(4):
-        few.gateway.post("/v1/chat/completions", json={"model": FEW[0], "messages": user(SUM)})
-        few.route(f"{RIVER} {number}")
-    tab = opened(few, "#watch")
-    tab.refused = {401}  # before there are keys
-    tab.give_keys()
-    tab.page.wait_for_selector("#watch tbody tr")
-    lines = few.gateway.get("/metrics", few.admin_key).text.splitlines()
-    for name in FEW:
-        counted = {
-            line.split('outcome="')[1].partition('"')[0]: float(line.split()[-1])
-            for line in lines
-            if line.startswith(f'racer_candidate_calls_total{{candidate="{name}"')
-        }
-        calls = sum(counted.values())
-        failed = calls - counted.get("ok", 0.0) - counted.get("cancelled", 0.0)
-        assert (failed > 0) or name != FEW[0]
-        expected = f"{plain(100 * failed / calls, 1)} %" if calls else "–"
-        row = tab.page.locator("#watch tbody tr", has_text=name)
-        cell = row.locator("td").nth(2)
-        wait_until(lambda cell=cell, expected=expected: cell.inner_text() == expected)
-
-
 def test_a_round_with_a_failure_is_followed_by_all_others(
     tmp_path: Path, candidates: FakePool, opened: Open
 ) -> None:
@@ -94,3 +66,26 @@ def test_a_round_with_a_failure_is_followed_by_all_others(
         (opinion,) = rest.locator(".opinions li").all_inner_texts()
         assert opinion.splitlines()[-1] == "42"
         assert all(name in opinion for name in NAMES if name not in first)
+
+
+def figures(tab: Tab) -> dict[str, list[str]]:
+    """What was paid and what calling all takes, by the name of the bar."""
+    return {
+        row.locator("th").inner_text(): row.locator("td.num").all_inner_texts()
+        for row in tab.page.locator(".paid tbody tr").all()
+    }
+
+
+def test_money_is_shown_where_prices_are_known(few: ScriptedFleet, opened: Open) -> None:
+    """What was paid in the currency; what calling all would have cost is called an estimate."""
+    tab = opened(few)
+    tab.give_keys()
+    tab.looked(RIVER)
+    chosen = tab.inside()
+    assert 0 < len(chosen) < len(FEW)
+    tab.ask(RIVER)
+    shown = figures(tab)
+    each = {name: 2 * price["output"] / 1e6 for name, price in zip(FEW, FEW_PRICES, strict=True)}
+    paid, everyone = sum(each[name] for name in chosen), sum(each.values())  # two tokens each, "42"
+    assert shown["Cost"] == [f"{paid:.3g} USD", f"of about {everyone:.3g} USD"]
+    assert "would read the same input" in tab.page.inner_text(".paid .hint")

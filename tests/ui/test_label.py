@@ -91,10 +91,7 @@ def press(tab: Tab, key: str) -> None:
 
 
 def test_one_click_labels_equal_answers(sampling: Fleet, opened: Open) -> None:
-    """The next request follows, also one that came meanwhile; after the last the page says so.
-
-    A label is stored with the next one, or when the tab is left.
-    """
+    """The next request follows, also one that came meanwhile; after the last the page says so."""
     texts = questions(2)
     first = asked(sampling, *user(texts[0]))
     tab = at_label(opened, sampling)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.kit.waiting import until
-from tests.ui.looks import PICTURES, overflow, serious, slide
+from tests.ui.looks import slide
 
-from .conftest import NARROW, WIDE, Open, Tab
+from .conftest import Open, Tab
 from .fleet import POOL, Fleet, some_rows
 from .rounding import plain
 
@@ -99,16 +99,3 @@ def test_another_calibration_is_drawn_once_it_decides(keyed: Fleet, opened: Open
     assert until(lambda: drawn(tab) != before, 60)
     keyed.gateway.activate(first)
     assert until(lambda: drawn(tab) == before, 60)
-
-
-@pytest.mark.parametrize(("scheme", "size"), [("light", NARROW), ("dark", WIDE)])
-def test_it_is_accessible_and_pictured(
-    demo: Fleet, opened: Open, scheme: str, size: tuple[int, int]
-) -> None:
-    """In both colours, wide and narrow; a picture of each is kept."""
-    PICTURES.mkdir(exist_ok=True)
-    tab = opened(demo, scheme=scheme, size=size)
-    tab.page.wait_for_selector("#tradeoff figure >> nth=1")
-    tab.page.screenshot(path=PICTURES / f"tradeoff-{size[0]}-{scheme}.png", full_page=True)
-    assert serious(tab) == []
-    assert overflow(tab) <= 0

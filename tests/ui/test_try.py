@@ -63,11 +63,7 @@ def test_the_set_moves_with_the_slider_as_the_gateway_decides(
 def test_a_candidate_is_left_out_exactly_where_its_bar_stays_short_of_the_line(
     demo: Fleet, opened: Open, question: str, hopeless: str, score: str
 ) -> None:
-    """Bars and line are drawn to one scale, whatever kind of score decides.
-
-    One that reaches the line, if only just, is never called left out: where the gateway calls none,
-    it is not called.
-    """
+    """Bars and line are drawn to one scale, whatever kind of score decides."""
     tab = opened(demo)
 
     def scored(route: Route) -> None:
@@ -145,11 +141,7 @@ def test_a_question_is_asked_of_the_set_and_everything_is_shown(
 
 
 def test_what_was_paid_stands_beside_calling_everyone(demo: Fleet, opened: Open) -> None:
-    """The calls, and the time: that of the slowest call beside that of the slowest candidate.
-
-    As long as a candidate has not been timed on this page, everyone takes at least as long. What
-    that is estimated from stands below.
-    """
+    """The calls, and the time: that of the slowest call beside that of the slowest candidate."""
     tab = opened(demo)
     latest: dict[str, float] = {}
     rounds: list[tuple[str, bool]] = []
@@ -297,33 +289,3 @@ def test_the_page_works_with_the_keyboard_alone(demo: Fleet, opened: Open, quest
     tab.page.focus("#question")
     tab.page.keyboard.press("Control+Enter")
     tab.page.wait_for_selector("#answer .answers")
-
-
-def test_the_promise_of_a_conversation_is_an_average_over_its_turns(
-    demo: Fleet, opened: Open
-) -> None:
-    """Of conversations, and not of requests; n counts conversations."""
-    tab = opened(demo)
-    guarantee = {
-        "risk_target": "answerable",
-        "alpha": 0.1,
-        "delta": None,
-        "r": 1,
-        "unit": "conversation",
-        "law": "expectation",
-        "group": None,
-        "pool": ["abacus", "mirror"],
-        "trivial": False,
-        "alpha_basis": "fixed",
-    }
-    words = tab.page.evaluate(
-        """async certificate => {
-            const script = document.querySelector("script[type=module]").src;
-            const words = await import(new URL("words.js", script).href);
-            return words.guaranteeInWords(certificate);
-        }""",
-        {"guarantee": guarantee, "n": 300},
-    )
-    assert words.startswith("Of the turns of a conversation like those calibrated on")
-    assert "That is an average over conversations" in words
-    assert "(300 count here)" in words

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from app.judging.rater import prompt
-from racer_core.records.reader import read_rows
-from tests.kit.gateway import Command
 
-from .conftest import POOL, WHOLE_POOL, Serve, Servers, configure, rows_of
+from .conftest import POOL, WHOLE_POOL, Serve, Servers, rows_of
 from .servers import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -78,34 +74,3 @@ def test_verbal_confidence_is_the_judges_token(serve: Serve, servers: Servers) -
     assert 1.0 in weights.values()
     assert list(racer["votes"].values()) == pytest.approx([1 / 3] * 3)
     assert racer["certificate"]["holds"] is True
-
-
-def test_label_records_the_confidences_that_a_vote_would_have(
-    servers: Servers, racer: Command, tmp_path: Path
-) -> None:
-    """`racer label --evaluator`: each answer's P(True) and verdict are the judge's own."""
-    questions = tmp_path / "questions.jsonl"
-    rows = rows_of("test", 3).rows
-    lines = [json.dumps({"query": row.query, "reference": row.reference}) for row in rows]
-    questions.write_text("\n".join(lines), encoding="utf-8")
-    config = configure(tmp_path / "labelling", tmp_path / "no-artifact-yet", servers, {})
-    out = tmp_path / "rows.jsonl"
-    code, printed, error = racer(
-        "label", questions, "--config", config, "--out", out, "--grade", "exact",
-        "--evaluator", "abacus", "--json",
-    )  # fmt: skip
-    assert code == 0, error
-    assert 0 < json.loads(printed)["evaluator_calls"] <= len(rows) * len(POOL)
-    for row in read_rows(out, POOL).rows:
-        for name, text in row.answers.items():
-            text = text or ""
-            answer = servers["abacus"].ask(
-                "completions", prompt=prompt(row.query, text, 4096), max_tokens=1, logprobs=20
-            )["choices"][0]
-            top = answer["logprobs"]["top_logprobs"][0]
-            values = {kind: each[name] for kind, each in row.confidences["abacus"].items()}
-            verdict = float(answer["text"]) if answer["text"] in ("0", "1") else None
-            assert values["verbal"] == verdict
-            assert values["p_true"] == pytest.approx(
-                math.exp(top.get("1", -math.inf)), rel=1e-3, abs=1e-9
-            )

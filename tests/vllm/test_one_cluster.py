@@ -106,11 +106,7 @@ def answers(gateway: Gateway) -> bool:
 
 
 def test_one_file_serves_gateway_router_and_candidates(gateway: Gateway) -> None:
-    """Answers under a calibrated threshold, by vLLM behind the proxies that serve the gateway.
-
-    Red when `ray.serve.llm` refuses the file, the router finds no part of a GPU, or another client
-    than the gateway reaches the candidates.
-    """
+    """Answers under a calibrated threshold, by vLLM behind the proxies that serve the gateway."""
     gateway.calibrate(rows=of_two(rows_of("calibration", 300)), alpha=0.2)
     answer = gateway.chat(rows_of("test", 1).rows[0].query, max_tokens=16)
     assert answer["racer"]["certificate"]["lambda_hat"] is not None
