@@ -8,10 +8,8 @@ import re
 import select
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,27 +17,22 @@ from fastapi import FastAPI, Request, Response
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import settings
 from app.access.allowed_hosts import HostCheck
 from app.access.failed_logins import FailedLogins
 from app.access.quotas import Quotas
 from app.api.routes import ROUTES
-from app.errors import InvalidHost, RateLimited, SettingsError
+from app.errors import InvalidHost, RateLimited
 from app.route_table import Route, Routes, RouteTable
 from app.services import Services
-from app.settings import key_format
 from app.settings.access import Key
 from tests.kit.accounts import configured_key
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
-    ENVIRONMENT,
     ONE,
     Gateway,
     Serve,
     candidates,
-    configure,
-    running,
     user,
 )
 from tests.kit.upstream import FakePool
@@ -147,7 +140,14 @@ def row(method: str, path: str, **columns: Any) -> Route:
 
 
 def test_a_route_cannot_be_declared_without_a_role() -> None:
-    """Neither without one, nor with an unknown one."""
+    """Neither without one, nor with an unknown one; an alias has that of the first path."""
+    routes = Routes()
+    routes.add("POST", "/a", role="admin", alias="/b", summary="One", is_upload=True)(handler)
+    assert [(each.path, each.summary) for each in routes] == [("/a", "One"), ("/b", None)]
+    assert {(each.role, each.handler, each.is_upload) for each in routes} == {
+        ("admin", handler, True)
+    }
+    assert RouteTable(routes).upload_paths == {"/a", "/b"}
     declare: Any = Routes().add
     with pytest.raises(TypeError, match="role"):
         declare("GET", "/new")
@@ -177,18 +177,6 @@ def test_a_route_is_declared_once() -> None:
     """Two rows for one method and path: the second would never be reached."""
     with pytest.raises(ValueError, match="declared twice: GET /a"):
         RouteTable([row("GET", "/a"), row("POST", "/a"), row("GET", "/a")])
-
-
-def test_an_alias_is_the_same_route() -> None:
-    """Role, handler and limits are those of the first path; the OpenAPI document has one."""
-    routes = Routes()
-    routes.add("POST", "/a", role="admin", alias="/b", summary="One", is_upload=True)(handler)
-    first, second = routes
-    assert (first.path, second.path) == ("/a", "/b")
-    assert first.summary == "One"
-    assert second.summary is None
-    assert (second.role, second.handler, second.is_upload) == ("admin", handler, True)
-    assert RouteTable(routes).upload_paths == {"/a", "/b"}
 
 
 def test_parameters_of_a_path_are_matched() -> None:
@@ -331,61 +319,6 @@ def test_failures_of_many_addresses_never_pile_up() -> None:
     failures.record("10.0.0.2")
 
 
-@pytest.mark.parametrize(
-    ("keys", "what"),
-    [
-        ([{"name": "data"}], "reserved"),
-        ([{"name": "a"}, {"name": "a"}], "same name"),
-        ([{"name": "a", "hash": "sha256:00:11"}], "hash"),
-    ],
-)
-def test_two_keys_with_one_name_stop_the_start(
-    tmp_path: Path, artifact: Path, keys: list[dict[str, str]], what: str
-) -> None:
-    """A name stands for one key, in the log and in a limit."""
-    given_ = [configured_key(each["name"])[1] | each for each in keys]
-    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", access={"keys": given_})
-    with pytest.raises(SettingsError, match=what):
-        settings.load(path, ENVIRONMENT)
-
-
-def test_one_secret_has_one_name(tmp_path: Path, artifact: Path) -> None:
-    """The environment's key may not be a configured one too, and no hash stands twice."""
-    key, entry = configured_key("team-a")
-    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", access={"keys": [entry]})
-    with pytest.raises(SettingsError, match=r"RACER_ADMIN_KEY.*team-a"):
-        settings.load(path, {"RACER_ADMIN_KEY": key})
-    twice = {"keys": [entry, entry | {"name": "team-b"}]}
-    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", access=twice)
-    with pytest.raises(SettingsError, match="same hash"):
-        settings.load(path, {})
-
-
-@pytest.mark.parametrize(
-    "key",
-    ["sk-1234" * 4, "changeme-changeme", "a" * 40, "abababababababababab", "x1" * 150,
-     key_format.new_key()[:-1], key_format.new_key()[:20] + "A" + key_format.new_key()[21:]],
-    ids=["published", "example", "one letter", "two letters", "too long", "cut", "mistyped"],
-)  # fmt: skip
-def test_a_key_that_could_be_guessed_or_was_cut_is_refused(
-    tmp_path: Path, artifact: Path, key: str
-) -> None:
-    """Published examples, one letter over and over, too long, or ours with a piece missing."""
-    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1")
-    with pytest.raises(SettingsError, match=r"RACER_DATA_KEY.*racer key new") as caught:
-        settings.load(path, {"RACER_DATA_KEY": key})
-    assert key not in str(caught.value)
-
-
-def test_a_reachable_admin_listener_needs_a_data_key(tmp_path: Path, artifact: Path) -> None:
-    """Its socket serves the data routes too."""
-    access = {"admin": {"host": "0.0.0.0", "port": 9443}}
-    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", access=access)
-    with pytest.raises(SettingsError, match="data key is required"):
-        settings.load(path, {"RACER_ADMIN_KEY": ADMIN_KEY})
-    settings.load(path, ENVIRONMENT)
-
-
 # The second listener.
 
 
@@ -416,34 +349,38 @@ def limited(now: list[float], in_flight: int = 100, **fields: Any) -> Quotas:
     return Quotas([key], in_flight=in_flight, body_bytes=1_000, clock=lambda: now[0])
 
 
-def test_requests_a_minute_are_counted_per_key() -> None:
-    """The third of two a minute waits for half a minute; other keys do not notice."""
+@pytest.mark.parametrize(
+    ("limit", "tokens", "requests", "wait_s"),
+    [("requests_per_minute", 2, 2, 30), ("tokens_per_minute", 600, 1, 31)],
+)
+def test_requests_and_tokens_of_a_minute_are_counted_per_key(
+    limit: str, tokens: int, requests: int, wait_s: int
+) -> None:
+    """One too many waits; an answer may go over its tokens, which then are a debt."""
     now = [0.0]
-    quotas = limited(now, requests_per_minute=2)
-    for _ in range(2):
-        with quotas.admit("a", is_work=True):
-            pass
-    with pytest.raises(RateLimited, match="requests of the minute") as caught:
+    quotas = limited(now, **{limit: tokens})
+    for _ in range(requests):
+        with quotas.admit("a", is_work=True) as ticket:
+            ticket.spend(900)
+    with pytest.raises(RateLimited, match=f"{limit.partition('_')[0]} of the minute") as caught:
         quotas.admit("a", is_work=True)
-    assert caught.value.retry_after_s == 30
+    assert caught.value.retry_after_s == wait_s
     quotas.admit("b", is_work=True)
-    now[0] = 30
+    now[0] = wait_s
     quotas.admit("a", is_work=True)
 
 
-def test_tokens_are_counted_after_the_answer() -> None:
-    """An answer may go over; then the key waits until the debt is paid: an hour's at most."""
+def test_a_debt_of_tokens_is_an_hour_s_at_most() -> None:
+    """A candidate's absurd count blocks a key no longer than that."""
     now = [0.0]
     quotas = limited(now, tokens_per_minute=600)
-    for tokens, wait_s in ((900, 31), (10**400, 3_541)):
-        with quotas.admit("a", is_work=True) as ticket:
-            ticket.spend(tokens)
-        with pytest.raises(RateLimited, match="tokens of the minute") as caught:
-            quotas.admit("a", is_work=True)
-        assert caught.value.retry_after_s == wait_s
-        now[0] += wait_s
+    with quotas.admit("a", is_work=True) as ticket:
+        ticket.spend(10**400)
+    with pytest.raises(RateLimited, match="tokens of the minute") as caught:
         quotas.admit("a", is_work=True)
-        now[0] += 60
+    now[0] = caught.value.retry_after_s
+    assert 3_500 < now[0] < 3_660
+    quotas.admit("a", is_work=True)
 
 
 def test_refused_requests_come_back_one_after_the_other() -> None:
@@ -585,30 +522,20 @@ def test_a_limited_key_gets_retry_after(serve: Serve) -> None:
     assert gateway.post("/route", DATA_KEY, json={"query": ONE}).status_code == 200
 
 
-@pytest.fixture(scope="module")
-def alone(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """A gateway of this module alone, since its failed logins are counted."""
-    path = configure(tmp_path_factory.mktemp("alone"), artifact, shared_pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        yield gateway
-
-
 @pytest.mark.parametrize("sent", ["abc-DEF_123", "a" * 64])
-def test_a_harmless_request_id_comes_back(alone: Gateway, sent: str) -> None:
+def test_a_harmless_request_id_comes_back(gateway: Gateway, sent: str) -> None:
     """What the client may search our log for."""
     for path in ("/healthz", "/v1/models", "/nothing"):
-        with alone.http() as client:
-            response = client.get(path, headers={"x-request-id": sent})
+        response = gateway.get(path, headers={"x-request-id": sent})
         assert response.headers["x-request-id"] == sent
 
 
 @pytest.mark.parametrize("sent", ["", "a" * 65, "a b", "a\tb", "a;b", "é", 'a"b', "../a"])
-def test_another_request_id_is_replaced(alone: Gateway, sent: str) -> None:
+def test_another_request_id_is_replaced(gateway: Gateway, sent: str) -> None:
     """What could forge a line or a header is not taken; every answer has an id."""
-    with alone.http() as client:
-        given_ = client.get("/v1/models", headers={"x-request-id": sent.encode("latin-1")})
-        other = client.get("/v1/models")
-    assert len(given_.headers["x-request-id"]) == 32
-    assert given_.headers["x-request-id"] != other.headers["x-request-id"]
+    ids = [
+        gateway.get("/v1/models", headers=headers).headers["x-request-id"]
+        for headers in ({"x-request-id": sent.encode("latin-1")}, {})
+    ]
+    assert [len(each) for each in ids] == [32, 32]
+    assert ids[0] != ids[1]

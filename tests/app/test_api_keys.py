@@ -17,14 +17,8 @@ from app.settings.access import Access, Key
 from tests.kit.gateway import Command, Serve
 
 
-def entry(key: str, name: str, **fields: Any) -> Key:
-    """A configured key."""
-    written = key_format.format_hash(key, key_format.new_salt())
-    return Key.model_validate({"name": name, "hash": written, **fields})
-
-
-def test_a_key_is_made_and_its_hash_can_be_configured(racer: Command) -> None:
-    """The key stands on the first line, the rest is YAML; the key is in no other line."""
+def test_a_key_is_made_and_its_hash_can_be_configured(racer: Command, serve: Serve) -> None:
+    """The key stands on the first line, the rest is YAML without it; JSON opens a gateway."""
     code, out, err = racer("key", "new", "team-a", "--role", "admin")
     assert (code, err) == (0, "")
     key, _, rest = out.partition("\n")
@@ -33,16 +27,17 @@ def test_a_key_is_made_and_its_hash_can_be_configured(racer: Command) -> None:
     assert key not in rest
     ring = KeyRing(access.keys, Secrets())
     assert ring.find(key.encode()) == Caller(name="team-a", role="admin")
-
-
-def test_a_key_that_was_made_opens_a_gateway(racer: Command, serve: Serve) -> None:
-    """From the command to a request."""
-    _, out, _ = racer("key", "new", "team-a", "--json")
-    made = json.loads(out)
+    made = json.loads(racer("key", "new", "team-b", "--json")[1])
     key = made.pop("key")
     gateway = serve(access={"keys": [made]}, environment={}, calibrated=False)
     assert gateway.get("/v1/models", key).status_code == 200
     assert gateway.get("/v1/models", key[:-1]).status_code == 401
+
+
+def entry(key: str, name: str, **fields: Any) -> Key:
+    """A configured key."""
+    written = key_format.format_hash(key, key_format.new_salt())
+    return Key.model_validate({"name": name, "hash": written, **fields})
 
 
 @pytest.mark.parametrize("name", ["", "a b", "data", "local", "é", "x" * 200, "a\nb"])
@@ -99,20 +94,6 @@ def test_a_key_costs_one_digest_for_any_number_of_keys(hashed: list[str]) -> Non
         assert found is not None
         assert found.name == name
         assert hashed == ["peppered_digest", "compare_digest"]
-
-
-def test_keys_that_were_made_share_one_digest(racer: Command, hashed: list[str]) -> None:
-    """A wrong key takes one digest for all keys of `racer key new`, and so does a first use."""
-    made = [json.loads(racer("key", "new", f"team-{n}", "--json")[1]) for n in range(3)]
-    keys = [each.pop("key") for each in made]
-    ring = KeyRing([Key.model_validate(each) for each in made], Secrets())
-    hashed.clear()
-    assert ring.find(key_format.new_key().encode()) is None
-    assert hashed == ["peppered_digest", "digest"]
-    found = ring.find(keys[1].encode())
-    assert found is not None
-    assert found.name == "team-1"
-    assert hashed[2:] == ["peppered_digest", "digest", "compare_digest"]
 
 
 def test_every_salt_is_tried_after_a_match_too(hashed: list[str]) -> None:

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from app.concurrency.background_stream import MAX_QUEUED, BackgroundStream
+from tests.kit.loops import on_loop
 
 Taken = Callable[[BackgroundStream], Awaitable[list[bytes]]]
 
@@ -73,51 +74,45 @@ def test_every_item_arrives_in_order(count: int) -> None:
         assert asyncio.run(story(taken, started=started, waits=waits)) == numbers(count)
 
 
-def test_a_source_sends_no_faster_than_its_client_reads() -> None:
+@on_loop
+async def test_a_source_sends_no_faster_than_its_client_reads() -> None:
     """Behind the queue, one item is made for each that was sent, by the source's own task."""
+    source = Source(1_000)
+    stream = BackgroundStream(source())
+    tasks: list[object] = []
+    may_send = asyncio.Semaphore(0)
 
-    async def story() -> None:
-        source = Source(1_000)
-        stream = BackgroundStream(source())
-        tasks: list[object] = []
-        may_send = asyncio.Semaphore(0)
+    async def sink(_: bytes) -> None:
+        await may_send.acquire()
+        tasks.append(asyncio.current_task())
 
-        async def sink(_: bytes) -> None:
-            await may_send.acquire()
-            tasks.append(asyncio.current_task())
-
-        sending = asyncio.create_task(stream.send_to(sink, lambda _: b""))
+    sending = asyncio.create_task(stream.send_to(sink, lambda _: b""))
+    await asyncio.sleep(0.02)
+    assert source.made <= MAX_QUEUED + 1
+    for count in (MAX_QUEUED + 10, 20):
+        for _ in range(count):
+            may_send.release()
         await asyncio.sleep(0.02)
-        assert source.made <= MAX_QUEUED + 1
-        for count in (MAX_QUEUED + 10, 20):
-            for _ in range(count):
-                may_send.release()
-            await asyncio.sleep(0.02)
-        assert source.made == len(tasks) + 1
-        assert len(set(tasks[-20:])) == 1
-        assert sending not in tasks[-20:]
-        sending.cancel()
-        await stream.stop()
-        assert source.closed
-
-    asyncio.run(story())
+    assert source.made == len(tasks) + 1
+    assert len(set(tasks[-20:])) == 1
+    assert sending not in tasks[-20:]
+    sending.cancel()
+    await stream.stop()
+    assert source.closed
 
 
-def test_a_source_waits_for_its_reader() -> None:
+@on_loop
+async def test_a_source_waits_for_its_reader() -> None:
     """It stops where the queue is full, and goes on with each item that is taken."""
-
-    async def story() -> None:
-        source = Source(1_000)
-        stream = BackgroundStream(source())
-        await asyncio.sleep(0.05)
-        assert source.made == MAX_QUEUED
-        items = stream.items(lambda _: b"")
-        assert await anext(items) == b"0"
-        await asyncio.sleep(0.05)
-        assert source.made == MAX_QUEUED + 1
-        await stream.stop()
-
-    asyncio.run(story())
+    source = Source(1_000)
+    stream = BackgroundStream(source())
+    await asyncio.sleep(0.05)
+    assert source.made == MAX_QUEUED
+    items = stream.items(lambda _: b"")
+    assert await anext(items) == b"0"
+    await asyncio.sleep(0.05)
+    assert source.made == MAX_QUEUED + 1
+    await stream.stop()
 
 
 def test_waiting_in_vain_for_the_first_item_loses_nothing() -> None:

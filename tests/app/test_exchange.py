@@ -10,6 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from app.http.exchange import UNREAD_BYTES, Exchange, Header
+from tests.kit.loops import on_loop
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -85,6 +86,9 @@ def test_a_whole_response_is_one_write() -> None:
         b"HTTP/1.1 200 OK\r\ndate: now\r\nx-a: 1\r\ncontent-length: 4\r\n\r\nbody"
     ]
     assert client.events == ["complete"]
+    assert (
+        run(answer(200, b"", length=0), expects_continue=True).writes[0].startswith(b"HTTP/1.1 2")
+    )
 
 
 def test_the_head_of_a_stream_does_not_wait_for_its_first_event() -> None:
@@ -147,61 +151,51 @@ def test_a_failed_application_is_an_internal_error(caplog: pytest.LogCaptureFixt
     assert "the application failed" in caplog.text
 
 
-def test_a_client_that_waits_for_leave_to_send_gets_it_once() -> None:
+@on_loop
+async def test_a_client_that_waits_for_leave_to_send_gets_it_once() -> None:
     """When the handler reads, not when it answers first."""
+    client = Client()
 
     async def reading(scope: Scope, receive: Receive, send: Send) -> None:
         assert (await receive())["body"] == b"body"
         await answer(200, b"", length=0)(scope, receive, send)
 
-    client = Client()
-
-    async def ask() -> None:
-        asked = exchange(client, expects_continue=True)
-        running = asyncio.create_task(asked.run(reading))
-        await asyncio.sleep(0)
-        assert client.writes == [b"HTTP/1.1 100 Continue\r\n\r\n"]
-        asked.add_body(b"body")
-        asked.end_body()
-        await running
-
-    asyncio.run(ask())
+    asked = exchange(client, expects_continue=True)
+    running = asyncio.create_task(asked.run(reading))
+    await asyncio.sleep(0)
+    assert client.writes == [b"HTTP/1.1 100 Continue\r\n\r\n"]
+    asked.add_body(b"body")
+    asked.end_body()
+    await running
     assert len(client.writes) == 2
-    assert len(run(answer(200, b"", length=0), expects_continue=True).writes) == 1
 
 
-def test_a_body_that_is_not_read_is_not_received() -> None:
+@on_loop
+async def test_a_body_that_is_not_read_is_not_received() -> None:
     """Past the limit reading stops until the handler takes what is there."""
     client = Client()
-
-    async def read() -> None:
-        asked = exchange(client)
-        asked.add_body(b"x" * UNREAD_BYTES)
-        assert client.events == []
-        asked.add_body(b"x")
-        assert client.events == ["pause"]
-        message = await asked.receive()
-        assert (len(message["body"]), message["more_body"]) == (UNREAD_BYTES + 1, True)
-        assert client.events == ["pause", "resume"]
-        asked.end_body()
-        assert await asked.receive() == {"type": "http.request", "body": b"", "more_body": False}
-
-    asyncio.run(read())
+    asked = exchange(client)
+    asked.add_body(b"x" * UNREAD_BYTES)
+    assert client.events == []
+    asked.add_body(b"x")
+    assert client.events == ["pause"]
+    message = await asked.receive()
+    assert (len(message["body"]), message["more_body"]) == (UNREAD_BYTES + 1, True)
+    assert client.events == ["pause", "resume"]
+    asked.end_body()
+    assert await asked.receive() == {"type": "http.request", "body": b"", "more_body": False}
 
 
-def test_reading_goes_on_behind_a_large_last_part() -> None:
+@on_loop
+async def test_reading_goes_on_behind_a_large_last_part() -> None:
     """Otherwise the end of the connection would not be seen until the response is complete."""
     client = Client()
-
-    async def read() -> None:
-        asked = exchange(client)
-        waiting = asyncio.create_task(asked.receive())
-        await asyncio.sleep(0)
-        asked.add_body(b"x" * (UNREAD_BYTES + 1))
-        asked.end_body()
-        assert not (await waiting)["more_body"]
-
-    asyncio.run(read())
+    asked = exchange(client)
+    waiting = asyncio.create_task(asked.receive())
+    await asyncio.sleep(0)
+    asked.add_body(b"x" * (UNREAD_BYTES + 1))
+    asked.end_body()
+    assert not (await waiting)["more_body"]
     assert client.events == ["resume", "pause", "resume"]
 
 
@@ -213,31 +207,28 @@ def test_a_writer_waits_for_its_client() -> None:
     assert client.events == ["drain", "complete"]
 
 
-def test_a_disconnect_is_told_once_and_ends_all_sending() -> None:
+@on_loop
+async def test_a_disconnect_is_told_once_and_ends_all_sending() -> None:
     """By the callback, and in `receive`; not after the response."""
     told: list[str] = []
     client = Client()
-
-    async def leave() -> None:
-        asked = exchange(client)
-        asked.end_body()
-        await asked.receive()
-        waiting = asyncio.create_task(asked.receive())
-        await asyncio.sleep(0)
-        asked.notify(lambda: told.append("first"))
-        asked.disconnect()
-        assert await waiting == {"type": "http.disconnect"}
-        await asked.send({"type": "http.response.start", "status": 200, "headers": []})
-        asked.notify(lambda: told.append("late"))
-        answered = exchange(client)
-        await answered.run(answer(200, b"", length=0))
-        answered.notify(lambda: told.append("answered"))
-        answered.disconnect()
-        taken_back = exchange(client)
-        taken_back.notify(lambda: told.append("taken back"))
-        taken_back.notify(None)
-        taken_back.disconnect()
-
-    asyncio.run(leave())
+    asked = exchange(client)
+    asked.end_body()
+    await asked.receive()
+    waiting = asyncio.create_task(asked.receive())
+    await asyncio.sleep(0)
+    asked.notify(lambda: told.append("first"))
+    asked.disconnect()
+    assert await waiting == {"type": "http.disconnect"}
+    await asked.send({"type": "http.response.start", "status": 200, "headers": []})
+    asked.notify(lambda: told.append("late"))
+    answered = exchange(client)
+    await answered.run(answer(200, b"", length=0))
+    answered.notify(lambda: told.append("answered"))
+    answered.disconnect()
+    taken_back = exchange(client)
+    taken_back.notify(lambda: told.append("taken back"))
+    taken_back.notify(None)
+    taken_back.disconnect()
     assert told == ["first", "late"]
     assert len(client.writes) == 1

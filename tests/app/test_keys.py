@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app import settings
 from app.api.routes import ROUTES
 from app.errors import SettingsError
+from tests.kit.accounts import configured_key
+from tests.kit.case import Shared
 from tests.kit.collector import collector
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -21,9 +23,9 @@ from tests.kit.gateway import (
     Gateway,
     Serve,
     as_json,
+    candidates,
     configure,
     labelled,
-    running,
     user,
 )
 from tests.kit.lazy import LazyModule
@@ -127,21 +129,11 @@ def test_no_spelling_of_a_path_gets_past_the_key(gateway: Gateway, path: str) ->
             assert client.get(path, headers=headers).status_code in (401, 403, 404, 307)
 
 
-@pytest.fixture(scope="module")
-def patient(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """A gateway that bears more wrong keys than these tests send."""
-    access = {"failures_per_minute": 1_000}
-    path = configure(tmp_path_factory.mktemp("patient"), artifact, shared_pool.url, access=access)
-    with running(path, ENVIRONMENT) as gateway:
-        yield gateway
-
-
 @pytest.mark.parametrize("header", WRONG_KEYS, ids=lambda header: header[:24])
-def test_a_wrong_key_is_unauthorized(patient: Gateway, pool: FakePool, header: str) -> None:
+def test_a_wrong_key_is_unauthorized(shared: Shared, pool: FakePool, header: str) -> None:
     """401 with the envelope and the scheme, on data and on admin routes; no candidate is called."""
-    with patient.http(None) as client:
+    gateway = shared(access={"failures_per_minute": 1_000}, calibrated=False).gateway
+    with gateway.http(None) as client:
         for path in ("/v1/chat/completions", "/calibrate"):
             headers = {"authorization": header.encode("latin-1")}
             response = client.post(path, json={}, headers=headers)
@@ -157,34 +149,8 @@ def test_the_key_is_checked_before_the_body(gateway: Gateway) -> None:
     """A client without a key learns nothing about how bodies are read."""
     for body in (b"{", b"\xff", b"[" * 100_000):
         assert gateway.post("/route", None, content=body).status_code == 401
-
-
-def test_keys_through_the_official_client(gateway: Gateway) -> None:
-    """A wrong key is AuthenticationError; both real keys may ask."""
-    with pytest.raises(openai.AuthenticationError):
-        gateway.openai("wrong-key-of-the-tests").models.list()
-    for key in (DATA_KEY, ADMIN_KEY):
-        assert gateway.openai(key).models.list().data
-    with gateway.http(None) as client:
-        headers = {"authorization": f"bearer   {DATA_KEY}"}
-        assert client.get("/v1/models", headers=headers).status_code == 200
-
-
-def test_keys_are_compared_in_constant_time(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever is sent, digests of one length meet in ``compare_digest``, never the keys."""
-    compared: list[tuple[bytes, bytes]] = []
-
-    def compare_digest(one: bytes, other: bytes) -> bool:
-        compared.append((one, other))
-        return one == other
-
-    monkeypatch.setattr("app.access.api_keys.hmac.compare_digest", compare_digest)
-    assert gateway.get("/v1/models", DATA_KEY).status_code == 200
-    assert gateway.get("/v1/models", "x").status_code == 401
-    assert {len(each) for pair in compared for each in pair} == {32}
-    assert len(compared) == 1  # only with a digest that begins alike
+    headers = {"authorization": f"bearer   {DATA_KEY}"}
+    assert gateway.get("/v1/models", None, headers=headers).status_code == 200
 
 
 def test_admin_is_off_until_its_key_is_set(serve: Serve) -> None:
@@ -207,67 +173,83 @@ def test_without_a_data_key_loopback_is_open(serve: Serve, pool: FakePool) -> No
     assert gateway.post("/calibrate", "wrong", json={}).status_code == 401
 
 
+def candidate_key(key: str) -> dict[str, Any]:
+    """The key of every candidate."""
+    return {"KEY": key, **ENVIRONMENT}
+
+
+NEW, ENTRY = configured_key("team-a")
+ADMIN_ALONE = {"RACER_ADMIN_KEY": ADMIN_KEY}
+PUBLIC_ADMIN = {"access": {"admin": {"host": "0.0.0.0", "port": 9443}}}
+OWN_KEYS = {"candidates": candidates("http://127.0.0.1:9/v1", api_key_env="KEY")}
+GUESSED = (
+    *("sk-1234", "changeme", "x", "fifteen-chars--", "sk-1234" * 4, "changeme-changeme"),
+    *("a" * 40, "ab" * 10, "x1" * 150, NEW[:-1], f"{NEW[:20]}-{NEW[21:]}"),
+)
+UNSENDABLE = ("a-good-key-of-24-chars-\n", " a-good-key-of-24-chars", "clé-secrète-123456")
+LOOPBACK = ("127.0.0.1", "::1", "localhost", "127.8.8.8")
+REACHABLE = ("0.0.0.0", "::", "10.1.2.3", "gateway.example", "127.0.0.1.nip")
+
+
+def keys(*entries: dict[str, Any]) -> dict[str, Any]:
+    """Configured keys."""
+    return {"access": {"keys": list(entries)}}
+
+
+@pytest.mark.parametrize(
+    ("environment", "changes", "words"),
+    [
+        *((ADMIN_ALONE, {"host": host}, r"RACER_DATA_KEY.*127\.0\.0\.1") for host in REACHABLE),
+        (ADMIN_ALONE, PUBLIC_ADMIN, "data key is required"),
+        *(
+            ({name: key}, {}, rf"{name}(?s:.*)(openssl rand|racer key new)")
+            for name in ENVIRONMENT
+            for key in GUESSED
+        ),
+        *(({name: key}, {}, name) for name in ENVIRONMENT for key in UNSENDABLE),
+        ({name: DATA_KEY for name in ENVIRONMENT}, {}, "must differ"),
+        *(
+            (candidate_key(key), OWN_KEYS, r"\$KEY must be printable ASCII")
+            for key in ("sk-1\n", "sk-1\r\nx: y", "sk 1", "sk-\u0107")
+        ),
+        (ENVIRONMENT, keys(ENTRY | {"name": "data"}), "reserved"),
+        (ENVIRONMENT, keys(ENTRY, configured_key("team-a")[1]), "same name"),
+        (ENVIRONMENT, keys(ENTRY | {"hash": "sha256:00:11"}), "hash"),
+        ({}, keys(ENTRY, ENTRY | {"name": "team-b"}), "same hash"),
+        ({"RACER_ADMIN_KEY": NEW}, keys(ENTRY), r"RACER_ADMIN_KEY.*team-a"),
+    ],
+)
+def test_a_start_with_unsafe_keys_is_refused(
+    tmp_path: Path,
+    artifact: Path,
+    environment: dict[str, str],
+    changes: dict[str, Any],
+    words: str,
+) -> None:
+    """An open gateway, a weak, cut or unsendable key, one for two roles; no error repeats a key."""
+    with pytest.raises(SettingsError, match=words) as caught:
+        load(tmp_path, artifact, environment, **changes)
+    assert not [key for key in environment.values() if len(key) > 1 and key in str(caught.value)]
+
+
+@pytest.mark.parametrize(
+    ("environment", "changes"),
+    [
+        *(({}, {"host": host}) for host in LOOPBACK),
+        *((ENVIRONMENT, {"host": host}) for host in REACHABLE),
+        (ENVIRONMENT, PUBLIC_ADMIN),
+    ],
+)
+def test_loopback_needs_no_key_and_one_opens_every_address(
+    tmp_path: Path, artifact: Path, environment: dict[str, str], changes: dict[str, Any]
+) -> None:
+    """Every spelling of this machine."""
+    load(tmp_path, artifact, environment, **changes)
+
+
 def load(tmp_path: Path, artifact: Path, environment: dict[str, str], **changes: object) -> None:
     """Read a configuration with these keys."""
     settings.load(configure(tmp_path, artifact, "http://127.0.0.1:1/v1", **changes), environment)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gateway.example", "127.0.0.1.nip"])
-def test_listening_beyond_loopback_needs_a_data_key(
-    tmp_path: Path, artifact: Path, host: str
-) -> None:
-    """An address that others can reach stops the start without a key, and starts with one."""
-    with pytest.raises(SettingsError, match=r"RACER_DATA_KEY.*127\.0\.0\.1"):
-        load(tmp_path, artifact, {"RACER_ADMIN_KEY": ADMIN_KEY}, host=host)
-    load(tmp_path, artifact, ENVIRONMENT, host=host)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
-def test_loopback_needs_none(tmp_path: Path, artifact: Path, host: str) -> None:
-    """Every spelling of this machine."""
-    load(tmp_path, artifact, {}, host=host)
-
-
-@pytest.mark.parametrize("variable", ["RACER_DATA_KEY", "RACER_ADMIN_KEY"])
-@pytest.mark.parametrize("key", ["sk-1234", "changeme", "x", "fifteen-chars--"])
-def test_a_weak_key_is_refused(tmp_path: Path, artifact: Path, variable: str, key: str) -> None:
-    """The error names the variable and how to make a key, and does not repeat the key."""
-    with pytest.raises(SettingsError, match="openssl rand") as caught:
-        load(tmp_path, artifact, {variable: key})
-    assert variable in str(caught.value)
-    assert key == "x" or key not in str(caught.value)
-
-
-@pytest.mark.parametrize("variable", ["RACER_DATA_KEY", "RACER_ADMIN_KEY"])
-@pytest.mark.parametrize(
-    "key", ["a-good-key-of-24-chars-\n", " a-good-key-of-24-chars", "clé-secrète-123456"]
-)
-def test_a_key_that_no_client_can_send_is_refused(
-    tmp_path: Path, artifact: Path, variable: str, key: str
-) -> None:
-    """A line end from a secrets file, or a letter outside ASCII, would never match a header."""
-    with pytest.raises(SettingsError, match=variable):
-        load(tmp_path, artifact, {variable: key})
-
-
-def test_one_key_for_both_roles_is_refused(tmp_path: Path, artifact: Path) -> None:
-    """Otherwise every data key could calibrate."""
-    with pytest.raises(SettingsError, match="must differ") as caught:
-        load(tmp_path, artifact, {"RACER_DATA_KEY": DATA_KEY, "RACER_ADMIN_KEY": DATA_KEY})
-    assert DATA_KEY not in str(caught.value)
-
-
-@pytest.mark.parametrize("key", ["sk-1\n", "sk-1\r\nx: y", "sk 1", "sk-\u0107"])
-def test_a_key_of_a_candidate_must_fit_into_a_header(
-    tmp_path: Path, artifact: Path, key: str
-) -> None:
-    """A line end, usual in mounted files, would end the head of each call."""
-    candidates = [
-        {"name": name, "base_url": "http://127.0.0.1:9/v1", "api_key_env": "KEY"}
-        for name in ("adder", "speller", "poet")
-    ]
-    with pytest.raises(SettingsError, match=r"\$KEY must be printable ASCII"):
-        load(tmp_path, artifact, ENVIRONMENT | {"KEY": key}, candidates=candidates)
 
 
 def test_keys_can_have_other_names(serve: Serve) -> None:
@@ -296,10 +278,7 @@ def test_secrets_and_prompts_are_in_no_log_metric_trace_or_error(
         gateway = serve(
             telemetry={"otlp_endpoint": listening.url},
             watching={"store_queries": stored},
-            candidates=[
-                {"name": n, "base_url": pool.url, "api_key_env": "KEY", "timeout_s": 0.3}
-                for n in ("adder", "speller", "poet")
-            ],
+            candidates=candidates(pool.url, api_key_env="KEY", timeout_s=0.3),
             environment={**ENVIRONMENT, "KEY": upstream_key},
         )
         for each in servers:

@@ -8,7 +8,6 @@ import string
 import time
 
 import pytest
-import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 
 from app.errors import StoreFull
@@ -23,6 +22,7 @@ from tests.kit.gateway import ONE, TWO, Gateway, Serve, user
 from tests.kit.hostile.answers import JSON, completion, encoded
 from tests.kit.hostile.exchange import Exchange, head
 from tests.kit.hostile.replicas import answers, fails, replicas
+from tests.kit.loops import on_loop
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import eventually, wait_until
 
@@ -132,18 +132,15 @@ def test_writes_that_the_store_refuses_are_counted(
     assert value(gateway, "racer_decisions_dropped_total") == 0
 
 
-def test_a_blocked_loop_is_seen() -> None:
+@on_loop
+async def test_a_blocked_loop_is_seen() -> None:
     """For as long as Prometheus takes to come by, though it was blocked once only."""
-
-    async def test() -> None:
-        gauge = Gauge("lag", "Lag", registry=CollectorRegistry())
-        async with LoopLag(gauge):
-            await asyncio.sleep(2 * EVERY_S)
-            time.sleep(EVERY_S + 0.5)  # noqa: ASYNC251 - which is the fault
-            await asyncio.sleep(2 * EVERY_S)
-            assert gauge.collect()[0].samples[0].value >= 0.5
-
-    uvloop.run(test())
+    gauge = Gauge("lag", "Lag", registry=CollectorRegistry())
+    async with LoopLag(gauge):
+        await asyncio.sleep(2 * EVERY_S)
+        time.sleep(EVERY_S + 0.5)  # noqa: ASYNC251 - which is the fault
+        await asyncio.sleep(2 * EVERY_S)
+        assert gauge.collect()[0].samples[0].value >= 0.5
 
 
 def test_a_gateway_measures_its_loop(gateway: Gateway) -> None:
@@ -151,7 +148,8 @@ def test_a_gateway_measures_its_loop(gateway: Gateway) -> None:
     wait_until(lambda: value(gateway, "racer_event_loop_lag_seconds") > 0)
 
 
-def test_answers_in_memory_are_measured() -> None:
+@on_loop
+async def test_answers_in_memory_are_measured() -> None:
     """While they are read, and not any more afterwards."""
     goes_on = asyncio.Event()
 
@@ -162,41 +160,35 @@ def test_answers_in_memory_are_measured() -> None:
         await goes_on.wait()
         await exchange.send(data[5_000:])
 
-    async def test() -> None:
-        metrics = Metrics()
+    metrics = Metrics()
 
-        def held() -> float:
-            return series(metrics.render().decode())["racer_buffered_bytes[]"]
+    def held() -> float:
+        return series(metrics.render().decode())["racer_buffered_bytes[]"]
 
-        async with replicas(slowly) as [one], opened({"m": [one]}, metrics) as fleet:
-            task = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon(30)))
-            await eventually(lambda: held() == 5_000)
-            goes_on.set()
-            await task
-            assert held() == 0
-
-    uvloop.run(test())
+    async with replicas(slowly) as [one], opened({"m": [one]}, metrics) as fleet:
+        task = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon(30)))
+        await eventually(lambda: held() == 5_000)
+        goes_on.set()
+        await task
+        assert held() == 0
 
 
-def test_circuits_and_retries_are_counted() -> None:
+@on_loop
+async def test_circuits_and_retries_are_counted() -> None:
     """Each replica stands in one state; a call that was made again is one more retry."""
-
-    async def test() -> None:
-        metrics = Metrics()
-        rules = {"failures": 1, "eject_s": 60.0}
-        async with (
-            replicas(fails("500"), answers) as [bad, good],
-            opened({"m": [bad, good]}, metrics, **rules) as fleet,
-        ):
-            for number in range(2):
-                await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon(30))
-            found = series(metrics.render().decode())
-        states = {
-            name.split("'")[-2]: count
-            for name, count in found.items()
-            if name.startswith("racer_candidate_replicas")
-        }
-        assert states == {"in": 1, "probation": 0, "out": 1}
-        assert found["racer_candidate_retries_total[('candidate', 'm')]"] == 1
-
-    uvloop.run(test())
+    metrics = Metrics()
+    rules = {"failures": 1, "eject_s": 60.0}
+    async with (
+        replicas(fails("500"), answers) as [bad, good],
+        opened({"m": [bad, good]}, metrics, **rules) as fleet,
+    ):
+        for number in range(2):
+            await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon(30))
+        found = series(metrics.render().decode())
+    states = {
+        name.split("'")[-2]: count
+        for name, count in found.items()
+        if name.startswith("racer_candidate_replicas")
+    }
+    assert states == {"in": 1, "probation": 0, "out": 1}
+    assert found["racer_candidate_retries_total[('candidate', 'm')]"] == 1

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-import uvloop
 
 from app.answering.named_candidate import NamedCandidateRequest, NamedCandidateService
 from app.settings import Secrets
@@ -17,6 +16,7 @@ from app.upstream.fleet import Fleet
 from tests.kit.fleets import CHAT, configured
 from tests.kit.hostile.exchange import Behaviour, Exchange
 from tests.kit.hostile.replicas import hangs, replicas
+from tests.kit.loops import on_loop
 from tests.kit.waiting import eventually
 
 FORTY = "a" * 40  # ten tokens by the gateway's estimate
@@ -53,21 +53,16 @@ async def counted(exchange: Exchange) -> None:
     [(_answer, hangs, 10), (_answer, uncounted, 20), (_answer, counted, 77),
      (_embeddings, hangs, 10), (_embeddings, uncounted, 10), (_embeddings, counted, 77)],
 )  # fmt: skip
-def test_a_call_by_name_is_charged_once(work: Work, play: Behaviour, tokens: int) -> None:
+@on_loop
+async def test_a_call_by_name_is_charged_once(work: Work, play: Behaviour, tokens: int) -> None:
     """By the candidate's usage; without it by an estimate of prompt and written text."""
-
-    async def test() -> None:
-        counts: list[int] = []
-        async with replicas(play) as [one]:
-            settings = configured({"m": [one]})
-            async with Fleet(settings, Secrets(), metrics=Metrics()) as fleet:
-                task = asyncio.create_task(
-                    work(NamedCandidateService(settings, fleet), counts.append)
-                )
-                await eventually(lambda: len(one.asked) == 1)
-                if play is hangs:
-                    task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        assert counts == [tokens]
-
-    uvloop.run(test())
+    counts: list[int] = []
+    async with replicas(play) as [one]:
+        settings = configured({"m": [one]})
+        async with Fleet(settings, Secrets(), metrics=Metrics()) as fleet:
+            task = asyncio.create_task(work(NamedCandidateService(settings, fleet), counts.append))
+            await eventually(lambda: len(one.asked) == 1)
+            if play is hangs:
+                task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert counts == [tokens]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from app import settings
 from app.http.admission_queue import ADMITTED_PER_ITERATION, MAX_BURST, AdmissionQueue
 from tests.kit.gateway import DATA_KEY, ENVIRONMENT, ONE, Gateway, ServerThread, configure
+from tests.kit.loops import on_loop
 
 # The law.
 
@@ -57,82 +58,70 @@ class Loop:
 
 
 @given(arrivals=st.lists(st.integers(0, 3 * MAX_BURST), max_size=40))
-def test_no_run_of_iterations_admits_more_than_its_share(arrivals: list[int]) -> None:
+@on_loop
+async def test_no_run_of_iterations_admits_more_than_its_share(arrivals: list[int]) -> None:
     """Between two iterations: ADMITTED_PER_ITERATION each, and one burst. At the end all are in."""
-
-    async def law() -> None:
-        loop, inside = Loop(), [0]
-        for number in arrivals:
-            await loop.arrive(number)
-            inside.append(loop.inside)
-            await loop.go()
-        for first in range(len(inside)):
-            for last in range(first, len(inside)):
-                assert inside[last] - inside[first] <= MAX_BURST + ADMITTED_PER_ITERATION * (
-                    last - first
-                )
-        line = len(loop.came) - loop.inside
-        assert await loop.admit_all() == math.ceil(line / ADMITTED_PER_ITERATION)
-
-    asyncio.run(law())
+    loop, inside = Loop(), [0]
+    for number in arrivals:
+        await loop.arrive(number)
+        inside.append(loop.inside)
+        await loop.go()
+    for first in range(len(inside)):
+        for last in range(first, len(inside)):
+            assert inside[last] - inside[first] <= MAX_BURST + ADMITTED_PER_ITERATION * (
+                last - first
+            )
+    line = len(loop.came) - loop.inside
+    assert await loop.admit_all() == math.ceil(line / ADMITTED_PER_ITERATION)
 
 
 @given(
     arrivals=st.lists(st.integers(0, ADMITTED_PER_ITERATION), max_size=100),
     before=st.integers(0, MAX_BURST),
 )
-def test_no_request_waits_while_the_loop_keeps_up(arrivals: list[int], before: int) -> None:
+@on_loop
+async def test_no_request_waits_while_the_loop_keeps_up(arrivals: list[int], before: int) -> None:
     """Arrivals per iteration stay within the admitted number, after any burst before."""
-
-    async def law() -> None:
-        loop = Loop()
-        for number in (before, *arrivals):
-            await loop.arrive(number)
-            assert loop.inside == len(loop.came)
-            await loop.go()
-
-    asyncio.run(law())
+    loop = Loop()
+    for number in (before, *arrivals):
+        await loop.arrive(number)
+        assert loop.inside == len(loop.came)
+        await loop.go()
 
 
 @given(
     number=st.integers(MAX_BURST + 1, 3 * MAX_BURST), leaving=st.sets(st.integers(0, 3 * MAX_BURST))
 )
-def test_admission_is_first_come_first_served_without_cancelled_requests(
+@on_loop
+async def test_admission_is_first_come_first_served_without_cancelled_requests(
     number: int, leaving: set[int]
 ) -> None:
     """First come, first served."""
-
-    async def law() -> None:
-        loop = Loop()
-        await loop.arrive(number)
-        line = loop.came[MAX_BURST:]
-        staying = [each for i, each in enumerate(line) if i not in leaving]
-        for each in set(line) - set(staying):
-            each.cancel()
-        await asyncio.sleep(0)
-        for passes in range(1, math.ceil(len(staying) / ADMITTED_PER_ITERATION) + 1):
-            await loop.go()
-            done = [each.done() for each in staying]
-            assert done == [i < ADMITTED_PER_ITERATION * passes for i in range(len(staying))]
-
-    asyncio.run(law())
+    loop = Loop()
+    await loop.arrive(number)
+    line = loop.came[MAX_BURST:]
+    staying = [each for i, each in enumerate(line) if i not in leaving]
+    for each in set(line) - set(staying):
+        each.cancel()
+    await asyncio.sleep(0)
+    for passes in range(1, math.ceil(len(staying) / ADMITTED_PER_ITERATION) + 1):
+        await loop.go()
+        done = [each.done() for each in staying]
+        assert done == [i < ADMITTED_PER_ITERATION * passes for i in range(len(staying))]
 
 
 @given(used=st.integers(1, 2 * MAX_BURST))
-def test_an_idle_loop_goes_to_sleep_with_all_its_room(used: int) -> None:
+@on_loop
+async def test_an_idle_loop_goes_to_sleep_with_all_its_room(used: int) -> None:
     """The passes are counted only until everything is saved again: counting keeps a loop awake."""
-
-    async def law() -> None:
-        loop = Loop()
-        await loop.arrive(used)
-        assert len(loop.waiting) == 1
-        for _ in range(math.ceil(used / ADMITTED_PER_ITERATION)):
-            await loop.go()
-        assert not loop.waiting
-        await loop.arrive(MAX_BURST + 1)
-        assert loop.inside == used + MAX_BURST
-
-    asyncio.run(law())
+    loop = Loop()
+    await loop.arrive(used)
+    assert len(loop.waiting) == 1
+    for _ in range(math.ceil(used / ADMITTED_PER_ITERATION)):
+        await loop.go()
+    assert not loop.waiting
+    await loop.arrive(MAX_BURST + 1)
+    assert loop.inside == used + MAX_BURST
 
 
 STEPS, STEP_S = 10, 0.0004  # of a request: 4 ms of the loop, so 250 requests a second

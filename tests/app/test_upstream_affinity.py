@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from tests.kit.fleets import CHAT, asking, opened, soon, streamed
 from tests.kit.gateway import POOL, Serve, candidates
 from tests.kit.hostile.exchange import Exchange
 from tests.kit.hostile.replicas import answers, fails, replicas
+from tests.kit.loops import on_loop
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import eventually
 
@@ -150,29 +150,26 @@ def test_no_replica_is_called_above_its_limit(
 
 
 @given(st.data())
-def test_calls_that_come_and_go_keep_the_bound(data: st.DataObject) -> None:
+@on_loop
+async def test_calls_that_come_and_go_keep_the_bound(data: st.DataObject) -> None:
     """Turns of conversations and single turns together, at each choice."""
     asked = st.one_of(st.none(), st.integers(0, 2).map(lambda each: each.to_bytes(16)))
     steps = data.draw(st.lists(st.tuples(st.booleans(), asked), max_size=60))
-
-    async def test() -> None:
-        its = Replicas("m", URLS[:3], rules=FleetSettings(), concurrency=1_000)
-        running = list[Any]()
-        for leaves, conversation in steps:
-            if leaves and running:
-                its.release(running.pop(data.draw(st.integers(0, len(running) - 1))))
-                continue
-            replica = await its.acquire(
-                (),
-                caller="me",
-                deadline=math.inf,
-                even_if_out=lambda: False,
-                conversation=conversation,
-            )
-            running.append(replica)
-            assert replica.outstanding <= math.ceil(MAX_LOAD * len(running) / 3)
-
-    asyncio.run(test())
+    its = Replicas("m", URLS[:3], rules=FleetSettings(), concurrency=1_000)
+    running = list[Any]()
+    for leaves, conversation in steps:
+        if leaves and running:
+            its.release(running.pop(data.draw(st.integers(0, len(running) - 1))))
+            continue
+        replica = await its.acquire(
+            (),
+            caller="me",
+            deadline=math.inf,
+            even_if_out=lambda: False,
+            conversation=conversation,
+        )
+        running.append(replica)
+        assert replica.outstanding <= math.ceil(MAX_LOAD * len(running) / 3)
 
 
 # Calls ------------------------------------------------------------------------------------------
@@ -183,66 +180,59 @@ def turn(number: int, *later: str) -> dict[str, Any]:
     return asking() | {"messages": messages(f"question {number}", "answer", *later)}
 
 
-def test_turns_of_a_conversation_reach_one_replica() -> None:
+@on_loop
+async def test_turns_of_a_conversation_reach_one_replica() -> None:
     """Whole and streamed, while single turns go to the one with the fewest calls, in rotation."""
-
-    async def test() -> None:
-        async with replicas(answers, answers, answers) as its, opened({"m": its}) as fleet:
-            for number in range(12):
-                before = [len(each.asked) for each in its]
-                await fleet.ask("m", CHAT, turn(number, "more"), deadline=soon())
-                await fleet.ask("m", CHAT, turn(number, "more", "x", "y"), deadline=soon())
-                await streamed(fleet, turn(number, "more", "x", "z") | {"stream": True}, soon())
-                grown = [len(each.asked) - was for each, was in zip(its, before, strict=True)]
-                assert sorted(grown) == [0, 0, 3]
+    async with replicas(answers, answers, answers) as its, opened({"m": its}) as fleet:
+        for number in range(12):
             before = [len(each.asked) for each in its]
-            for number in range(12):
-                await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
-            assert [len(each.asked) - was for each, was in zip(its, before, strict=True)] == [4] * 3
+            await fleet.ask("m", CHAT, turn(number, "more"), deadline=soon())
+            await fleet.ask("m", CHAT, turn(number, "more", "x", "y"), deadline=soon())
+            await streamed(fleet, turn(number, "more", "x", "z") | {"stream": True}, soon())
+            grown = [len(each.asked) - was for each, was in zip(its, before, strict=True)]
+            assert sorted(grown) == [0, 0, 3]
+        before = [len(each.asked) for each in its]
+        for number in range(12):
+            await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
+        assert [len(each.asked) - was for each, was in zip(its, before, strict=True)] == [4] * 3
 
-    uvloop.run(test())
 
-
-def test_the_setting_off_calls_replicas_in_turn() -> None:
+@on_loop
+async def test_the_setting_off_calls_replicas_in_turn() -> None:
     """As before there were conversations."""
-
-    async def test() -> None:
-        async with replicas(answers, answers) as its, opened({"m": its}, max_load=None) as fleet:
-            for _ in range(6):
-                await fleet.ask("m", CHAT, turn(1, "more"), deadline=soon(), session="mine")
-            assert [len(each.asked) for each in its] == [3, 3]
-
-    uvloop.run(test())
+    async with replicas(answers, answers) as its, opened({"m": its}, max_load=None) as fleet:
+        for _ in range(6):
+            await fleet.ask("m", CHAT, turn(1, "more"), deadline=soon(), session="mine")
+        assert [len(each.asked) for each in its] == [3, 3]
 
 
-def test_a_failed_call_goes_to_the_next_replica_of_its_conversation() -> None:
+@on_loop
+async def test_a_failed_call_goes_to_the_next_replica_of_its_conversation() -> None:
     """Every turn to the same second one, before and after the first one is out."""
+    async with (
+        replicas(fails("500"), answers, answers, answers) as [bad, *good],
+        opened({"m": [bad, *good]}, retry_share=1.0) as fleet,
+    ):
 
-    async def test() -> None:
-        async with (
-            replicas(fails("500"), answers, answers, answers) as [bad, *good],
-            opened({"m": [bad, *good]}, retry_share=1.0) as fleet,
-        ):
+        async def ask(number: int, text: str) -> int:
+            return (await fleet.ask("m", CHAT, turn(number, text), deadline=soon())).attempts
 
-            async def ask(number: int, text: str) -> int:
-                return (await fleet.ask("m", CHAT, turn(number, text), deadline=soon())).attempts
-
-            number = 0
-            while await ask(number, "more") == 1:  # until a conversation meets the bad one
-                number += 1
-            before = [len(each.asked) for each in good]
-            attempts = [await ask(number, f"more {each}") for each in range(12)]
-            grown = [len(each.asked) - was for each, was in zip(good, before, strict=True)]
-            assert sorted(grown) == [0, 0, 12]
-            assert (attempts[0], attempts[-1]) == (2, 1)
-            assert [each.state for each in fleet.health()["m"]] == ["out", "in", "in", "in"]
-
-    uvloop.run(test())
+        number = 0
+        while await ask(number, "more") == 1:  # until a conversation meets the bad one
+            number += 1
+        before = [len(each.asked) for each in good]
+        attempts = [await ask(number, f"more {each}") for each in range(12)]
+        grown = [len(each.asked) - was for each, was in zip(good, before, strict=True)]
+        assert sorted(grown) == [0, 0, 12]
+        assert (attempts[0], attempts[-1]) == (2, 1)
+        assert [each.state for each in fleet.health()["m"]] == ["out", "in", "in", "in"]
 
 
-def test_a_busy_conversation_overflows() -> None:
+@on_loop
+async def test_a_busy_conversation_overflows() -> None:
     """All its calls at once are more than its replica's share: others take the rest."""
     peaks = Counter[str]()
+    running = Counter[str]()
 
     async def slow(exchange: Exchange) -> None:
         host = exchange.request.headers["host"]
@@ -252,16 +242,11 @@ def test_a_busy_conversation_overflows() -> None:
         running[host] -= 1
         await answers(exchange)
 
-    running = Counter[str]()
-
-    async def test() -> None:
-        async with replicas(slow, slow) as its, opened({"m": its}) as fleet:
-            calls = (fleet.ask("m", CHAT, turn(1, f"{n}"), deadline=soon()) for n in range(16))
-            await asyncio.gather(*calls)
-            assert sorted(len(each.asked) for each in its) == [6, 10]  # ceil(1.25 * 16 / 2)
-            assert max(peaks.values()) <= 10
-
-    uvloop.run(test())
+    async with replicas(slow, slow) as its, opened({"m": its}) as fleet:
+        calls = (fleet.ask("m", CHAT, turn(1, f"{n}"), deadline=soon()) for n in range(16))
+        await asyncio.gather(*calls)
+        assert sorted(len(each.asked) for each in its) == [6, 10]  # ceil(1.25 * 16 / 2)
+        assert max(peaks.values()) <= 10
 
 
 def test_sessions_of_clients_reach_one_replica(serve: Serve, pool: FakePool) -> None:

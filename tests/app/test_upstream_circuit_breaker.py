@@ -9,9 +9,69 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.settings import FleetSettings
-from app.upstream.circuit_breaker import ALL_CALLERS, WORKING_S, CircuitBreaker
+from app.upstream.circuit_breaker import ALL_CALLERS, CircuitBreaker
 
 RULES = FleetSettings(failures=5, eject_s=30, eject_max_s=100)
+
+# A story: `a7` is a failure of the caller a with the payload 7, `!` before it says that the server
+# refused the connection, `+` is a success, `?` a rejected request, `p` a passed health check,
+# `@30` the time. `in:az` says that the breaker is closed for the callers a and z, `out:a` that it
+# is open for a, `until:30` how long. `*3` repeats the word before it.
+STORIES = {
+    "five failures in a row": "a1 b2 c3 d4 in:az e5 out:az until:30",
+    "a success between them": "a1 b2 c3 d4 + a1 b2 c3 d4 in:az e5 out:az",
+    "half of the last twenty": "+ a0 + b1 + c2 + d3 + e4 + a5 + b6 + c7 + d8 + e9 in:az",
+    "more than half of them": "a0 b1 c2 + d3 e4 a5 + b6 c7 d8 + in:az e9 a10 out:az",
+    "a poison payload counts once": "a7*1000 in:az a8 a7 a8 a7 a9 a7 a10 in:az a11 out:a",
+    "poison and answers in turn": "a7 a7 a7 + a7 a7 a7 + a7 a7 a7 + a7 a7 a7 + a7 a7 a7 + in:az",
+    "two refused connections": "!a7 ? in:az !a7 in:az !a7 out:az",
+    "a rejected request is neither": "? a0 ? b1 ? c2 ? d3 in:az ? e4 out:az",
+    "five of one caller between successes": "+ a0 a1 a2 a3 a4 in:az + a0 a1 a2 a3 a4 in:az",
+    "three of four fail for one caller": "a0 a1 a2 + a3 a4 a5 + a6 a7 a8 + a9 a10 a11 in:az",
+    "one caller alone": "a0 a1 a2 a3 a4 out:a in:z @1 + in:az",
+    "two callers despite a success": "+ a1 b2 a3 b4 in:ab a5 out:abc",
+    "three of five are of one caller": "a0 a1 a2 a3 a4 a5 out:a b1 in:c b2 out:c until:30",
+    "ten seconds of silence": "+ @9.9 a0 a1 a2 a3 a4 a5 in:a @10 a6 out:a",
+    "a poisoned trial": "a0 b1 c2 d3 e4 out:z p @30 a7 out:a in:z p @90 a8 @91 + in:az",
+    "a second failed trial": "a0 b1 c2 d3 e4 p @30 a7 in:z @31 b7 out:z until:91",
+    "a trial of one is none of others": "a0 a1 a2 a3 a4 p b1 in:b a9 out:a",
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_the_breaker_opens_for_whom_it_should(story: str) -> None:
+    """Each word of the story is done or checked in its order."""
+    circuit, now = CircuitBreaker(RULES), 0.0
+    for word in STORIES[story].split():
+        what, _, times = word.partition("*")
+        verb, _, value = what.partition(":")
+        for _ in range(int(times or 1)):
+            match verb[0]:
+                case "+":
+                    circuit.record_success(now)
+                case "?":
+                    circuit.record_answer()
+                case "p" if verb == "p":
+                    circuit.record_passed_check()
+                case "@":
+                    now = float(verb[1:])
+                case "i" | "o":
+                    opened = [circuit.is_open_for(caller) for caller in value]
+                    assert opened == [verb == "out"] * len(value), word
+                case "u":
+                    assert circuit.out_until == float(value)
+                case _:
+                    who = verb.removeprefix("!")
+                    how = {"unreachable": True} if verb[0] == "!" else {}
+                    circuit.record_failure(now, caller=who[0], payload=int(who[1:]), **how)
+
+
+@pytest.mark.parametrize("failures", [1, 2, 40])
+def test_how_many_failures_is_a_setting(failures: int) -> None:
+    """So does the number of recent calls that are looked at."""
+    circuit = CircuitBreaker(FleetSettings(failures=failures))
+    assert not fail(circuit, *range(failures - 1))
+    assert fail(circuit, failures)
 
 
 def fail(
@@ -25,64 +85,6 @@ def fail(
     for payload, caller in zip(payloads, itertools.cycle(callers), strict=False):
         circuit.record_failure(now, caller=caller, payload=payload, **how)
     return circuit.out_until is not None
-
-
-def test_so_many_failures_in_a_row_take_a_replica_out() -> None:
-    """Not one less, and a success in between starts the count anew."""
-    circuit = CircuitBreaker(RULES)
-    assert not fail(circuit, 1, 2, 3, 4)
-    circuit.record_success(0.0)
-    assert not fail(circuit, 1, 2, 3, 4)  # the same ones count again
-    assert fail(circuit, 5)
-    assert circuit.out_until == 30
-
-
-def test_failing_more_often_than_not_takes_a_replica_out() -> None:
-    """More than half of the last twenty, though never five in a row."""
-    circuit = CircuitBreaker(RULES)
-    for number in range(10):
-        circuit.record_success(0.0)
-        assert not fail(circuit, number)
-    assert circuit.state == "in"  # ten of twenty
-    circuit = CircuitBreaker(RULES)
-    for number in range(3):
-        assert not fail(circuit, 4 * number, 4 * number + 1, 4 * number + 2)
-        circuit.record_success(0.0)
-    assert fail(circuit, 100, 101)  # eleven of fourteen
-
-
-def test_a_poison_payload_counts_once() -> None:
-    """A payload that fails 1,000 times opens the breaker for no other caller."""
-    circuit = CircuitBreaker(RULES)
-    assert not fail(circuit, *[7] * 1_000, callers="a")
-    assert not fail(circuit, 8, 7, 8, 7, 9, 7, 10, callers="a")
-    assert fail(circuit, 11, callers="a")
-
-
-def test_answers_between_them_do_not_let_a_poison_payload_count_for_more() -> None:
-    """One failure and one answer in turn is half, not more."""
-    circuit = CircuitBreaker(RULES)
-    for _ in range(100):
-        assert not fail(circuit, 7, 7, 7, callers="a")
-        circuit.record_success(0.0)
-
-
-def test_two_refused_connections_in_a_row_are_enough() -> None:
-    """A refused connection does not depend on the payload: no server listens."""
-    circuit = CircuitBreaker(RULES)
-    assert not fail(circuit, 7, unreachable=True)
-    circuit.record_answer()
-    assert not fail(circuit, 7, unreachable=True)
-    assert fail(circuit, 7, unreachable=True)
-
-
-def test_a_rejected_request_is_neither_a_failure_nor_a_success() -> None:
-    """Failures before and after it count as consecutive."""
-    circuit = CircuitBreaker(RULES)
-    for payload in range(5):
-        circuit.record_answer()
-        out = fail(circuit, payload)
-    assert out
 
 
 def test_on_probation_the_next_failure_puts_it_out_for_longer() -> None:
@@ -164,62 +166,6 @@ def test_it_is_out_only_after_failures_and_never_for_longer_than_the_limit(
             assert circuit.out_until <= now + RULES.eject_max_s
 
 
-@pytest.mark.parametrize("failures", [1, 2, 40])
-def test_how_many_failures_is_a_setting(failures: int) -> None:
-    """So does the number of recent calls that are looked at."""
-    circuit = CircuitBreaker(FleetSettings(failures=failures))
-    assert not fail(circuit, *range(failures - 1))
-    assert fail(circuit, failures)
-
-
-def test_five_failing_queries_of_one_caller_leave_a_working_replica_to_all() -> None:
-    """While calls succeed, a status of 500 is the fault of the query; the caller is served, too."""
-    circuit = CircuitBreaker(RULES)
-    for second in range(100):
-        circuit.record_success(float(second))
-        assert not fail(circuit, *range(5), now=second + 0.5, callers="a")
-
-
-def test_three_of_four_calls_that_fail_are_one_callers() -> None:
-    """More than half of the recent calls fail, and all failures have one origin."""
-    circuit = CircuitBreaker(RULES)
-    for number in range(100):
-        assert not fail(circuit, *range(4 * number, 4 * number + 3), callers="a")
-        circuit.record_success(0.0)
-
-
-def test_a_caller_alone_opens_the_breaker_for_itself() -> None:
-    """Other callers find out for themselves, and the first success closes it."""
-    circuit = CircuitBreaker(RULES)
-    assert fail(circuit, *range(5), callers="a")
-    assert circuit.is_open_for("a")
-    assert not circuit.is_open_for("b")
-    assert circuit.state == "out"
-    circuit.record_success(1.0)
-    assert circuit.state == "in"
-    assert not circuit.is_open_for("a")
-
-
-def test_a_server_that_fails_two_callers_is_out_at_the_fifth_failure() -> None:
-    """Recent successes do not prevent it: two callers are unlikely to be both at fault."""
-    circuit = CircuitBreaker(RULES)
-    circuit.record_success(0.0)
-    assert not fail(circuit, 1, 2, 3, 4, callers="ab")
-    assert fail(circuit, 5, callers="a")
-    assert circuit.is_open_for("c")
-
-
-def test_one_caller_provides_three_of_five_failures() -> None:
-    """It needs two failures of others, and no success between them."""
-    circuit = CircuitBreaker(RULES)
-    assert fail(circuit, *range(100), callers="a")
-    fail(circuit, 1, callers="b")
-    assert not circuit.is_open_for("c")
-    fail(circuit, 2, callers="b")
-    assert circuit.is_open_for("c")
-    assert circuit.out_until == 30  # the first ejection still
-
-
 @pytest.mark.parametrize("how", [{"timed_out": True}, {"unreachable": True}])
 def test_unanswered_calls_count_despite_a_recent_success(how: dict[str, bool]) -> None:
     """A timeout or a refused connection counts although a call has just succeeded."""
@@ -228,52 +174,6 @@ def test_unanswered_calls_count_despite_a_recent_success(how: dict[str, bool]) -
     assert fail(circuit, *range(5), now=1, callers="a", **how)
     assert circuit.is_open_for("a")
     assert circuit.is_open_for("b") == ("unreachable" in how)
-
-
-def test_the_silence_of_a_failing_server_opens_the_breaker_for_its_only_caller() -> None:
-    """Ten seconds after the last success."""
-    circuit = CircuitBreaker(RULES)
-    circuit.record_success(0.0)
-    assert not fail(circuit, *range(50), now=WORKING_S - 0.1, callers="a")
-    assert fail(circuit, 50, now=WORKING_S, callers="a")
-
-
-def test_a_poisoned_trial_keeps_the_breaker_open_for_its_own_caller_only() -> None:
-    """Another caller's call is the trial that counts."""
-    circuit = CircuitBreaker(RULES)
-    fail(circuit, *range(5))
-    assert circuit.is_open_for("z")
-    circuit.record_passed_check()
-    assert fail(circuit, 7, now=30, callers="a")
-    assert circuit.is_open_for("a")
-    assert not circuit.is_open_for("z")
-    circuit.record_passed_check()
-    assert circuit.state == "probation"
-    fail(circuit, 8, now=90, callers="a")
-    circuit.record_success(91.0)
-    assert circuit.state == "in"
-
-
-def test_a_second_caller_whose_trial_fails_opens_it_for_all() -> None:
-    """A server that passes its health check but fails every request costs two calls."""
-    circuit = CircuitBreaker(RULES)
-    fail(circuit, *range(5))
-    circuit.record_passed_check()
-    fail(circuit, 7, now=30, callers="a")
-    assert not circuit.is_open_for("z")
-    fail(circuit, 7, now=31, callers="b")
-    assert circuit.is_open_for("z")
-    assert circuit.out_until == 91
-
-
-def test_a_trial_of_one_caller_is_no_trial_of_the_others() -> None:
-    """Opened by one caller, and half-open: a single failure of another counts as it always does."""
-    circuit = CircuitBreaker(RULES)
-    fail(circuit, *range(5), callers="a")
-    circuit.record_passed_check()
-    fail(circuit, 1, callers="b")
-    assert not circuit.is_open_for("b")
-    assert fail(circuit, 9, callers="a")
 
 
 def test_ejections_for_one_caller_do_not_lengthen_that_for_all() -> None:

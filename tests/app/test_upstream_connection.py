@@ -26,6 +26,7 @@ from tests.kit.fleets import CHAT, asking, opened, soon
 from tests.kit.hostile.answers import completion, encoded
 from tests.kit.hostile.exchange import Exchange, head
 from tests.kit.hostile.replicas import replicas
+from tests.kit.loops import on_loop
 from tests.kit.waiting import eventually
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -324,23 +325,22 @@ def test_a_large_payload_is_written_as_the_server_reads_it() -> None:
     LOOP.run_until_complete(test())
 
 
-def test_a_large_payload_arrives_whole() -> None:
+@on_loop
+async def test_a_large_payload_arrives_whole() -> None:
     """Byte for byte, over a socket."""
-
-    async def test() -> None:
-        async with replicas(behaves) as [one], opened({"m": [one]}) as fleet:
-            question = asking("?" * 3 * 2**20)
-            await fleet.ask("m", CHAT, question, deadline=soon())
-            assert one.asked[0].body == question
 
     async def behaves(exchange: Exchange) -> None:
         await exchange.answer(encoded(completion("m", "4")))
 
-    uvloop.run(test())
+    async with replicas(behaves) as [one], opened({"m": [one]}) as fleet:
+        question = asking("?" * 3 * 2**20)
+        await fleet.ask("m", CHAT, question, deadline=soon())
+        assert one.asked[0].body == question
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_the_next_request_gets_no_answer_that_was_sent_before_it(at_once: bool) -> None:
+@on_loop
+async def test_the_next_request_gets_no_answer_that_was_sent_before_it(at_once: bool) -> None:
     """A server, or somebody between, sends two answers to one request."""
 
     async def twice(exchange: Exchange) -> None:
@@ -353,18 +353,16 @@ def test_the_next_request_gets_no_answer_that_was_sent_before_it(at_once: bool) 
             await asyncio.sleep(0.03)
             await exchange.send(second)
 
-    async def test() -> None:
-        async with replicas(twice) as [one], opened({"m": [one]}) as fleet:
-            for number in range(3):
-                reply = await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
-                assert reply.body["choices"][0]["message"]["content"] == "4"
-                await eventually(lambda: one.open == 0)
-            assert one.connections == 3
-
-    uvloop.run(test())
+    async with replicas(twice) as [one], opened({"m": [one]}) as fleet:
+        for number in range(3):
+            reply = await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
+            assert reply.body["choices"][0]["message"]["content"] == "4"
+            await eventually(lambda: one.open == 0)
+        assert one.connections == 3
 
 
-def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not as long as it is used."""
     idle_s = 1.0
     monkeypatch.setattr("app.upstream.connection_pool.IDLE_S", idle_s)
@@ -372,16 +370,13 @@ def test_an_idle_connection_is_closed_after_a_while(monkeypatch: pytest.MonkeyPa
     async def behaves(exchange: Exchange) -> None:
         await exchange.answer(encoded(completion("m", "4")))
 
-    async def test() -> None:
-        async with replicas(behaves) as [one], opened({"m": [one]}) as fleet:
-            until = time.monotonic() + 1.5 * idle_s
-            while time.monotonic() < until:
-                await fleet.ask("m", CHAT, asking(), deadline=soon())
-                await asyncio.sleep(0.1 * idle_s)
-            assert one.connections == 1
-            await eventually(lambda: one.open == 0)
-
-    uvloop.run(test())
+    async with replicas(behaves) as [one], opened({"m": [one]}) as fleet:
+        until = time.monotonic() + 1.5 * idle_s
+        while time.monotonic() < until:
+            await fleet.ask("m", CHAT, asking(), deadline=soon())
+            await asyncio.sleep(0.1 * idle_s)
+        assert one.connections == 1
+        await eventually(lambda: one.open == 0)
 
 
 def test_the_head_of_a_request() -> None:

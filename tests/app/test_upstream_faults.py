@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +18,6 @@ from tests.kit.gateway import (
     candidates,
     configure,
     running,
-    user,
 )
 from tests.kit.lazy import LazyModule
 from tests.kit.monitored import sampled
@@ -58,11 +55,6 @@ FAULTS = {
 
 
 # Status -> type, where it is not the candidates' own fault.
-TYPES = {
-    400: "invalid_request_error",
-    404: "invalid_request_error",
-    429: "rate_limit_error",
-}
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +80,14 @@ def strict(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_does_not_fail_the_request(strict: Gateway, pool: FakePool, fault: str) -> None:
-    """The other's answer is returned; the certificate is void and names who failed."""
+    """The other's answer alone votes and is charged; the certificate names who failed."""
     pool.fail("adder", fault)
     pool.say("speller", "seven")
     response = strict.ask(TWO)
     answer = response.json()
-    assert response.status_code == 200, answer
-    assert answer["choices"][0]["message"]["content"] == "seven"
-    assert answer["model"] == "speller"
-    certificate = answer["racer"]["certificate"]
-    assert (certificate["holds"], certificate["reasons"]) == (False, ["candidate_failed:adder"])
+    assert (response.status_code, answer["model"]) == (200, "speller")
+    assert answer["racer"]["votes"] == {"seven": 1}
+    assert answer["racer"]["certificate"]["reasons"] == ["candidate_failed:adder"]
     assert response.headers["x-racer-guarantee"] == "void; reason=candidate_failed:adder"
     assert {"candidate": "adder", "error": FAULTS[fault][1]} in answer["racer"]["calls"]
     assert answer["usage"]["total_tokens"] == 15  # the one who answered
@@ -113,36 +103,23 @@ def test_when_all_candidates_fail_the_status_names_the_fault(
 ) -> None:
     """Routed or pinned: one envelope, one status, and none of the upstream's own words."""
     pool.fail("adder", fault)
-    with pytest.raises(openai.APIStatusError) as caught:
-        strict.openai().chat.completions.create(model=model, messages=user(ONE))
-    assert caught.value.status_code == FAULTS[fault][0]
-    error = caught.value.response.json()["error"]
+    response = strict.ask(ONE, model=model)
+    status = FAULTS[fault][0]
+    assert response.status_code == status
+    error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == TYPES.get(FAULTS[fault][0], "upstream_error")
+    usual = "upstream_error" if status >= 500 else "invalid_request_error"
+    assert error["type"] == ("rate_limit_error" if status == 429 else usual)
     assert "adder" in error["message"]
     for words in (UPSTREAM_WORDS, "it works", "ESMTP", "127.0.0.1", ONE):
-        assert words not in caught.value.response.text
+        assert words not in response.text
+    if fault in ("500", "429", "hang", "reset"):
+        assert int(response.headers["retry-after"]) >= 1
+    if fault in ("400", "401", "404"):
+        assert response.headers["x-should-retry"] == "false"
     # A reset connection may have been a stale one that delivered nothing, so it is tried again.
     assert pool.models_called() in (["adder"], ["adder"] * (2 if fault == "reset" else 1))
     assert pool.trapped == []  # no redirect was followed
-
-
-@pytest.mark.parametrize("fault", ["400", "401", "404"])
-def test_a_lasting_fault_does_not_invite_a_retry(
-    strict: Gateway, pool: FakePool, fault: str
-) -> None:
-    """A rejected request or a wrong key fails again: SDKs must not multiply it."""
-    pool.fail("adder", fault)
-    assert strict.ask(ONE).headers.get("x-should-retry") == "false"
-
-
-@pytest.mark.parametrize("fault", ["500", "429", "hang", "reset"])
-def test_a_passing_fault_says_when_to_retry(strict: Gateway, pool: FakePool, fault: str) -> None:
-    """What a retry can cure carries ``retry-after``."""
-    pool.fail("adder", fault)
-    response = strict.ask(ONE)
-    assert int(response.headers["retry-after"]) >= 1
-    assert response.headers.get("x-should-retry") != "false"
 
 
 def test_different_faults_are_one_bad_gateway(strict: Gateway, pool: FakePool) -> None:
@@ -183,17 +160,6 @@ def test_a_refused_connection_is_unavailable(serve: Serve, pool: FakePool) -> No
     assert "adder" not in [each["candidate"] for each in routed["racer"]["calls"]]
 
 
-def test_a_host_that_has_no_address(serve: Serve, pool: FakePool) -> None:
-    """A name that does not resolve is unavailable too."""
-    gateway = serve(
-        candidates=candidates(pool.url, adder={"base_url": "http://no-such-host.invalid/v1"}),
-        calibrated=False,
-    )
-    response = gateway.ask(ONE, model="adder")
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "upstream_unavailable"
-
-
 def test_proxies_of_the_environment_are_not_used(
     serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,73 +176,22 @@ def test_each_candidate_has_its_own_deadline(serve: Serve, pool: FakePool) -> No
     gateway = serve(candidates=candidates(pool.url, adder={"timeout_s": 0.2}))
     pool.say("adder", "7", delay_s=5)
     pool.say("speller", "seven", delay_s=0.6)
-    response = gateway.ask(TWO)
-    assert response.json()["model"] == "speller"
-    assert {"candidate": "adder", "error": "upstream_timeout"} in response.json()["racer"]["calls"]
-    assert 0.6 <= response.elapsed.total_seconds() < 4
-
-
-def last_event(gateway: Gateway) -> dict[str, Any]:
-    """What a routed stream ends with."""
-    body = {"model": "auto", "messages": user(ONE), "stream": True}
-    with (
-        gateway.http() as client,
-        client.stream("POST", "/v1/chat/completions", json=body) as response,
-    ):
-        last = [line for line in response.iter_lines() if line][-1]
-    return json.loads(last.removeprefix("data: "))
+    answer = gateway.chat(TWO)
+    assert answer["model"] == "speller"
+    assert {"candidate": "adder", "error": "upstream_timeout"} in answer["racer"]["calls"]
 
 
 def test_a_deadline_cuts_an_answer_that_drips(serve: Serve, pool: FakePool) -> None:
     """The deadline is for the whole answer, not for each read."""
     gateway = serve(candidates=candidates(pool.url, timeout_s=0.5))
     pool.say("adder", "a very long answer" * 10, pause_s=0.1)
-    assert last_event(gateway)["error"]["code"] == "upstream_timeout"
+    assert '"code":"upstream_timeout"' in gateway.ask(ONE, stream=True).text
 
 
 def test_a_stream_over_the_limit_is_cut(strict: Gateway, pool: FakePool) -> None:
     """Streams are counted too."""
     pool.say("adder", "4" * 4_000)  # about 200 bytes a chunk
-    assert last_event(strict)["error"]["type"] == "upstream_error"
-
-
-def test_a_request_is_answered_after_every_fault(strict: Gateway, pool: FakePool) -> None:
-    """No fault wedges the pool of connections or the router."""
-    for fault in FAULTS:
-        if fault != "hang":
-            for name in POOL:
-                pool.fail(name, fault)
-            strict.ask(TWO)
-    pool.reset()
-    assert strict.chat(TWO)["racer"]["certificate"]["holds"]
-
-
-def test_calls_are_counted_by_outcome(serve: Serve, pool: FakePool) -> None:
-    """The metric has the candidate and the kind of failure, and no value chosen by a client."""
-    gateway = serve(fleet={"attempts": 1})
-    pool.fail("adder", "429")
-    gateway.ask(TWO)
-    metrics = gateway.get("/metrics").text
-    counted = 'racer_candidate_calls_total{candidate="adder",outcome="upstream_rate_limited"} 1.0'
-    assert counted in metrics
-    assert 'racer_candidate_calls_total{candidate="speller",outcome="ok"} 1.0' in metrics
-
-
-def test_an_empty_text_is_an_answer_and_no_vote(strict: Gateway, pool: FakePool) -> None:
-    """Rows label it as an answer, so it is no failure; it has no vote."""
-    pool.say("adder", "")
-    racer = strict.chat(TWO)["racer"]
-    assert racer["certificate"]["holds"] is True
-    assert (racer["votes"], racer["served_by"]) == ({"42": 1}, "speller")
-    assert strict.chat(ONE)["choices"][0]["message"]["content"] == ""
-
-
-def test_a_candidate_that_failed_has_no_vote(strict: Gateway, pool: FakePool) -> None:
-    """Nor are its tokens listed."""
-    pool.fail("adder", "empty")
-    racer = strict.chat(TWO)["racer"]
-    assert racer["votes"] == {"42": 1}
-    assert [each["candidate"] for each in racer["usage"]] == ["speller"]
+    assert '"type":"upstream_error"' in strict.ask(ONE, stream=True).text
 
 
 @pytest.mark.parametrize("shadow_rate", [0.0, 1.0])

@@ -16,6 +16,7 @@ from app.upstream.connection_pool import CACHE_S, FRESH_S, LOOKUP_S, Address, Dn
 from tests.kit.fleets import CHAT, asking, opened, soon
 from tests.kit.hostile.process import certify
 from tests.kit.hostile.replicas import Replica, answers, replicas
+from tests.kit.loops import on_loop
 from tests.kit.network import connections_to
 from tests.kit.waiting import eventually
 
@@ -65,22 +66,21 @@ def test_verification_can_be_switched_off_and_is_then_logged(
     assert "the certificate of m is not verified" in caplog.text
 
 
-def test_certificates_are_read_only_for_https(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_certificates_are_read_only_for_https(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading those of the system would block all queries, at the first call."""
 
     def read() -> ssl.SSLContext:
         raise AssertionError("the certificates were read")
 
-    async def test() -> None:
-        async with replicas(answers) as [one], opened({"m": [one]}) as fleet:
-            await fleet.ask("m", CHAT, asking(), deadline=soon())
-
     monkeypatch.setattr(ssl, "create_default_context", read)
-    uvloop.run(test())
+    async with replicas(answers) as [one], opened({"m": [one]}) as fleet:
+        await fleet.ask("m", CHAT, asking(), deadline=soon())
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_plain_port_is_no_tls(verify: bool) -> None:
+@on_loop
+async def test_a_plain_port_is_no_tls(verify: bool) -> None:
     """The TLS handshake fails, and the call is not repeated in plain text."""
     heard: list[bytes] = []
 
@@ -89,40 +89,34 @@ def test_a_plain_port_is_no_tls(verify: bool) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    async def test() -> None:
-        server = await asyncio.start_server(plain, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        one = Replica(answers, scheme="https", port=port)
-        async with opened({"m": [one]}, candidate={"verify_tls": verify}) as fleet:
-            with pytest.raises(UpstreamError) as caught:
-                await fleet.ask("m", CHAT, asking(), deadline=soon())
-        server.close()
-        assert caught.value.kind == "upstream_tls_error"
-        assert len(heard) == 1
-        assert heard[0].startswith(b"\x16\x03")  # a handshake, and no question
-
-    uvloop.run(test())
+    server = await asyncio.start_server(plain, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    one = Replica(answers, scheme="https", port=port)
+    async with opened({"m": [one]}, candidate={"verify_tls": verify}) as fleet:
+        with pytest.raises(UpstreamError) as caught:
+            await fleet.ask("m", CHAT, asking(), deadline=soon())
+    server.close()
+    assert caught.value.kind == "upstream_tls_error"
+    assert len(heard) == 1
+    assert heard[0].startswith(b"\x16\x03")  # a handshake, and no question
 
 
-def test_a_handshake_that_never_ends_is_given_up() -> None:
+@on_loop
+async def test_a_handshake_that_never_ends_is_given_up() -> None:
     """After the connect timeout, or when the call is cancelled; its descriptor is closed."""
-
-    async def test() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as deaf:
-            port = deaf.getsockname()[1]
-            one = Replica(answers, scheme="https", port=port)
-            async with opened({"m": [one]}, connect_timeout_s=0.5, attempts=1) as fleet:
-                with pytest.raises(UpstreamUnavailable):
-                    await fleet.ask("m", CHAT, asking(), deadline=soon())
-                await eventually(lambda: connections_to(port) == 0)
-            async with opened({"m": [one]}, attempts=1) as fleet:
-                call = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
-                await eventually(lambda: connections_to(port) == 1)
-                call.cancel()
-                await asyncio.gather(call, return_exceptions=True)
-                await eventually(lambda: connections_to(port) == 0)
-
-    uvloop.run(test())
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+        one = Replica(answers, scheme="https", port=port)
+        async with opened({"m": [one]}, connect_timeout_s=0.5, attempts=1) as fleet:
+            with pytest.raises(UpstreamUnavailable):
+                await fleet.ask("m", CHAT, asking(), deadline=soon())
+            await eventually(lambda: connections_to(port) == 0)
+        async with opened({"m": [one]}, attempts=1) as fleet:
+            call = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
+            await eventually(lambda: connections_to(port) == 1)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await eventually(lambda: connections_to(port) == 0)
 
 
 class _Names:
@@ -143,60 +137,50 @@ class _Names:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (end, port)) for end in ends]
 
 
-def test_the_last_good_address_outlives_its_name_server() -> None:
+@on_loop
+async def test_the_last_good_address_outlives_its_name_server() -> None:
     """For five minutes, and for the names that it knows."""
-
-    async def test() -> None:
-        nonlocal now
-        names = _Names()
-        cache = DnsCache(names.look_up, lambda: now)
-
-        async def address(host: str = "gpu-1") -> str:
-            return (await cache.addresses(host, 80))[0][4][0]
-
-        assert await address() == "10.0.0.1"
-        now = FRESH_S
-        assert await address() == "10.0.0.2"  # it is asked again
-        names.broken = True
-        now = FRESH_S + CACHE_S - 1
-        assert await address() == "10.0.0.2"
-        with pytest.raises(OSError, match="gpu-2"):
-            await address("gpu-2")
-        now = FRESH_S + CACHE_S
-        with pytest.raises(OSError, match="gpu-1"):
-            await address()
-        names.broken = False
-        assert await address() == f"10.0.0.{names.lookups}"
-        names.slow_s = 10 * LOOKUP_S
-        now += FRESH_S
-        assert await address() == f"10.0.0.{names.lookups - 1}"
-
     now = 0.0
-    uvloop.run(test())
+    names = _Names()
+    cache = DnsCache(names.look_up, lambda: now)
+
+    async def address(host: str = "gpu-1") -> str:
+        return (await cache.addresses(host, 80))[0][4][0]
+
+    assert await address() == "10.0.0.1"
+    now = FRESH_S
+    assert await address() == "10.0.0.2"  # it is asked again
+    names.broken = True
+    now = FRESH_S + CACHE_S - 1
+    assert await address() == "10.0.0.2"
+    with pytest.raises(OSError, match="gpu-2"):
+        await address("gpu-2")
+    now = FRESH_S + CACHE_S
+    with pytest.raises(OSError, match="gpu-1"):
+        await address()
+    names.broken = False
+    assert await address() == f"10.0.0.{names.lookups}"
+    names.slow_s = 10 * LOOKUP_S
+    now += FRESH_S
+    assert await address() == f"10.0.0.{names.lookups - 1}"
 
 
-def test_connections_are_spread_over_the_addresses_of_a_host() -> None:
+@on_loop
+async def test_connections_are_spread_over_the_addresses_of_a_host() -> None:
     """At once, too: then one look-up serves all of them."""
-
-    async def test() -> None:
-        names = _Names()
-        names.known, names.slow_s = 3, 0.05
-        cache = DnsCache(names.look_up)
-        found = await asyncio.gather(*(cache.addresses("gpu-1", 80) for _ in range(6)))
-        assert names.lookups == 1
-        assert [each[0][4][0] for each in found] == ["10.0.0.1", "10.0.1.1", "10.0.2.1"] * 2
-        assert all(len(each) == 3 for each in found)
-
-    uvloop.run(test())
+    names = _Names()
+    names.known, names.slow_s = 3, 0.05
+    cache = DnsCache(names.look_up)
+    found = await asyncio.gather(*(cache.addresses("gpu-1", 80) for _ in range(6)))
+    assert names.lookups == 1
+    assert [each[0][4][0] for each in found] == ["10.0.0.1", "10.0.1.1", "10.0.2.1"] * 2
+    assert all(len(each) == 3 for each in found)
 
 
-def test_servers_are_found_by_name() -> None:
+@on_loop
+async def test_servers_are_found_by_name() -> None:
     """The resolver is the one that connections use."""
-
-    async def test() -> None:
-        async with replicas(answers) as [one]:
-            one.host = "localhost"
-            async with opened({"m": [one]}) as fleet:
-                assert (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts == 1
-
-    uvloop.run(test())
+    async with replicas(answers) as [one]:
+        one.host = "localhost"
+        async with opened({"m": [one]}) as fleet:
+            assert (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts == 1

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pytest
-import uvloop
 
 from app.errors import UpstreamError
 from app.settings import FleetSettings, key_format
@@ -17,6 +16,7 @@ from tests.kit.fleets import CHAT, asking, opened, soon
 from tests.kit.gateway import DATA_KEY, ONE, Serve, user
 from tests.kit.hostile.exchange import Exchange
 from tests.kit.hostile.replicas import answers, fails, replicas
+from tests.kit.loops import on_loop
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import eventually
 
@@ -41,117 +41,40 @@ async def poison(fleet: Any, count: int, caller: str) -> None:
             await ask(fleet, f"poison {number} {time.monotonic()}", caller)
 
 
-def test_five_poisoned_queries_leave_the_candidate_to_other_queries_of_the_key() -> None:
-    """One after the other, in a gateway with a single key, shortly after an answer."""
-
-    async def test() -> None:
-        async with (
-            replicas(broken_by_poison, answers) as [one, other],
-            opened({"m": [one], "n": [other]}, attempts=1) as fleet,
-        ):
-            for _ in range(3):
-                await ask(fleet, "an honest query")
-                await poison(fleet, 5, "honest")
-                assert fleet.down("honest") == frozenset()
-            await ask(fleet, "another honest query")
-
-    uvloop.run(test())
-
-
-def test_a_flood_of_poison_puts_the_candidate_out_for_its_own_key() -> None:
+@on_loop
+async def test_a_flood_of_poison_puts_the_candidate_out_for_its_own_key() -> None:
     """Nothing succeeds before; the queries of another key are tried, and end the ejection."""
-
-    async def test() -> None:
-        async with (
-            replicas(broken_by_poison, answers) as [one, other],
-            opened({"m": [one], "n": [other]}, attempts=1) as fleet,
-        ):
-            await poison(fleet, 100, "mallory")
-            assert len(one.asked) == 5
-            assert fleet.down("mallory") == {"m"}
-            assert fleet.down("honest") == frozenset()
-            await ask(fleet, "an honest query")
-            assert fleet.down("mallory") == frozenset()
-
-    uvloop.run(test())
+    async with (
+        replicas(broken_by_poison, answers) as [one, other],
+        opened({"m": [one], "n": [other]}, attempts=1) as fleet,
+    ):
+        await poison(fleet, 100, "mallory")
+        assert len(one.asked) == 5
+        assert fleet.down("mallory") == {"m"}
+        assert fleet.down("honest") == frozenset()
+        await ask(fleet, "an honest query")
+        assert fleet.down("mallory") == frozenset()
 
 
-def test_poisoned_trials_do_not_keep_the_candidate_from_others() -> None:
-    """Whenever the breaker is half-open, the first call is one that fails."""
-
-    async def test() -> None:
-        async with (
-            replicas(fails("500"), answers) as [one, other],
-            opened({"m": [one], "n": [other]}, attempts=1, eject_s=0.5) as fleet,
-        ):
-            await poison(fleet, 3, "mallory")
-            await poison(fleet, 2, "honest")
-            assert fleet.down("honest") == {"m"}  # it broke for two keys
-            one.play = broken_by_poison
-            await eventually(lambda: fleet.health()["m"][0].state == "probation")
-            await poison(fleet, 3, "mallory")
-            assert fleet.down("mallory") == {"m"}
-            await ask(fleet, "an honest query")
-            assert fleet.health()["m"][0].state == "in"
-
-    uvloop.run(test())
-
-
-def test_a_server_that_fails_every_key_is_out_after_five_calls() -> None:
-    """It is out although it answered lately; then no request waits for it."""
-
-    async def test() -> None:
-        async with (
-            replicas(answers, answers) as [one, other],
-            opened({"m": [one], "n": [other]}, attempts=1) as fleet,
-        ):
-            await ask(fleet, "an honest query")
-            one.play = fails("500")
-            for number in range(10):
-                await poison(fleet, 1, f"key {number % 3}")
-            assert len(one.asked) == 6
-            assert fleet.down("another key") == {"m"}
-
-    uvloop.run(test())
-
-
-def test_a_server_that_refuses_connections_is_out_for_every_key() -> None:
-    """At the second refused connection, of any key."""
-
-    async def test() -> None:
-        async with (
-            replicas(answers, answers) as [one, other],
-            opened({"m": [one], "n": [other]}, attempts=2) as fleet,
-        ):
-            await ask(fleet, "an honest query")
-            await one.stop()
-            await poison(fleet, 1, "mallory")  # the call, and its retry
-            assert fleet.down("honest") == {"m"}
-
-    uvloop.run(test())
-
-
-def test_an_ejection_after_a_longer_one_is_checked_when_its_own_pause_is_over() -> None:
+@on_loop
+async def test_an_ejection_after_a_longer_one_is_checked_when_its_own_pause_is_over() -> None:
     """A success ended the longer one, whose check was still to come."""
 
     class Alive:
         async def is_alive(self, *_: object) -> bool:
             return True
 
-    async def test() -> None:
-        replica = Replica("http://unused", FleetSettings(failures=1, eject_s=0.05))
-        breaker = replica.breaker
-        checks = HealthChecks(Alive())  # pyright: ignore[reportArgumentType]
-        breaker.record_failure(time.monotonic() + 60, caller="a", payload=1)
-        checks.watch(object(), replica)  # pyright: ignore[reportArgumentType]
-        await asyncio.sleep(0)
-        breaker.record_success(0.0)
-        breaker.record_failure(time.monotonic(), caller="a", payload=1)
-        checks.watch(object(), replica)  # pyright: ignore[reportArgumentType]
-        await eventually(lambda: breaker.state == "probation")
-        await checks.close()
-
-    uvloop.run(test())
+    replica = Replica("http://unused", FleetSettings(failures=1, eject_s=0.05))
+    breaker = replica.breaker
+    checks = HealthChecks(Alive())  # pyright: ignore[reportArgumentType]
+    breaker.record_failure(time.monotonic() + 60, caller="a", payload=1)
+    checks.watch(object(), replica)  # pyright: ignore[reportArgumentType]
+    await asyncio.sleep(0)
+    breaker.record_success(0.0)
+    breaker.record_failure(time.monotonic(), caller="a", payload=1)
+    checks.watch(object(), replica)  # pyright: ignore[reportArgumentType]
+    await eventually(lambda: breaker.state == "probation")
+    await checks.close()
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
-import uvloop
 
 from app.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from app.telemetry.metrics import Metrics
 from tests.kit.fleets import CHAT, asking, opened, soon
 from tests.kit.hostile.exchange import Exchange
 from tests.kit.hostile.replicas import Replica, answers, fails, hangs, replicas
+from tests.kit.loops import on_loop
 from tests.kit.waiting import eventually
 
 QUICK: dict[str, Any] = {"eject_s": 0.3, "eject_max_s": 5, "retry_share": 1.0}
@@ -36,8 +35,10 @@ def states(fleet: Any, name: str = "m") -> list[str]:
     return [each.state for each in fleet.health()[name]]
 
 
-def test_the_replica_with_the_fewest_calls_is_next() -> None:
+@on_loop
+async def test_the_replica_with_the_fewest_calls_is_next() -> None:
     """One that is slow gets few: the others take what it would have had."""
+    quick_answers = 0
 
     async def slow(exchange: Exchange) -> None:
         await eventually(lambda: quick_answers >= 110)
@@ -49,295 +50,180 @@ def test_the_replica_with_the_fewest_calls_is_next() -> None:
         await answers(exchange)
         quick_answers += 1
 
-    quick_answers = 0
+    async with replicas(slow, quick, quick) as its, opened({"m": its}) as fleet:
+        texts = iter(map(str, range(120)))
 
-    async def test() -> None:
-        async with replicas(slow, quick, quick) as its, opened({"m": its}) as fleet:
-            texts = iter(map(str, range(120)))
+        async def client() -> None:
+            for text in texts:
+                assert await ask(fleet, text) == 1
 
-            async def client() -> None:
-                for text in texts:
-                    assert await ask(fleet, text) == 1
-
-            await asyncio.gather(*(client() for _ in range(6)))
-            counts = [len(each.asked) for each in its]
-            assert sum(counts) == 120
-            assert counts[0] <= 20  # 40, if they were called in turn
-            assert min(counts[1:]) >= 40
-
-    uvloop.run(test())
+        await asyncio.gather(*(client() for _ in range(6)))
+        counts = [len(each.asked) for each in its]
+        assert sum(counts) == 120
+        assert counts[0] <= 20  # 40, if they were called in turn
+        assert min(counts[1:]) >= 40
 
 
-def test_idle_replicas_are_called_in_turn() -> None:
-    """One request at a time does not always meet the first."""
-
-    async def test() -> None:
-        async with replicas(answers, answers, answers) as its, opened({"m": its}) as fleet:
-            for number in range(30):
-                await ask(fleet, f"{number}")
-            assert [len(each.asked) for each in its] == [10, 10, 10]
-
-    uvloop.run(test())
-
-
-def test_a_dead_replica_is_never_noticed() -> None:
+@on_loop
+async def test_a_dead_replica_is_never_noticed() -> None:
     """It dies in the middle of the traffic and comes back; every request is answered."""
+    async with (
+        replicas(answers, answers) as [one, two],
+        opened({"m": [one, two]}, **QUICK) as fleet,
+    ):
+        number, failures = 0, list[UpstreamError]()
+        over = asyncio.Event()
 
-    async def test() -> None:
-        async with (
-            replicas(answers, answers) as [one, two],
-            opened({"m": [one, two]}, **QUICK) as fleet,
-        ):
-            number, failures = 0, list[UpstreamError]()
-            over = asyncio.Event()
-
-            async def client() -> None:
-                nonlocal number
-                while not over.is_set():
-                    number += 1
-                    try:
-                        await ask(fleet, f"{number}")
-                    except UpstreamError as exc:
-                        failures.append(exc)
-                    await asyncio.sleep(0.005)
-
-            clients = [asyncio.create_task(client()) for _ in range(8)]
-            await eventually(lambda: number > 100)
-            await two.stop()
-            await eventually(lambda: states(fleet) == ["in", "out"])
-            before = number
-            await eventually(lambda: number > before + 100)
-            await two.start()
-            calls_before = len(two.asked)
-            await eventually(lambda: len(two.asked) > calls_before + 5)
-            await eventually(lambda: states(fleet) == ["in", "in"])
-            over.set()
-            await asyncio.gather(*clients)
-            assert failures == []
-
-    uvloop.run(test())
-
-
-def test_a_sick_replica_is_left_out_until_a_probe_finds_it_well() -> None:
-    """No request pays for finding out."""
-
-    async def test() -> None:
-        async with (
-            replicas(fails("500"), answers) as [bad, good],
-            opened({"m": [bad, good]}, **QUICK) as fleet,
-        ):
-            bad.healthy = False
-            number = 0
-            while states(fleet) != ["out", "in"]:
+        async def client() -> None:
+            nonlocal number
+            while not over.is_set():
                 number += 1
-                await ask(fleet, f"{number}")
-                assert number < 20
-            before = len(bad.asked)
-            assert before == 5
-            for each in range(20):
-                assert await ask(fleet, f"out {each}") == 1
-            await eventually(lambda: bad.probes >= 2)
-            assert states(fleet) == ["out", "in"]
-            assert len(bad.asked) == before
-            bad.healthy, bad.play = True, answers
-            await eventually(lambda: states(fleet) == ["probation", "in"])
-            for each in range(4):
-                await ask(fleet, f"back {each}")
-            assert states(fleet) == ["in", "in"]
-            assert len(bad.asked) > before
-
-    uvloop.run(test())
-
-
-def test_one_failure_on_probation_puts_it_out_again_for_longer() -> None:
-    """A server that answers its probe and nothing else."""
-
-    async def test() -> None:
-        async with (
-            replicas(fails("500"), answers) as [bad, good],
-            opened({"m": [bad, good]}, **QUICK) as fleet,
-        ):
-            number = 0
-
-            async def out_and_back() -> float:
-                nonlocal number
-                while states(fleet)[0] != "out":
-                    before = time.monotonic()
-                    number += 1
+                try:
                     await ask(fleet, f"{number}")
-                await eventually(lambda: states(fleet)[0] == "probation")
-                return time.monotonic() - before
+                except UpstreamError as exc:
+                    failures.append(exc)
+                await asyncio.sleep(0.005)
 
-            assert await out_and_back() >= 0.3
-            failed = len(bad.asked)
-            assert await out_and_back() >= 0.6
-            assert len(bad.asked) == failed + 1
+        clients = [asyncio.create_task(client()) for _ in range(8)]
+        await eventually(lambda: number > 100)
+        await two.stop()
+        await eventually(lambda: states(fleet) == ["in", "out"])
+        before = number
+        await eventually(lambda: number > before + 100)
+        await two.start()
+        calls_before = len(two.asked)
+        await eventually(lambda: len(two.asked) > calls_before + 5)
+        await eventually(lambda: states(fleet) == ["in", "in"])
+        over.set()
+        await asyncio.gather(*clients)
+        assert failures == []
 
-    uvloop.run(test())
 
-
-def test_a_poison_query_does_not_eject_a_candidate_for_other_callers() -> None:
-    """It crashes the server's handler every time; other callers are answered as before."""
-
-    async def poisoned(exchange: Exchange) -> None:
-        if exchange.body["messages"][0]["content"] == "poison":
-            exchange.reset()
-        else:
-            await answers(exchange)
-
-    async def test() -> None:
-        async with (
-            replicas(poisoned, answers) as [one, other],
-            opened({"m": [one], "n": [other]}, **QUICK) as fleet,
-        ):
-            await fail(fleet, *["poison"] * 40)
-            assert states(fleet) == ["in"]
-            assert fleet.down() == frozenset()
-            assert await ask(fleet, "an honest question") == 1
-            for number in range(30):
-                await fail(fleet, "poison")
-                await ask(fleet, f"{number}")
-            assert states(fleet) == ["in"]
-
-    uvloop.run(test())
+@on_loop
+async def test_a_sick_replica_is_left_out_until_a_probe_finds_it_well() -> None:
+    """No request pays for finding out."""
+    async with (
+        replicas(fails("500"), answers) as [bad, good],
+        opened({"m": [bad, good]}, **QUICK) as fleet,
+    ):
+        bad.healthy = False
+        number = 0
+        while states(fleet) != ["out", "in"]:
+            number += 1
+            await ask(fleet, f"{number}")
+            assert number < 20
+        before = len(bad.asked)
+        assert before == 5
+        for each in range(20):
+            assert await ask(fleet, f"out {each}") == 1
+        await eventually(lambda: bad.probes >= 2)
+        assert states(fleet) == ["out", "in"]
+        assert len(bad.asked) == before
+        bad.healthy, bad.play = True, answers
+        await eventually(lambda: states(fleet) == ["probation", "in"])
+        for each in range(4):
+            await ask(fleet, f"back {each}")
+        assert states(fleet) == ["in", "in"]
+        assert len(bad.asked) > before
 
 
 @pytest.mark.parametrize("status", ["400", "401", "404", "422", "429"])
-def test_client_errors_eject_no_replica(status: str) -> None:
+@on_loop
+async def test_client_errors_eject_no_replica(status: str) -> None:
     """At any number of them."""
-
-    async def test() -> None:
-        async with (
-            replicas(fails(status), answers) as [one, other],
-            opened({"m": [one], "n": [other]}, attempts=1) as fleet,
-        ):
-            await fail(fleet, *map(str, range(40)))
-            assert states(fleet) == ["in"]
-
-    uvloop.run(test())
+    async with (
+        replicas(fails(status), answers) as [one, other],
+        opened({"m": [one], "n": [other]}, attempts=1) as fleet,
+    ):
+        await fail(fleet, *map(str, range(40)))
+        assert states(fleet) == ["in"]
 
 
-def test_short_client_deadlines_eject_no_replica() -> None:
+@on_loop
+async def test_short_client_deadlines_eject_no_replica() -> None:
     """A request that allows 20 ms says nothing about a server; the configured limit does."""
-
-    async def test() -> None:
-        patient = {"timeout_s": 0.2}
-        async with replicas(hangs, answers) as [one, other]:
-            candidates = {"m": [one], "n": [other]}
-            async with opened(candidates, candidate=patient, attempts=1) as fleet:
-                for number in range(10):
-                    with pytest.raises(UpstreamTimeout):
-                        await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon(0.02))
-                assert states(fleet) == ["in"]
-                await fail(fleet, *map(str, range(5)))
-                assert states(fleet) == ["out"]
-
-    uvloop.run(test())
+    patient = {"timeout_s": 0.2}
+    async with replicas(hangs, answers) as [one, other]:
+        candidates = {"m": [one], "n": [other]}
+        async with opened(candidates, candidate=patient, attempts=1) as fleet:
+            for number in range(10):
+                with pytest.raises(UpstreamTimeout):
+                    await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon(0.02))
+            assert states(fleet) == ["in"]
+            await fail(fleet, *map(str, range(5)))
+            assert states(fleet) == ["out"]
 
 
-def test_a_candidate_without_replicas_is_down_and_fails_at_once() -> None:
+@on_loop
+async def test_a_candidate_without_replicas_is_down_and_fails_at_once() -> None:
     """Other candidates take its traffic; no request waits for it."""
-
-    async def test() -> None:
-        metrics = Metrics()
-        async with replicas(answers, answers) as [one, other]:
-            rules = QUICK | {"eject_s": 5.0}
-            async with opened({"m": [one], "n": [other]}, metrics, **rules) as fleet:
-                await one.stop()
-                await fail(fleet, "1")
-                assert fleet.down() == {"m"}
-                with pytest.raises(UpstreamUnavailable) as caught:
-                    await ask(fleet, "2")
-                assert caught.value.retry_after_s is not None
-                assert 0 < caught.value.retry_after_s <= 5
-                assert await ask(fleet, "3", "n") == 1
-                text = metrics.render().decode()
-                assert 'racer_candidate_up{candidate="m"} 0.0' in text
-                assert 'racer_candidate_up{candidate="n"} 1.0' in text
-                assert 'racer_candidate_ejections_total{candidate="m"} 1.0' in text
-
-    uvloop.run(test())
-
-
-def test_when_all_candidates_are_down_all_are_called() -> None:
-    """Otherwise no request could be answered; the first success closes the breaker."""
-
-    async def test() -> None:
-        async with replicas(answers, answers) as [one, other]:
-            rules = QUICK | {"eject_s": 60.0}
-            async with opened({"m": [one], "n": [other]}, **rules) as fleet:
-                await one.stop()
-                await other.stop()
-                await fail(fleet, "1", "2")
-                await fail(fleet, "1", "2", name="n")
-                assert (states(fleet), states(fleet, "n")) == (["out"], ["out"])
-                assert fleet.down() == frozenset()
-                await one.start()
-                assert await ask(fleet, "3") == 1
-                assert states(fleet) == ["in"]
-                assert fleet.down() == {"n"}
-
-    uvloop.run(test())
-
-
-def test_a_candidate_comes_back_by_itself() -> None:
-    """The probe needs no traffic."""
-
-    async def test() -> None:
-        async with (
-            replicas(answers, answers) as [one, other],
-            opened({"m": [one], "n": [other]}, **QUICK) as fleet,
-        ):
+    metrics = Metrics()
+    async with replicas(answers, answers) as [one, other]:
+        rules = QUICK | {"eject_s": 5.0}
+        async with opened({"m": [one], "n": [other]}, metrics, **rules) as fleet:
             await one.stop()
             await fail(fleet, "1")
             assert fleet.down() == {"m"}
+            with pytest.raises(UpstreamUnavailable) as caught:
+                await ask(fleet, "2")
+            assert caught.value.retry_after_s is not None
+            assert 0 < caught.value.retry_after_s <= 5
+            assert await ask(fleet, "3", "n") == 1
+            text = metrics.render().decode()
+            assert 'racer_candidate_up{candidate="m"} 0.0' in text
+            assert 'racer_candidate_up{candidate="n"} 1.0' in text
+            assert 'racer_candidate_ejections_total{candidate="m"} 1.0' in text
+
+
+@on_loop
+async def test_when_all_candidates_are_down_all_are_called() -> None:
+    """Otherwise no request could be answered; the first success closes the breaker."""
+    async with replicas(answers, answers) as [one, other]:
+        rules = QUICK | {"eject_s": 60.0}
+        async with opened({"m": [one], "n": [other]}, **rules) as fleet:
+            await one.stop()
+            await other.stop()
+            await fail(fleet, "1", "2")
+            await fail(fleet, "1", "2", name="n")
+            assert (states(fleet), states(fleet, "n")) == (["out"], ["out"])
+            assert fleet.down() == frozenset()
             await one.start()
-            await eventually(lambda: fleet.down() == frozenset())
-            assert await ask(fleet, "2") == 1
+            assert await ask(fleet, "3") == 1
+            assert states(fleet) == ["in"]
+            assert fleet.down() == {"n"}
 
-    uvloop.run(test())
 
-
-def test_a_frozen_replica_does_not_hold_a_request_for_ever() -> None:
+@on_loop
+async def test_a_frozen_replica_does_not_hold_a_request_for_ever() -> None:
     """Its call ends at the candidate's limit, and the other replica answers in the time left."""
-
-    async def test() -> None:
-        limit = {"timeout_s": 2}  # for the good one too, on a busy machine
-        async with (
-            replicas(hangs, answers) as [frozen, good],
-            opened({"m": [frozen, good]}, candidate=limit, **QUICK) as fleet,
-        ):
-            attempts = [await ask(fleet, f"{n}") for n in range(2)]
-            assert sorted(attempts) == [1, 2]
-            assert (len(frozen.asked), len(good.asked)) == (1, 2)
-
-    uvloop.run(test())
+    limit = {"timeout_s": 2}  # for the good one too, on a busy machine
+    async with (
+        replicas(hangs, answers) as [frozen, good],
+        opened({"m": [frozen, good]}, candidate=limit, **QUICK) as fleet,
+    ):
+        attempts = [await ask(fleet, f"{n}") for n in range(2)]
+        assert sorted(attempts) == [1, 2]
+        assert (len(frozen.asked), len(good.asked)) == (1, 2)
 
 
-def test_a_name_that_does_not_resolve_is_unavailable() -> None:
+@on_loop
+async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
     """And is out at the second try."""
-
-    async def test() -> None:
-        async with replicas(answers) as [other]:
-            nowhere = Replica(answers, host="no-such-host.invalid", port=80)
-            async with opened({"m": [nowhere], "n": [other]}, **QUICK) as fleet:
-                with pytest.raises(UpstreamUnavailable):
-                    await ask(fleet, "1")
-                assert fleet.down() == {"m"}
-
-    uvloop.run(test())
+    async with replicas(answers) as [other]:
+        nowhere = Replica(answers, host="no-such-host.invalid", port=80)
+        async with opened({"m": [nowhere], "n": [other]}, **QUICK) as fleet:
+            with pytest.raises(UpstreamUnavailable):
+                await ask(fleet, "1")
+            assert fleet.down() == {"m"}
 
 
-def test_nothing_is_left_of_a_closed_fleet() -> None:
+@on_loop
+async def test_nothing_is_left_of_a_closed_fleet() -> None:
     """No task, while a replica is out and its probe waits."""
-
-    async def test() -> None:
-        async with replicas(answers, answers) as [one, other]:
-            before = len(asyncio.all_tasks())
-            async with opened({"m": [one], "n": [other]}) as fleet:
-                await one.stop()
-                await fail(fleet, "1", "2")
-                assert states(fleet) == ["out"]
-            assert len(asyncio.all_tasks()) == before
-
-    uvloop.run(test())
+    async with replicas(answers, answers) as [one, other]:
+        before = len(asyncio.all_tasks())
+        async with opened({"m": [one], "n": [other]}) as fleet:
+            await one.stop()
+            await fail(fleet, "1", "2")
+            assert states(fleet) == ["out"]
+        assert len(asyncio.all_tasks()) == before

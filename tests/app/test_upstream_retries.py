@@ -6,9 +6,9 @@ import asyncio
 import random
 import time
 from collections import deque
+from typing import Any
 
 import pytest
-import uvloop
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -24,6 +24,7 @@ from tests.kit.fleets import CHAT, asking, opened, soon, stream_into, streamed
 from tests.kit.hostile.answers import EVENTS, event, piece
 from tests.kit.hostile.exchange import Exchange
 from tests.kit.hostile.replicas import answers, fails, hangs, replicas
+from tests.kit.loops import on_loop
 from tests.kit.waiting import eventually
 
 
@@ -76,26 +77,6 @@ def test_retries_are_at_most_three_or_a_share_of_the_calls(
                 assert sum(each > since for each in retries) <= most + 1e-9
 
 
-def test_a_quiet_candidate_has_a_fifth_of_its_calls_repeated() -> None:
-    """A call every 20 s, all of which fail: 40 of 200 are repeated, not none and not all."""
-    now = 0.0
-    budget = RetryBudget(0.2, clock=lambda: now)
-    retries = 0
-    for number in range(200):
-        now = 20.0 * number
-        budget.record_call()
-        retries += budget.take()
-    assert 38 <= retries <= 40
-
-
-def test_the_first_retries_are_allowed_unless_none_are() -> None:
-    """A share of nothing would leave a gateway without any after its start."""
-    budget = RetryBudget(0.2, clock=lambda: 0.0)
-    budget.record_call()
-    assert [budget.take() for _ in range(5)] == [True] * FLOOR + [False] * 2
-    assert not RetryBudget(0.0, clock=lambda: 0.0).take()
-
-
 def test_pauses_are_drawn_from_zero_to_a_limit_that_doubles() -> None:
     """Full jitter: retries of many calls do not arrive together."""
     retries = Retries(FleetSettings(attempts=5, retry_share=1.0), random.Random(1))
@@ -117,100 +98,68 @@ def test_pauses_are_drawn_from_zero_to_a_limit_that_doubles() -> None:
         assert longest * 0.95 < max(drawn) <= longest
 
 
-def pause(exc: UpstreamError, **changes: object) -> float | None:
-    """What comes of one failure, where nothing else is in the way."""
-    how = {"attempt": 1, "left_s": 60.0, "elsewhere": False} | changes
-    retries = Retries(FleetSettings(attempts=3), random.Random(1))
-    return retries.pause_s("m", exc, **how)  # pyright: ignore[reportArgumentType]
+def limited() -> UpstreamRateLimited:
+    """The server wants a pause of seven seconds."""
+    return UpstreamRateLimited("no", status=429, retry_after_s=7)
 
 
-def test_retry_after_is_waited_for_if_there_is_time_and_no_other_replica() -> None:
-    """Another replica is called at once: the pause concerns only the one that sent it."""
-    limited = UpstreamRateLimited("no", status=429, retry_after_s=7)
-    assert pause(limited) == 7
-    assert pause(limited, left_s=6.0) is None
-    elsewhere = pause(limited, elsewhere=True)
-    assert elsewhere is not None
-    assert elsewhere < 0.1
-
-
-def test_a_timeout_is_tried_elsewhere_or_not_at_all() -> None:
-    """The same server would likely be as slow, and twice as busy."""
-    assert pause(UpstreamTimeout("late")) is None
-    assert pause(UpstreamTimeout("late"), elsewhere=True) is not None
-    assert pause(UpstreamTimeout("late"), elsewhere=True, left_s=0.0) is None
-
-
-def test_a_broken_document_is_asked_for_once_more_only() -> None:
-    """A model that writes nonsense twice goes on doing so."""
-    broken = UpstreamError("no", kind="upstream_invalid_response")
-    assert pause(broken) is not None
-    assert pause(broken, attempt=2) is None
-    assert pause(UpstreamUnavailable("no"), attempt=2) is not None
-    assert pause(UpstreamUnavailable("no"), attempt=3) is None
+def failed(kind: str) -> UpstreamError:
+    """Another failure."""
+    return UpstreamError("no", kind=kind)
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("exc", "changes", "longest_s"),
     [
-        "upstream_rejected",
-        "upstream_auth_error",
-        "upstream_tls_error",
-        "upstream_redirect",
-        "upstream_response_too_large",
-        "upstream_encoding",
-        "upstream_protocol_error",
-        "upstream_overloaded",
-        "upstream_empty",
+        (limited(), {}, 7),
+        (limited(), {"left_s": 6.0}, None),
+        (limited(), {"elsewhere": True}, 0.1),  # the pause concerns only the one that sent it
+        (UpstreamTimeout("late"), {}, None),  # the same server would likely be as slow
+        (UpstreamTimeout("late"), {"elsewhere": True}, 0.1),
+        (UpstreamTimeout("late"), {"elsewhere": True, "left_s": 0.0}, None),
+        (failed("upstream_invalid_response"), {}, 0.1),
+        (failed("upstream_invalid_response"), {"attempt": 2}, None),
+        (UpstreamUnavailable("no"), {"attempt": 2}, 0.2),
+        (UpstreamUnavailable("no"), {"attempt": 3}, None),
+        *(
+            (failed(f"upstream_{kind}"), {"elsewhere": True}, None)
+            for kind in (
+                *("rejected", "auth_error", "tls_error", "redirect", "response_too_large"),
+                *("encoding", "protocol_error", "overloaded", "empty"),
+            )
+        ),
     ],
 )
-def test_permanent_failures_are_not_retried(kind: str) -> None:
-    """Nor what would make a crowded gateway more crowded."""
-    assert pause(UpstreamError("no", kind=kind), elsewhere=True) is None
+def test_each_failure_has_its_pause_or_none(
+    exc: UpstreamError, changes: dict[str, Any], longest_s: float | None
+) -> None:
+    """A retry costs a crowded gateway; it is made where it can help, and in time."""
+    retries = Retries(FleetSettings(attempts=3), random.Random(1))
+    how: dict[str, Any] = {"attempt": 1, "left_s": 60.0, "elsewhere": False} | changes
+    pause = retries.pause_s("m", exc, **how)
+    if longest_s is None:
+        assert pause is None
+    else:
+        assert pause is not None
+        assert (7 if longest_s == 7 else 0) <= pause <= longest_s
 
 
-def test_with_all_candidates_failing_calls_grow_by_a_fifth() -> None:
-    """300 requests of which every call fails: the server counts 360 calls at most."""
-
-    async def test() -> None:
-        rules = {"failures": 10_000, "attempts": 5}
-        async with replicas(fails("500")) as [one], opened({"m": [one]}, **rules) as fleet:
-
-            async def request(number: int) -> None:
-                with pytest.raises(UpstreamError):
-                    await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
-
-            for start in range(0, 300, 30):
-                await asyncio.gather(*(request(n) for n in range(start, start + 30)))
-            assert 340 <= len(one.asked) <= 360
-
-    uvloop.run(test())
-
-
-def test_retries_of_one_flapping_candidate_are_a_fifth_of_its_own_calls() -> None:
+@on_loop
+async def test_retries_of_one_flapping_candidate_are_a_fifth_of_its_own_calls() -> None:
     """One of three candidates fails every call; the calls of the others buy it no retries."""
+    async with (
+        replicas(fails("500"), answers, answers) as [flapping, one, two],
+        opened({"m": [flapping], "n": [one], "o": [two]}, failures=10_000, attempts=5) as fleet,
+    ):
 
-    async def test() -> None:
-        async with (
-            replicas(fails("500"), answers, answers) as [flapping, one, two],
-            opened({"m": [flapping], "n": [one], "o": [two]}, failures=10_000) as fleet,
-        ):
+        async def request(number: int) -> None:
+            calls = (fleet.ask(name, CHAT, asking(f"{number}"), deadline=soon()) for name in "mno")
+            await asyncio.gather(*calls, return_exceptions=True)
 
-            async def request(number: int) -> None:
-                await asyncio.gather(
-                    *(
-                        fleet.ask(name, CHAT, asking(f"{number}"), deadline=soon())
-                        for name in ("m", "n", "o")
-                    ),
-                    return_exceptions=True,
-                )
-
-            for start in range(0, 100, 20):
-                await asyncio.gather(*(request(n) for n in range(start, start + 20)))
-            assert [len(each.asked) for each in (one, two)] == [100, 100]
-            assert 115 <= len(flapping.asked) <= 120
-
-    uvloop.run(test())
+        for start in range(0, 100, 20):
+            await asyncio.gather(*(request(n) for n in range(start, start + 20)))
+        assert [len(each.asked) for each in (one, two)] == [100, 100]
+        assert 115 <= len(flapping.asked) <= 120
 
 
 def test_the_budgets_of_all_candidates_share_that_of_the_process() -> None:
@@ -222,46 +171,29 @@ def test_the_budgets_of_all_candidates_share_that_of_the_process() -> None:
     assert sum(budget.take() for budget in budgets for _ in range(3)) == 20
 
 
-def test_a_retry_goes_to_another_replica() -> None:
-    """Its success is the request's success."""
-
-    async def test() -> None:
-        async with replicas(fails("500"), answers) as [bad, good]:
-            rules = {"failures": 10_000, "retry_share": 1.0}
-            async with opened({"m": [bad, good]}, **rules) as fleet:
-                attempts = [
-                    (await fleet.ask("m", CHAT, asking(f"{n}"), deadline=soon())).attempts
-                    for n in range(20)
-                ]
-            assert set(attempts) == {1, 2}
-            assert (len(bad.asked), len(good.asked)) == (attempts.count(2), 20)
-
-    uvloop.run(test())
-
-
-def test_a_retry_avoids_the_replica_that_failed_even_if_the_others_are_busy() -> None:
+@on_loop
+async def test_a_retry_avoids_the_replica_that_failed_even_if_the_others_are_busy() -> None:
     """The one that fails at once would always have the fewest calls."""
 
     async def hangs_once(exchange: Exchange) -> None:
         await (hangs if exchange.number == 0 else answers)(exchange)
 
-    async def test() -> None:
-        async with (
-            replicas(fails("500"), hangs_once) as [bad, busy],
-            opened({"m": [bad, busy]}) as fleet,
-        ):
-            first = asyncio.create_task(fleet.ask("m", CHAT, asking("1"), deadline=soon()))
-            await eventually(lambda: len(busy.asked) == 1)
-            failed = len(bad.asked)
-            assert (await fleet.ask("m", CHAT, asking("2"), deadline=soon())).attempts == 2
-            assert (len(bad.asked), len(busy.asked)) == (failed + 1, 2)
-            first.cancel()
-
-    uvloop.run(test())
+    async with (
+        replicas(fails("500"), hangs_once) as [bad, busy],
+        opened({"m": [bad, busy]}) as fleet,
+    ):
+        first = asyncio.create_task(fleet.ask("m", CHAT, asking("1"), deadline=soon()))
+        await eventually(lambda: len(busy.asked) == 1)
+        failed = len(bad.asked)
+        assert (await fleet.ask("m", CHAT, asking("2"), deadline=soon())).attempts == 2
+        assert (len(bad.asked), len(busy.asked)) == (failed + 1, 2)
+        first.cancel()
 
 
-def test_retry_after_is_honoured_by_the_only_replica() -> None:
+@on_loop
+async def test_retry_after_is_honoured_by_the_only_replica() -> None:
     """The second call comes no sooner than the server's ``retry-after``."""
+    arrived: list[float] = []
 
     async def limited(exchange: Exchange) -> None:
         arrived.append(time.monotonic())
@@ -270,24 +202,20 @@ def test_retry_after_is_honoured_by_the_only_replica() -> None:
         else:
             await answers(exchange)
 
-    arrived: list[float] = []
-
-    async def test() -> None:
-        async with replicas(limited) as [one], opened({"m": [one]}) as fleet:
-            assert (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts == 2
-            assert arrived[1] - arrived[0] >= 1
-            one.play = fails("429:9")
-            started = time.monotonic()
-            with pytest.raises(UpstreamRateLimited) as caught:
-                await fleet.ask("m", CHAT, asking(), deadline=soon(5))
-            assert time.monotonic() - started < 4
-            assert caught.value.retry_after_s == 9
-            assert len(one.asked) == 3
-
-    uvloop.run(test())
+    async with replicas(limited) as [one], opened({"m": [one]}) as fleet:
+        assert (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts == 2
+        assert arrived[1] - arrived[0] >= 1
+        one.play = fails("429:9")
+        started = time.monotonic()
+        with pytest.raises(UpstreamRateLimited) as caught:
+            await fleet.ask("m", CHAT, asking(), deadline=soon(5))
+        assert time.monotonic() - started < 4
+        assert caught.value.retry_after_s == 9
+        assert len(one.asked) == 3
 
 
-def test_a_stream_is_begun_again_before_its_first_piece_and_never_after() -> None:
+@on_loop
+async def test_a_stream_is_begun_again_before_its_first_piece_and_never_after() -> None:
     """What went out cannot be taken back."""
 
     async def cut_before(exchange: Exchange) -> None:
@@ -303,32 +231,13 @@ def test_a_stream_is_begun_again_before_its_first_piece_and_never_after() -> Non
     async def first_cut(exchange: Exchange) -> None:
         await (cut_before if exchange.number == 0 else answers)(exchange)
 
-    async def test() -> None:
-        async with replicas(first_cut) as [one], opened({"m": [one]}) as fleet:
-            ask = asking(stream=True)
-            assert await streamed(fleet, ask, soon()) == ["", "4", "2", ""]
-            assert len(one.asked) == 2
-            one.play = cut_after
-            seen: list[str] = []
-            with pytest.raises(UpstreamError) as caught:
-                await stream_into(seen, fleet, ask, soon())
-            assert caught.value.kind == "upstream_disconnected"
-            assert (seen, len(one.asked)) == (["4"], 3)
-
-    uvloop.run(test())
-
-
-def test_a_retry_can_be_cancelled_while_it_waits() -> None:
-    """The pause is no time in which a request cannot end."""
-
-    async def test() -> None:
-        play = fails("503:9")
-        async with replicas(play) as [one], opened({"m": [one]}) as fleet:
-            task = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
-            await eventually(lambda: len(one.asked) == 1)
-            await asyncio.sleep(0.05)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(task, 4)
-
-    uvloop.run(test())
+    async with replicas(first_cut) as [one], opened({"m": [one]}) as fleet:
+        ask = asking(stream=True)
+        assert await streamed(fleet, ask, soon()) == ["", "4", "2", ""]
+        assert len(one.asked) == 2
+        one.play = cut_after
+        seen: list[str] = []
+        with pytest.raises(UpstreamError) as caught:
+            await stream_into(seen, fleet, ask, soon())
+        assert caught.value.kind == "upstream_disconnected"
+        assert (seen, len(one.asked)) == (["4"], 3)

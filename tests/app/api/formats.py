@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.kit.gateway import Gateway, user
 
 WHOLE_POOL = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client got, whole or streamed."""
+
+    text: str
+    model: str
+    id: str
+    racer: dict[str, Any]  # empty of a named candidate
+    headers: Mapping[str, str]
+    whole: dict[str, Any]  # the body; empty of a stream
+    events: list[dict[str, Any]]  # of a stream
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the certificate does not hold; a small alpha aside, which voids nothing."""
+        reasons: list[str] = self.racer["certificate"]["reasons"]
+        return [each for each in reasons if not each.startswith("alpha_")]
 
 
 @dataclass(frozen=True)
@@ -26,8 +46,8 @@ class Api:
     inner: Callable[[dict[str, Any]], dict[str, Any]]  # where an event says id and model
     counts: tuple[str, ...]
     ends: bool  # its streams end with [DONE]
-    guarantee: str = "holds"  # the header of a plain request
     upstream: str = ""  # where candidates are called, if not at the same path
+    is_chat: bool = True  # rows are labelled by chat completions: others void the certificate
     keeps_fields: bool = True  # of candidates' answers that nobody knows
     closing: int = -1  # the place of the event with the racer object
     code: Callable[[dict[str, Any]], str] = lambda error: error["code"]
@@ -36,6 +56,34 @@ class Api:
         """A whole answer of any status."""
         body = {"model": "auto", **self.asks(text), **fields}
         return gateway.post(f"/v1/{self.path}", json=body)
+
+    def ask(self, gateway: Gateway, text: str, /, *, stream: bool, **fields: Any) -> Reply:
+        """An answer, whole or streamed; a stream has one name and one id, and ends as it should."""
+        if not stream:
+            response = self.post(gateway, text, **fields)
+            assert response.status_code == 200, response.text
+            body = response.json()
+            racer = body.get("racer", {})
+            headers = response.headers
+            return Reply(self.text(body), body["model"], body["id"], racer, headers, body, [])
+        headers, events = self.stream(gateway, text, **fields)
+        [(model, own)] = {(e["model"], e["id"]) for each in events if (e := self.inner(each))}
+        assert self.is_finished(events[-1])
+        is_routed = fields.get("model", "auto").startswith("auto")
+        racer = self.racer(events) if is_routed else {}
+        assert is_routed or not any("racer" in self.inner(each) for each in events)
+        return Reply("".join(map(self.delta, events)), model, own, racer, headers, {}, events)
+
+    def broken(self, gateway: Gateway, text: str, /, **fields: Any) -> tuple[Any, list[Any]]:
+        """The response and the events of a stream that ends in an error."""
+        body = {"model": "auto", **self.asks(text), "stream": True, **fields}
+        with (
+            gateway.http() as client,
+            client.stream("POST", f"/v1/{self.path}", json=body) as response,
+        ):
+            data = _data(response)
+        assert "data: [DONE]" not in data
+        return response, [json.loads(each.removeprefix("data: ")) for each in data]
 
     def answer(self, gateway: Gateway, text: str, /, **fields: Any) -> dict[str, Any]:
         """A whole answer."""
@@ -52,7 +100,7 @@ class Api:
             gateway.http() as client,
             client.stream("POST", f"/v1/{self.path}", json=body) as response,
         ):
-            lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+            lines = _data(response)
         assert response.status_code == 200, lines
         events = [line.removeprefix("data: ") for line in lines]
         assert (events[-1] == "[DONE]") is self.ends
@@ -78,9 +126,19 @@ class Api:
         return found if len(found) == 3 else (*found, sum(found))
 
     @property
+    def endpoint(self) -> list[str]:
+        """The reason that every certificate of this API has."""
+        return [] if self.is_chat else ["conditions_differ:endpoint"]
+
+    @property
     def called(self) -> str:
         """The path at which candidates are called."""
         return f"/v1/{self.upstream or self.path}"
+
+
+def _data(response: httpx2.Response) -> list[str]:
+    # `iter_lines` would end a line at U+2028, too.
+    return [each for each in response.read().decode().split("\n") if each.startswith("data: ")]
 
 
 def _choice_text(choice: dict[str, Any]) -> str:
@@ -111,7 +169,7 @@ COMPLETIONS = Api(
     inner=_itself,
     counts=CHAT_COUNTS,
     ends=True,
-    guarantee="void; reason=conditions_differ:endpoint",  # rows are labelled by chat completions
+    is_chat=False,
 )
 RESPONSES = Api(
     path="responses",
@@ -122,7 +180,7 @@ RESPONSES = Api(
     inner=lambda event: event.get("response", {}),
     counts=("input_tokens", "output_tokens", "total_tokens"),
     ends=False,
-    guarantee="void; reason=conditions_differ:endpoint",
+    is_chat=False,
 )
 MESSAGES = Api(
     path="messages",
@@ -141,4 +199,5 @@ MESSAGES = Api(
 EVERY_API = pytest.mark.parametrize(
     "api", [CHAT, COMPLETIONS, RESPONSES, MESSAGES], ids=lambda api: api.path
 )
+STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 CHUNKED_APIS = pytest.mark.parametrize("api", [CHAT, COMPLETIONS], ids=lambda api: api.path)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions through the official client."""
+"""Chat completions and /route: what is peculiar to them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from app.answering import streaming
 from racer_core.calibration.certificate import base_reason
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ONE,
     POOL,
@@ -24,43 +26,19 @@ from tests.kit.gateway import (
     user,
 )
 from tests.kit.lazy import LazyModule
-from tests.kit.upstream import FakePool
+from tests.kit.upstream import FakePool, proposed
+
+from .formats import CHAT, WHOLE_POOL
 
 openai = LazyModule("openai")
-
-TINY_ALPHA = 0.001  # an alpha too small for 400 rows: the whole pool is called
-
-
-def test_a_tie_goes_to_the_higher_router_score(gateway: Gateway, pool: FakePool) -> None:
-    """Three different answers: the speller's is returned where the router trusts the speller."""
-    for name in POOL:
-        pool.say(name, f"{name}'s own")
-    answer = gateway.chat("Spell the number 3 and then 4", {"alpha": TINY_ALPHA})
-    scores = answer["racer"]["pool_scores"]
-    assert list(scores.items()) == [("speller", 1.0), ("adder", 0.0), ("poet", 0.0)]
-    assert (answer["model"], answer["racer"]["served_by"]) == ("speller", "speller")
-    assert answer["choices"][0]["message"]["content"] == "speller's own"
-
-
-def test_the_configuration_says_how_answers_are_merged(serve: Serve, pool: FakePool) -> None:
-    """``equality: number`` reads the numbers, ``method: weighted`` counts router scores."""
-    gateway = serve(aggregation={"method": "weighted", "equality": "number", "temperature": 0.5})
-    pool.say("adder", "It is 1,007.0")
-    pool.say("speller", "1007")
-    pool.say("poet", "8")
-    answer = gateway.chat(ONE, {"alpha": TINY_ALPHA, "explain": True})
-    assert answer["choices"][0]["message"]["content"] == "It is 1,007.0"
-    votes = answer["racer"]["votes"]
-    assert set(votes) == {"1007", "8"}
-    assert sum(votes.values()) == pytest.approx(1)
-    assert votes["1007"] > votes["8"] > 0
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
 def test_candidates_are_called_at_the_same_time(gateway: Gateway, pool: FakePool) -> None:
     """The three calls overlap in time."""
     for name in POOL:
         pool.say(name, "7", delay_s=0.3)
-    answer = gateway.chat(ONE, {"alpha": TINY_ALPHA})
+    answer = gateway.chat(ONE, WHOLE_POOL)
     assert len(answer["racer"]["calls"]) == pool.peak == 3
 
 
@@ -110,14 +88,16 @@ def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
     }
 
 
-def test_the_racer_object_has_set_votes_and_calls(gateway: Gateway, pool: FakePool) -> None:
-    """The set with its scores, who served, the votes, each call, and the gateway's own time."""
+def test_the_racer_object_and_the_headers_state_the_decision(
+    gateway: Gateway, pool: FakePool
+) -> None:
+    """Set, scores, votes, calls and time, for clients that drop unknown fields in headers, too."""
     pool.say("adder", "7")
     pool.say("speller", "7")
-    answer = gateway.chat(TWO, {"explain": True})
+    response = gateway.ask(TWO, {"explain": True})
+    answer, headers = response.json(), response.headers
     racer = answer["racer"]
-    assert racer["decision_id"] == answer["id"]
-    assert racer["selected"] == ["adder", "speller"]
+    assert racer["decision_id"] == answer["id"] != gateway.chat(TWO)["id"]
     assert racer["scores"] == {"adder": 1.0, "speller": 1.0}
     assert racer["pool_scores"] == {"adder": 1.0, "speller": 1.0, "poet": 0.0}
     assert racer["votes"] == {"7": 2}
@@ -125,36 +105,18 @@ def test_the_racer_object_has_set_votes_and_calls(gateway: Gateway, pool: FakePo
     assert all(call["ms"] > 0 for call in racer["calls"])
     assert racer["overhead_ms"] > 0
     assert (racer["abstained"], racer["truncated"]) == (False, False)
-
-
-def test_two_requests_have_two_decision_ids(gateway: Gateway) -> None:
-    """A decision id names one decision."""
-    assert gateway.chat(ONE)["id"] != gateway.chat(ONE)["id"]
-
-
-def test_headers_state_the_decision(gateway: Gateway) -> None:
-    """Clients that drop unknown fields of the body still see who answered under what promise."""
-    response = gateway.ask(TWO)
-    headers = response.headers
-    assert headers["x-racer-decision-id"] == response.json()["id"]
-    assert headers["x-racer-selected"] == "adder,speller"
-    assert headers["x-racer-served-by"] == "adder"
-    assert headers["x-racer-alpha"] == "0.1"
-    assert headers["x-racer-guarantee"] == "holds"
-    assert headers["x-racer-abstained"] == "false"
+    assert {name: headers[f"x-racer-{name}"] for name in HEADERS} == HEADERS
+    assert headers["x-racer-decision-id"] == answer["id"]
     assert 0 < float(headers["x-racer-overhead-ms"]) < response.elapsed.total_seconds() * 1e3
 
 
-def test_overhead_excludes_the_candidates_time(gateway: Gateway, pool: FakePool) -> None:
-    """A candidate of three seconds does not count as the gateway's time."""
-    pool.say("adder", "7", delay_s=3.0)
-    assert gateway.chat(ONE)["racer"]["overhead_ms"] < 2_500
-
-
-def test_a_void_certificate_is_a_header_too(gateway: Gateway) -> None:
-    """The header names the reason."""
-    response = gateway.ask(ONE, temperature=1.5)
-    assert response.headers["x-racer-guarantee"] == "void; reason=conditions_differ:temperature"
+HEADERS = {
+    "selected": "adder,speller",
+    "served-by": "adder",
+    "alpha": "0.1",
+    "guarantee": "holds",
+    "abstained": "false",
+}
 
 
 def test_fields_that_we_do_not_know_survive(gateway: Gateway, pool: FakePool) -> None:
@@ -170,19 +132,6 @@ def test_fields_that_we_do_not_know_survive(gateway: Gateway, pool: FakePool) ->
     assert answer["a_field_of_tomorrow"] == {"kept": True}
     assert answer["system_fingerprint"] == "fp"
     assert answer["choices"] == [choice]
-
-
-def test_every_choice_of_the_winner_is_returned(gateway: Gateway, pool: FakePool) -> None:
-    """With ``n = 2`` the winner's two choices come back, and each candidate votes once."""
-    choices = [
-        {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        for i, text in enumerate(("7", "eight"))
-    ]
-    pool.say("adder", "7", fields={"choices": choices})
-    answer = gateway.chat(ONE, n=2)
-    assert answer["choices"] == choices
-    assert answer["racer"]["votes"] == {"7": 1}
-    assert pool.requests[0]["n"] == 2
 
 
 PASSED = {
@@ -221,45 +170,13 @@ def test_every_other_field_reaches_the_candidate_untouched(
         assert request == {**PASSED, "model": request["model"], "stream": False}
 
 
-def test_tools_reach_every_candidate_untouched(gateway: Gateway, pool: FakePool) -> None:
-    """Tool definitions are passed on, and a tool call comes back whole."""
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    for name in POOL:
-        pool.say(name, "", message={"role": "assistant", "content": None, "tool_calls": [call]})
-    answer = gateway.chat(
-        ONE, {"alpha": TINY_ALPHA, "explain": True}, tools=tools, tool_choice="auto"
-    )
-    assert answer["choices"][0]["message"]["tool_calls"] == [call]
-    assert [body["tools"] for body in pool.requests] == [tools] * 3
-    assert answer["model"] == "adder"  # all agree: the best router score
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        "chat_template", "chat_template_kwargs", "prompt_embeds", "guided_regex", "guided_json",
-        "structured_outputs", "api_base",
-        "base_url", "api_key", "url", "callback_uri", "headers", "extra_headers",
-        "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port",
-        "bootstrap_room", "priority",
-    ],
-)  # fmt: skip
-def test_fields_of_the_deny_list_are_refused(gateway: Gateway, pool: FakePool, field: str) -> None:
-    """A field that controls a candidate's server is a 400 that names it; no candidate is called."""
-    response = gateway.ask(ONE, **{field: "x"})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == field
-    assert pool.models_called() == []
-
-
 @pytest.mark.parametrize("routed_on", ["last_user", "conversation"])
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_conversation_of_system_prompts_is_routed_on_the_last(
-    serve: Serve, pool: FakePool, role: str, routed_on: str
+    shared: Shared, pool: FakePool, role: str, routed_on: str
 ) -> None:
     """Chat, responses and /route; no row is like it, so the certificate is void."""
-    gateway = serve(routing={"text": routed_on})
+    gateway = shared(routing={"text": routed_on}).gateway
     prompts = [{"role": "system", "content": "Be brief."}, {"role": role, "content": ONE}]
     answers = (
         gateway.chat(ONE, messages=prompts)["racer"],
@@ -319,134 +236,65 @@ def test_models_are_auto_and_the_candidates(gateway: Gateway) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def reasons(answer: dict[str, Any]) -> list[str]:
-    """Why the guarantee does not hold."""
-    certificate = answer["racer"]["certificate"]
-    assert not certificate["holds"]
-    return certificate["reasons"]
-
-
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+TEXT = {"type": "text", "text": ONE}
+EARLIER = user(UNANSWERABLE)
+BRIEF = "Be brief."
+
+
+def turns(*earlier: Any, content: Any = ONE) -> dict[str, Any]:
+    """A conversation that ends with a question to the adder."""
+    return {"messages": [*earlier, {"role": "user", "content": content}]}
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "reasons"),
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"functions": [{"name": "f"}]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": ONE}, IMAGE]}]},
-        {"messages": [{"role": "user", "content": [IMAGE]}]},
-    ],
-    ids=["tools", "functions", "text_and_image", "image"],
-)
-def test_another_kind_of_request_has_no_guarantee(
-    gateway: Gateway, pool: FakePool, fields: dict[str, Any]
-) -> None:
-    """No labelled row is of that kind. The router's set answers, without a guarantee."""
-    answer = gateway.chat(ONE, **fields)
-    assert "unlabelled_request_kind" in reasons(answer)
-    assert len(answer["racer"]["selected"]) == 1
-    assert pool.models_called() == answer["racer"]["selected"]
-
-
-def test_text_parts_are_an_ordinary_query(gateway: Gateway) -> None:
-    """A turn in parts of text is routed like the same text in one piece."""
-    parts = [{"type": "text", "text": ONE}]
-    answer = gateway.chat(ONE, messages=[{"role": "user", "content": parts}])
-    assert answer["racer"]["selected"] == ["adder"]
-    assert answer["racer"]["certificate"]["holds"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
+        (turns(content=[TEXT]), []),
+        (turns({"role": "system", "content": BRIEF}), ["conditions_differ:messages.system"]),
+        (turns({"role": "developer", "content": BRIEF}), ["conditions_differ:messages.developer"]),
+        ({"temperature": 1.5}, ["conditions_differ:temperature"]),
+        ({"top_p": 0.1}, ["conditions_differ:top_p"]),
+        ({"max_tokens": 1}, ["conditions_differ:max_tokens"]),
+        ({"stop": ["7"]}, ["conditions_differ:stop"]),
+        ({"response_format": {"type": "json_object"}}, ["conditions_differ:response_format"]),
+        ({"tools": TOOLS}, ["conditions_differ:tools", "unlabelled_request_kind"]),
         (
-            {"messages": [{"role": "system", "content": "Be brief."}, *user(ONE)]},
-            "messages.system",
+            {"functions": [{"name": "f"}]},
+            ["conditions_differ:functions", "unlabelled_request_kind"],
         ),
         (
-            {"messages": [{"role": "developer", "content": "Be brief."}, *user(ONE)]},
-            "messages.developer",
+            turns(content=[TEXT, IMAGE]),
+            ["conditions_differ:messages.user", "unlabelled_request_kind"],
         ),
-        ({"temperature": 1.5}, "temperature"),
-        ({"top_p": 0.1}, "top_p"),
-        ({"max_tokens": 1}, "max_tokens"),
-        ({"stop": ["7"]}, "stop"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        *(
+            (
+                turns(*EARLIER, {"role": role, "content": "Roses", "tool_call_id": "c"}),
+                [f"conditions_differ:messages.{role}", "multi_turn_uncalibrated"],
+            )
+            for role in ("assistant", "tool")
+        ),
     ],
     ids=str,
 )
-def test_other_conditions_than_labelled_void_the_guarantee(
-    gateway: Gateway, fields: dict[str, Any], name: str
+def test_the_premises_are_read_from_a_chat(
+    gateway: Gateway, pool: FakePool, fields: dict[str, Any], reasons: list[str]
 ) -> None:
-    """The set stays the router's; the certificate says that the labels may not apply."""
-    answer = gateway.chat(ONE, **fields)
-    assert answer["racer"]["selected"] == ["adder"]
-    assert reasons(answer) == [f"conditions_differ:{name}"]
-
-
-def test_the_labelled_conditions_keep_the_guarantee(serve: Serve, pool: FakePool) -> None:
-    """Saying what the candidates were labelled with anyway changes nothing."""
-    own = {"temperature": 0, "max_tokens": 32, "response_format": {"type": "text"}}
-    gateway = serve(candidates=candidates(pool.url, parameters=own))
-    for fields in (
-        {},
-        {"temperature": 0.0},
-        {"max_completion_tokens": 32},
-        {"response_format": {"type": "text"}},
-        {"seed": 1},
-        {"temperature": None},
-    ):
-        assert gateway.chat(ONE, **fields)["racer"]["certificate"]["holds"], fields
-    assert gateway.chat(ONE, temperature=0.1)["racer"]["certificate"]["holds"] is False
-
-
-@pytest.mark.parametrize("role", ["assistant", "tool"])
-def test_later_turns_are_not_covered(gateway: Gateway, role: str) -> None:
-    """A conversation routes on its last user turn, and the certificate says it is uncalibrated."""
-    earlier: list[Any] = [
-        *user(UNANSWERABLE),
-        {"role": role, "content": "Roses", "tool_call_id": "c"},
-    ]
-    answer = gateway.chat(ONE, messages=[*earlier, *user(ONE)])
-    assert answer["racer"]["selected"] == ["adder"]
-    expected = [f"conditions_differ:messages.{role}", "multi_turn_uncalibrated"]
-    assert reasons(answer) == expected
+    """The set stays the router's; the certificate says why the labels may not apply."""
+    racer = gateway.chat(ONE, **fields)["racer"]
+    assert (racer["selected"], pool.models_called()) == (["adder"], ["adder"])
+    assert racer["certificate"]["reasons"] == reasons
+    assert racer["certificate"]["holds"] is not bool(reasons)
 
 
 def test_a_query_over_the_limit_reaches_candidates_whole(gateway: Gateway, pool: FakePool) -> None:
     """The router reads its beginning, as of the rows, so the guarantee holds."""
     text = ONE + " " + "again " * 2_000
-    answer = gateway.chat(text)
-    assert answer["racer"]["certificate"]["holds"]
-    assert pool.models_called() == answer["racer"]["selected"]
-    assert pool.requests[0]["messages"] == user(text)
-
-
-def test_a_decision_on_a_truncated_query_is_marked(gateway: Gateway) -> None:
-    """Rows were cut by the same rule, so the guarantee holds and the decision says truncated."""
-    racer = gateway.chat(ONE + " please" * 500)["racer"]
+    racer = gateway.chat(text)["racer"]
     assert racer["truncated"]
     assert racer["certificate"]["holds"]
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"alpha": 0.2}, "alpha_assumed_independent_of_query"),
-        ({"score": "prob"}, "score_assumed_independent_of_query"),
-        ({"candidates": ["adder", "poet"]}, "pool_assumed_independent_of_query"),
-    ],
-)
-def test_a_remark_does_not_void_the_guarantee(
-    gateway: Gateway, options: dict[str, Any], reason: str
-) -> None:
-    """A request's own alpha, score or pool holds if it was chosen without the query."""
-    certificate = gateway.chat(ONE, options)["racer"]["certificate"]
-    assert (certificate["holds"], certificate["reasons"]) == (True, [reason])
-    assert certificate["guarantee"]["alpha"] == options.get("alpha", 0.1)
-    same = {"alpha": 0.1, "score": "gap"}
-    assert gateway.chat(ONE, same)["racer"]["certificate"]["reasons"] == []
+    assert pool.models_called() == racer["selected"]
+    assert pool.requests[0]["messages"] == user(text)
 
 
 def test_execute_returns_every_answer_and_the_aggregate(gateway: Gateway, pool: FakePool) -> None:
@@ -484,3 +332,274 @@ def test_a_name_with_a_slash_is_a_model_too(serve: Serve, pool: FakePool, tmp_pa
     pinned = client.chat.completions.create(model="org/a", messages=user(ONE))
     assert pinned.model == "org/a"
     assert client.models.retrieve("org/a").id == "org/a"
+
+
+# What messages hold ------------------------------------------------------------------------------
+
+
+def call(name: str, arguments: str, number: int = 1) -> dict[str, Any]:
+    """A tool call as a candidate makes it."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call_{number}", "type": "function", "function": function}
+
+
+def calling(*calls: dict[str, Any]) -> dict[str, Any]:
+    """A message of tool calls alone."""
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+def test_parallel_tool_calls_in_any_order_are_one_answer(gateway: Gateway, pool: FakePool) -> None:
+    """Ids, order and the spelling of arguments do not count; the winner's own calls come back."""
+    first = [call("add", '{"a": 1, "b": 2.0}'), call("spell", '{"n": 3}', 2)]
+    second = [call("spell", '{"n":3}', 7), call("add", '{"b":2,"a":1}', 8)]
+    pool.say("adder", "", message=calling(call("add", '{"a": 9}')))
+    pool.say("speller", "", message=calling(*first))
+    pool.say("poet", "", message=calling(*second))
+    answer = gateway.chat(ONE, WHOLE_POOL, tools=TOOLS)
+    assert sorted(answer["racer"]["votes"].values()) == [1, 2]
+    assert answer["choices"][0]["message"]["tool_calls"] in (first, second)
+    assert answer["racer"]["answers"]["speller"] == first
+    assert [body["tools"] for body in pool.requests] == [TOOLS] * 3
+    pool.fail("adder", "500")
+    _, events = CHAT.stream(gateway, TWO, tools=TOOLS)
+    calls = events[0]["choices"][0]["delta"]["tool_calls"]
+    assert [(each["index"], each["function"]["name"]) for each in calls] == [
+        (0, "add"),
+        (1, "spell"),
+    ]
+
+
+def test_evaluators_rate_tool_calls_as_rows_record_them(serve: Serve, pool: FakePool) -> None:
+    """Canonical JSON of names and arguments: a blank text would say nothing about the call."""
+    evaluator = {"base_url": pool.url, "model": "judge"}
+    gateway = serve(aggregation={"method": "weighted", "weight": "p_true", "evaluator": evaluator})
+    pool.rated.clear()
+    pool.say("adder", "", message=calling(call("add", '{"b": 2, "a": 1}')))
+    pool.say("speller", "7")
+    gateway.chat(TWO, {"explain": True}, tools=TOOLS)
+    rated = {proposed(body) for body in pool.rated}
+    assert rated >= {'[{"arguments":{"a":1,"b":2},"name":"add"}]', "7"}
+
+
+def test_a_tool_call_streams_live_as_it_comes(gateway: Gateway, pool: FakePool) -> None:
+    """Deltas of a call's arguments pass through one by one."""
+    deltas: list[dict[str, Any]] = [
+        {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "add", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
+    ]
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    end: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
+    pool.say("adder", "", choices=[*choices, end])
+    _, events = CHAT.stream(gateway, ONE, tools=TOOLS, racer={"candidates": ["adder"]})
+    assert [event["choices"][0] for event in events] == [*choices, end]
+
+
+def test_log_probabilities_come_back(gateway: Gateway, pool: FakePool) -> None:
+    """In a whole answer, and in the one chunk that a merged stream has for a text."""
+    logprobs = {"content": [{"token": "7", "logprob": -0.1, "bytes": [55], "top_logprobs": []}]}
+    message = {"role": "assistant", "content": "7"}
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": "stop"}
+    for name in POOL:
+        pool.say(name, "7", fields={"choices": [choice]})
+    answer = gateway.chat(TWO, logprobs=True, top_logprobs=1)
+    assert answer["choices"] == [choice]
+    assert answer["racer"]["certificate"]["holds"] is True
+    assert pool.requests[0]["top_logprobs"] == 1
+    _, events = CHAT.stream(gateway, TWO, logprobs=True)
+    assert events[0]["choices"][0]["logprobs"] == logprobs
+
+
+def choices_of(*texts: str) -> list[dict[str, Any]]:
+    """Several choices of one candidate."""
+    return [
+        {"index": i, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        for i, text in enumerate(texts)
+    ]
+
+
+def test_with_several_choices_every_candidate_has_one_vote(
+    gateway: Gateway, pool: FakePool
+) -> None:
+    """It votes for what most of its own choices say; the winner's are returned, all of them."""
+    pool.say("adder", "", fields={"choices": choices_of("7", "7", "7")})
+    pool.say("speller", "", fields={"choices": choices_of("9", "8", "8")})
+    pool.say("poet", "", fields={"choices": choices_of("8", "8", "9")})
+    answer = gateway.chat(ONE, WHOLE_POOL, n=3)
+    assert answer["racer"]["votes"] == {"7": 1, "8": 2}
+    assert answer["model"] in ("speller", "poet")
+    expected = pool.scripts[answer["model"]].fields["choices"]
+    assert answer["choices"] == expected
+
+
+def test_surplus_and_repeated_choices_are_dropped(gateway: Gateway, pool: FakePool) -> None:
+    """The server sends three choices for `n: 2`, or one choice twice."""
+    pool.say("adder", "", fields={"choices": choices_of("7", "8", "9")})
+    assert len(gateway.chat(ONE, n=2)["choices"]) == 2
+    twice = [*choices_of("7"), *choices_of("8")]
+    pool.say("adder", "", fields={"choices": twice})
+    assert gateway.chat(ONE, n=2)["choices"] == twice[:1]
+
+
+def test_several_choices_stream_after_the_vote(gateway: Gateway, pool: FakePool) -> None:
+    """Each under its index, each finished."""
+    for name in POOL:
+        pool.say(name, "", fields={"choices": choices_of("7", "eight")})
+    _, events = CHAT.stream(gateway, TWO, n=2)
+    deltas = {(each["index"], each["delta"].get("content")) for each in events[0]["choices"]}
+    assert deltas == {(0, "7"), (1, "eight")}
+    assert [each["finish_reason"] for each in events[-1]["choices"]] == ["stop", "stop"]
+
+
+def test_images_reach_every_candidate_as_they_were_sent(gateway: Gateway, pool: FakePool) -> None:
+    """The gateway changes no part of a turn."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "x": 1}}
+    sound = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
+    parts = [{"type": "text", "text": ONE}, image, sound]
+    answer = gateway.chat(ONE, WHOLE_POOL, messages=[{"role": "user", "content": parts}])
+    assert len(pool.requests) == 3
+    assert all(body["messages"][0]["content"] == parts for body in pool.requests)
+    assert "unlabelled_request_kind" in answer["racer"]["certificate"]["reasons"]
+
+
+def test_reasoning_passes_through(gateway: Gateway, pool: FakePool) -> None:
+    """Under either name that servers give it: whole, merged in a stream, and live."""
+    thought = {"reasoning_content": "3 and 4", "reasoning": "make 7"}
+    message = {"role": "assistant", "content": "7", **thought}
+    for name in POOL:
+        pool.say(name, "7", message=message)
+    assert gateway.chat(TWO)["choices"][0]["message"] == message
+    _, events = CHAT.stream(gateway, TWO)
+    assert events[0]["choices"][0]["delta"] == message
+    live: list[dict[str, Any]] = [
+        {"index": 0, "delta": thought, "finish_reason": None},
+        {"index": 0, "delta": {"content": "7"}, "finish_reason": "stop"},
+    ]
+    pool.say("adder", "", choices=live)
+    assert [event["choices"][0] for event in CHAT.stream(gateway, ONE)[1]] == live
+
+
+def test_the_answers_format_is_passed_on(gateway: Gateway, pool: FakePool) -> None:
+    """A JSON schema reaches the candidate, and no row was labelled under it."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "object"}}}
+    pool.say("adder", '{"sum": 7}')
+    answer = gateway.chat(ONE, response_format=wanted)
+    assert pool.requests[0]["response_format"] == wanted
+    assert answer["racer"]["certificate"]["reasons"] == ["conditions_differ:response_format"]
+
+
+def test_a_chunk_after_the_finish_is_not_lost(gateway: Gateway, pool: FakePool) -> None:
+    """Some servers send an empty one; the last chunk carries the racer object."""
+    choices: list[dict[str, Any]] = [
+        {"index": 0, "delta": {"content": "7"}, "finish_reason": "stop"},
+        {"index": 0, "delta": {"content": ""}, "finish_reason": None},
+    ]
+    pool.say("adder", "", choices=choices)
+    _, events = CHAT.stream(gateway, ONE)
+    assert [event["choices"][0] for event in events] == choices
+    assert "racer" in events[-1]
+
+
+# Streams -----------------------------------------------------------------------------------------
+
+
+def test_choices_that_finish_one_by_one_all_arrive(gateway: Gateway, pool: FakePool) -> None:
+    """With ``n = 2`` both finish reasons reach the client; the racer object is on the last."""
+    choices: list[dict[str, Any]] = [
+        {"index": 0, "delta": {"content": "7"}, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": "stop"},
+        {"index": 1, "delta": {"content": "seven"}, "finish_reason": None},
+        {"index": 1, "delta": {}, "finish_reason": "length"},
+    ]
+    pool.say("adder", "", choices=choices)
+    _, events = CHAT.stream(gateway, ONE, n=2)
+    assert [choice for event in events for choice in event["choices"]] == choices
+    assert CHAT.racer(events)["served_by"] == "adder"
+
+
+def test_comments_keep_a_waiting_stream_alive(shared: Shared, pool: FakePool) -> None:
+    """While a slow set answers, lines arrive that clients ignore; headers say ``pending``."""
+    case = shared(limits={"comment_every_s": 0.05})
+    pool.say("adder", "7", delay_s=0.8)
+    pool.say("speller", "7")
+    response = case.gateway.ask(TWO, stream=True)
+    assert response.text.partition("data: ")[0].count("\n: ") + 1 >= 3
+    assert response.text.endswith("data: [DONE]\n\n")
+    assert response.headers["x-racer-guarantee"] == "pending"
+    assert response.headers["x-racer-selected"] == "adder,speller"
+    assert "x-racer-served-by" not in response.headers
+    answer = case.stream(TWO)
+    assert (answer.text, answer.certificate["holds"]) == ("7", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "status"),
+    [
+        (ONE, "500", 502),
+        (TWO, "500", 502),
+        (ONE, "429", 429),
+        (ONE, "html", 502),
+        (ONE, "not_openai", 502),
+        (ONE, "stream_odd_choice", 502),
+        (ONE, "stream_empty", 502),
+        (TWO, "not_openai", 502),
+        (TWO, "reset", 502),
+    ],
+)
+def test_a_failure_before_the_first_byte_keeps_its_status(
+    gateway: Gateway,
+    pool: FakePool,
+    text: str,
+    fault: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream that cannot begin is an ordinary error for the client, not a broken 200."""
+    monkeypatch.setattr(streaming, "FIRST_EVENT_WAIT_S", 30.0)  # however late the candidates fail
+    for name in POOL:
+        pool.fail(name, fault)
+    response = gateway.ask(text, stream=True)
+    kind = "rate_limit_error" if status == 429 else "upstream_error"
+    assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+
+
+def test_a_late_failure_of_all_candidates_is_an_error_event(shared: Shared, pool: FakePool) -> None:
+    """After the first comment the status has been sent, so the stream ends with an error event."""
+    patient = candidates(pool.url, timeout_s=2)
+    gateway = shared(candidates=patient, limits={"comment_every_s": 0.1}).gateway
+    for name in POOL:
+        pool.fail(name, "hang")
+    response, [event] = CHAT.broken(gateway, TWO)
+    assert response.status_code == 200
+    assert event["error"]["code"] == "upstream_timeout"
+    assert "adder" in event["error"]["message"]
+
+
+def test_a_choice_without_an_index_can_be_streamed(gateway: Gateway, pool: FakePool) -> None:
+    """Some servers leave ``index`` out of a whole answer; the merged stream numbers them itself."""
+    choice = {"message": {"role": "assistant", "content": "7"}, "finish_reason": "stop"}
+    for name in ("adder", "speller"):
+        pool.say(name, "7", fields={"choices": [choice]})
+    assert CHAT.ask(gateway, TWO, stream=True).text == "7"
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["42"],
+        [{"index": 0, "message": {"content": "42", "tool_calls": "none"}}],
+        [{"index": 0, "message": {"content": "42"}}, {"index": 1}],
+        [{"index": 0, "message": {"content": "42"}}, "42"],
+    ],
+    ids=["text", "odd_tool_calls", "second_without_message", "second_is_text"],
+)
+def test_an_odd_answer_is_the_upstreams_fault_in_a_stream_too(
+    gateway: Gateway, pool: FakePool, choices: Any
+) -> None:
+    """What is not OpenAI-shaped is an upstream error, never an internal one."""
+    for name in ("adder", "speller"):
+        pool.say(name, "42", fields={"choices": choices})
+    for stream in (False, True):
+        response = gateway.ask(TWO, stream=stream)
+        assert response.status_code in (200, 502)
+        assert '"error":{' not in response.text or '"upstream_error"' in response.text

@@ -1,59 +1,146 @@
-"""Guarantees common to all API formats, whole and streamed."""
+"""One table of cases for every API format, whole and streamed."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from tests.kit.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway
 from tests.kit.upstream import UPSTREAM_WORDS, FakePool, usage_of
+from tests.kit.waiting import wait_until
 
-from .formats import CHUNKED_APIS, EVERY_API, MESSAGES, WHOLE_POOL, Api
+from .formats import CHUNKED_APIS, EVERY_API, MESSAGES, STREAMED, WHOLE_POOL, Api
 
 KEPT = {"kept": True}
+FAILS = "500"
+SPEECH = "The sum is 7 – naturally"
+FORGED = 'no\n\ndata: [DONE]\n\ndata: {"error": {"message": "x"}}\r\n: x\u2028\x85'
+
+
+@dataclass(frozen=True)
+class Case:
+    """What candidates say, and what the client gets.
+
+    Attributes:
+        says: Texts by candidate; `FAILS` is a failure.
+        by: Whose text is the answer.
+        query: `ONE` calls the adder alone, which streams live.
+        options: Of the request; by default every answer of a set is waited for.
+        reasons: Of the certificate, beside that of the endpoint.
+    """
+
+    says: dict[str, str]
+    by: str = "adder"
+    query: str = ONE
+    options: dict[str, Any] = field(default_factory=lambda: {"explain": True})
+    votes: dict[str, int] | None = None
+    reasons: tuple[str, ...] = ()
+
+
+UNANSWERED = ("set_unanswered",)
+
+
+def live(text: str, *reasons: str) -> Case:
+    """The adder alone says this."""
+    return Case({"adder": text}, options={}, reasons=reasons)
+
+
+def pair(adder: str, speller: str, votes: dict[str, int], *reasons: str) -> Case:
+    """The adder and the speller are called; the speller's text is the answer if it alone votes."""
+    by = "adder" if 2 in votes.values() else "speller"
+    return Case({"adder": adder, "speller": speller}, by, TWO, votes=votes, reasons=reasons)
+
+
+def whole_pool(*says: str, by: str, votes: dict[str, int], reasons: tuple[str, ...] = ()) -> Case:
+    """All three are called."""
+    whole = dict(zip(POOL, says, strict=True))
+    return Case(whole, by, options=WHOLE_POOL, votes=votes, reasons=reasons)
+
+
+CASES = {
+    "one": live(SPEECH),
+    "white space before the text": live(" \n seven"),
+    "nothing but white space": live(" \n", *UNANSWERED),
+    "a forged end": live(FORGED),
+    "a thought, then an answer": live("<think>3 + 4</think>7"),
+    "the end of a thought, then an answer": live("3 + 4</think>7"),
+    "a thought that was cut off": live("<think>3 + 4", *UNANSWERED),
+    "a thought, then nothing": live("<think>3 + 4</think>\n", *UNANSWERED),
+    "the end of a thought": live("3 + 4</think>", *UNANSWERED),
+    "a majority": whole_pool("seven", "8", "8", by="poet", votes={"seven": 1, "8": 2}),
+    "a majority by meaning": whole_pool("seven", "It is 8", "it is 8.", by="poet",
+                                        votes={"seven": 1, "it is 8": 2}),
+    "a text before a blank": whole_pool("", "seven", " ", by="speller", votes={"seven": 1}),
+    "blanks": whole_pool(" ", "\n", "", by="adder", votes={}, reasons=UNANSWERED),
+    "equal answers, other thoughts": pair("<think>3 + 4\n</think>\n\n7", "4 + 3</think>7.",
+                                          {"7": 2}),
+    "a cut thought has no vote": pair("<think>3 + 4 is", "7", {"7": 1}),
+    "a forged end, merged": pair(FORGED, FORGED, {" ".join(FORGED.lower().split()): 2}),
+    "one of two fails": pair(FAILS, "seven", {"seven": 1}, "candidate_failed:adder"),
+}  # fmt: skip
 
 
 @EVERY_API
-def test_one_selected_answers_under_its_own_name(
-    gateway: Gateway, pool: FakePool, api: Api
+@STREAMED
+@pytest.mark.parametrize("name", CASES)
+def test_the_answer_is_that_of_the_set(
+    gateway: Gateway, pool: FakePool, api: Api, name: str, stream: bool
 ) -> None:
-    """The set's only member is called on the same path; its text, name, usage and fields return."""
-    pool.say("adder", "seven")
-    response = api.post(gateway, ONE)
-    answer = response.json()
-    assert (pool.paths, pool.models_called()) == ([api.called], ["adder"])
-    assert (api.text(answer), answer["model"]) == ("seven", "adder")
-    assert api.usage(answer) == (10, 5, 15)
-    assert answer.get("a_field_of_tomorrow") == (KEPT if api.keeps_fields else None)
-    assert answer["id"] == answer["racer"]["decision_id"]
-    assert answer["id"] == response.headers["x-racer-decision-id"]
-    assert answer["id"].startswith(api.prefix)
-    assert answer["racer"]["selected"] == ["adder"]
-    assert response.headers["x-racer-served-by"] == "adder"
+    """Text, name, id, votes, tokens, certificate and headers of one case in one format."""
+    case = CASES[name]
+    for candidate, text in case.says.items():
+        pool.say(candidate, text if text != FAILS else "", fault=FAILS if text == FAILS else None)
+    reply = api.ask(gateway, case.query, racer=case.options, stream=stream)
+    racer, headers = reply.racer, reply.headers
+    answered = [each for each, text in case.says.items() if text != FAILS]
+    assert (reply.model, racer["served_by"]) == (case.by, case.by)
+    assert reply.text == case.says[case.by]
+    assert reply.id == racer["decision_id"] == headers["x-racer-decision-id"]
+    assert reply.id.startswith(api.prefix)
+    if case.votes is not None:
+        assert racer["votes"] == case.votes
+    assert {call["candidate"] for call in racer["calls"]} == case.says.keys()
+    assert racer["usage"] == [{"candidate": n, **usage_of(case.says[n])} for n in answered]
+    assert sorted(reply.reasons) == sorted([*api.endpoint, *case.reasons])
+    assert racer["certificate"]["holds"] is not bool(reply.reasons)
+    assert set(pool.paths) == {api.called}
+    if stream:
+        assert headers["content-type"].startswith("text/event-stream")
+        assert headers["x-racer-guarantee"] == (
+            "pending" if api.is_chat else f"void; reason={api.endpoint[0]}"
+        )
+        if not case.options and case.reasons != UNANSWERED:  # live: every delta, and each field
+            assert pool.requests[0]["stream"] is True
+            deltas = [delta for event in reply.events if (delta := api.delta(event))]
+            assert deltas == list(reply.text)
+            named = [each for event in reply.events if (each := api.inner(event))]
+            assert all(each.get("a_field_of_tomorrow", KEPT) == KEPT for each in named)
+            assert ("a_field_of_tomorrow" in named[0]) is api.keeps_fields
+        return
+    assert headers["x-racer-served-by"] == reply.model
+    assert headers["x-racer-guarantee"].startswith("void" if reply.reasons else "holds")
+    total = [sum(usage_of(case.says[n])[kind] for n in answered) for kind in usage_of("")]
+    assert api.usage(reply.whole) == tuple(total)
+    assert reply.whole.get("a_field_of_tomorrow") == (KEPT if api.keeps_fields else None)
 
 
 @EVERY_API
-def test_several_selected_vote_and_their_tokens_add_up(
-    gateway: Gateway, pool: FakePool, api: Api
+@STREAMED
+def test_a_refusal_has_the_shape_of_its_interface(
+    gateway: Gateway, pool: FakePool, api: Api, stream: bool
 ) -> None:
-    """The majority's text comes back whole, with one sum of tokens and every call's own."""
-    pool.say("adder", "seven")
-    pool.say("speller", "8")
-    pool.say("poet", "8")
-    answer = api.answer(gateway, ONE, racer=WHOLE_POOL)
-    assert api.text(answer) == "8"
-    assert answer["model"] == answer["racer"]["served_by"]
-    assert answer["model"] in ("speller", "poet")  # not the best router score, the adder
-    assert answer["racer"]["votes"] == {"seven": 1, "8": 2}
-    assert api.usage(answer) == (30, 7, 37)
-    assert answer["racer"]["usage"] == [
-        {"candidate": "adder", **usage_of("seven")},
-        {"candidate": "speller", **usage_of("8")},
-        {"candidate": "poet", **usage_of("8")},
-    ]
-    assert answer.get("a_field_of_tomorrow") == (KEPT if api.keeps_fields else None)
-    assert sorted(pool.models_called()) == sorted(POOL)
+    """No candidate is called; the sentence is where clients look for a text."""
+    reply = api.ask(gateway, UNANSWERABLE, stream=stream)
+    assert "No model of the pool" in reply.text
+    assert (reply.model, reply.racer["abstained"]) == ("auto", True)
+    assert reply.id.startswith(api.prefix)
+    assert reply.headers["x-racer-abstained"] == "true"
+    assert reply.headers["x-racer-guarantee"].startswith("holds" if api.is_chat else "void")
+    assert stream or api.usage(reply.whole) == (0, 0, 0)
+    assert pool.models_called() == []
 
 
 @EVERY_API
@@ -63,33 +150,6 @@ def test_the_winners_own_usage_can_be_asked_for(gateway: Gateway, pool: FakePool
     answer = api.answer(gateway, ONE, racer={**WHOLE_POOL, "usage": "winner"})
     assert answer["model"] != "adder"
     assert api.usage(answer) == (10, 2, 12)
-
-
-@EVERY_API
-def test_one_selected_streams_its_own_events(gateway: Gateway, pool: FakePool, api: Api) -> None:
-    """One id, one name, every delta, fields of tomorrow; the racer object on the last event."""
-    pool.say("adder", "The sum is 7 – naturally")
-    headers, events = api.stream(gateway, ONE)
-    assert [delta for event in events if (delta := api.delta(event))] == list(
-        "The sum is 7 – naturally"
-    )
-    assert headers["content-type"].startswith("text/event-stream")
-    assert headers["x-racer-served-by"] == "adder"
-    assert headers["x-racer-guarantee"] == api.guarantee.replace("holds", "pending")
-    named = [api.inner(event) for event in events if api.inner(event)]
-    assert {event["model"] for event in named} == {"adder"}
-    assert {event["id"] for event in named} == {headers["x-racer-decision-id"]}
-    if api.keeps_fields:
-        assert all(event["a_field_of_tomorrow"] == KEPT for event in named)
-    assert api.is_finished(events[-1])
-    racer = api.racer(events)
-    assert racer["selected"] == ["adder"]
-    assert racer["served_by"] == "adder"
-    assert racer["decision_id"] == named[-1]["id"]
-    assert racer["certificate"]["holds"] is (api.guarantee == "holds")
-    assert racer["usage"] == [{"candidate": "adder", **usage_of("The sum is 7 – naturally")}]
-    assert [call["candidate"] for call in racer["calls"]] == ["adder"]
-    assert pool.requests[0]["stream"] is True
 
 
 @EVERY_API
@@ -110,25 +170,6 @@ def test_a_streamed_answer_arrives_while_it_is_written(
     assert "".join(api.delta(json.loads(each)) for each in data) == "seven"
 
 
-@EVERY_API
-def test_several_selected_stream_the_winner(gateway: Gateway, pool: FakePool, api: Api) -> None:
-    """The vote comes first; then the winner's text in one name, with the votes at the end."""
-    pool.say("adder", "seven")
-    pool.say("speller", "It is 8")
-    pool.say("poet", "it is 8.")
-    headers, events = api.stream(gateway, ONE, racer=WHOLE_POOL)
-    racer = api.racer(events)
-    winner = racer["served_by"]
-    assert winner in ("speller", "poet")
-    answers = {"speller": "It is 8", "poet": "it is 8."}
-    assert "".join(map(api.delta, events)) == answers[winner]
-    named = [api.inner(event) for event in events if api.inner(event)]
-    assert {event["model"] for event in named} == {winner}
-    assert {event["id"] for event in named} == {headers["x-racer-decision-id"]}
-    assert racer["votes"] == {"seven": 1, "it is 8": 2}
-    assert api.is_finished(events[-1])
-
-
 @CHUNKED_APIS
 @pytest.mark.parametrize(("text", "total"), [(ONE, 12), (TWO, 24)])
 def test_a_stream_counts_its_tokens_where_asked(
@@ -146,25 +187,29 @@ def test_a_stream_counts_its_tokens_where_asked(
     assert not any("usage" in event for event in api.stream(gateway, text)[1])
 
 
-@EVERY_API
-def test_a_refusal_has_the_shape_of_its_interface(
+@CHUNKED_APIS
+def test_a_merged_stream_has_every_field_of_the_answer(
     gateway: Gateway, pool: FakePool, api: Api
 ) -> None:
-    """No candidate is called; the sentence is where clients look for a text, plain and streamed."""
-    answer = api.answer(gateway, UNANSWERABLE)
-    assert "No model of the pool" in api.text(answer)
-    assert (answer["model"], api.usage(answer)) == ("auto", (0, 0, 0))
-    assert answer["racer"]["abstained"] is True
-    assert answer["id"].startswith(api.prefix)
-    headers, events = api.stream(gateway, UNANSWERABLE)
-    assert "".join(map(api.delta, events)) == api.text(answer)
-    assert api.racer(events)["abstained"] is True
-    assert headers["x-racer-abstained"] == "true"
-    assert pool.models_called() == []
+    """Unknown fields of the answer and of its choices; each once."""
+    choice = {"index": 0, "finish_reason": "stop", "stop_reason": 2, "token_ids": [5, 7]}
+    answer = {"text": "7", "message": {"role": "assistant", "content": "7", "mood": "calm"}}
+    for name in ("adder", "speller"):
+        pool.say(name, "7", fields={"choices": [choice | answer], "prompt_token_ids": [1, 2]})
+    plain = api.answer(gateway, TWO)
+    _, events = api.stream(gateway, TWO)
+    for name in ("a_field_of_tomorrow", "prompt_token_ids"):
+        assert [event[name] for event in events if name in event] == [plain[name]]
+    choices = [choice for event in events for choice in event["choices"]]
+    for name in ("stop_reason", "token_ids"):
+        found = [choice[name] for choice in choices if choice.get(name) is not None]
+        assert found == [plain["choices"][0][name]]
+    assert choices[-1]["stop_reason"] == 2
+    assert choices[0].get("delta", {}).get("mood") == ("calm" if "delta" in choices[0] else None)
 
 
 @EVERY_API
-@pytest.mark.parametrize("stream", [False, True])
+@STREAMED
 @pytest.mark.parametrize("model", ["auto", "adder"])
 def test_unknown_fields_reach_the_candidate(
     gateway: Gateway, pool: FakePool, api: Api, stream: bool, model: str
@@ -183,20 +228,13 @@ def test_unknown_fields_reach_the_candidate(
 @EVERY_API
 @pytest.mark.parametrize("fault", ["cut", "stream_no_end", "stream_error", "stream_not_json"])
 @pytest.mark.parametrize("model", ["auto", "adder"])
-def test_a_broken_stream_ends_in_the_envelope(
+def test_a_broken_stream_ends_in_the_envelope_and_is_never_certified(
     gateway: Gateway, pool: FakePool, api: Api, fault: str, model: str
 ) -> None:
-    """What had arrived is sent; the last event is an error that names the candidate."""
+    """What had arrived is sent, then an error that names the candidate; the record agrees."""
     pool.say("adder", "42", fault=fault)
-    body = {"model": model, **api.asks(ONE), "stream": True}
-    with (
-        gateway.http() as client,
-        client.stream("POST", f"/v1/{api.path}", json=body) as response,
-    ):
-        data = [line for line in response.iter_lines() if line.startswith("data: ")]
+    response, (*events, last) = api.broken(gateway, ONE, model=model)
     assert response.status_code == 200
-    assert "data: [DONE]" not in data
-    *events, last = [json.loads(each.removeprefix("data: ")) for each in data]
     assert "".join(map(api.delta, events)) == "42"
     assert not any("error" in event for event in events)
     error = last["error"]
@@ -207,40 +245,38 @@ def test_a_broken_stream_ends_in_the_envelope(
     assert (api.code(error) == "upstream_disconnected") is (fault in ("cut", "stream_no_end"))
     assert "adder" in error["message"]
     assert UPSTREAM_WORDS not in error["message"]
+    if model == "adder":
+        assert "x-racer-guarantee" not in response.headers
+        return
+    assert response.headers["x-racer-guarantee"].startswith("pending" if api.is_chat else "void")
+    path = f"/decisions/{response.headers['x-racer-decision-id']}"
+    wait_until(lambda: gateway.get(path).status_code == 200)
+    stored = gateway.get(path).json()
+    assert stored["holds"] is False
+    assert "candidate_failed:adder" in stored["reasons"]
 
 
 # A candidate by its name ------------------------------------------------------------------------
 
 
 @EVERY_API
+@STREAMED
+@pytest.mark.parametrize("text", ["Roses", " \n seven"])
 def test_a_named_candidate_is_called_without_routing(
-    gateway: Gateway, pool: FakePool, api: Api
+    gateway: Gateway, pool: FakePool, api: Api, stream: bool, text: str
 ) -> None:
-    """Its answer as it is, but for the name; nothing is certified."""
-    pool.say("poet", "Roses")
-    response = api.post(gateway, ONE, model="poet")
-    answer = response.json()
-    assert (api.text(answer), answer["model"], pool.models_called()) == ("Roses", "poet", ["poet"])
-    assert answer["id"].endswith(("upstream-1", "upstream-2", "upstream"))
-    assert "racer" not in answer
-    assert answer.get("a_field_of_tomorrow") == (KEPT if api.keeps_fields else None)
-    assert response.headers["x-racer-served-by"] == "poet"
-    assert "x-racer-guarantee" not in response.headers
-
-
-@EVERY_API
-def test_a_named_candidate_streams_without_routing(
-    gateway: Gateway, pool: FakePool, api: Api
-) -> None:
-    """Its events as they are, but for the name; a count that only we wanted stays here."""
-    pool.say("poet", "Roses")
-    headers, events = api.stream(gateway, ONE, model="poet")
-    assert "".join(map(api.delta, events)) == "Roses"
-    named = [api.inner(event) for event in events if api.inner(event)]
-    assert {event["model"] for event in named} == {"poet"}
-    assert not any("racer" in event for event in named)
-    assert all(event["choices"] for event in events if api.ends)
-    assert headers["x-racer-served-by"] == "poet"
+    """Its answer as it is, but for the name; nothing is certified; our count stays here."""
+    pool.say("poet", text)
+    reply = api.ask(gateway, ONE, model="poet", stream=stream)
+    assert (reply.text, reply.model, pool.models_called()) == (text, "poet", ["poet"])
+    assert reply.racer == {}
+    assert reply.headers["x-racer-served-by"] == "poet"
+    assert "x-racer-guarantee" not in reply.headers
+    if stream:
+        assert all(event["choices"] for event in reply.events if api.ends)
+        return
+    assert reply.id.endswith(("upstream-1", "upstream-2", "upstream"))
+    assert reply.whole.get("a_field_of_tomorrow") == (KEPT if api.keeps_fields else None)
 
 
 @EVERY_API

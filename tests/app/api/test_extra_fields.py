@@ -9,7 +9,8 @@ import pytest
 from app.settings.limits import ExtraField
 from app.wire.candidate_payload import passed_through
 from racer_core.errors import InputError
-from tests.kit.gateway import ONE, Serve, candidates
+from tests.kit.case import Shared
+from tests.kit.gateway import ONE, candidates
 from tests.kit.upstream import FakePool
 
 ALLOWED: list[ExtraField] = ["chat_template_kwargs", "guided_*", "priority", "structured_outputs"]
@@ -19,10 +20,10 @@ THINKING = {"enable_thinking": False, "effort": "low", "budget": 0.5, "style": N
 @pytest.mark.parametrize("model", ["auto", "adder"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_fields_that_the_operator_allows_reach_the_candidate(
-    serve: Serve, pool: FakePool, model: str, stream: bool
+    shared: Shared, pool: FakePool, model: str, stream: bool
 ) -> None:
     """Routed and named, plain and streaming; those that may change an answer void."""
-    gateway = serve(limits={"extra_fields": ALLOWED})
+    gateway = shared(limits={"extra_fields": ALLOWED}).gateway
     for fields in (
         {"chat_template_kwargs": THINKING},
         {"guided_regex": "[0-9]+"},
@@ -38,13 +39,32 @@ def test_fields_that_the_operator_allows_reach_the_candidate(
             assert response.headers["x-racer-guarantee"] in (expected, "pending")
 
 
-def test_each_extra_field_is_allowed_by_itself(serve: Serve, pool: FakePool) -> None:
-    """One in the list opens no other."""
-    gateway = serve(limits={"extra_fields": ["guided_*"]})
+def test_each_extra_field_is_allowed_by_itself(shared: Shared, pool: FakePool) -> None:
+    """One in the list opens no other; no candidate is called."""
+    gateway = shared(limits={"extra_fields": ["guided_*"]}).gateway
     assert gateway.ask(ONE, guided_json={}).status_code == 200
+    pool.requests.clear()
     for field in ("chat_template_kwargs", "structured_outputs", "priority", "chat_template"):
         response = gateway.ask(ONE, **{field: 1})
         assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+    assert pool.requests == []
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "chat_template", "chat_template_kwargs", "prompt_embeds", "guided_regex", "guided_json",
+        "structured_outputs", "api_base",
+        "base_url", "api_key", "url", "callback_uri", "headers", "extra_headers",
+        "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port",
+        "bootstrap_room", "priority",
+    ],
+)  # fmt: skip
+def test_fields_of_the_deny_list_are_refused(field: str) -> None:
+    """What controls a candidate's server is refused by its name."""
+    with pytest.raises(InputError) as caught:
+        passed_through({field: "x"}, allowed=[])
+    assert caught.value.param == field
 
 
 @pytest.mark.parametrize(
@@ -73,12 +93,10 @@ def test_an_allowed_field_has_a_harmless_value(fields: dict[str, Any]) -> None:
     assert caught.value.param == next(iter(fields))
 
 
-def test_structured_outputs_of_vllm_are_a_capability(serve: Serve, pool: FakePool) -> None:
+def test_structured_outputs_of_vllm_are_a_capability(shared: Shared, pool: FakePool) -> None:
     """They go to candidates that can, as `response_format` does."""
     able = {name: {"capabilities": {"json_schema": False}} for name in ("adder", "speller")}
-    gateway = serve(limits={"extra_fields": ALLOWED}, candidates=candidates(pool.url, **able))
-    for fields in ({"guided_json": {}}, {"structured_outputs": {"regex": "7"}}):
-        assert gateway.chat(
-            ONE, **{name: value or {"type": "object"} for name, value in fields.items()}
-        )
+    case = shared(limits={"extra_fields": ALLOWED}, candidates=candidates(pool.url, **able))
+    for name, value in (("guided_json", "type"), ("structured_outputs", "regex")):
+        case.ask(**{name: {value: "object"}})
         assert pool.requests.pop()["model"] == "poet"

@@ -11,67 +11,6 @@ from app.settings.aggregation import Aggregation
 from tests.kit.gateway import ONE, TWO, Gateway, Serve
 from tests.kit.upstream import FakePool, proposed
 
-from .formats import EVERY_API, Api
-
-STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-
-
-def ask(gateway: Gateway, api: Api, query: str, *, stream: bool) -> tuple[str, dict[str, Any]]:
-    """The text of an answer, and its racer object."""
-    racer = {"explain": query is not ONE}  # all answers are waited for; one may stream live
-    if not stream:
-        answer = api.answer(gateway, query, racer=racer)
-        return api.text(answer), answer["racer"]
-    _, events = api.stream(gateway, query, racer=racer)
-    return "".join(map(api.delta, events)), api.racer(events)
-
-
-@STREAMED
-@EVERY_API
-def test_equal_answers_agree_whatever_was_thought(
-    gateway: Gateway, pool: FakePool, api: Api, stream: bool
-) -> None:
-    """Other thoughts, one vote; the winner's text is returned with its thoughts."""
-    pool.say("adder", "<think>3 + 4\n</think>\n\n7")
-    pool.say("speller", "4 + 3</think>7.")
-    text, racer = ask(gateway, api, TWO, stream=stream)
-    assert racer["votes"] == {"7": 2}
-    assert text == "<think>3 + 4\n</think>\n\n7"
-    assert "set_unanswered" not in racer["certificate"]["reasons"]
-
-
-@STREAMED
-@EVERY_API
-def test_a_thought_that_was_cut_off_has_no_vote(
-    gateway: Gateway, pool: FakePool, api: Api, stream: bool
-) -> None:
-    """It is no answer, though it has a text: the other's is returned."""
-    pool.say("adder", "<think>3 + 4 is")
-    pool.say("speller", "7")
-    text, racer = ask(gateway, api, TWO, stream=stream)
-    assert (text, racer["votes"], racer["served_by"]) == ("7", {"7": 1}, "speller")
-
-
-@EVERY_API
-@pytest.mark.parametrize(
-    ("answer", "is_answered"),
-    [
-        ("<think>3 + 4</think>7", True),
-        ("3 + 4</think>7", True),
-        ("<think>3 + 4", False),
-        ("<think>3 + 4</think>\n", False),
-        ("3 + 4</think>", False),
-    ],
-)
-def test_a_live_stream_that_never_answers_is_void(
-    gateway: Gateway, pool: FakePool, api: Api, answer: str, is_answered: bool
-) -> None:
-    """A set of one streams live, a letter at a time: its markers come in pieces."""
-    pool.say("adder", answer)
-    text, racer = ask(gateway, api, ONE, stream=True)
-    assert text == answer
-    assert ("set_unanswered" in racer["certificate"]["reasons"]) is not is_answered
-
 
 def test_markers_are_a_setting(serve: Serve, pool: FakePool) -> None:
     """Those of another model; the usual ones then are text."""
