@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 TORCH_INDEX ?=
 
 .PHONY: setup setup-vllm setup-litellm setup-envoy fmt check test test-fast test-slow test-scale test-ui test-alerts test-vllm \
-	fuzz bench bench-quick docs release lock demo serve clean
+	mutants fuzz bench bench-quick docs release lock demo serve clean
 
 # The stamp names the build, so that another TORCH_INDEX installs another torch.
 READY := $(VENV)/.ready-$(notdir $(TORCH_INDEX))
@@ -107,6 +107,12 @@ test-alerts: setup
 test-vllm: setup setup-vllm
 	RACER_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/pytest -m vllm tests/vllm
 
+# Whether the tests notice the faults of tests/mutants: first which tests execute which lines, half an
+# hour, then the tests of each fault. What is recorded in results.json must still be noticed.
+mutants: setup
+	-$(PYTEST) -m "not slow and not scale and not browser" -p tests.mutants.contexts --contexts=.mutants
+	$(BIN)/python -m tests.mutants.run --contexts .mutants
+
 # New examples for hours: 100,000 for every reader, 1,000 for every endpoint.
 fuzz: setup
 	$(BIN)/pytest --hypothesis-profile=fuzz --timeout 0 tests/fuzz
@@ -150,4 +156,4 @@ docs: setup
 
 clean:
 	rm -rf $(VENV) $(VLLM) $(LITELLM) $(ENVOY) $(RELEASE) dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache \
-		.screenshots .promtool
+		.screenshots .promtool .mutants

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,25 +18,19 @@ from pydantic import ValidationError
 from app.answering.evidence import EvidenceChecks
 from app.errors import SettingsError
 from app.settings import Evidence, Secrets, Settings
-from app.telemetry.metrics import Metrics
+from app.telemetry.metrics import Metrics as GatewayMetrics
 from app.upstream.fleet import Fleet
 from racer_core.errors import install_hint
 from racer_core.sequential.verdicts import NO_VERDICT
+from tests.kit.case import Metrics
 from tests.kit.gateway import ADMIN_KEY, Gateway, Serve
 from tests.kit.monitored import sampled
-from tests.kit.same_answer import configured, talk
+from tests.kit.same_answer import configured
 from tests.kit.upstream import FakePool
 
+pytestmark = pytest.mark.anyio
 FUNCTION = {"function": "tests.kit.checkers:check", "timeout_s": 2.0}
 TERMS = {"alpha": 0.03, "evidence": FUNCTION}
-
-
-@pytest.fixture
-def talking(pool: FakePool) -> Iterator[FakePool]:
-    """Candidates that answer by a rule."""
-    talk(pool)
-    yield pool
-    pool.answer = lambda _: "42"
 
 
 def made(gateway: Gateway, response: dict[str, Any]) -> dict[str, Any]:
@@ -46,10 +40,8 @@ def made(gateway: Gateway, response: dict[str, Any]) -> dict[str, Any]:
 
 def outcomes(gateway: Gateway) -> dict[str, float]:
     """How many checks had which outcome."""
-    lines = gateway.get("/metrics", ADMIN_KEY).text.splitlines()
-    start = 'racer_evidence_total{outcome="'
-    found = (line.removeprefix(start) for line in lines if line.startswith(start))
-    return {line.split('"')[0]: float(line.split()[-1]) for line in found}
+    metrics = Metrics.parsed(gateway.get("/metrics", ADMIN_KEY).text)
+    return metrics.by("racer_evidence_total", "outcome")
 
 
 def test_verdicts_are_evidence_in_rows_and_requests_and_failures_are_none(
@@ -88,8 +80,9 @@ def test_verdicts_are_evidence_in_rows_and_requests_and_failures_are_none(
     assert set(called["verdicts"].values()) == {NO_VERDICT}
     sampled(gateway, 62)
     after = outcomes(gateway)
-    assert {name for name, count in before.items() if count} == {"verdict"}
-    assert before["lost"] == 0.0, "a rate needs the zero before the first"
+    assert before.keys() == {"verdict"}
+    shown = gateway.get("/metrics", ADMIN_KEY).text
+    assert 'racer_evidence_total{outcome="lost"} 0.0' in shown, "a rate needs the zero"
     assert caplog.text.count("same_answer.evidence: ") == 1, "a warning in five minutes"
     assert "answers without a verdict since the last warning: 1" in caplog.text
     assert (after["timeout"] >= 1, after["failed"] >= 3, after["no_verdict"] >= 1) == (True,) * 3
@@ -121,90 +114,21 @@ def test_a_checker_belongs_to_the_setup_of_the_rows(
     assert again.get("/same-answer", ADMIN_KEY).json()["applications"][""]["rows"] == 0
 
 
-def test_rows_and_requests_get_the_same_verdicts_however_many_are_checked_at_once() -> None:
-    """Each check has all of its time, abandoned ones do no harm, and own faults show."""
-    document = {
-        "schema_version": 1,
-        "candidates": [{"name": "ada", "base_url": "http://127.0.0.1:9/v1"}],
-        "aggregation": {"equality": "exact"},
-        "same_answer": {"evidence": FUNCTION},
-    }
-    counter = Counter("checks", "Checks.", ("outcome",), registry=None)
-    request: Any = SimpleNamespace(application=None, fields={"messages": []})
-    reply: Any = SimpleNamespace(
-        candidate="ada", answer="pause", call_record={"message": {"content": "pause"}}
-    )
-    slow: Any = SimpleNamespace(
-        candidate="ada", answer="slow", call_record={"message": {"content": "slow"}}
-    )
-
-    async def verdicts() -> tuple[list[int | None], ...]:
-        checks = EvidenceChecks(Settings.model_validate(document), None, None, counter)  # type: ignore[arg-type]
-        later = time.monotonic() + 60
-        async with checks:
-            rows = asyncio.gather(*(checks.of_row(request, reply) for _ in range(8)))
-            left = [asyncio.create_task(checks.of_request(request, reply, later)) for _ in range(4)]
-            await asyncio.sleep(0.05)
-            for task in left:
-                task.cancel()
-            rounds = [
-                verdict
-                for size in (3, 5)
-                for verdict in await asyncio.gather(
-                    *(checks.of_request(request, reply, later) for _ in range(size))
-                )
-            ]
-            own = [
-                await checks.of_row(request, slow),
-                await checks.of_request(request, slow, later),
-                await checks.of_request(request, slow, time.monotonic() + 0.1),
-            ]
-            return await rows, rounds, own
-
-    rows, rounds, own = asyncio.run(verdicts())
-    assert rows == rounds == [0] * 8
-    assert own == [NO_VERDICT, NO_VERDICT, None]
+ASKED: Any = SimpleNamespace(application=None, fields={"messages": []})
 
 
-def test_a_request_waits_for_a_place_only_as_long_as_a_check_takes() -> None:
-    """Behind two hanging checks on one place the third is lost long before its deadline."""
-    evidence = FUNCTION | {"timeout_s": 1.0, "concurrency": 1}
-    document = {
-        "schema_version": 1,
-        "candidates": [{"name": "ada", "base_url": "http://127.0.0.1:9/v1"}],
-        "aggregation": {"equality": "exact"},
-        "same_answer": {"evidence": evidence},
-    }
-    counter = Counter("checks", "Checks.", ("outcome",), registry=None)
-    request: Any = SimpleNamespace(application=None, fields={"messages": []})
-    slow: Any = SimpleNamespace(
-        candidate="ada", answer="slow", call_record={"message": {"content": "slow"}}
-    )
-
-    async def verdicts() -> list[int | None]:
-        later = time.monotonic() + 60
-        checks = EvidenceChecks(Settings.model_validate(document), None, None, counter)  # type: ignore[arg-type]
-        async with checks:
-            return await asyncio.gather(
-                *(checks.of_request(request, slow, later) for _ in range(3))
-            )
-
-    started = time.monotonic()
-    found = asyncio.run(verdicts())
-    assert found.count(None) >= 1
-    assert found[0] == NO_VERDICT
-    assert time.monotonic() - started < 30
-
-
-JUDGE = {"judge": {"candidate": "ada"}, "timeout_s": 2.0}
-REQUEST: Any = SimpleNamespace(
-    application=None, query=SimpleNamespace(text="?"), caller=SimpleNamespace(name="")
-)
+def says(text: str) -> Any:
+    """An answer to check by its message."""
+    record = {"message": {"content": text}}
+    return SimpleNamespace(candidate="ada", answer=text, call_record=record)
 
 
 @asynccontextmanager
 async def opened(
-    evidence: dict[str, Any], counter: Counter, url: str, **changes: Any
+    evidence: dict[str, Any],
+    url: str = "http://127.0.0.1:9/v1",
+    counter: Counter | None = None,
+    **changes: Any,
 ) -> AsyncGenerator[EvidenceChecks]:
     """The checks of a gateway whose only candidate makes one call at a time."""
     document = {
@@ -215,42 +139,75 @@ async def opened(
         **changes,
     }
     settings, secrets = Settings.model_validate(document), Secrets()
+    counter = counter or Counter("checks", "Checks.", ("outcome",), registry=None)
     async with (
-        Fleet(settings, secrets, metrics=Metrics()) as fleet,
+        Fleet(settings, secrets, metrics=GatewayMetrics()) as fleet,
         EvidenceChecks(settings, secrets, fleet, counter) as checks,
     ):
         yield checks
 
 
-def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_time(
+async def test_rows_and_requests_get_the_same_verdicts_however_many_are_checked_at_once() -> None:
+    """Each check has all of its time, abandoned ones do no harm, and own faults show."""
+    later = time.monotonic() + 60
+    async with opened(FUNCTION) as checks:
+        rows = asyncio.gather(*(checks.of_row(ASKED, says("pause")) for _ in range(8)))
+        left = [
+            asyncio.create_task(checks.of_request(ASKED, says("pause"), later)) for _ in range(4)
+        ]
+        await asyncio.sleep(0.05)
+        for task in left:
+            task.cancel()
+        rounds: list[int | None] = []
+        for size in (3, 5):
+            asked = (checks.of_request(ASKED, says("pause"), later) for _ in range(size))
+            rounds += await asyncio.gather(*asked)
+        own = [
+            await checks.of_row(ASKED, says("slow")),
+            await checks.of_request(ASKED, says("slow"), later),
+            await checks.of_request(ASKED, says("slow"), time.monotonic() + 0.1),
+        ]
+        assert await rows == rounds == [0] * 8
+    assert own == [NO_VERDICT, NO_VERDICT, None]
+
+
+async def test_a_request_waits_for_a_place_only_as_long_as_a_check_takes() -> None:
+    """Behind two hanging checks on one place the third is lost long before its deadline."""
+    later = time.monotonic() + 60
+    async with opened(FUNCTION | {"timeout_s": 1.0, "concurrency": 1}) as checks:
+        asked = (checks.of_request(ASKED, says("slow"), later) for _ in range(3))
+        found = await asyncio.gather(*asked)
+    assert found.count(None) >= 1
+    assert found[0] == NO_VERDICT
+    assert time.monotonic() < later
+
+
+JUDGE = {"judge": {"candidate": "ada"}, "timeout_s": 2.0}
+REQUEST: Any = SimpleNamespace(
+    application=None, query=SimpleNamespace(text="?"), caller=SimpleNamespace(name="")
+)
+
+
+async def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_time(
     pool: FakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The gateway starts, and each failure is counted; a check's time counts from its slot."""
     counter = Counter("judged", "Checks.", ("outcome",), registry=None)
-
-    def reply(text: str) -> Any:
-        return SimpleNamespace(candidate="ada", answer=text)
-
-    async def scene() -> None:
-        later = time.monotonic() + 60
-        async with opened(JUDGE, counter, pool.url) as checks:
-            assert await checks.of_row(REQUEST, reply("down")) == NO_VERDICT
-            pool.rate("ada", {}, logprobs=False)
-            assert await checks.of_request(REQUEST, reply("bare"), later) == NO_VERDICT
-            pool.rate("ada", {}, delay_s=30)
-            assert await checks.of_row(REQUEST, reply("slow")) == NO_VERDICT
-            pool.rate("ada", {"0": 0.99}, delay_s=0.4)  # of six the last waits for 2 s
-            rows = [checks.of_row(REQUEST, reply("0")) for _ in range(2)]
-            rounds = [checks.of_request(REQUEST, reply("0"), later) for _ in range(4)]
-            early = checks.of_request(REQUEST, reply("0"), time.monotonic() + 0.6)
-            found = await asyncio.gather(*rows, *rounds, early)
-            assert found == [*[5] * 6, None]
-        full = {"buffered_bytes": 1}
-        async with opened(JUDGE, counter, pool.url, limits=full) as checks:
-            assert await checks.of_row(REQUEST, reply("0")) is None
-
+    later = time.monotonic() + 60
     pool.rate("ada", {}, fault="503")
-    asyncio.run(scene())
+    async with opened(JUDGE, pool.url, counter) as checks:
+        assert await checks.of_row(REQUEST, says("down")) == NO_VERDICT
+        pool.rate("ada", {}, logprobs=False)
+        assert await checks.of_request(REQUEST, says("bare"), later) == NO_VERDICT
+        pool.rate("ada", {}, delay_s=30)
+        assert await checks.of_row(REQUEST, says("slow")) == NO_VERDICT
+        pool.rate("ada", {"0": 0.99}, delay_s=0.4)  # of six the last waits for 2 s
+        rows = [checks.of_row(REQUEST, says("0")) for _ in range(2)]
+        rounds = [checks.of_request(REQUEST, says("0"), later) for _ in range(4)]
+        early = checks.of_request(REQUEST, says("0"), time.monotonic() + 0.6)
+        assert await asyncio.gather(*rows, *rounds, early) == [*[5] * 6, None]
+    async with opened(JUDGE, pool.url, counter, limits={"buffered_bytes": 1}) as checks:
+        assert await checks.of_row(REQUEST, says("0")) is None
     assert "same_answer.evidence.judge: ada is overloaded" in caplog.text
     (metric,) = counter.collect()
     counts = {
@@ -259,31 +216,30 @@ def test_a_judge_that_is_down_is_a_state_and_its_wait_in_a_queue_takes_no_time(
     assert counts == {"failed": 2, "timeout": 1, "verdict": 6, "lost": 2}
 
 
-NOT_A_CHECKER = {
-    "logprobs": (JUDGE, "judge: .* serve it with vLLM, or use another checker"),
-    "404": (JUDGE, "judge: .* check its `base_url` and `model`"),
-    "function": ({"function": "no.such:check"}, "correct `same_answer.evidence.function`"),
-    "jsonschema": ({"json_schema": "request"}, "; " + re.escape(install_hint("label"))),
-}
-
-
-@pytest.mark.parametrize("case", NOT_A_CHECKER)
-def test_a_checker_that_is_configured_wrongly_stops_the_start(
-    case: str, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("evidence", "fault", "message"),
+    [
+        (JUDGE, None, "judge: .* serve it with vLLM, or use another checker"),
+        (JUDGE, "404", "judge: .* check its `base_url` and `model`"),
+        ({"function": "no.such:check"}, None, "correct `same_answer.evidence.function`"),
+        ({"json_schema": "request"}, None, "; " + re.escape(install_hint("label"))),
+    ],
+)
+async def test_a_checker_that_is_configured_wrongly_stops_the_start(
+    evidence: dict[str, Any],
+    fault: str | None,
+    message: str,
+    pool: FakePool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The message names the setting, and what to do."""
-    evidence, message = NOT_A_CHECKER[case]
-    pool.rate("ada", {}, logprobs=False, fault=case if case.isdigit() else None)
+    pool.rate("ada", {}, logprobs=False, fault=fault)
     (tmp_path / "jsonschema.py").write_text("raise ImportError('as if it were not installed')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    async def scene() -> None:
-        counter = Counter("wrong", "Checks.", ("outcome",), registry=None)
-        async with opened(evidence, counter, pool.url):
-            pass
-
     with pytest.raises(SettingsError, match=f"same_answer.evidence.*{message}"):
-        asyncio.run(scene())
+        async with opened(evidence, pool.url):
+            pass
 
 
 SCHEMA = {"type": "object", "required": ["sum"], "properties": {"sum": {"type": "integer"}}}

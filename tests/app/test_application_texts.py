@@ -1,28 +1,37 @@
-"""The text that the router reads, of requests and rows of each application alike."""
+"""The text that the router reads, of requests and rows alike, without the wrapping of agents."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app import settings
 from app.settings import key_format
+from app.tools.labelling.replay import routed_question
+from app.tools.router_rows import read_rows
+from app.wire.messages.request import chat_fields
+from racer_core.records.questions import read_questions
+from tests.kit.case import Shared
+from tests.kit.coding_agents import COUNT, LEAVE_OUT, agent_turns
 from tests.kit.gateway import (
     ADMIN_KEY,
+    DATA_KEY,
     ENVIRONMENT,
     ONE,
     TWO,
     Gateway,
+    Restart,
     Serve,
     as_json,
     configure,
-    error_message,
     labelled,
     running,
     user,
 )
-from tests.kit.upstream import FakePool
+from tests.kit.monitored import sampled, shadow_rows
 
 TEXTS: dict[str, str | None] = {
     "spoken": "conversation",
@@ -63,19 +72,6 @@ def rows_of(name: str, start: int = 20_000) -> list[dict[str, Any]]:
     ]
 
 
-def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> None:
-    """Calibrate on them."""
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, "confirm": True})
-    assert response.status_code == 200, response.text
-
-
-def route(gateway: Gateway, key: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The certificate of a request."""
-    response = gateway.post("/route", key, json=request)
-    assert response.status_code == 200, response.text
-    return response.json()["certificate"]
-
-
 @pytest.mark.parametrize("premise", ["drawn", "alike"])
 def test_rows_and_requests_are_read_alike(serve: Serve, premise: str) -> None:
     """A request that is a row has the row's text, and so its fingerprint; see the remark.
@@ -84,34 +80,30 @@ def test_rows_and_requests_are_read_alike(serve: Serve, premise: str) -> None:
     """
     gateway = serve(calibrated=False, access=ACCESS, applications=applications(TEXTS, premise))
     rows = {name: rows_of(name) for name in TEXTS}
-    upload(gateway, [row for each in rows.values() for row in each])
+    gateway.upload([row for each in rows.values() for row in each])
     for name, key in KEYS.items():
         first, later = (row["request"] for row in rows[name][:2])
-        found = route(gateway, key, first)
+        found = gateway.decide(key, **first)
         assert (found["holds"], "calibration_query" in found["remarks"]) == (True, True), name
-        found = route(gateway, key, later)
+        found = gateway.decide(key, **later)
         # A last turn alone says too little of a conversation for a remark.
         is_named = "calibration_query" in found["remarks"]
         assert (found["holds"], is_named) == (True, name in ("spoken", "whole")), name
         if premise == "drawn":
             query = first["messages"][-1]["content"]
-            found = route(gateway, key, body(query, "Another."))
+            found = gateway.decide(key, **body(query, "Another."))
             is_named = "calibration_query" in found["remarks"]
             assert (found["holds"], is_named) == (True, name not in ("prompted", "whole")), name
 
 
-def test_a_change_of_text_voids_until_rows_are_uploaded_again(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
+def test_a_change_of_text_voids_until_rows_are_uploaded_again(restart: Restart) -> None:
     """Scores of another text are no scores of the rows."""
 
     def holds(text: str | None) -> tuple[bool, list[str]]:
         changed = applications({**TEXTS, "plain": text}, "drawn")
-        path = configure(tmp_path, artifact, pool.url, access=ACCESS, applications=changed)
-        with running(path, ENVIRONMENT) as gateway:
-            if gateway.ready()["calibration"] is None:
-                upload(gateway, rows_of("plain"))
-            found = route(gateway, KEYS["plain"], body(TWO, "A."))
+        with restart(access=ACCESS, applications=changed) as gateway:
+            gateway.once(rows_of("plain"))
+            found = gateway.decide(KEYS["plain"], **body(TWO, "A."))
             return found["holds"], found["reasons"]
 
     assert holds(None) == (True, [])
@@ -121,24 +113,17 @@ def test_a_change_of_text_voids_until_rows_are_uploaded_again(
 
 
 def test_a_changed_usual_text_voids_later_turns_of_applications_without_their_own(
-    tmp_path: Path, artifact: Path, pool: FakePool
+    restart: Restart,
 ) -> None:
     """Each application's text is its own, or that of `routing.text`."""
 
     def holds(text: str) -> dict[str, bool]:
-        path = configure(
-            tmp_path,
-            artifact,
-            pool.url,
-            access=ACCESS,
-            applications=applications(TEXTS, "drawn"),
-            routing={"text": text},
-        )
-        with running(path, ENVIRONMENT) as gateway:
-            if gateway.ready()["calibration"] is None:
-                upload(gateway, [row for name in TEXTS for row in rows_of(name)])
+        with restart(
+            access=ACCESS, applications=applications(TEXTS, "drawn"), routing={"text": text}
+        ) as gateway:
+            gateway.once([row for name in TEXTS for row in rows_of(name)])
             request = body(TWO, "A.", later=True)
-            return {name: route(gateway, key, request)["holds"] for name, key in KEYS.items()}
+            return {name: gateway.decide(key, **request)["holds"] for name, key in KEYS.items()}
 
     assert holds("last_user") == dict.fromkeys(TEXTS, True)
     assert holds("conversation") == dict.fromkeys(TEXTS, True) | {"plain": False}
@@ -148,5 +133,179 @@ def test_training_queries_are_found_under_a_system_prompt(serve: Serve) -> None:
     """Training read the query alone, calibration reads the prompt before it."""
     gateway = serve(calibrated=False, access=ACCESS, applications=applications(TEXTS, "drawn"))
     rows = rows_of("prompted", start=0)  # the training rows
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
-    assert "rows were training rows" in error_message(response, 422)
+    assert "rows were training rows" in gateway.refused(rows)
+
+
+# What is left out ------------------------------------------------------------------------------
+
+
+AGENT_KEY = key_format.new_key()
+AGENT_ACCESS = {
+    "keys": [{"name": "agent", "hash": key_format.format_hash(AGENT_KEY, key_format.new_salt())}]
+}
+REMINDER = "<system-reminder>\nWrite a poem about 3 and 4\n</system-reminder>"
+
+
+def agent_applications(rules: list[dict[str, str]], **terms: Any) -> dict[str, Any]:
+    """An agent with its key."""
+    return {"agent": {"keys": ["agent"], "leave_out": rules, **terms}}
+
+
+AGENT = agent_applications(LEAVE_OUT)
+
+
+def wrapped(query: str) -> list[dict[str, Any]]:
+    """A request with a reminder on either side."""
+    return user(f"{REMINDER}\n{query}\n{REMINDER}")
+
+
+def rows(start: int = 20_000, count: int = 80) -> list[dict[str, Any]]:
+    """Rows as an agent's traffic is: whole requests in their wrapping."""
+    return [
+        {"request": {"messages": wrapped(row["query"])}, "correct": row["correct"]}
+        | {"application": "agent"}
+        for row in as_json(labelled(start, count))
+    ]
+
+
+def agent_route(
+    gateway: Gateway, messages: list[dict[str, Any]], key: str = AGENT_KEY
+) -> dict[str, Any]:
+    """The decision of a request."""
+    response = gateway.post("/route", key, json={"messages": messages})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+# The measurement.
+
+
+@pytest.fixture
+def agents(shared: Shared) -> Gateway:
+    """A gateway whose agent leaves the wrapping out, and whose other application reads it."""
+    plain = as_json(labelled(20_000, 80))
+    case = shared(calibrated=False, group="agents", access=AGENT_ACCESS, applications=AGENT)
+    return case.gateway.once([*(row | {"application": "agent"} for row in plain), *plain])
+
+
+def test_wrapping_changes_the_set_of_at_most_one_turn_in_a_hundred(agents: Gateway) -> None:
+    """Of 200 generated turns of an agent, with and without it; without the rules most change.
+
+    The words of some turns quote a marker, which a reminder behind them may close.
+    """
+    turns = agent_turns()
+    same = {AGENT_KEY: 0, DATA_KEY: 0}
+    for turn in turns:
+        sent = [chat_fields({"messages": each})["messages"] for each in (turn.bare, turn.wrapped)]
+        for key in same:
+            bare, with_wrapping = (agent_route(agents, each, key)["selected"] for each in sent)
+            same[key] += bare == with_wrapping
+    assert len(turns) == COUNT == 200
+    assert same[AGENT_KEY] >= 0.99 * COUNT
+    assert same[DATA_KEY] <= 0.7 * COUNT
+
+
+# In force everywhere.
+
+
+def test_wrapped_rows_and_requests_are_read_alike(serve: Serve) -> None:
+    """Wrapped rows certify bare requests and the other way round, with the set of the words."""
+    gateway = serve(calibrated=False, access=AGENT_ACCESS, applications=AGENT)
+    found = gateway.upload(rows())
+    assert found["evidence"]["leave_out"]["agent"][0] == LEAVE_OUT[0]
+    for messages in (user(ONE), wrapped(ONE)):
+        decision = agent_route(gateway, messages)
+        assert decision["certificate"]["holds"] is True
+        assert decision["selected"] == ["adder"]
+        # Another request may have the same words.
+        assert decision["certificate"]["remarks"] == []
+    assert agent_route(gateway, wrapped(ONE), DATA_KEY)["selected"] != ["adder"]
+
+
+@pytest.mark.parametrize("premise", ["alike", "drawn"])
+def test_a_change_of_rules_voids_until_rows_are_uploaded_again(
+    restart: Restart, premise: str
+) -> None:
+    """The threshold is one of texts that were read by other rules."""
+
+    def holds(rules: list[dict[str, str]]) -> tuple[bool, list[str]]:
+        with restart(
+            access=AGENT_ACCESS, applications=agent_applications(rules, premise=premise)
+        ) as gateway:
+            gateway.once(rows())
+            found = agent_route(gateway, wrapped(TWO))["certificate"]
+            return found["holds"], [each for each in found["reasons"] if "grouping" in each]
+
+    assert holds(LEAVE_OUT) == (True, [])
+    for rules in ([], LEAVE_OUT[:-1], LEAVE_OUT[::-1], [{**LEAVE_OUT[0], "end": ""}]):
+        assert holds(rules) == (False, ["grouping_changed"])
+    assert holds(LEAVE_OUT) == (True, [])
+
+
+def test_training_and_labelling_read_the_same(tmp_path: Path, artifact: Path) -> None:
+    """The text of a row that trains a router, and that of a question for an evaluator."""
+    path = configure(
+        tmp_path, artifact, "http://127.0.0.1:9/v1", access=AGENT_ACCESS,
+        applications=AGENT,
+    )  # fmt: skip
+    configured, _ = settings.load(path, ENVIRONMENT)
+    given = rows(count=4)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
+    expected = [row["query"] for row in as_json(labelled(20_000, 4))]
+    assert [row.query for row in read_rows(file, configured, None).rows] == expected
+    questions = read_questions(file, configured.text_of)
+    assert [routed_question(each, configured) for each in questions] == expected
+
+
+def test_a_large_upload_is_read_by_the_same_rules(serve: Serve) -> None:
+    """In the process that reads such uploads."""
+    gateway = serve(calibrated=False, access=AGENT_ACCESS, applications=AGENT)
+    gateway.upload([row | {"task": "a" * 2_000} for row in rows()])
+    decision = agent_route(gateway, user(ONE))
+    assert (decision["selected"], decision["certificate"]["holds"]) == (["adder"], True)
+
+
+def test_scores_of_samples_that_were_read_otherwise_are_no_rows(restart: Restart) -> None:
+    """Stored requests are read anew; of the others there are only the scores of another text."""
+    saved: list[dict[str, Any]] = []
+
+    def count(rules: list[dict[str, str]]) -> int:
+        with restart(
+            access=AGENT_ACCESS,
+            watching={"shadow_rate": 1.0},
+            applications=agent_applications(rules, premise="drawn"),
+        ) as gateway:
+            if gateway.ready()["calibration"] is None:
+                gateway.upload(rows())
+                body = {"model": "auto", "messages": wrapped(ONE)}
+                assert gateway.post("/v1/chat/completions", AGENT_KEY, json=body).status_code == 200
+                sampled(gateway, 1)
+                saved.extend(shadow_rows(gateway))
+                assert "scores" in saved[0]
+                del saved[0]["unlabelled"]
+                saved[0]["correct"] = {"adder": True, "speller": False, "poet": False}
+            body = {"rows": saved, "dry_run": True}
+            response = gateway.post("/calibrate", ADMIN_KEY, json=body)
+            assert ("are not those that are stored" in response.text) is (rules != LEAVE_OUT)
+            return len(shadow_rows(gateway))
+
+    assert count(LEAVE_OUT) == 1
+    assert count(LEAVE_OUT[:1]) == 0
+    assert count(LEAVE_OUT) == 1
+
+
+@pytest.mark.parametrize(
+    "rule", [{"begin": ""}, {"end": "</a>"}, {"begin": "a" * 257}, {"begin": "a", "stop": "b"}]
+)
+def test_rules_are_checked(tmp_path: Path, artifact: Path, rule: dict[str, str]) -> None:
+    """Before the gateway serves."""
+    path = configure(
+        tmp_path,
+        artifact,
+        "http://127.0.0.1:9/v1",
+        access=AGENT_ACCESS,
+        applications=agent_applications([rule]),
+    )
+    with pytest.raises(Exception, match="leave_out"), running(path, ENVIRONMENT):
+        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +27,21 @@ from tests.kit.applications import (
     upload,
     whole,
 )
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
     Gateway,
+    Restart,
     Serve,
     as_json,
     candidates,
-    configure,
     error_message,
     labelled,
     noisy,
-    running,
     user,
 )
 from tests.kit.lazy import LazyModule
@@ -75,15 +73,11 @@ def rows_of(gateway: Gateway) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def shared(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
+@pytest.fixture
+def apps(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway with three applications, calibrated on rows of each and of none."""
-    path = configure(tmp_path_factory.mktemp("apps"), noisy_artifact, shared_pool.url, **CONFIGURED)
-    with running(path, ENVIRONMENT) as gateway:
-        upload(gateway, rows_of(gateway))
-        yield gateway
+    gateway = shared(artifact=noisy_artifact, calibrated=False, group="apps", **CONFIGURED).gateway
+    return gateway.once(rows_of(gateway), alpha=0.2)
 
 
 def route(
@@ -126,36 +120,31 @@ def agent(**changes: Any) -> dict[str, Any]:
     ids=["none", "body", "header", "both", "default", "key", "key_and_body", "group"],
 )
 def test_name_and_key_decide(
-    shared: Gateway,
-    key: str,
-    header: str | None,
-    body: dict[str, Any],
-    name: str,
-    is_assumed: bool,
+    apps: Gateway, key: str, header: str | None, body: dict[str, Any], name: str, is_assumed: bool
 ) -> None:
     """The first that applies; a name given by the request is a choice of the request."""
-    found = decision(shared, key, header, **body)
+    found = decision(apps, key, header, **body)
     certificate = found["certificate"]
     assert found["application"] == certificate["guarantee"]["group"] == name
     assert certificate["n"] <= COUNTS.get(name, COUNTS[None])
     assert certificate["holds"]
     is_said = "group_assumed_independent_of_query" in certificate["reasons"]
     assert is_said == is_assumed
-    stored = shared.get(f"/decisions/{found['decision_id']}", key).json()
+    stored = apps.get(f"/decisions/{found['decision_id']}", key).json()
     assert (stored["group"], stored["group_by"]) == (name, "application")
 
 
-def test_prompt_and_tools_decide(shared: Gateway) -> None:
+def test_prompt_and_tools_decide(apps: Gateway) -> None:
     """Their digest; the certificate holds, for the rows were sent the same."""
-    found = decision(shared, **agent())
+    found = decision(apps, **agent())
     certificate = found["certificate"]
     assert (found["application"], certificate["guarantee"]["group"]) == ("agent", "agent")
     assert (certificate["holds"], certificate["reasons"]) == (True, ["labelled_conditions"])
-    assert decision(shared, BOT_KEY, **agent())["application"] == "bot"  # the key comes first
-    assert decision(shared, header="search", **agent())["application"] == "search"
+    assert decision(apps, BOT_KEY, **agent())["application"] == "bot"  # the key comes first
+    assert decision(apps, header="search", **agent())["application"] == "search"
 
 
-def test_an_unknown_prompt_shows_its_digest(shared: Gateway, pool: FakePool) -> None:
+def test_an_unknown_prompt_shows_its_digest(apps: Gateway, pool: FakePool) -> None:
     """An operator copies it from a response; it belongs to no application.
 
     It is not stored: a reader of the store could test guesses of the prompt.
@@ -163,14 +152,14 @@ def test_an_unknown_prompt_shows_its_digest(shared: Gateway, pool: FakePool) -> 
     for text in ("Be brief.", "Be long."):  # the second is no cached decision of the first
         other = [{"role": "system", "content": text}, *user(TWO)]
         digest = prompt_digest({"messages": other}) or ""
-        racer = shared.chat(TWO, messages=other)["racer"]
+        racer = apps.chat(TWO, messages=other)["racer"]
         assert (racer["application"], racer["prompt_digest"]) == ("default", digest)
-        routed = shared.post("/route", json={"messages": other}).json()
+        routed = apps.post("/route", json={"messages": other}).json()
         assert routed["prompt_digest"] == digest
-        response = shared.get(f"/decisions/{racer['decision_id']}", ADMIN_KEY)
+        response = apps.get(f"/decisions/{racer['decision_id']}", ADMIN_KEY)
         assert response.json()["decision_id"] == racer["decision_id"]
         assert digest not in response.text
-    for found in (decision(shared), decision(shared, **agent()), decision(shared, BOT_KEY)):
+    for found in (decision(apps), decision(apps, **agent()), decision(apps, BOT_KEY)):
         assert "prompt_digest" not in found
 
 
@@ -207,38 +196,38 @@ def test_the_digest_is_of_system_prompt_and_tools_alone() -> None:
     assert {prompt_digest(each) for each in without} == {None}
 
 
-def test_body_and_header_may_not_differ(shared: Gateway) -> None:
-    """A proxy sets the header; a client must not overrule it unseen."""
-    response = route(shared, header="search", application="bot")
-    assert "name different applications" in error_message(response, 400)
-
-
-@pytest.mark.parametrize("given", [{"application": "chess"}, {"header": "chess"}])
-def test_an_unknown_application_is_not_found(shared: Gateway, given: dict[str, Any]) -> None:
-    """Like an unknown candidate; the names of others are for operators alone."""
-    error = route(shared, **given)
-    assert error_message(error, 404) == "no application 'chess'"
-    assert error.json()["error"]["code"] == "application_not_found"
-    listed = error_message(route(shared, ADMIN_KEY, **given), 404)
-    assert "['agent', 'bot', 'search', 'default']" in listed
-
-
-def test_a_key_of_an_application_names_no_other(shared: Gateway) -> None:
-    """Otherwise its client would choose the population."""
-    for given in ({"application": "search"}, {"application": "default"}, {"header": "agent"}):
-        message = error_message(route(shared, BOT_KEY, **given), 403)
-        assert "this key belongs to the application 'bot'" in message
+@pytest.mark.parametrize(
+    ("key", "given", "status", "message"),
+    [
+        (DATA_KEY, {"header": "search", "application": "bot"}, 400, "name different applications"),
+        (DATA_KEY, {"application": "chess"}, 404, "no application 'chess'"),
+        (ADMIN_KEY, {"header": "chess"}, 404, "['agent', 'bot', 'search', 'default']"),
+        (BOT_KEY, {"application": "search"}, 403, "belongs to the application 'bot'"),
+        (BOT_KEY, {"application": "default"}, 403, "belongs to the application 'bot'"),
+        (BOT_KEY, {"header": "agent"}, 403, "belongs to the application 'bot'"),
+    ],
+    ids=["both", "unknown", "of_an_admin", "of_a_key", "default", "header"],
+)
+def test_a_name_that_a_request_may_not_give_is_refused(
+    apps: Gateway, key: str, given: dict[str, Any], status: int, message: str
+) -> None:
+    """The names of others are for operators alone, and a key's client chooses no population."""
+    found = error_message(route(apps, key, **given), status)
+    assert message in found
+    assert key == ADMIN_KEY or "'agent'" not in found
 
 
 def test_without_applications_none_can_be_named(gateway: Gateway) -> None:
     """The header of a client that another gateway serves, too, is no silent wish."""
-    assert "no application 'bot'" in error_message(route(gateway, header="bot"), 404)
+    response = route(gateway, header="bot")
+    assert "no application 'bot'" in error_message(response, 404)
+    assert response.json()["error"]["code"] == "application_not_found"
     assert "application" not in decision(gateway)
 
 
-def test_every_api_has_applications(shared: Gateway, pool: FakePool) -> None:
+def test_every_api_has_applications(apps: Gateway, pool: FakePool) -> None:
     """Chat, its stream, responses, completions and the levels."""
-    racer = shared.chat(TWO, {"application": "search"})["racer"]
+    racer = apps.chat(TWO, {"application": "search"})["racer"]
     assert racer["application"] == "search"
     bodies: dict[str, dict[str, Any]] = {
         "chat/completions": AGENT,
@@ -247,16 +236,16 @@ def test_every_api_has_applications(shared: Gateway, pool: FakePool) -> None:
     }
     for path, body in bodies.items():
         name = "default" if path == "completions" else "agent"
-        answer = shared.post(f"/v1/{path}", json={"model": "auto", **body})
+        answer = apps.post(f"/v1/{path}", json={"model": "auto", **body})
         assert answer.json()["racer"]["application"] == name, path
-    levels = shared.post("/route/levels", json={"query": TWO, "application": "bot"}).json()
+    levels = apps.post("/route/levels", json={"query": TWO, "application": "bot"}).json()
     assert (levels["application"], levels["certificate"]["guarantee"]["alpha"]) == ("bot", 0.4)
 
 
 # Terms ------------------------------------------------------------------------------------------
 
 
-def test_alpha_is_the_applications(shared: Gateway) -> None:
+def test_alpha_is_the_applications(apps: Gateway) -> None:
     """Fixed beforehand like the calibration's own; that of the request comes first."""
     for key, body, alpha in (
         (BOT_KEY, {}, 0.4),
@@ -264,26 +253,26 @@ def test_alpha_is_the_applications(shared: Gateway) -> None:
         (DATA_KEY, {"application": "search"}, 0.2),
         (DATA_KEY, {}, 0.2),
     ):
-        certificate = decision(shared, key, **body)["certificate"]
+        certificate = decision(apps, key, **body)["certificate"]
         guarantee = certificate["guarantee"]
         assert (guarantee["alpha"], guarantee["alpha_basis"]) == (alpha, "fixed")
         assert "alpha_assumed_independent_of_query" not in certificate["reasons"]
-    chosen = decision(shared, BOT_KEY, alpha=0.2)["certificate"]
+    chosen = decision(apps, BOT_KEY, alpha=0.2)["certificate"]
     assert (chosen["guarantee"]["alpha"], chosen["guarantee"]["alpha_basis"]) == (0.2, "band")
     assert "alpha_assumed_independent_of_query" in chosen["reasons"]
 
 
-def test_evidence_shows_each_application(shared: Gateway) -> None:
+def test_evidence_shows_each_application(apps: Gateway) -> None:
     """Its rows, and the threshold that serves it."""
-    calibration = shared.ready()["calibration"]
-    stored = shared.get(f"/calibrations/{calibration}", ADMIN_KEY).json()
+    calibration = apps.ready()["calibration"]
+    stored = apps.get(f"/calibrations/{calibration}", ADMIN_KEY).json()
     found = {each["application"]: each for each in stored["evidence"]["applications"]}
     assert {name: each["rows"] for name, each in found.items()} == {
         (name or "default"): count for name, count in COUNTS.items()
     }
     for name, each in found.items():
         body = agent() if name == "agent" else {"application": name}
-        served = decision(shared, **body)["certificate"]
+        served = decision(apps, **body)["certificate"]
         assert (each["lambda_hat"], each["n"]) == (served["lambda_hat"], served["n"])
         assert (each["alpha"], each["feasible"]) == (served["guarantee"]["alpha"], True)
 
@@ -297,10 +286,10 @@ def test_evidence_shows_each_application(shared: Gateway) -> None:
     ids=["candidate", "whole_pool"],
 )
 def test_what_is_uncovered_is_answered_by_its_policy(
-    shared: Gateway, body: dict[str, Any], selected: list[str]
+    apps: Gateway, body: dict[str, Any], selected: list[str]
 ) -> None:
     """`applications.NAME.on_uncovered`; a covered request has its set."""
-    found = decision(shared, **body)
+    found = decision(apps, **body)
     assert (found["certificate"]["holds"], sorted(found["selected"])) == (False, sorted(selected))
 
 
@@ -338,16 +327,14 @@ def test_few_rows_suffice_for_a_large_alpha(serve: Serve) -> None:
     assert certificate["guarantee"]["alpha"] == 0.3
 
 
-def test_an_alpha_that_was_set_after_the_rows_were_shown_has_the_band(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
+def test_an_alpha_that_was_set_after_the_rows_were_shown_has_the_band(restart: Restart) -> None:
     """In a dry run, or by the calibration itself: it may have been picked by looking."""
     applications: dict[str, Any] = {"bot": {"keys": ["bot"], "alpha": 0.4}}
 
     def basis(alpha: float | None, *, uploads: bool) -> str:
         applications["bot"]["alpha"] = alpha
         changes = {"access": ACCESS, "applications": applications}
-        with running(configure(tmp_path, artifact, pool.url, **changes), ENVIRONMENT) as gateway:
+        with restart(**changes) as gateway:
             if uploads:
                 upload(gateway, rows)
             return decision(gateway, BOT_KEY)["certificate"]["guarantee"]["alpha_basis"]
@@ -372,28 +359,15 @@ def test_rows_without_applications_certify_none(serve: Serve) -> None:
     assert (certificate["holds"], "group_uncalibrated" in certificate["reasons"]) == (False, True)
 
 
-def test_a_record_of_before_is_void(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
-    """Its rows do not say of which application they are."""
-    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
-        gateway.calibrate(60)
-        assert decision(gateway)["certificate"]["holds"]
-    path = configure(tmp_path, artifact, pool.url, **CONFIGURED)
-    with running(path, ENVIRONMENT) as gateway:
-        certificate = decision(gateway)["certificate"]
-        assert (certificate["holds"], certificate["reasons"]) == (False, ["grouping_changed"])
-
-
-def test_rows_of_other_members_are_void(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+def test_rows_of_other_members_are_void(restart: Restart) -> None:
     """A key or a prompt that moved changes the population of each application, and of the rest."""
 
     def certificate(**terms: Any) -> dict[str, Any]:
         applications = {"bot": {"keys": ["bot"]} | terms}
-        path = configure(tmp_path, artifact, pool.url, access=ACCESS, applications=applications)
-        with running(path, ENVIRONMENT) as gateway:
-            if gateway.ready()["calibration"] is None:
-                upload(
-                    gateway, [row | {"application": "bot"} for row in as_json(labelled(10_000, 60))]
-                )
+        with restart(access=ACCESS, applications=applications) as gateway:
+            gateway.once(
+                [row | {"application": "bot"} for row in as_json(labelled(10_000, 60))], alpha=0.2
+            )
             return decision(gateway, BOT_KEY)["certificate"]
 
     assert certificate()["holds"]
@@ -402,24 +376,17 @@ def test_rows_of_other_members_are_void(tmp_path: Path, artifact: Path, pool: Fa
     assert certificate(on_uncovered="poet")["holds"]
 
 
-def test_rows_of_unknown_applications_are_refused(serve: Serve) -> None:
-    """A typo would leave them without requests; nothing changes."""
-    gateway = serve(calibrated=False, **CONFIGURED)
-    rows = as_json(labelled(10_000, 60))
-    rows[7] |= {"application": "agnet"}
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
-    message = error_message(response, 400)
-    assert "a row is of the application 'agnet', which is not configured" in message
-    assert gateway.ready()["calibration"] is None
-
-
 def test_application_and_group_are_one_field(serve: Serve) -> None:
-    """Either name; both with different values are an error."""
+    """Either name; different values and an application that is not configured are errors."""
     gateway = serve(calibrated=False, **CONFIGURED)
-    rows = as_json(labelled(10_000, 60))
-    rows[0] |= {"application": "bot", "group": "search"}
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
-    assert "two names of one field" in error_message(response, 422)
+    for field, status, message in (
+        ({"application": "agnet"}, 400, "a row is of the application 'agnet'"),
+        ({"application": "bot", "group": "search"}, 422, "two names of one field"),
+    ):
+        rows = as_json(labelled(10_000, 60))
+        rows[7] |= field
+        assert message in gateway.refused(rows, status)
+    assert gateway.ready()["calibration"] is None
     rows = [row | {"group": "bot"} for row in as_json(labelled(10_000, 60))]
     upload(gateway, rows)
     assert decision(gateway, BOT_KEY)["certificate"]["holds"]
@@ -482,8 +449,7 @@ def test_drawn_rows_cover_no_request_that_none_of_them_could_be(
     larger = answered(gateway, BOT_KEY, sized(MAX_DRAWN_BYTES + 2))
     assert (larger["holds"], larger["reasons"]) == (False, ["request_too_large"])
     refused = [rows[0], {**rows[0], "request": sized(MAX_DRAWN_BYTES + 2)}]
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": refused})
-    assert "row 2: its request is larger than 917,504 bytes" in error_message(response, 422)
+    assert "row 2: its request is larger than 917,504 bytes" in gateway.refused(refused)
 
 
 def test_drawn_later_turns_are_a_population_of_their_own(serve: Serve, pool: FakePool) -> None:
@@ -517,60 +483,38 @@ def test_rows_that_cannot_be_drawn_are_refused(
     rows = drawn_rows(40)
     rows[3] |= change
     rows[3] = {name: value for name, value in rows[3].items() if value is not None}
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
-    found = error_message(response, 422)
+    found = gateway.refused(rows)
     assert "row 4: " in found
     assert message in found
     assert gateway.ready()["calibration"] is None
 
 
-def test_drawn_rows_hold_while_the_gateway_adds_the_same(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """A rename changes what candidates are sent; rows that were drawn are no rows alike."""
+def test_drawn_rows_hold_while_the_gateway_does_the_same(restart: Restart, pool: FakePool) -> None:
+    """A rename or a field that was refused before changes what is drawn, or what it is sent."""
 
-    def certificate(premise: str, **changes: Any) -> dict[str, Any]:
-        settings = {"bot": {"keys": ["bot"], "premise": premise}}
-        path = configure(
-            tmp_path,
-            artifact,
-            pool.url,
+    def certificate(premise: str = "drawn", *allowed: str, **own: Any) -> dict[str, Any]:
+        with restart(
             access=ACCESS,
-            applications=settings,
-            candidates=candidates(pool.url, **changes),
-        )
-        with running(path, ENVIRONMENT) as gateway:
-            if gateway.ready()["calibration"] is None:
-                upload(gateway, drawn_rows(60))
+            applications={"bot": {"keys": ["bot"], "premise": premise}},
+            candidates=candidates(pool.url, **own),
+            limits={"extra_fields": [*allowed]},
+        ) as gateway:
+            gateway.once(drawn_rows(60), alpha=0.2)
             return answered(gateway, BOT_KEY, whole(TWO, **KINDS[1]))
 
-    assert certificate("drawn")["holds"]
-    renamed = certificate("drawn", poet={"renames": {"max_tokens": "max_completion_tokens"}})
-    assert (renamed["holds"], renamed["reasons"]) == (False, ["conditions_differ:rows"])
-    alike = certificate("alike")
+    allowed = ("priority", "guided_*")
+    assert certificate("drawn", *allowed)["holds"]
+    assert certificate("drawn", *allowed[::-1])["holds"]
+    renames = {"renames": {"max_tokens": "max_completion_tokens"}}
+    for found in (
+        certificate("drawn", *allowed, poet=renames),
+        certificate("drawn", "priority"),
+        certificate("drawn", *allowed, "chat_template_kwargs"),
+    ):
+        assert (found["holds"], found["reasons"]) == (False, ["conditions_differ:rows"])
+    alike = certificate("alike", *allowed)
     assert (alike["holds"], alike["guarantee"]["premise"]) == (False, "alike")
     assert "conditions_differ:messages.system" in alike["reasons"]
-    assert certificate("drawn")["holds"]
-
-
-def test_drawn_rows_hold_while_the_same_fields_are_passed_on(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """Requests with a field that was refused before were in no position to be drawn."""
-
-    def certificate(*allowed: str) -> dict[str, Any]:
-        limits = {"extra_fields": [*allowed]}
-        path = configure(tmp_path, artifact, pool.url, access=ACCESS, limits=limits, **DRAWN)
-        with running(path, ENVIRONMENT) as gateway:
-            if gateway.ready()["calibration"] is None:
-                upload(gateway, drawn_rows(60))
-            return answered(gateway, BOT_KEY, whole(TWO))
-
-    assert certificate("priority", "guided_*")["holds"]
-    assert certificate("guided_*", "priority")["holds"]
-    for changed in (("priority",), (), ("guided_*", "priority", "chat_template_kwargs")):
-        found = certificate(*changed)
-        assert (found["holds"], found["reasons"]) == (False, ["conditions_differ:rows"])
 
 
 def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path) -> None:
@@ -620,33 +564,24 @@ def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("applications", "message"),
     [
-        ({"applications": {"a": {"keys": ["stranger"]}}}, "no API key is called 'stranger'"),
-        ({"applications": {"default": {}}}, "the name `default` is reserved"),
-        (
-            {"applications": {"a": {"keys": ["data"]}, "b": {"keys": ["data"]}}},
-            "applications.b: 'data' belongs to the application 'a' already",
-        ),
-        (
-            {"applications": {"a": {"prompts": [DIGEST]}, "b": {"prompts": [DIGEST]}}},
-            "belongs to the application 'a' already",
-        ),
-        ({"applications": {"a": {"prompts": ["abc"]}}}, "must match the pattern"),
-        ({"applications": {"a": {"on_uncovered": "stranger"}}}, "'stranger' is no candidate"),
-        (
-            {"applications": {"a": {}}, "routing": {"group_by": "key"}},
-            "routing.group_by: applications are the groups",
-        ),
+        ({"a": {"keys": ["stranger"]}}, "no API key is called 'stranger'"),
+        ({"default": {}}, "the name `default` is reserved"),
+        ({"a": {"keys": ["data"]}, "b": {"keys": ["data"]}}, "'data' belongs to the application"),
+        ({"a": {"prompts": [DIGEST]}, "b": {"prompts": [DIGEST]}}, "belongs to the application"),
+        ({"a": {"prompts": ["abc"]}}, "must match the pattern"),
+        ({"a": {"on_uncovered": "stranger"}}, "'stranger' is no candidate"),
+        ({"a": {}}, "routing.group_by: applications are the groups"),
     ],
-    ids=["key", "default", "two_keys", "two_prompts", "digest", "policy", "group_by"],
 )
 def test_a_wrong_application_stops_the_start(
-    serve: Serve, changes: dict[str, Any], message: str
+    serve: Serve, applications: dict[str, Any], message: str
 ) -> None:
     """One sentence with the place."""
-    with pytest.raises(SettingsError, match=message.replace("(", r"\(")):
-        serve(**changes)
+    routing = {"group_by": "key"} if "group_by" in message else {}
+    with pytest.raises(SettingsError, match=message):
+        serve(applications=applications, routing=routing)
 
 
 # The law ----------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import re
 import shutil
@@ -28,15 +27,7 @@ from app.routing.artifact_files import download, fetch, unpack
 from app.settings.remote_artifact import RemoteArtifact
 from racer_core import artifacts
 from racer_core.errors import ArtifactError, install_hint
-from tests.kit.gateway import (
-    ENVIRONMENT,
-    TWO,
-    Command,
-    as_json,
-    configure,
-    labelled,
-    running,
-)
+from tests.kit.gateway import ENVIRONMENT, TWO, configure, running
 from tests.kit.hostile.process import certify
 from tests.kit.upstream import FakePool
 
@@ -180,7 +171,6 @@ def test_a_url_stands_for_a_folder_in_the_cache(
         ("https://host.example/artifact.tar.gz#sha256=12", "`sha256sum FILE` prints"),
         (f"https://host.example/artifact.tar.gz#md5={DIGEST}", "`sha256sum FILE` prints"),
         (f"http://host.example/artifact.tar.gz#sha256={DIGEST}", "expected a folder, or the URL"),
-        (f"ftp://host.example/artifact.tar.gz#sha256={DIGEST}", "expected a folder, or the URL"),
         (f"file:///artifact.tar.gz#sha256={DIGEST}", "expected a folder, or the URL"),
         (f"https://me:secret@host.example/a.tar#sha256={DIGEST}", "must hold no user or password"),
         (f"https://[::1/a.tar#sha256={DIGEST}", "expected a folder, or the URL"),
@@ -230,39 +220,6 @@ def test_a_gateway_starts_with_a_downloaded_artifact(
     assert files.paths == ["/artifact.tar.gz"]
 
 
-def test_a_fetched_artifact_brings_its_calibration(
-    files: Files, artifact: Path, tmp_path: Path, pool: FakePool, racer: Command
-) -> None:
-    """One file by one digest, and a gateway is calibrated."""
-    folder = shutil.copytree(artifact, tmp_path / "artifact")
-    rows = tmp_path / "rows.jsonl"
-    lines = as_json(labelled(10_000, 60))
-    rows.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
-    config = configure(tmp_path / "build", folder, pool.url)
-    code, output, error = racer(
-        "calibrate", rows, "--artifact", folder, "--config", config, "--json"
-    )
-    assert code == 0, error
-    url = files.add("/artifact.tar", packed(folder, "w"))
-    path = configure(tmp_path / "gateway", url, pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        assert gateway.ready()["calibration"] == json.loads(output)["id"]
-
-
-def test_commands_fetch_it_too(
-    files: Files, artifact: Path, tmp_path: Path, pool: FakePool, racer: Command,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """`racer validate` does what a start does."""
-    url = files.add("/artifact.tar.gz", packed(artifact))
-    path = configure(tmp_path / "gateway", url, pool.url)
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    code, output, error = racer("validate", "--config", path, "--json")
-    assert code == 0, error
-    assert '"router": "knn"' in output
-
-
 def test_another_file_is_refused(
     files: Files, artifact: Path, configured: Callable[[str], settings.Settings]
 ) -> None:
@@ -279,14 +236,29 @@ def test_another_file_is_refused(
     assert list(found.artifact.parent.iterdir()) == []
 
 
-def test_what_is_not_there_stops_the_start(
-    files: Files, configured: Callable[[str], settings.Settings]
+def test_a_fetch_that_fails_stops_the_start(
+    files: Files,
+    artifact: Path,
+    configured: Callable[[str], settings.Settings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An answer that is no file, and no answer."""
-    with pytest.raises(ArtifactError, match="the server answers 404"):
-        fetch(configured(f"{files.url}/nothing.tar#sha256={DIGEST}"))
-    with pytest.raises(ArtifactError, match="it cannot be downloaded"):
-        fetch(configured(f"http://127.0.0.1:9/artifact.tar#sha256={DIGEST}"))
+    """One sentence each: no file, no server, no artifact in it, no extra, no place to keep it."""
+    readme = files.add("/readme.tar", tar(member("readme", b"x")).getvalue())
+    nothing = f"artifact.tar#sha256={DIGEST}"
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    for url, message in (
+        (f"{files.url}/{nothing}", "the server answers 404"),
+        (f"http://127.0.0.1:9/{nothing}", "it cannot be downloaded"),
+        (readme, r"holds no manifest\.json: .*tar -czf"),
+        (f"s3://bucket/{nothing}", re.escape(install_hint("s3"))),
+    ):
+        with pytest.raises(ArtifactError, match=message):
+            fetch(configured(url))
+    shutil.rmtree(tmp_path / "gateway" / "cache")
+    (tmp_path / "gateway" / "cache").write_text("a file", encoding="utf-8")
+    with pytest.raises(ArtifactError, match="set `cache` to a folder"):
+        fetch(configured(files.add("/artifact.tar.gz", packed(artifact))))
 
 
 def test_a_server_that_falls_silent_is_left(
@@ -336,17 +308,6 @@ def test_https_is_verified(
     assert (found.artifact / "manifest.json").is_file()
 
 
-def test_a_cache_that_cannot_be_written_is_one_sentence(
-    files: Files, artifact: Path, configured: Callable[[str], settings.Settings], tmp_path: Path
-) -> None:
-    """It names the setting."""
-    (tmp_path / "gateway").mkdir()
-    (tmp_path / "gateway" / "cache").write_text("a file", encoding="utf-8")
-    found = configured(files.add("/artifact.tar.gz", packed(artifact)))
-    with pytest.raises(ArtifactError, match="set `cache` to a folder"):
-        fetch(found)
-
-
 def test_what_a_killed_start_left_is_removed(
     files: Files, artifact: Path, configured: Callable[[str], settings.Settings]
 ) -> None:
@@ -366,42 +327,44 @@ def test_what_a_killed_start_left_is_removed(
 
 # Archives --------------------------------------------------------------------------------------
 
-OUTSIDE: dict[str, Change] = {
-    "parent": member("../escaped", b"x"),
-    "inner parent": member("artifact/../../escaped", b"x"),
-    "absolute": member("/tmp/escaped", b"x"),
-    "symbolic link": member("link", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
-    "hard link": member("link", type=tarfile.LNKTYPE, linkname="../escaped"),
-    "device": member("device", type=tarfile.CHRTYPE),
-    "pipe": member("pipe", type=tarfile.FIFOTYPE),
+
+NO_FILE = "neither a file nor a folder"
+REFUSED: dict[str, tuple[list[Change], str]] = {
+    "parent": ([member("../escaped", b"x")], "leads out of"),
+    "inner parent": ([member("artifact/../../escaped", b"x")], "leads out of"),
+    "absolute": ([member("/tmp/escaped", b"x")], "leads out of"),
+    "symbolic link": ([member("link", type=tarfile.SYMTYPE, linkname="/etc/passwd")], NO_FILE),
+    "hard link": ([member("link", type=tarfile.LNKTYPE, linkname="../escaped")], NO_FILE),
+    "below a link": (
+        [member("out", type=tarfile.SYMTYPE, linkname=".."), member("out/escaped", b"x")],
+        NO_FILE,
+    ),
+    "device": ([member("device", type=tarfile.CHRTYPE)], NO_FILE),
+    "pipe": ([member("pipe", type=tarfile.FIFOTYPE)], NO_FILE),
+    "name twice": ([member("./manifest.json", b"[]")], "is in it twice"),
+    "file and folder": ([member("manifest.json/x", b"2")], "in it is below a file"),
+    "many files": ([member(f"empty/{number}") for number in range(6)], "or 5 files"),
 }
 
 
-@pytest.mark.parametrize("kind", OUTSIDE)
-def test_nothing_but_files_and_folders_inside_is_unpacked(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", REFUSED)
+def test_nothing_but_files_and_folders_inside_is_unpacked(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was packed before it is in the folder; nothing is anywhere else."""
+    monkeypatch.setattr(artifact_archive, "MAX_FILES", 5)
+    changes, message = REFUSED[kind]
 
     def add(archive: tarfile.TarFile) -> None:
-        member("manifest.json", b"{}")(archive)
-        OUTSIDE[kind](archive)
+        for each in [member("manifest.json", b"{}"), *changes]:
+            each(archive)
 
     folder = tmp_path / "in" / "folder"
     folder.parent.mkdir()
-    with pytest.raises(ArtifactError, match=r"leads out of|neither a file nor a folder"):
+    with pytest.raises(ArtifactError, match=message):
         unpack(tar(add), folder)
-    assert [each.name for each in tmp_path.rglob("*") if each.is_file()] == ["manifest.json"]
-
-
-def test_a_link_to_a_folder_leads_nowhere(tmp_path: Path) -> None:
-    """A link, and then a file below it, is how archives write outside."""
-
-    def add(archive: tarfile.TarFile) -> None:
-        member("out", type=tarfile.SYMTYPE, linkname=str(tmp_path))(archive)
-        member("out/escaped", b"x")(archive)
-
-    with pytest.raises(ArtifactError, match="neither a file nor a folder"):
-        unpack(tar(add), tmp_path / "folder")
-    assert not (tmp_path / "escaped").exists()
+    written = {each.name for each in tmp_path.rglob("*") if each.is_file() and each.stat().st_size}
+    assert written == {"manifest.json"}
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
@@ -415,20 +378,6 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="unpacks to more than 1000000 bytes"):
         unpack(buffer, tmp_path / "folder", max_bytes=1_000_000)
     assert [each.name for each in (tmp_path / "folder").iterdir()] == ["small"]
-
-
-def test_an_archive_of_too_many_files_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Empty ones, which no limit on bytes would stop."""
-    monkeypatch.setattr(artifact_archive, "MAX_FILES", 5)
-
-    def add(archive: tarfile.TarFile) -> None:
-        for number in range(6):
-            member(f"{number}")(archive)
-
-    with pytest.raises(ArtifactError, match="or 5 files"):
-        unpack(tar(add), tmp_path / "folder")
 
 
 def test_a_download_that_is_too_large_is_left(files: Files, tmp_path: Path) -> None:
@@ -452,47 +401,7 @@ def test_an_archive_that_was_cut_off_is_refused(
         unpack(io.BytesIO(data[: int(len(data) * share)]), tmp_path / "folder")
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    """Which of the two would count is not for a gateway to guess."""
-
-    def add(archive: tarfile.TarFile) -> None:
-        member("manifest.json", b"{}")(archive)
-        member("./manifest.json", b"[]")(archive)
-
-    with pytest.raises(ArtifactError, match="is in it twice"):
-        unpack(tar(add), tmp_path / "folder")
-
-
-def test_a_file_that_is_also_a_folder_is_refused(tmp_path: Path) -> None:
-    """The archive is wrong, not the cache."""
-
-    def add(archive: tarfile.TarFile) -> None:
-        member("x", b"1")(archive)
-        member("x/y", b"2")(archive)
-
-    with pytest.raises(ArtifactError, match="'x/y' in it is below a file"):
-        unpack(tar(add), tmp_path / "folder")
-
-
-def test_an_archive_of_something_else_is_refused(
-    files: Files, configured: Callable[[str], settings.Settings]
-) -> None:
-    """It says how to pack an artifact."""
-    data = tar(member("readme", b"x")).getvalue()
-    with pytest.raises(ArtifactError, match=r"holds no manifest\.json: .*tar -czf"):
-        fetch(configured(files.add("/readme.tar", data)))
-
-
 # s3:// -----------------------------------------------------------------------------------------
-
-
-def test_without_the_extra_s3_is_refused(
-    configured: Callable[[str], settings.Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says what to install."""
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ArtifactError, match=re.escape(install_hint("s3"))):
-        fetch(configured(f"s3://bucket/artifact.tar.gz#sha256={DIGEST}"))
 
 
 def test_an_artifact_is_read_from_a_bucket(

@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
+from app import settings
 from app.calibrations.seen_rows import SeenRows
 from app.errors import Conflict, SettingsError, StoreError
+from app.settings.access import Access
 from app.store import KeyPurpose, Store, answer_calibrations, now
 from app.store.answer_calibrations import AnswerCalibrationStore
 from app.store.backup import calibrations
@@ -31,8 +33,9 @@ from app.store.engine import open_engine
 from app.store.tables import ActiveRow, AnswerCalibrationRow, CalibrationRow, WatchRow
 from racer_core.calibration.shadow import is_sampled
 from racer_core.errors import InputError
+from tests.kit.accounts import configured_key
 from tests.kit.databases import Postgres, before_statements
-from tests.kit.gateway import TWO, Command, Gateway, Serve, configure
+from tests.kit.gateway import ENVIRONMENT, TWO, Command, Serve, configure
 from tests.kit.same_answer import calibration, classes
 from tests.kit.stores import PARTS, record, set_version
 from tests.kit.waiting import until
@@ -123,21 +126,9 @@ def test_every_byte_comes_back_in_any_kind_of_store(
     assert rows(another) == rows(store)
     for name in done.added:
         another.record(name)  # its digest is verified
-
-
-def test_the_manifest_says_what_is_there(saved: Path) -> None:
-    """Counts, and the digest of every member as it stands in the file."""
-    with ZipFile(saved) as opened:
-        manifest = json.loads(opened.read("manifest.json"))
-        sums = [
-            hashlib.sha256(opened.read(f"calibrations/{each['id']}")).hexdigest()
-            for each in manifest["calibrations"]
-        ]
-        assert len(opened.namelist()) == 1 + len(sums)
-    assert manifest["format"] == 1
-    counts = {"calibrations": 4, "active": 2, "watches": 4, "keys": 0, "answer_calibrations": 0}
-    assert manifest["counts"] == counts
-    assert [each["sha256"] for each in manifest["calibrations"]] == sums
+    again = restored(another, saved, activate=True)
+    assert (again.added, again.activated, again.left, len(again.there)) == ([], [], [], 4)
+    assert rows(another) == rows(store)
 
 
 def test_a_restored_store_has_other_keys(store: Store, another: Store, saved: Path) -> None:
@@ -157,18 +148,8 @@ def test_a_restored_store_has_other_keys(store: Store, another: Store, saved: Pa
     assert len(again) < len(drawn) / 5  # false alarm below 1e-9
 
 
-def test_a_second_time_changes_nothing(another: Store, saved: Path) -> None:
-    """All is there already; what was activated is active."""
-    restored(another, saved)
-    before = rows(another)
-    done = restored(another, saved, activate=True)
-    assert (done.added, done.activated, done.left) == ([], [], [])
-    assert len(done.there) == 4
-    assert rows(another) == before
-
-
 def test_restoring_keeps_the_calibrations_of_the_store(another: Store, saved: Path) -> None:
-    """The calibration that decides, its alarms, and those of one that the backup has too."""
+    """The calibration that decides and its alarms, unless the backup's are to be activated."""
     another.add(record("cal-9", 9), activate=True)
     watch(another, "cal-9", raised='["set_size"]')
     done = restored(another, saved)
@@ -178,13 +159,8 @@ def test_restoring_keeps_the_calibrations_of_the_store(another: Store, saved: Pa
     before = rows(another)
     restored(another, saved)
     assert rows(another) == before
-
-
-def test_restoring_can_activate_the_backups_calibration(another: Store, saved: Path) -> None:
-    """Once for each artifact; alarms are those of the backup."""
-    another.add(record("cal-9", 9), activate=True)
     done = restored(another, saved, activate=True)
-    assert (sorted(done.activated), done.left) == (["cal-2", "cal-4"], [])
+    assert (done.activated, done.left) == (["cal-2"], [])
     assert another.shared_state("a" * 64).active_id == "cal-2"
     assert another.shared_state(OTHER).active_id == "cal-4"
 
@@ -305,9 +281,9 @@ def head_changed(**changes: Any) -> Callable[[dict[str, bytes]], None]:
         line, _, arrays = members["calibrations/cal-4"].partition(b"\n")
         data = json.dumps(json.loads(line) | changes).encode() + b"\n" + arrays
         members["calibrations/cal-4"] = data
-        manifest = json.loads(members["manifest.json"])
-        manifest["calibrations"][-1]["sha256"] = hashlib.sha256(data).hexdigest()
-        members["manifest.json"] = json.dumps(manifest).encode()
+        listed = json.loads(members["manifest.json"])["calibrations"]
+        listed[-1]["sha256"] = hashlib.sha256(data).hexdigest()
+        manifest_changed(calibrations=listed)(members)
 
     return change
 
@@ -322,32 +298,34 @@ def manifest_changed(**changes: Any) -> Callable[[dict[str, bytes]], None]:
     return change
 
 
-def last_byte_changed(members: dict[str, bytes]) -> None:
-    """Of the arrays of the last calibration; the zip's own checksums fit."""
-    data = members["calibrations/cal-4"]
-    members["calibrations/cal-4"] = data[:-1] + bytes([data[-1] ^ 1])
+def member_changed(name: str, old: bytes, new: bytes) -> Callable[[dict[str, bytes]], None]:
+    """Other bytes in a member; the zip's own checksums fit."""
+
+    def change(members: dict[str, bytes]) -> None:
+        assert old in members[name]
+        members[name] = members[name].replace(old, new)
+
+    return change
 
 
-def activated(members: dict[str, bytes]) -> None:
-    """The file names another calibration as active, whose digest still matches."""
-    data = members["calibrations/cal-3"]
-    members["calibrations/cal-3"] = data.replace(b'"active":false', b'"active":true')
-
-
+CAL_3, CAL_4, MANIFEST = "calibrations/cal-3", "calibrations/cal-4", "manifest.json"
 DAMAGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
-    "arrays": (last_byte_changed, "cal-4 is not what the manifest says"),
-    "active": (activated, "cal-3 is not what the manifest says"),
+    "arrays": (
+        lambda members: members.update({CAL_4: members[CAL_4][:-1] + b"?"}),
+        "cal-4 is not what the manifest says",
+    ),
+    "active": (
+        member_changed(CAL_3, b'"active":false', b'"active":true'),
+        "cal-3 is not what the manifest says",
+    ),
     "document": (head_changed(document="{}"), "digest of calibration cal-4"),
     "artifact": (head_changed(artifact="a" * 64), "digest of calibration cal-4"),
     "another's": (head_changed(id="cal-5"), "digest of calibration cal-4"),
     "no head": (head_changed(digest=None), "cal-4 cannot be read"),
-    "missing": (lambda members: members.pop("calibrations/cal-4"), "cal-4 cannot be read"),
-    "no manifest": (lambda members: members.pop("manifest.json"), "manifest.json cannot be read"),
+    "missing": (lambda members: members.pop(CAL_4), "cal-4 cannot be read"),
+    "no manifest": (lambda members: members.pop(MANIFEST), "manifest.json cannot be read"),
     "manifest": (manifest_changed(counts=None), "its manifest: counts"),
-    "no object": (
-        lambda members: members.update({"manifest.json": b"[]"}),
-        "zip is damaged: its m",
-    ),
+    "no object": (lambda members: members.update({MANIFEST: b"[]"}), "zip is damaged: its m"),
     "newer": (manifest_changed(format=2, program="9.0"), "with racer 9.0"),
 }
 
@@ -368,21 +346,15 @@ def test_a_damaged_backup_is_refused_before_anything_is_written(
         assert rows(locked) == {table.__tablename__: set() for table in TABLES}
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
-def test_a_backup_that_was_cut_off_is_refused(another: Store, saved: Path, share: float) -> None:
-    """Wherever: a zip's table of contents stands at its end."""
-    data = saved.read_bytes()
-    saved.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(InputError, match=r"racer-backup\.zip"):
-        restored(another, saved)
-    assert not any(rows(another).values())
-
-
 def test_any_byte_that_is_changed_is_noticed_or_changes_nothing(saved: Path) -> None:
-    """Two hundred of them, anywhere in the file: what is read is what was written."""
+    """Two hundred of them, anywhere in the file; a file that was cut off is always refused."""
     data = saved.read_bytes()
     with Backup(saved) as opened:
         wanted = [stored.row.digest for stored in opened.calibrations()]
+    for share in (0.0, 0.3, 0.999):
+        saved.write_bytes(data[: int(len(data) * share)])
+        with pytest.raises(InputError, match=r"racer-backup\.zip"):
+            Backup(saved)
     refused = 0
     for place in np.random.default_rng(0).integers(0, len(data), 200):
         saved.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
@@ -543,16 +515,11 @@ def test_a_running_gateway_follows_what_is_restored_into_its_store(
     gateway = serve(folder=tmp_path)
     config = tmp_path / "racer.yaml"
     assert racer("backup", file, "--config", config)[0] == 0
-    first, second = active(gateway), gateway.calibrate(100)["id"]
+    first, second = gateway.ready()["calibration"], gateway.calibrate(100)["id"]
     assert racer("restore", file, "--config", config)[0] == 0
-    assert active(gateway) == second
+    assert gateway.ready()["calibration"] == second
     assert racer("restore", file, "--config", config, "--activate")[0] == 0
-    assert until(lambda: active(gateway) == first, 30)
-
-
-def active(gateway: Gateway) -> str:
-    """The calibration that decides there."""
-    return gateway.ready()["calibration"]
+    assert until(lambda: gateway.ready()["calibration"] == first, 30)
 
 
 def test_a_database_of_another_version_is_refused_as_by_a_start(
@@ -568,11 +535,11 @@ def test_a_database_of_another_version_is_refused_as_by_a_start(
     assert "give this one an empty database" in str(start.value)
     monkeypatch.setenv("RACER_STORE_URL", database)
     config = configure(tmp_path / "config", artifact, "http://127.0.0.1:1/v1")
-    assert racer("backup", file, "--config", config) == (2, "", f"racer: {start.value}\n")
+    assert racer("backup", file, "--config", config) == (1, "", f"racer: {start.value}\n")
     assert not file.exists()
     with Store(f"sqlite:///{tmp_path / 'newest.db'}") as store:
         calibrations.save(store, (), file)
-    assert racer("restore", file, "--config", config) == (2, "", f"racer: {start.value}\n")
+    assert racer("restore", file, "--config", config) == (1, "", f"racer: {start.value}\n")
 
 
 def test_a_store_that_is_not_there_has_no_backup(
@@ -582,10 +549,148 @@ def test_a_store_that_is_not_there_has_no_backup(
     store = tmp_path / "misspelt.db"
     changes: dict[str, Any] = {"store": f"sqlite:///{store}"}
     config = configure(tmp_path / "config", artifact, "http://127.0.0.1:1/v1", **changes)
-    message = (
-        f"racer: store sqlite:///{store} does not exist: check `store` in {config}, or "
-        "$RACER_STORE_URL\n"
-    )
-    assert racer("backup", file, "--config", config) == (2, "", message)
-    assert not store.exists()
-    assert not file.exists()
+    code, _, error = racer("backup", file, "--config", config)
+    assert (code, "misspelt.db does not exist: check `store`" in error) == (2, True)
+    assert (store.exists(), file.exists()) == (False, False)
+
+
+# Keys ------------------------------------------------------------------------------------------
+
+
+FILE = """\
+# Our gateway.
+schema_version: 1
+candidates:
+  - name: adder
+    base_url: http://127.0.0.1:1/v1  # the small one
+
+access:   # who may
+  hosts: [gateway.example]
+  keys:   # one a team
+    # the shop
+    - name: shop  # since May
+      hash: "sha256:00000000000000000000000000000001:{zeros}"
+    # the team
+    - {{name: team, hash: "sha256:00000000000000000000000000000002:{zeros}"}}
+
+# Limits of the machine.
+limits:
+  queue: 12
+# the end
+""".format(zeros="0" * 64)
+
+
+def key(name: str, salt: int, **more: Any) -> dict[str, Any]:
+    """A key of a configuration."""
+    return {"name": name, "hash": f"sha256:{salt:032x}:{'0' * 64}", **more}
+
+
+def with_keys(path: Path, keys: list[dict[str, Any]], file: Path) -> None:
+    """A backup of a gateway that had these keys."""
+    with Store(f"sqlite:///{path.parent / 'saved.db'}") as store:
+        store.add(record("cal-1"), activate=True)
+        calibrations.save(store, Access.model_validate({"keys": keys}).keys, file)
+
+
+LIMITED = key(
+    "web", 3, role="admin", requests_per_minute=60, max_alpha=0.2, group="ü", candidates=["adder"]
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That configuration."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "racer.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    return path
+
+
+def test_keys_are_reported_and_the_configuration_is_left_alone(
+    config: Path, file: Path, racer: Command
+) -> None:
+    """Those that it lacks, by name: one that is not there, and one with another hash."""
+    with_keys(config, [key("shop", 1), LIMITED, key("team", 9)], file)
+    code, output, error = racer("restore", file, "--config", config, "--json")
+    assert code == 0, error
+    assert json.loads(output)["keys lacking"] == ["web", "team"]
+    assert config.read_text(encoding="utf-8") == FILE
+
+
+def test_keys_are_added_and_every_other_line_stays(
+    config: Path, file: Path, racer: Command
+) -> None:
+    """To the last character: comments stay above what they are about."""
+    with_keys(config, [key("shop", 1), LIMITED, key("mobile", 4)], file)
+    code, output, error = racer("restore", file, "--config", config, "--keys", "--json")
+    assert code == 0, error
+    assert json.loads(output)["keys added"] == ["web", "mobile"]
+    lines = config.read_text(encoding="utf-8").splitlines()
+    place = lines.index("  keys:   # one a team")
+    added = lines[place + 1 : place + 3]
+    assert [*lines[: place + 1], *lines[place + 3 :]] == FILE.splitlines()
+    assert all(line.startswith('    - {"name": ') for line in added)
+    known = {each.name: each for each in settings.load(config)[0].access.keys}
+    assert set(known) == {"web", "mobile", "shop", "team"}
+    assert known["web"].model_dump(mode="json", exclude_defaults=True) == LIMITED
+    assert racer("restore", file, "--config", config, "--keys")[0] == 0  # nothing is lacking
+    assert config.read_text(encoding="utf-8").splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    "access",
+    ["", "access: {}\n", "access:\n  hosts: [a.example]  # us\n",
+     "access:\n  keys: []\n", "access: {keys: []}\n",
+     f"access:\n  keys: [{json.dumps(key('shop', 1))}]  # one\n"],
+)  # fmt: skip
+def test_keys_find_a_place_in_any_configuration(
+    config: Path, file: Path, racer: Command, access: str
+) -> None:
+    """Without the section, without the list, with one on a line: comments stay, and it starts."""
+    head, _, tail = FILE.partition("access:")
+    config.write_text(head + access + tail[tail.index("\n# Limits") :], encoding="utf-8")
+    with_keys(config, [LIMITED], file)
+    code, _, error = racer("restore", file, "--config", config, "--keys", "--json")
+    assert code == 0, error
+    assert "web" in {each.name for each in settings.load(config)[0].access.keys}
+    text = config.read_text(encoding="utf-8")
+    for comment in ("# Our gateway.", "# the small one", "# Limits of the machine.", "# the end"):
+        assert comment in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([key("web", 3), key("team", 9)], "'team' has another hash"),
+        ([key("other", 2)], "two keys have the same hash"),
+        ([key("web", 3, candidates=["poet"])], "'poet' is no candidate"),
+    ],
+    ids=["another hash", "another name", "unknown candidate"],
+)
+def test_keys_that_do_not_fit_are_refused_and_nothing_is_changed(
+    config: Path, file: Path, racer: Command, keys: list[dict[str, Any]], message: str
+) -> None:
+    """Neither the configuration nor the store."""
+    with_keys(config, keys, file)
+    code, _, error = racer("restore", file, "--config", config, "--keys")
+    assert code in (1, 2)
+    assert message in error
+    assert config.read_text(encoding="utf-8") == FILE
+    assert not (config.parent / "racer.db").exists()
+
+
+def test_no_secret_is_in_a_backup(
+    serve: Serve, racer: Command, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hashes and limits of keys are; no key, and no variable of the environment."""
+    secret, line = configured_key("team", requests_per_minute=60)
+    serve(folder=tmp_path, access={"keys": [line]})
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    assert racer("backup", file, "--config", tmp_path / "racer.yaml")[0] == 0
+    with ZipFile(file) as opened:
+        held = b"".join(opened.read(name) for name in opened.namelist())
+    assert line["hash"].encode() in held
+    for value in (secret, *ENVIRONMENT.values()):
+        assert value.encode() not in held

@@ -10,16 +10,13 @@ import math
 import random
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -32,11 +29,10 @@ from racer_core.errors import OverlapError
 from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.records.near_copies import count_near_copies
-from racer_core.types import BINARY_TARGETS, FloatArray, LabelledRows, RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, LabelledRows, RiskTarget, Score
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
-    DATA_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TRAINED,
@@ -46,11 +42,9 @@ from tests.kit.gateway import (
     Serve,
     as_json,
     candidates,
-    configure,
     error_message,
     labelled,
     noisy,
-    running,
 )
 from tests.kit.lazy import LazyModule
 from tests.kit.upstream import FakePool
@@ -62,23 +56,12 @@ PRICES = (4.0, 1.0, 0.5)
 PRICED = {name: {"price": price} for name, price in zip(POOL, PRICES, strict=True)}
 
 
-@pytest.fixture(scope="module")
-def unsure(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
+@pytest.fixture
+def unsure(shared: Shared, noisy_artifact: Path, pool: FakePool) -> Gateway:
     """A gateway whose router and labels are noisy, so that thresholds differ from 0."""
-    folder, priced = tmp_path_factory.mktemp("unsure"), candidates(shared_pool.url, **PRICED)
-    path = configure(
-        folder,
-        noisy_artifact,
-        shared_pool.url,
-        candidates=priced,
-        routing={"score": "cover"},
-        watching={"false_alarm": None},  # the same few queries over and over are a drift
-    )
-    with running(path, ENVIRONMENT) as gateway:
-        gateway.calibrate(rows=ROWS)
-        yield gateway
+    changes = {"candidates": candidates(pool.url, **PRICED), "routing": {"score": "cover"}}
+    case = shared(artifact=noisy_artifact, calibrated=False, group="calibrate", **changes)
+    return case.gateway.once(as_json(ROWS))
 
 
 @cache
@@ -132,84 +115,37 @@ def as_parquet(rows: LabelledRows) -> bytes:
 
 # What goes in ---------------------------------------------------------------------------------
 
-LISTS = [{"query": row.query, "correct": sorted(row.correct)} for row in ROWS.rows]
-FORMATS = {
-    "rows.jsonl": jsonl(as_json(ROWS)).encode(),
-    "rows.ndjson": b"\xef\xbb\xbf" + jsonl(as_json(ROWS)).replace("\n", "\r\n").encode(),
-    "rows.json": json.dumps({"rows": as_json(ROWS)}).encode(),
-    "rows.csv": as_csv(ROWS),
-    "rows.parquet": None,  # made when it is needed: pyarrow imports pandas
-    "header.jsonl": jsonl([{"candidates": POOL}, *LISTS]).encode(),
-    "each.jsonl": jsonl([{**row, "candidates": POOL} for row in LISTS]).encode(),
-    "messages.jsonl": jsonl(
-        [
-            {"messages": [{"role": "user", "content": row["query"]}], "correct": row["correct"]}
-            for row in as_json(ROWS)
-        ]
-    ).encode(),
-    "ROWS.JSONL": jsonl(as_json(ROWS)).encode(),
-}
+
+def written(name: str) -> bytes:
+    """The rows in the format of a file name."""
+    if name.endswith("csv"):
+        return as_csv(ROWS)
+    if name.endswith("parquet"):
+        return as_parquet(ROWS)
+    if name.endswith("json"):
+        return json.dumps({"rows": as_json(ROWS)}).encode()
+    return b"\xef\xbb\xbf" + jsonl(as_json(ROWS)).replace("\n", "\r\n").encode()
 
 
-def body_of(name: str) -> bytes | str:
-    """The rows in one of the formats."""
-    return FORMATS[name] or as_parquet(ROWS)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_gives_the_same_evidence(unsure: Gateway, name: str) -> None:
-    """The rows count, not how they were written."""
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("rows.json", ""),
+        ("ROWS.JSONL", "application/jsonl; charset=utf-8"),
+        ("rows.csv", "text/csv"),
+        ("rows.parquet", "application/vnd.apache.parquet"),
+    ],
+)
+def test_every_format_gives_the_same_evidence(unsure: Gateway, name: str, kind: str) -> None:
+    """As a file of a form, and as a body under the format's own content type."""
     expected = evidence_without_source(unsure.calibrate(rows=ROWS, dry_run=True))
-    response = upload(unsure, body_of(name), name, dry_run=True)
-    assert response.status_code == 200, response.text
-    assert evidence_without_source(response.json()) == expected
-
-
-BODIES = {
-    "application/x-ndjson": "rows.jsonl",
-    "application/jsonl; charset=utf-8": "header.jsonl",
-    "text/csv": "rows.csv",
-    "application/vnd.apache.parquet": "rows.parquet",
-}
-
-
-@pytest.mark.parametrize("kind", BODIES)
-def test_a_body_of_any_format_gives_the_same_evidence(unsure: Gateway, kind: str) -> None:
-    """Without a form, under the format's own content type."""
-    expected = evidence_without_source(unsure.calibrate(rows=ROWS, dry_run=True))
-    response = unsure.post(
-        "/calibrate?dry_run=true",
-        ADMIN_KEY,
-        content=body_of(BODIES[kind]),
-        headers={"content-type": kind},
-    )
-    assert response.status_code == 200, response.text
-    assert evidence_without_source(response.json()) == expected
-
-
-def test_rows_of_scores_alone_can_calibrate(unsure: Gateway) -> None:
-    """Rows may carry the router's scores instead of a query."""
-    rng = random.Random(7)
-    rows = [
-        {
-            "scores": {name: round(rng.random(), 3) for name in POOL},
-            "correct": {name: rng.random() < 0.6 for name in POOL},
-        }
-        for _ in range(100)
-    ]
-    evidence = upload(unsure, jsonl(rows), dry_run=True).json()["evidence"]
-    artifact = Racer.load(unsure.settings.artifact).artifact
-    calibration = Calibration(  # no neighbours: patterns are tilted by the rows' scores
-        pool=POOL,
-        fingerprints=tuple(bytes([i]) for i in range(100)),
-        scores=np.array([[row["scores"][m] for m in POOL] for row in rows]),
-        labels=np.array([[row["correct"][m] for m in POOL] for row in rows]),
-        options=CalibrationOptions(null_threshold=artifact.null_threshold),
-        patterns=artifact.patterns,
-    )
-    assert evidence["score"] == "cover"
-    assert evidence["lambda_hat"] == calibration.lambda_hat(0.1, Score.COVER) > 0
-    assert evidence["n"] == calibration.n
+    responses = [upload(unsure, written(name), name, dry_run=True)]
+    if kind:
+        request = {"content": written(name), "headers": {"content-type": kind}}
+        responses.append(unsure.post("/calibrate?dry_run=true", ADMIN_KEY, **request))
+    for response in responses:
+        assert response.status_code == 200, response.text
+        assert evidence_without_source(response.json()) == expected
 
 
 def test_rows_with_scores_and_rows_without_go_together(
@@ -262,13 +198,6 @@ def test_options_are_read_wherever_they_stand(unsure: Gateway) -> None:
     assert (evidence["risk_target"], evidence["n"]) == ("paper", 120)
 
 
-def test_copies_are_rows_like_any_other(unsure: Gateway) -> None:
-    """Stripped of its repeats, traffic would not be exchangeable; with other labels too."""
-    rows = as_json(ROWS)
-    evidence = upload(unsure, jsonl(rows + rows[:50]), dry_run=True).json()["evidence"]
-    assert (evidence["rows"], evidence["duplicates"]) == (170, 50)
-
-
 # What comes out -------------------------------------------------------------------------------
 
 
@@ -292,22 +221,17 @@ def test_the_threshold_is_the_cores(
 def test_a_score_that_needs_prices_is_refused_without_them(gateway: Gateway, path: str) -> None:
     """This gateway's candidates have no prices, so ``cover_cost`` is refused."""
     body = {"query": ONE} if path == "/route" else {"rows": as_json(ROWS), "dry_run": True}
-    key = DATA_KEY if path == "/route" else ADMIN_KEY
-    for score in set(Score) - {Score.COVER_COST}:
-        assert gateway.post(path, key, json=body | {"score": score}).status_code == 200
-    response = gateway.post(path, key, json=body | {"score": "cover_cost"})
-    assert 400 <= response.status_code < 500, response.text
-    assert "cover_cost" in response.json()["error"]["message"]
-
-
-def near_training(similarity: FloatArray | None) -> int | None:
-    """The number of near copies, None where the router knows no neighbours."""
-    return None if similarity is None else count_near_copies(similarity)
+    for score in Score:
+        response = gateway.post(path, ADMIN_KEY, json=body | {"score": score})
+        assert (response.status_code == 200) == (score is not Score.COVER_COST), response.text
+    response = gateway.post(path, ADMIN_KEY, json=body | {"score": "cover_cost"})
+    assert "cover_cost" in error_message(response, 400 if path == "/route" else 422)
 
 
 def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None:
     """Every field of the evidence, against the core."""
     racer, core = oracle(noisy_artifact)
+    similarity = racer.score(ROWS.queries).similarity
     decisions = racer.route_batch(ROWS.queries, core)
     sizes = [len(each.selected) for each in decisions]
     price = dict(zip(POOL, PRICES, strict=True))
@@ -346,7 +270,7 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
         "answer_risk": None,  # the rows have no answers
         "duplicates": 0,
         "near_duplicates": 0,
-        "training_copies": near_training(racer.score(ROWS.queries).similarity),
+        "training_copies": similarity if similarity is None else count_near_copies(similarity),
         "overlap": 0,
         "overlap_voids": False,
         "sample": {
@@ -359,16 +283,6 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
         },
     }
     assert evidence["risk_q05"] < 0.1 < evidence["risk_q95"] < 0.2
-
-
-def test_delta_asks_for_more_than_the_mean(unsure: Gateway, noisy_artifact: Path) -> None:
-    """With ``delta`` the threshold is the exact binomial one, and certificates say ``pac``."""
-    _, core = oracle(noisy_artifact, delta=0.05)
-    evidence = unsure.calibrate(rows=ROWS, delta=0.05, dry_run=True)["evidence"]
-    marginal = unsure.calibrate(rows=ROWS, dry_run=True)["evidence"]
-    assert evidence["lambda_hat"] == core.lambda_hat(0.1, Score.COVER) >= marginal["lambda_hat"]
-    assert evidence["risk_q95"] <= 0.1 < marginal["risk_q95"]
-    assert evidence["min_n"] == 29
 
 
 def test_a_dry_run_changes_nothing(unsure: Gateway) -> None:
@@ -401,25 +315,6 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
     assert (certificate["score"], certificate["n"]) == ("prob", 400)
 
 
-def test_hash_smoothing_gives_a_query_the_same_set_each_time(serve: Serve) -> None:
-    """Ties are broken by the query's own hash: different queries, not different moments."""
-    gateway = serve(calibrated=False)
-    gateway.calibrate(200, smoothing="hash")
-    decisions = [gateway.decided(ONE) for _ in range(3)]
-    assert decisions[0] == decisions[1] == decisions[2]
-    assert decisions[0]["certificate"]["holds"]
-
-
-def test_hash_smoothing_moves_the_threshold(unsure: Gateway) -> None:
-    """A lattice of scores has ties; the noise of the queries' hashes breaks them."""
-    plain, smooth = (
-        unsure.calibrate(rows=ROWS, smoothing=kind, dry_run=True)["evidence"]["lambda_hat"]
-        for kind in ("none", "hash")
-    )
-    assert plain != smooth
-    assert smooth == pytest.approx(plain, abs=0.2)
-
-
 # History --------------------------------------------------------------------------------------
 
 
@@ -441,10 +336,13 @@ def test_history_is_kept_newest_first(serve: Serve) -> None:
 
 
 def test_activate_rolls_back_and_forward(serve: Serve) -> None:
-    """One call brings an earlier record back; decisions follow at once."""
+    """One call brings any kept record back; decisions follow at once."""
     gateway = serve(calibrated=False)
-    first, second = (gateway.calibrate(60, alpha=alpha)["id"] for alpha in (0.1, 0.3))
-    for wanted, alpha in ((first, 0.1), (second, 0.3), (first, 0.1), (first, 0.1)):
+    first = gateway.calibrate(60, alpha=0.1)["id"]
+    kept = gateway.calibrate(60, alpha=0.3, activate=False)
+    second = kept["id"]
+    assert (kept["active"], gateway.ready()["calibration"]) == (False, first)
+    for wanted, alpha in ((second, 0.3), (first, 0.1), (first, 0.1)):
         answer = gateway.post(f"/calibrations/{wanted}/activate", ADMIN_KEY)
         assert (answer.status_code, answer.json()["id"]) == (200, wanted)
         certificate = gateway.route(ONE)["certificate"]
@@ -454,17 +352,6 @@ def test_activate_rolls_back_and_forward(serve: Serve) -> None:
     refused = gateway.post(f"/calibrations/{second}/activate", ADMIN_KEY, content=large)
     assert refused.status_code == 413
     assert gateway.ready()["calibration"] == first
-
-
-def test_a_record_can_be_kept_without_being_used(serve: Serve) -> None:
-    """``activate: false`` keeps it for later."""
-    gateway = serve()
-    active = gateway.ready()
-    result = gateway.calibrate(100, alpha=0.3, activate=False)
-    assert result["active"] is False
-    assert gateway.ready() == active
-    assert gateway.post(f"/calibrations/{result['id']}/activate", ADMIN_KEY).status_code == 200
-    assert gateway.ready()["calibration"] == result["id"]
 
 
 def test_an_unexpected_active_one_is_a_conflict(serve: Serve) -> None:
@@ -537,89 +424,27 @@ def row(number: int, **changes: Any) -> dict[str, Any]:
     return {name: value for name, value in (good | changes).items() if value is not None}
 
 
-GOOD = json.dumps(row(1))
-BAD_LINES = {
-    "unknown_candidate": (json.dumps(row(2, correct={"gpt": True})), "unknown candidate 'gpt'"),
-    "unknown_in_a_list": (json.dumps(row(2, correct=["gpt"])), "unknown candidate 'gpt'"),
-    "missing_label": (json.dumps(row(2, correct={"adder": True, "poet": True})), "speller"),
-    "no_label": (json.dumps(row(2, correct=None)), "no label"),
-    "null_label": ('{"query": "q?", "correct": null}', "no label"),
-    "label_is_no_boolean": (
-        json.dumps(row(2, correct={"adder": 1, "speller": False, "poet": True})), "true or false"
-    ),
-    "list_without_pool": (json.dumps(row(2, correct=["adder"])), "candidates"),
-    "nan_score": (
-        '{"scores": {"adder": NaN, "speller": 0, "poet": 0}, "correct": []}', "NaN"
-    ),
-    "score_over_1": (
-        json.dumps(row(2, query=None, scores={"adder": 1.5, "speller": 0, "poet": 0})), "[0, 1]"
-    ),
-    "score_below_0": (
-        json.dumps(row(2, query=None, scores={"adder": -0.1, "speller": 0, "poet": 0})), "[0, 1]"
-    ),
-    "score_overflows": (
-        '{"scores": {"adder": 1e400, "speller": 0, "poet": 0}, "correct": []}', "too large"
-    ),
-    "score_is_missing": (json.dumps(row(2, query=None, scores={"adder": 1})), "speller"),
-    "empty_query": (json.dumps(row(2, query=" ")), "empty"),
-    "no_query": (json.dumps(row(2, query=None)), "query"),
-    "query_is_a_number": (json.dumps(row(2, query=7)), "string"),
-    "two_turns": (
-        json.dumps(row(2, query=None, messages=[{"role": "assistant", "content": "a"}])), "messages"
-    ),
-    "not_json": ('{"query": "half', "not JSON"),
-    "twice_the_same_key": ('{"query": "a?", "query": "b?", "correct": []}', "twice"),
-    "surrogate": ('{"query": "\\ud800", "correct": []}', "surrogate"),
-    "not_an_object": ("[1, 2]", "object"),
-    "other_pool": (json.dumps(row(2, candidates=["a", "b"])), "not the pool"),
-    "deep": ('{"query": ' + "[" * 100_000, "nested"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", BAD_LINES)
-def test_a_bad_line_is_named_and_changes_nothing(unsure: Gateway, case: str) -> None:
-    """422 with the line's number and what is wrong; the good lines are not used either."""
+def test_bad_rows_are_named_and_change_nothing(unsure: Gateway) -> None:
+    """422 with the places and what is wrong, without any prompt; good rows are not used either."""
     before = history(unsure)
-    line, words = BAD_LINES[case]
-    message = error_message(
-        upload(unsure, f"{GOOD}\n\n{line}\n{json.dumps(row(4))}\n", "r.jsonl"), 422
-    )
-    assert "line 3: " in message
-    assert words in message
-    assert "line 1:" not in message
-    assert "line 4:" not in message
-    assert len(message) < 500
+    bad = {"query": "CANARY", "correct": {"gpt": True}}
+    lines = f'{json.dumps(row(1))}\n\n{json.dumps(bad)}\n{{"query": "CANARY\n'
+    of_file = error_message(upload(unsure, lines, "r.jsonl"), 422)
+    of_body = unsure.refused([row(1), bad])
+    assert "line 3: unknown candidate 'gpt'" in of_file
+    assert "line 4: not JSON" in of_file
+    assert "row 2: unknown candidate 'gpt'" in of_body
+    assert "line 1:" not in of_file
+    assert "CANARY" not in of_file + of_body
     assert history(unsure) == before
-
-
-@pytest.mark.parametrize("case", ["unknown_candidate", "missing_label", "empty_query"])
-def test_a_bad_row_of_a_document_is_named(unsure: Gateway, case: str) -> None:
-    """Rows inside a JSON document are counted as rows."""
-    rows = [row(1), json.loads(BAD_LINES[case][0]), row(3)]
-    message = error_message(unsure.post("/calibrate", ADMIN_KEY, json={"rows": rows}), 422)
-    assert "row 2: " in message
-    assert BAD_LINES[case][1] in message
 
 
 FILES = {
     "empty": (b"", "x.jsonl", "no rows"),
-    "blank": (b"\n \n\n", "x.jsonl", "no rows"),
-    "header_only": (b'{"candidates": ["adder", "speller", "poet"]}\n', "x.jsonl", "no rows"),
-    "other_header": (b'{"candidates": ["a"]}\n' + GOOD.encode(), "x.jsonl", "not the pool"),
-    "latin1": (f"{GOOD}\n".encode() + b'{"query": "\xe9"}', "x.jsonl", "line 2: not UTF-8"),
-    "utf16": (GOOD.encode("utf-16"), "x.jsonl", "line 1: not UTF-8"),
-    "binary": (bytes(range(256)), "x.jsonl", "not UTF-8"),
-    "empty_csv": (b"", "x.csv", "line 1"),
-    "csv_without_query": (b"text,adder\nhi,1\n", "x.csv", "query"),
-    "csv_short_row": (b"query,adder,speller,poet\nhi?,1\n", "x.csv", "line 2"),
-    "csv_bad_label": (b"query,adder,speller,poet\na?,1,0,0\nhi?,1,maybe,0\n", "x.csv", "line 3"),
-    "csv_unknown": (b"query,adder,speller,gpt\nhi?,1,0,0\n", "x.csv", "line 2"),
-    "csv_latin1": (b"query,adder,speller,poet\n\xe9?,1,0,0\n", "x.csv", "line 2: not UTF-8"),
+    "latin1": (b'{"query": "\xe9"}', "x.jsonl", "line 1: not UTF-8"),
     "no_parquet": (b"PAR1 nothing", "x.parquet", "parquet"),
-    "empty_json": (b'{"rows": []}', "x.json", "no rows"),
-    "no_list": (b'{"rows": {}}', "x.json", "rows"),
     "nobody_is_right": (
-        json.dumps(row(1, correct={"adder": False, "speller": False, "poet": False})).encode(),
+        json.dumps(row(1, correct=dict.fromkeys(POOL, False))).encode(),
         "x.jsonl",
         "nothing to calibrate on",
     ),
@@ -635,87 +460,46 @@ def test_a_bad_file_is_one_clear_error(unsure: Gateway, case: str) -> None:
     assert history(unsure) == before
 
 
-def test_parquet_rows_can_be_wrong_too(unsure: Gateway) -> None:
-    """A NaN score and a missing label in parquet are named by row."""
-    rows = [
-        {"scores": {"adder": 0.5, "speller": 0.5, "poet": 0.5}, "correct": ["adder"]},
-        {"scores": {"adder": math.nan, "speller": 0.5, "poet": 0.5}, "correct": ["adder"]},
-        {"scores": {"adder": 0.5, "speller": 0.5, "poet": 0.5}, "correct": None},
-    ]
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist([{**r, "candidates": POOL} for r in rows]), buffer)
-    message = error_message(upload(unsure, buffer.getvalue(), "x.parquet"), 422)
-    assert "row 2: the score of 'adder' is NaN" in message
-    assert "row 3: no label" in message
-
-
-def test_at_most_twenty_problems_are_listed(unsure: Gateway) -> None:
-    """The rest is counted."""
-    lines = jsonl([row(i, correct={"gpt": True}) for i in range(300)])
-    message = error_message(upload(unsure, lines), 422)
-    assert message.count("unknown candidate") == 20
-    assert "line 20: " in message
-    assert "line 21: " not in message
-    assert message.endswith("and 280 more")
-
-
-def test_a_message_never_repeats_a_query(unsure: Gateway) -> None:
-    """Rows contain users' prompts."""
-    bad = [line.replace("query 2", "CANARY") for line, _ in BAD_LINES.values()]
-    bad += [json.dumps(row(9, query="CANARY", correct={"gpt": True})), '{"query": "CANARY']
-    response = upload(unsure, "\n".join(bad))
-    assert response.status_code == 422
-    assert "CANARY" not in response.text
-
-
 @pytest.mark.parametrize(
-    ("options", "status", "param"),
+    ("option", "values", "status"),
     [
-        ({"alpha": "0"}, 400, "alpha"),
-        ({"alpha": "1"}, 400, "alpha"),
-        ({"alpha": "nan"}, 400, "alpha"),
-        ({"alpha": "inf"}, 400, "alpha"),
-        ({"alpha": "ten"}, 422, "alpha"),
-        ({"delta": "0"}, 400, "delta"),
-        ({"delta": "nan"}, 400, "delta"),
-        ({"score": "best"}, 422, "score"),
-        ({"risk_target": "none"}, 422, "risk_target"),
-        ({"r": "0"}, 422, "r"),
-        ({"r": "1" * 30}, 422, "r"),
-        ({"smoothing": "yes"}, 422, "smoothing"),
-        ({"dry_run": "perhaps"}, 422, "dry_run"),
-        ({"alhpa": "0.1"}, 422, "alhpa"),
+        ("alpha", ("0", "1", "nan", "inf"), 400),
+        ("alpha", ("ten",), 422),
+        ("delta", ("0", "nan"), 400),
+        ("score", ("best",), 422),
+        ("risk_target", ("none",), 422),
+        ("r", ("0", "1" * 30), 422),
+        ("smoothing", ("yes",), 422),
+        ("dry_run", ("perhaps",), 422),
+        ("alhpa", ("0.1",), 422),
     ],
-    ids=str,
 )
 def test_a_bad_option_is_named(
-    unsure: Gateway, options: dict[str, str], status: int, param: str
+    unsure: Gateway, option: str, values: tuple[str, ...], status: int
 ) -> None:
     """One error with the option as param, and nothing changes."""
     before = history(unsure)
-    response = upload(unsure, jsonl(as_json(ROWS)), **options)
-    error_message(response, status)
-    assert response.json()["error"]["param"] == param
+    for value in values:
+        response = upload(unsure, jsonl(as_json(ROWS)), **{option: value})
+        error_message(response, status)
+        assert response.json()["error"]["param"] == option
     assert history(unsure) == before
 
 
-@pytest.mark.parametrize(
-    "case", ["no_file", "text_as_file", "two_files", "unknown_field", "no_boundary", "not_a_form"]
-)
-def test_a_bad_form_is_one_clear_error(unsure: Gateway, case: str) -> None:
+def test_a_bad_form_is_one_clear_error(unsure: Gateway) -> None:
     """A form without one file, or that is no form, is the client's fault."""
-    file = ("file", ("rows.jsonl", GOOD.encode()))
+    file = ("file", ("rows.jsonl", json.dumps(row(1)).encode()))
     form = {"content-type": "multipart/form-data; boundary=x"}
-    requests: dict[str, dict[str, Any]] = {
-        "no_file": {"files": [("other", ("rows.jsonl", GOOD.encode()))]},
-        "text_as_file": {"files": [("x", ("x", b"x"))], "data": {"file": "rows"}},
-        "two_files": {"files": [file, file]},
-        "unknown_field": {"files": [file], "data": {"alhpa": "0.1"}},
-        "no_boundary": {"content": b"x", "headers": {"content-type": "multipart/form-data"}},
-        "not_a_form": {"content": b"nothing of the kind", "headers": form},
-    }
-    response = unsure.post("/calibrate", ADMIN_KEY, **requests[case])
-    error_message(response, 422 if case == "unknown_field" else 400)
+    requests: list[tuple[int, dict[str, Any]]] = [
+        (400, {"files": [("other", file[1])]}),
+        (400, {"files": [("x", ("x", b"x"))], "data": {"file": "rows"}}),
+        (400, {"files": [file, file]}),
+        (422, {"files": [file], "data": {"alhpa": "0.1"}}),
+        (400, {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
+        (400, {"content": b"nothing of the kind", "headers": form}),
+    ]
+    for status, request in requests:
+        error_message(unsure.post("/calibrate", ADMIN_KEY, **request), status)
 
 
 def test_a_document_without_rows_is_an_error(unsure: Gateway) -> None:
@@ -724,14 +508,12 @@ def test_a_document_without_rows_is_an_error(unsure: Gateway) -> None:
         response = unsure.post("/calibrate", ADMIN_KEY, json=body)
         error_message(response, 400)
         assert response.json()["error"]["param"] == "rows"
-    assert "no rows" in error_message(unsure.post("/calibrate", ADMIN_KEY, json={"rows": []}), 422)
+    assert "no rows" in unsure.refused([])
 
 
 COMPRESSED = {
-    "rows.jsonl.gz": gzip.compress(GOOD.encode()),
-    "rows.jsonl": gzip.compress(GOOD.encode()),
+    "rows.jsonl": gzip.compress(b"{}"),
     "rows.csv": b"PK\x03\x04 the beginning of a zip file",
-    "rows.zip": b"plain",
     "x.jsonl.gz": b"plain",
 }
 
@@ -748,6 +530,9 @@ def test_a_compressed_file_is_refused(unsure: Gateway, name: str) -> None:
 def test_training_rows_are_refused_or_void_the_guarantee(serve: Serve) -> None:
     """Overlap is 422 with a number; allowed, every certificate says so."""
     gateway = serve(calibrated=False)
+    of_validation = {"rows": as_json(labelled(5_190, 20))}  # tau was chosen on ten of them
+    message = error_message(gateway.post("/calibrate", ADMIN_KEY, json=of_validation), 422)
+    assert "10 of 20 rows" in message
     rows = labelled(TRAINED - 10, 40)  # ten of them were training rows
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(rows)})
     assert "10 of 40 rows" in error_message(response, 422)
@@ -786,14 +571,6 @@ def test_training_rows_are_found_however_training_cut_them(
         racer.calibrate(cut(training, 100))
 
 
-def test_validation_rows_are_training_rows_too(serve: Serve) -> None:
-    """Tau was chosen on them."""
-    gateway = serve(calibrated=False)
-    rows = as_json(labelled(5_190, 20))
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
-    assert "10 of 20 rows" in error_message(response, 422)
-
-
 def test_too_few_rows_for_alpha_call_the_whole_pool_with_a_reason(serve: Serve) -> None:
     """1/(n + 1) > alpha: the whole pool, flagged as trivial, and it holds."""
     gateway = serve(calibrated=False)
@@ -822,16 +599,6 @@ def test_abstaining_from_too_many_rows_calls_the_whole_pool(serve: Serve) -> Non
     assert certificate["reasons"] == ["abstention_exceeds_alpha_whole_pool"]
     assert certificate["holds"] is True
     assert sorted(gateway.route(ONE)["selected"]) == sorted(POOL)
-
-
-def test_the_fewest_rows_are_just_enough(serve: Serve) -> None:
-    """``min_n`` is exact: with ``min_n`` rows alpha is feasible, with one row less it is not."""
-    gateway = serve(calibrated=False)
-    for count, feasible in ((8, False), (9, True)):
-        rows = [{**row(i), "query": f"{count} {i}"} for i in range(count)]
-        evidence = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, "confirm": True})
-        evidence = evidence.json()["evidence"]
-        assert (evidence["n"], evidence["min_n"], evidence["feasible"]) == (count, 9, feasible)
 
 
 def test_an_infeasible_alpha_can_be_refused(serve: Serve) -> None:
@@ -874,19 +641,6 @@ def test_alpha_and_score_of_a_request_are_the_cores_decision(
     assert len(thresholds) >= 3  # the rows are noisy enough for the test to mean something
 
 
-def test_a_larger_alpha_is_never_a_larger_set(unsure: Gateway) -> None:
-    """Nested sets, through the wire."""
-    sizes = set()
-    for query in QUERIES:
-        sets = [
-            set(unsure.route(query, alpha=alpha)["selected"])
-            for alpha in (0.001, 0.02, 0.1, 0.2, 0.4, 0.7)
-        ]
-        assert all(larger >= smaller for larger, smaller in pairwise(sets))
-        sizes |= {len(each) for each in sets}
-    assert len(sizes) >= 3
-
-
 def test_a_sub_pool_is_recalibrated(unsure: Gateway, noisy_artifact: Path) -> None:
     """``candidates`` restricts the pool: threshold, n and set are the core's for that pool."""
     racer, core = oracle(noisy_artifact)
@@ -915,13 +669,8 @@ def test_the_whole_pool_by_name_is_the_whole_pool(gateway: Gateway, pool: FakePo
     assert racer["selected"] == ["adder"]
     assert pool.models_called() == ["adder"]
     assert gateway.route(TWO, candidates=list(POOL))["certificate"]["n"] == 300
-
-
-def test_a_sub_pool_that_no_row_covers_is_called_whole(gateway: Gateway) -> None:
-    """No row has a right candidate of it, so it has no calibration and is called uncertified."""
-    decision = gateway.route(ONE, candidates=["poet"])
-    assert decision["selected"] == ["poet"]
-    assert decision["certificate"]["holds"] is False
+    decision = gateway.route(ONE, candidates=["poet"])  # no row has it as a right candidate
+    assert (decision["selected"], decision["certificate"]["holds"]) == (["poet"], False)
 
 
 def test_a_new_calibration_renews_the_sub_pools(serve: Serve) -> None:

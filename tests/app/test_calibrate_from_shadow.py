@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +17,13 @@ from tests.kit.gateway import (
     POOL,
     Command,
     Gateway,
+    Restart,
     Serve,
     as_json,
-    configure,
     labelled,
-    running,
     user,
 )
 from tests.kit.monitored import KEY, sampled, shadow_rows
-from tests.kit.upstream import FakePool
 
 
 def ask_and_label(gateway: Gateway, start: int, count: int, application: str | None = None) -> None:
@@ -64,14 +61,13 @@ def test_the_sample_of_live_traffic_calibrates(serve: Serve, racer: Command) -> 
     assert gateway.ready()["calibration"] == result["id"] != before
 
 
-def test_rows_of_several_rates_are_thinned(
-    tmp_path: Path, artifact: Path, pool: FakePool, racer: Command
-) -> None:
+def test_rows_of_several_rates_are_thinned(restart: Restart, racer: Command) -> None:
     """The rate rises from 0.2 to 1: a law without weights, and how to take all rows since."""
     for rate in (0.0, 0.2, 1.0):
         watching = {"shadow_rate": rate, "store_requests": rate > 0.0}
-        path = configure(tmp_path, artifact, pool.url, watching=watching)
-        with running(path, {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}) as gateway:
+        with restart(
+            watching=watching, environment={**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
+        ) as gateway:
             if rate == 0.0:
                 gateway.chat("What comes before the sample?")
                 continue
@@ -104,6 +100,10 @@ def test_rows_of_several_rates_are_thinned(
             evidence = json.loads(out)["evidence"]
             assert (evidence["rows"], evidence["source"]["since"]) == (60, sampling["since"])
             assert "sampled rows were used" not in err
+            code, out, err = racer("calibrate", *at, "--max-weight", "5")
+            assert code == 0, err
+            evidence = json.loads(out)["evidence"]
+            assert (evidence["weights"]["max_weight"], evidence["source"]["sampling"]) == (5, [])
             body = {"rows": shadow_rows(gateway), "since": sampling["since"]}
             response = gateway.post("/calibrate", ADMIN_KEY, json=body)
             assert (response.status_code, "before `since`" in response.text) == (400, True)

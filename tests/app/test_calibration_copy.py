@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +38,6 @@ from tests.kit.waiting import until
 
 AGREED_S = 20.0
 SETUP = "a" * 64  # of `record`
-
-
-@contextmanager
-def stopped(postgres: Postgres) -> Iterator[None]:
-    """No database meanwhile."""
-    postgres.stop()
-    try:
-        yield
-    finally:
-        postgres.start()
 
 
 # The file --------------------------------------------------------------------------------------
@@ -102,26 +91,15 @@ def test_a_damaged_copy_is_not_used(
     assert "a copy of the active calibration is not used" in caplog.text
 
 
-def test_a_copy_can_be_restored_by_hand(
-    store: Store, copies: CalibrationCopies, tmp_path: Path
-) -> None:
-    """It is a backup of one calibration."""
-    store.add(record("cal-1"), activate=True)
-    copies.write(store, "cal-1")
-    (file,) = copies.folder.iterdir()
-    with Store(f"sqlite:///{tmp_path / 'another.db'}") as another:
-        with calibrations.Backup(file) as backup:
-            done = calibrations.restore(another, backup, activate=False)
-        assert (done.added, done.activated) == (["cal-1"], ["cal-1"])
-
-
 # A store that is away --------------------------------------------------------------------------
 
 AWAY = "postgresql://racer@127.0.0.1:9/racer"
 
 
-def test_a_store_may_be_opened_while_its_database_is_away() -> None:
-    """Every use says so; without leave, the start is refused as ever."""
+def test_a_store_may_be_opened_while_its_database_is_away(tmp_path: Path) -> None:
+    """Every use says so; without leave, and for a file, the start is refused as ever."""
+    with pytest.raises(SettingsError):
+        Store(f"sqlite:///{tmp_path / 'nowhere' / 'racer.db'}", may_be_away=True)
     with pytest.raises(SettingsError, match=r"store postgresql://.*127\.0\.0\.1:9/racer"):
         Store(AWAY)
     with Store(AWAY, may_be_away=True) as store:
@@ -146,12 +124,6 @@ def test_a_database_that_is_away_is_tried_once_a_second(monkeypatch: pytest.Monk
     assert len(tries) == 2  # to open it, and then one for all readings
 
 
-def test_a_file_is_never_away(tmp_path: Path) -> None:
-    """A store that cannot be opened stops the start, whatever copies there are."""
-    with pytest.raises(SettingsError):
-        Store(f"sqlite:///{tmp_path / 'nowhere' / 'racer.db'}", may_be_away=True)
-
-
 @pytest.mark.scale
 def test_tables_are_checked_once_the_database_is_back(postgres: Postgres) -> None:
     """Made where there are none; those of another version are refused, and not written."""
@@ -159,7 +131,7 @@ def test_tables_are_checked_once_the_database_is_back(postgres: Postgres) -> Non
     engine = open_engine(older)
     set_version(engine, "0013")
     engine.dispose()
-    with stopped(postgres):
+    with postgres.stopped():
         one, two = Store(empty, may_be_away=True), Store(older, may_be_away=True)
     with one, two:
         assert one.is_away
@@ -210,7 +182,7 @@ def test_a_gateway_starts_while_its_database_is_away(
         second = calibrated(gateway, 1)
         before = gateway.decided(TWO)
         assert before["certificate"]["holds"]
-    with stopped(postgres), running(config, environment) as gateway:
+    with postgres.stopped(), running(config, environment) as gateway:
         ready = gateway.get("/readyz?calibrated=true")
         assert (ready.status_code, ready.json()["calibration"]) == (200, second)
         assert ready.json()["degraded"] == ["store"]
@@ -269,7 +241,7 @@ def test_an_alarm_is_in_the_copy(
         assert until(is_known, AGREED_S)
     text = config.read_text(encoding="utf-8").replace("false_alarm: null", "false_alarm: 0.01")
     config.write_text(text, encoding="utf-8")
-    with stopped(postgres), running(config, environment) as gateway:
+    with postgres.stopped(), running(config, environment) as gateway:
         certificate = gateway.route(TWO)["certificate"]
         assert not certificate["holds"]
         assert "stale:mean_score" in certificate["reasons"]
@@ -281,7 +253,7 @@ def test_without_a_copy_a_gateway_does_not_start_without_its_database(
 ) -> None:
     """Nothing says what is active there, or whether an alarm stands."""
     with (
-        stopped(postgres),
+        postgres.stopped(),
         pytest.raises(SettingsError, match="store postgresql"),
         running(config, environment),
     ):
@@ -296,7 +268,7 @@ def test_a_copy_of_another_artifact_decides_nothing(
     with running(config, environment) as gateway:
         calibrated(gateway)
     other = configure(config.parent, artifact, pool.url)
-    with stopped(postgres), running(other, environment) as gateway:
+    with postgres.stopped(), running(other, environment) as gateway:
         ready = gateway.ready()
         assert ready["calibration"] is None
         assert "no copy of a calibration is on this machine" in ready["missing"][0]["reason"]
@@ -327,7 +299,7 @@ def test_the_copy_wins_over_what_the_artifact_carries(
     assert code == 0, error
     assert (folder / FILE).exists()
     carried = json.loads(output)["id"]
-    with stopped(postgres), running(path, environment) as gateway:
+    with postgres.stopped(), running(path, environment) as gateway:
         assert gateway.ready()["calibration"] == made
         postgres.start()
         assert until(lambda: carried in listed(gateway), AGREED_S)

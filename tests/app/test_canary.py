@@ -26,7 +26,7 @@ from tests.core.laws import assert_binomial
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
-    ONE,
+    POOL,
     TWO,
     Gateway,
     Serve,
@@ -37,6 +37,7 @@ from tests.kit.gateway import (
     running,
     user,
 )
+from tests.kit.monitored import add_verdicts
 from tests.kit.stores import record
 from tests.kit.waiting import wait_until
 
@@ -78,29 +79,17 @@ def questions(start: int, count: int) -> list[str]:
 # The draw ----------------------------------------------------------------------------------------
 
 
-def test_a_canary_decides_its_share() -> None:
-    """20,000 ids at 0.1; false alarm 1e-6. A larger share keeps what the smaller one decides."""
+def test_a_canary_decides_its_share_independently() -> None:
+    """Of canaries and stores and of the sample with its key; of 20,000 ids, false alarm 4e-6."""
     ids = [f"chatcmpl-{number}" for number in range(20_000)]
-    small, large = canary(0.1), canary(0.4)
-    assert_binomial(sum(map(small.decides, ids)), 20_000, 0.1, FALSE_ALARM)
-    assert all(large.decides(each) for each in ids if small.decides(each))
-
-
-@pytest.mark.parametrize("other", [canary(0.1, "cal-2"), canary(0.1, key=b"j" * 32)])
-def test_each_canary_and_each_store_has_a_draw_of_its_own(other: Canary) -> None:
-    """Nobody is always the first to get a new calibration. Both: 0.01; false alarm 1e-6."""
-    ids = [f"chatcmpl-{number}" for number in range(20_000)]
-    first = canary(0.1)
-    both = sum(first.decides(each) and other.decides(each) for each in ids)
-    assert_binomial(both, 20_000, 0.01, FALSE_ALARM)
-
-
-def test_the_draw_is_independent_of_the_shadow_sample() -> None:
-    """With the same key, and by the same id: of 0.2 and 0.3 both are 0.06; false alarm 1e-6."""
-    ids = [f"chatcmpl-{number}" for number in range(20_000)]
-    beside = canary(0.2)
-    both = sum(beside.decides(each) and is_sampled(KEY, each.encode(), 0.3) for each in ids)
-    assert_binomial(both, 20_000, 0.06, FALSE_ALARM)
+    first, large = canary(0.1), canary(0.4)
+    assert_binomial(sum(map(first.decides, ids)), 20_000, 0.1, FALSE_ALARM)
+    assert all(large.decides(each) for each in ids if first.decides(each))
+    for other in (canary(0.1, "cal-2"), canary(0.1, key=b"j" * 32)):
+        both = sum(first.decides(each) and other.decides(each) for each in ids)
+        assert_binomial(both, 20_000, 0.01, FALSE_ALARM)
+    both = sum(first.decides(each) and is_sampled(KEY, each.encode(), 0.3) for each in ids)
+    assert_binomial(both, 20_000, 0.03, FALSE_ALARM)
 
 
 def test_both_calibrations_keep_their_exact_risk() -> None:
@@ -152,25 +141,6 @@ def test_requests_are_shared_and_each_certificate_names_its_calibration(serve: S
     assert gateway.activate(other).status_code == 200  # promoted
     assert gateway.decided(TWO) == decided(by_calibration[other])
     assert before["certificate"]["lambda_hat"] != gateway.decided(TWO)["certificate"]["lambda_hat"]
-
-
-def test_the_turns_of_a_session_stay_together(serve: Serve) -> None:
-    """Of 20 sessions some are the canary's; the chance that all are alike is 2e-6."""
-    gateway = serve()
-    assert gateway.activate(stored(gateway), share=0.5).status_code == 200
-    by_session: list[set[str]] = []
-    for number in range(20):
-        body = {"model": "auto"}
-        headers = {"x-session-id": f"session-{number}"}
-        certificates = [
-            gateway.post(
-                "/v1/chat/completions", json=body | {"messages": user(text)}, headers=headers
-            ).json()["racer"]["certificate"]
-            for text in questions(100 * number, 4)
-        ]
-        by_session.append({each["calibration_id"] for each in certificates})
-    assert all(len(each) == 1 for each in by_session)
-    assert len(set[str]().union(*by_session)) == 2
 
 
 # Promotion and rollback --------------------------------------------------------------------------
@@ -227,8 +197,8 @@ def test_without_an_active_calibration_there_is_no_rest(tmp_path: Path) -> None:
             store.activate("cal-1", None, "a" * 64, 0.5)
 
 
-def test_a_restart_keeps_the_canary(serve: Serve, tmp_path: Path) -> None:
-    """And so does another gateway on the store: they agree on every session."""
+def test_the_turns_of_a_session_stay_together(serve: Serve, tmp_path: Path) -> None:
+    """Also at another gateway on the store. Of 20 sessions all are alike by a chance of 2e-6."""
     gateway = serve(folder=tmp_path / "shared")
     other = stored(gateway)
     gateway.activate(other, share=0.5)
@@ -237,28 +207,28 @@ def test_a_restart_keeps_the_canary(serve: Serve, tmp_path: Path) -> None:
     with running(gateway.config, ENVIRONMENT) as second:
         wait_until(lambda: listed(second) == begun)
 
-        def calibration(at: Gateway, session: int) -> str:
-            body = {"model": "auto", "messages": user(ONE)}
+        def calibration(at: Gateway, session: int, text: str) -> str:
+            body = {"model": "auto", "messages": user(text)}
             headers = {"x-session-id": f"session-{session}"}
             answer = at.post("/v1/chat/completions", json=body, headers=headers)
             return answer.json()["racer"]["certificate"]["calibration_id"]
 
-        for session in range(20):
-            assert calibration(gateway, session) == calibration(second, session)
+        by_session = [
+            {
+                calibration(at, session, text)
+                for text in questions(100 * session, 2)
+                for at in (gateway, second)
+            }
+            for session in range(20)
+        ]
+        assert all(len(each) == 1 for each in by_session)
+        assert len(set[str]().union(*by_session)) == 2
         second.activate(other)
         wait_until(lambda: gateway.ready()["calibration"] == other)
         wait_until(lambda: listed(gateway) is None)
 
 
 # What both realise -------------------------------------------------------------------------------
-
-
-def judge(gateway: Gateway, decision_id: str, right: str) -> None:
-    """Say as an admin that one candidate is right, and the others wrong."""
-    correct = {name: name == right for name in ("adder", "speller", "poet")}
-    body = {"decision_id": decision_id, "correct": correct}
-    answer = gateway.post("/feedback", ADMIN_KEY, json=body)
-    assert answer.status_code == 200, answer.text
 
 
 def test_both_realised_figures_are_shown(serve: Serve) -> None:
@@ -275,7 +245,7 @@ def test_both_realised_figures_are_shown(serve: Serve) -> None:
     for name, answers in made.items():
         for each in answers:
             right = "speller" if len(losses[name]) % 3 else "adder"
-            judge(gateway, each["decision_id"], right)
+            add_verdicts(gateway, each["decision_id"], {name: name == right for name in POOL})
             losses[name].append(right not in each["selected"])
     shown = listed(gateway)
     assert shown is not None
@@ -306,7 +276,8 @@ def test_a_canary_that_breaks_its_promise_is_ended(serve: Serve) -> None:
         if answer["certificate"]["calibration_id"] == other:
             wrong = {"adder", "speller", "poet"} - set(answer["selected"])
             if wrong:
-                judge(gateway, answer["decision_id"], min(wrong))
+                correct = {name: name == min(wrong) for name in POOL}
+                add_verdicts(gateway, answer["decision_id"], correct)
         shown = listed(gateway)
         if shown is None or shown["ended"]:
             break

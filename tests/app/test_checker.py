@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from app.settings import Secrets, Settings
 from racer_core.types import CallRecord
 from tests.kit.waiting import eventually
 
+pytestmark = pytest.mark.anyio
 ANSWERS: dict[str, str | None] = {"adder": "42", "speller": "forty-two", "poet": None}
 RIGHT = {"adder": True, "speller": False}
 CALLS: Mapping[str, CallRecord] = {"adder": {"finish_reason": "stop"}}
@@ -99,10 +98,7 @@ class Scene:
 
 @asynccontextmanager
 async def opened(
-    configuration: Settings,
-    *,
-    secrets: Secrets | None = None,
-    fault: Exception | None = None,
+    configuration: Settings, *, secrets: Secrets | None = None, fault: Exception | None = None
 ) -> AsyncGenerator[Scene]:
     """Checkers whose verdicts are kept, or cannot be stored."""
     recorded: dict[str, Mapping[str, bool]] = {}
@@ -143,6 +139,7 @@ class Server:
 @asynccontextmanager
 async def served(*answers: Answer) -> AsyncGenerator[Server]:
     """A server that answers so."""
+    stopped = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
         server.documents.append(await request.json())
@@ -151,18 +148,17 @@ async def served(*answers: Answer) -> AsyncGenerator[Server]:
         return await answer(request)
 
     application = web.Application()
-    application[STOPPED] = asyncio.Event()
+    application[STOPPED] = stopped
     application.router.add_post("/check/support", handle)
     runner = web.AppRunner(application, shutdown_timeout=0)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
     server = Server(f"http://{host}:{port}/check/support", list(answers))
     try:
         yield server
     finally:
-        application[STOPPED].set()
+        stopped.set()
         await runner.cleanup()
 
 
@@ -181,84 +177,58 @@ async def hang(request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-def test_a_url_is_sent_request_and_answers_and_labels_them() -> None:
+async def test_a_url_is_sent_request_and_answers_and_labels_them() -> None:
     """Tool calls are messages as on the wire; a candidate without an answer is not judged."""
-
-    async def scene() -> None:
-        calls = json.dumps([{"arguments": {"a": 1}, "name": "add"}])
-        secrets = Secrets(checker_key=SecretStr("the-token"))
-        async with (
-            served(says({"correct": RIGHT, "why": "tests"})) as server,
-            opened(configured(url=server.url), secrets=secrets) as made,
-        ):
-            made.submit(answers={**ANSWERS, "adder": calls}, calls={"adder": {"tool_calls": 1}})
-            assert await made.ended() == {"ok": 1}
-        assert made.recorded == {"d1": RIGHT}
-        called = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-        assert server.documents == [
-            {
-                "decision_id": "d1",
-                "application": "support",
-                "request": {"messages": [{"role": "user", "content": "Sum?"}]},
-                "answers": {
-                    "adder": {"role": "assistant", "content": None, "tool_calls": [called]},
-                    "speller": {"role": "assistant", "content": "forty-two"},
-                },
-            }
-        ]
-        assert server.headers[0]["authorization"] == "Bearer the-token"
-
-    asyncio.run(scene())
+    calls = json.dumps([{"arguments": {"a": 1}, "name": "add"}])
+    secrets = Secrets(checker_key=SecretStr("the-token"))
+    async with (
+        served(says({"correct": RIGHT, "why": "tests"})) as server,
+        opened(configured(url=server.url), secrets=secrets) as made,
+    ):
+        made.submit(answers={**ANSWERS, "adder": calls}, calls={"adder": {"tool_calls": 1}})
+        assert await made.ended() == {"ok": 1}
+    assert made.recorded == {"d1": RIGHT}
+    called = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert server.documents == [
+        {
+            "decision_id": "d1",
+            "application": "support",
+            "request": {"messages": [{"role": "user", "content": "Sum?"}]},
+            "answers": {
+                "adder": {"role": "assistant", "content": None, "tool_calls": [called]},
+                "speller": {"role": "assistant", "content": "forty-two"},
+            },
+        }
+    ]
+    assert server.headers[0]["authorization"] == "Bearer the-token"
 
 
-def test_only_samples_of_an_application_with_a_checker_are_checked() -> None:
-    """Other samples wait for other labels."""
-
-    async def scene() -> None:
-        async with (
-            served(says({"correct": RIGHT})) as server,
-            opened(configured(url=server.url)) as made,
-        ):
-            for application in ("agent", "default", None):
-                made.submit(application=application)
-            await asyncio.sleep(QUIET_S)
-            assert (made.outcomes(), server.documents) == ({}, [])
-
-    asyncio.run(scene())
+async def test_samples_without_a_checker_or_an_answer_are_not_checked() -> None:
+    """Other samples wait for other labels; without an answer there is nothing to be judged."""
+    async with served(hang) as server, opened(configured(url=server.url)) as made:
+        for application in ("agent", "default", None):
+            made.submit(application=application)
+        made.submit(answers=dict.fromkeys(ANSWERS))
+        await asyncio.sleep(QUIET_S)
+        assert (made.outcomes(), server.documents) == ({}, [])
 
 
-def test_answers_of_no_candidate_are_not_checked() -> None:
-    """A request that every candidate refuses for good has nothing to be judged."""
-
-    async def scene() -> None:
-        async with served(hang) as server, opened(configured(url=server.url)) as made:
-            made.submit(answers=dict.fromkeys(ANSWERS))
-            await asyncio.sleep(QUIET_S)
-            assert (made.outcomes(), server.documents) == ({}, [])
-
-    asyncio.run(scene())
-
-
-LIES: dict[str, tuple[object, str]] = {
-    "list": ([True], "answered no JSON object"),
-    "no field": ({"verdicts": {}}, "answered no object"),
-    "list of verdicts": ({"correct": ["adder"]}, "answered no object"),
-    "other candidates": ({"correct": {**RIGHT, "oracle": True}}, "'oracle', which is none"),
-    "unanswered": ({"correct": {**RIGHT, "poet": True}}, "'poet', which is none"),
-    "too few": ({"correct": {"adder": True}}, "no verdict on 'speller'"),
-    "numbers": ({"correct": {**RIGHT, "adder": 1}}, "neither true nor false"),
-    "null": ({"correct": {**RIGHT, "adder": None}}, "neither true nor false"),
-}
+LIES: list[tuple[object, str]] = [
+    ([True], "answered no JSON object"),
+    ({"verdicts": {}}, "answered no object"),
+    ({"correct": ["adder"]}, "answered no object"),
+    ({"correct": {**RIGHT, "oracle": True}}, "'oracle', which is none"),
+    ({"correct": {**RIGHT, "poet": True}}, "'poet', which is none"),
+    ({"correct": {"adder": True}}, "no verdict on 'speller'"),
+    ({"correct": {**RIGHT, "adder": 1}}, "neither true nor false"),
+    ({"correct": {**RIGHT, "adder": None}}, "neither true nor false"),
+]
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_an_answer_of_another_schema_labels_nothing(
-    lie: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_answer_of_another_schema_labels_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """It is asked once, and one warning says what is wrong; the next sample is labelled."""
-    document, words = LIES[lie]
-
-    async def scene() -> None:
+    for document, words in LIES:
+        caplog.clear()
         async with (
             served(says(document), says({"correct": RIGHT})) as server,
             opened(configured(url=server.url)) as made,
@@ -269,42 +239,13 @@ def test_an_answer_of_another_schema_labels_nothing(
             await made.ended(2)
             assert set(made.recorded) == {"d2"}
             assert len(server.documents) == 2
-
-    with caplog.at_level(logging.WARNING, checker.__name__):
-        asyncio.run(scene())
-    (warning,) = caplog.messages
-    assert warning.startswith("applications.support.checker: the checker of support")
-    assert words in warning
+        (warning,) = caplog.messages
+        assert warning.startswith("applications.support.checker: the checker of support")
+        assert words in warning
 
 
-def test_a_checker_that_hangs_times_out_once_and_warns_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A timeout is not tried again; after five minutes there is another warning."""
-
-    async def scene() -> None:
-        async with (
-            served(hang) as server,
-            opened(configured(url=server.url, timeout_s=0.2)) as made,
-        ):
-            for number in range(5):
-                made.submit(f"d{number}")
-            assert await made.ended(5) == {"upstream_timeout": 5}
-            assert len(server.documents) == 5
-            made.clock[0] = 301
-            made.submit("d5")
-            await made.ended(6)
-            assert made.recorded == {}
-
-    with caplog.at_level(logging.WARNING, checker.__name__):
-        asyncio.run(scene())
-    assert len(caplog.messages) == 2
-    assert "did not answer in time" in caplog.messages[0]
-    assert caplog.messages[1].endswith("since the last warning: 5")
-
-
-def test_an_answer_that_trickles_times_out() -> None:
-    """The limit is that of the whole check, not of its next byte."""
+async def test_a_check_that_is_lost_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    """The sample stays without a label; the time limit is the check's, not its next byte's."""
 
     async def trickle(request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"content-type": "application/json"})
@@ -315,106 +256,77 @@ def test_an_answer_that_trickles_times_out() -> None:
                 await asyncio.sleep(0.01)
         return answer
 
-    async def scene() -> None:
-        async with (
-            served(trickle) as server,
-            opened(configured(url=server.url, timeout_s=0.1)) as made,
+    async with served(trickle) as slow, served(says({"correct": RIGHT})) as right:
+        for url, fault, outcome, words in (
+            ("http://127.0.0.1:9/check", None, "upstream_unavailable", "cannot be reached"),
+            (right.url, StoreFull("no room"), "not_recorded", "cannot be stored: no room"),
+            (slow.url, None, "upstream_timeout", "in time"),
         ):
-            made.submit()
-            assert await made.ended() == {"upstream_timeout": 1}
+            timeout_s = 0.1 if url == slow.url else 10
+            async with opened(configured(url=url, timeout_s=timeout_s), fault=fault) as made:
+                made.submit()
+                assert await made.ended() == {outcome: 1}
+            assert words in caplog.text
 
-    asyncio.run(scene())
+
+async def test_a_checker_that_hangs_times_out_once_and_warns_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A timeout is not tried again; after five minutes there is another warning."""
+    async with served(hang) as server, opened(configured(url=server.url, timeout_s=0.2)) as made:
+        for number in range(5):
+            made.submit(f"d{number}")
+        assert await made.ended(5) == {"upstream_timeout": 5}
+        assert len(server.documents) == 5
+        made.clock[0] = 301
+        made.submit("d5")
+        await made.ended(6)
+        assert made.recorded == {}
+    assert len(caplog.messages) == 2
+    assert "did not answer in time" in caplog.messages[0]
+    assert caplog.messages[1].endswith("since the last warning: 5")
 
 
-def test_a_checker_that_fails_is_asked_three_times_at_most() -> None:
+async def test_a_checker_that_fails_is_asked_three_times_at_most() -> None:
     """The third answer still counts; a refusal of the key is not tried again."""
-
-    async def scene() -> None:
-        async with (
-            served(says({}, 500), says({}, 503), says({"correct": RIGHT}), says({}, 500)) as server,
-            opened(configured(url=server.url)) as made,
-        ):
-            made.submit()
-            assert await made.ended() == {"ok": 1}
-            made.submit("d2")
-            assert await made.ended(2) == {"ok": 1, "upstream_error": 1}
-            assert len(server.documents) == 2 * ATTEMPTS
-            server.answers = [says({}, 401)]
-            made.submit("d3")
-            assert (await made.ended(3))["upstream_auth_error"] == 1
-            assert len(server.documents) == 2 * ATTEMPTS + 1
-
-    asyncio.run(scene())
+    async with (
+        served(says({}, 500), says({}, 503), says({"correct": RIGHT}), says({}, 500)) as server,
+        opened(configured(url=server.url)) as made,
+    ):
+        made.submit()
+        assert await made.ended() == {"ok": 1}
+        made.submit("d2")
+        assert await made.ended(2) == {"ok": 1, "upstream_error": 1}
+        assert len(server.documents) == 2 * ATTEMPTS
+        server.answers = [says({}, 401)]
+        made.submit("d3")
+        assert (await made.ended(3))["upstream_auth_error"] == 1
+        assert len(server.documents) == 2 * ATTEMPTS + 1
 
 
-def test_a_checker_that_is_down_loses_labels_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing listens."""
-
-    async def scene() -> None:
-        async with opened(configured(url="http://127.0.0.1:9/check")) as made:
-            made.submit()
-            assert await made.ended() == {"upstream_unavailable": 1}
-
-    with caplog.at_level(logging.WARNING, checker.__name__):
-        asyncio.run(scene())
-    assert "the checker of support cannot be reached" in caplog.text
-
-
-def test_verdicts_that_cannot_be_stored_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk: the sample stays without a label."""
-
-    async def scene() -> None:
-        async with (
-            served(says({"correct": RIGHT})) as server,
-            opened(configured(url=server.url), fault=StoreFull("no room")) as made,
-        ):
-            made.submit()
-            assert await made.ended() == {"not_recorded": 1}
-
-    with caplog.at_level(logging.WARNING, checker.__name__):
-        asyncio.run(scene())
-    assert "the verdicts cannot be stored: no room" in caplog.text
-
-
-def test_the_queue_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hanging checker holds a bounded number of requests; submitting never waits."""
+async def test_finishing_waits_within_its_limit_and_the_queue_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A checker that hangs holds a bounded number of requests; submitting never waits."""
     monkeypatch.setattr(checker, "MAX_WAITING", 8)
     monkeypatch.setattr(checker, "MAX_WAITING_BYTES", 5_000)
-
-    async def scene() -> None:
-        async with (
-            served(hang) as server,
-            opened(configured(url=server.url, timeout_s=60)) as made,
-        ):
-            for number in range(10):
+    async with served(says({"correct": RIGHT})) as server:
+        async with opened(configured(url=server.url, timeout_s=60)) as made:
+            for number in range(8):
                 made.submit(f"d{number}")
-            assert made.outcomes() == {"dropped": 2}
+            await made.checkers.finish(20)
+            assert made.outcomes() == {"ok": 8}
+            server.answers = [hang]
+            for number in range(10):
+                made.submit(f"e{number}")
+            assert made.outcomes() == {"ok": 8, "dropped": 2}
             made.submit("large", "x" * 5_000)
-            assert made.outcomes() == {"dropped": 3}
-        assert made.outcomes() == {"dropped": 3, "stopped": 8}
-
-    asyncio.run(scene())
-
-
-def test_finishing_waits_for_what_is_under_way_within_its_limit() -> None:
-    """A checker that hangs holds it no longer."""
-
-    async def scene() -> None:
-        async with served(says({"correct": RIGHT})) as server:
-            async with opened(configured(url=server.url)) as made:
-                for number in range(9):
-                    made.submit(f"d{number}")
-                await made.checkers.finish(20)
-                assert made.outcomes() == {"ok": 9}
-                server.answers = [hang]
-                made.submit("d9")
-                await made.checkers.finish(0.01)
-            assert made.outcomes() == {"ok": 9, "stopped": 1}
-
-    asyncio.run(scene())
+            assert made.outcomes() == {"ok": 8, "dropped": 3}
+            await made.checkers.finish(0.01)
+        assert made.outcomes() == {"ok": 8, "dropped": 3, "stopped": 8}
 
 
-def test_a_lost_check_is_made_again_once_at_a_time() -> None:
+async def test_a_lost_check_is_made_again_once_at_a_time() -> None:
     """After a restart, and later after twice the time; a labelled sample no more."""
 
     class Waiting:
@@ -432,44 +344,28 @@ def test_a_lost_check_is_made_again_once_at_a_time() -> None:
             sample = SimpleNamespace(exchange=EXCHANGE if decision_id == "d1" else None)
             return cast("SampledDecision", SimpleNamespace(sample=sample))
 
-    async def scene() -> None:
-        async with (
-            served(says({}, 401), says({}, 401), says({"correct": RIGHT})) as server,
-            opened(configured(url=server.url)) as made,
-        ):
-            waiting, clock = Waiting(made.recorded), made.clock
-            rechecks = Rechecks(waiting, made.checkers, every_s=100, clock=lambda: clock[0])
+    async with (
+        served(says({}, 401), says({}, 401), says({"correct": RIGHT})) as server,
+        opened(configured(url=server.url)) as made,
+    ):
+        waiting, clock = Waiting(made.recorded), made.clock
+        rechecks = Rechecks(waiting, made.checkers, every_s=100, clock=lambda: clock[0])
+        await rechecks.run_once()
+        clock[0] = 101
+        await rechecks.run_once()  # it is due again, and still being checked
+        await made.ended(1)
+        for seconds, ended in ((99, 1), (101, 2), (250, 2), (302, 3), (10_000, 3)):
+            clock[0] = seconds
             await rechecks.run_once()
-            clock[0] = 101
-            await rechecks.run_once()  # it is due again, and still being checked
-            await made.ended(1)
-            for seconds, ended in ((99, 1), (101, 2), (250, 2), (302, 3), (10_000, 3)):
-                clock[0] = seconds
-                await rechecks.run_once()
-                await made.checkers.finish(10)
-                assert sum(made.outcomes().values()) == ended
-            assert made.recorded == {"d1": RIGHT}
-            assert len(server.documents) == 3
-
-    asyncio.run(scene())
+            await made.checkers.finish(10)
+            assert sum(made.outcomes().values()) == ended
+        assert made.recorded == {"d1": RIGHT}
+        assert len(server.documents) == 3
 
 
 def function(name: str) -> str:
     """A function of the tests' own."""
     return f"tests.kit.checkers:{name}"
-
-
-def test_a_function_labels_like_a_url() -> None:
-    """What it prints is no message, and its process serves the next sample, too."""
-
-    async def scene() -> None:
-        async with opened(configured(function=function("right"))) as made:
-            for number in range(2):
-                made.submit(f"d{number}")
-                assert await made.ended(number + 1) == {"ok": number + 1}
-            assert made.recorded["d1"] == RIGHT
-
-    asyncio.run(scene())
 
 
 FAULTS = {
@@ -482,92 +378,75 @@ FAULTS = {
 }
 
 
+async def test_a_function_labels_like_a_url_and_is_killed_when_it_hangs() -> None:
+    """What it prints is no message; a gateway that stops does not wait for it."""
+    async with opened(configured(function=function("right"))) as made:
+        for number in range(2):
+            made.submit(f"d{number}")
+            assert await made.ended(number + 1) == {"ok": number + 1}
+        assert made.recorded["d1"] == RIGHT
+    async with (
+        asyncio.timeout(300),
+        opened(configured(function=function("says"), timeout_s=600)) as made,
+    ):
+        made.submit(content="hang")
+        await asyncio.sleep(QUIET_S)
+    assert made.outcomes() == {"stopped": 1}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_function_that_fails_loses_one_label(
+async def test_a_function_that_fails_loses_one_label(
     fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No text of the request is logged, and the next sample is labelled."""
     outcome, words = FAULTS[fault]
-
-    async def scene() -> None:
-        timeout_s = 8 if fault == "hang" else 20  # the next call starts a process within it
-        async with opened(configured(function=function("says"), timeout_s=timeout_s)) as made:
-            made.submit(content=fault)
-            assert await made.ended() == {outcome: 1}
-            made.submit("d2")
-            await made.ended(2)
-            assert set(made.recorded) == {"d2"}
-
-    with caplog.at_level(logging.WARNING, checker.__name__):
-        asyncio.run(scene())
+    timeout_s = 8 if fault == "hang" else 20  # the next call starts a process within it
+    async with opened(configured(function=function("says"), timeout_s=timeout_s)) as made:
+        made.submit(content=fault)
+        assert await made.ended() == {outcome: 1}
+        made.submit("d2")
+        await made.ended(2)
+        assert set(made.recorded) == {"d2"}
     (warning,) = caplog.messages
     assert words in warning
     assert "secret" not in warning
 
 
-UNUSABLE = {
-    "no.such_module:check": "cannot be imported: ModuleNotFoundError",
-    function("missing"): "has no function `missing`",
-    function("later"): "must be a plain function",
-}
-
-
-@pytest.mark.parametrize("place", UNUSABLE)
-def test_a_function_that_cannot_be_used_stops_the_start(place: str) -> None:
-    """With its name and the setting."""
-
-    async def scene() -> None:
-        with pytest.raises(SettingsError, match="checker of support") as caught:
-            async with opened(configured(function=place)):
-                pass
-        assert UNUSABLE[place] in str(caught.value)
-        assert "correct `applications.support.checker.function`" in str(caught.value)
-
-    asyncio.run(scene())
-
-
-def test_a_stopping_gateway_does_not_wait_for_a_function_that_hangs() -> None:
-    """Its process is killed."""
-
-    async def scene() -> float:
-        async with opened(configured(function=function("says"), timeout_s=60)) as made:
-            made.submit(content="hang")
-            await asyncio.sleep(QUIET_S)
-            started = time.monotonic()
-        assert made.outcomes() == {"stopped": 1}
-        return time.monotonic() - started
-
-    assert asyncio.run(scene()) < 30  # half of its limit
-
-
-def test_a_checker_needs_samples() -> None:
-    """Without a rate it would never be called."""
-    values = configured(url="http://host/check").model_dump(exclude_unset=True)
-    values["watching"]["shadow_rate"] = 0.0
-    with pytest.raises(ValueError, match=r"applications\.support\.checker: .* none are sampled"):
-        Settings.model_validate(values)
-
-
 @pytest.mark.parametrize(
-    ("checked", "problem"),
+    ("place", "problem"),
     [
-        ({}, "needs either `url` or `function`"),
-        ({"url": "http://host/check", "function": "a.b:c"}, "needs either `url` or `function`"),
-        ({"url": "file:///etc/passwd"}, "must be an http(s) URL"),
-        ({"function": "a.b.c"}, "must match the pattern"),
-        ({"url": "http://host/check", "timeout_s": 0}, "must be greater than 0"),
+        ("no.such_module:check", "cannot be imported: ModuleNotFoundError"),
+        (function("missing"), "has no function `missing`"),
+        (function("later"), "must be a plain function"),
     ],
 )
-def test_a_checker_is_a_url_or_a_function(checked: dict[str, Any], problem: str) -> None:
+async def test_a_function_that_cannot_be_used_stops_the_start(place: str, problem: str) -> None:
+    """With its name and the setting."""
+    with pytest.raises(SettingsError, match="checker of support") as caught:
+        async with opened(configured(function=place)):
+            pass
+    assert problem in str(caught.value)
+    assert "correct `applications.support.checker.function`" in str(caught.value)
+
+
+def test_a_checker_is_a_url_or_a_function_and_needs_samples() -> None:
     """A wrong one stops the start with its field."""
-    text = json.dumps(
-        {
+    url = {"url": "http://host/check"}
+    for checked, rate, problem in (
+        ({}, 0.5, "needs either `url` or `function`"),
+        (url | {"function": "a.b:c"}, 0.5, "needs either `url` or `function`"),
+        ({"url": "file:///etc/passwd"}, 0.5, "must be an http(s) URL"),
+        ({"function": "a.b.c"}, 0.5, "must match the pattern"),
+        (url | {"timeout_s": 0}, 0.5, "must be greater than 0"),
+        (url, 0.0, "none are sampled"),
+    ):
+        document = {
             "schema_version": 1,
             "candidates": [{"name": "adder", "base_url": "http://127.0.0.1:9"}],
             "applications": {"support": {"checker": checked}},
+            "watching": {"shadow_rate": rate},
         }
-    )
-    with pytest.raises(SettingsError) as caught:
-        settings.parse(text, Path("racer.yaml"))
-    assert "applications.support.checker" in str(caught.value)
-    assert problem in str(caught.value)
+        with pytest.raises(SettingsError) as caught:
+            settings.parse(json.dumps(document), Path("racer.yaml"))
+        assert "applications.support.checker" in str(caught.value)
+        assert problem in str(caught.value)

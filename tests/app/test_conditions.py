@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.routing.conditions import EXCLUSIONS, ConditionReader
+from app.routing.conditions import EXCLUSIONS, ConditionReader, canonical, turn_shapes
 from app.settings import Candidate, key_format
-from app.store import Store
-from app.store.tables import CalibrationRow
 from app.wire.candidate_payload import candidate_payload
 from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     Gateway,
+    Restart,
     as_json,
     candidates,
-    configure,
     labelled,
-    running,
     user,
 )
 from tests.kit.upstream import FakePool
@@ -123,43 +119,14 @@ def test_the_endpoint_and_the_served_model_are_conditions() -> None:
 
 # Fields that may change an answer: a request with one has conditions of its own.
 CHANGING = frozenset(
-    [
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "max_completion_tokens",
-        "max_output_tokens",
-        "stop",
-        "tools",
-        "tool_choice",
-        "functions",
-        "function_call",
-        "audio",
-        "modalities",
-        "prediction",
-        "reasoning",
-        "reasoning_effort",
-        "verbosity",
-        "instructions",
-        "web_search_options",
-        "truncation",
-        "max_tool_calls",
-        "best_of",
-        "echo",
-        "frequency_penalty",
-        "logit_bias",
-        "presence_penalty",
-        "response_format",
-        "suffix",
-        "text",
-        "prompt",
-        "prompt_cache_options",
-        "context_management",
-        "moderation",
-        "access_programs",
-        "image",
-    ]
-)
+    ["temperature", "top_p", "max_tokens", "max_completion_tokens", "max_output_tokens",
+     "stop", "tools", "tool_choice", "functions", "function_call", "audio", "modalities",
+     "prediction", "reasoning", "reasoning_effort", "verbosity", "instructions",
+     "web_search_options", "truncation", "max_tool_calls", "best_of", "echo",
+     "frequency_penalty", "logit_bias", "presence_penalty", "response_format", "suffix",
+     "text", "prompt", "prompt_cache_options", "context_management", "moderation",
+     "access_programs", "image"]
+)  # fmt: skip
 # Fields that the gateway reads or refuses itself.
 OWN = frozenset(["model", "messages", "input", "stream", "previous_response_id", "conversation"])
 # Fields that are no conditions and of no list of the official client: vLLM's, and that of streams.
@@ -192,33 +159,67 @@ def test_every_field_of_an_api_is_decided(path: str) -> None:
     assert not CHANGING & excluded
 
 
+CHAT, LIMIT = "chat/completions", {"max_tokens": 160}
+IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
+PART = {"role": "user", "content": [{"type": "input_text", "text": "A hard question"}]}
+
+
 @pytest.mark.parametrize(
-    ("path", "fields"),
+    ("parameters", "renames", "path", "body", "differing", "is_other_kind"),
     [
-        ("chat/completions", {"presence_penalty": 0}),
-        ("chat/completions", {"frequency_penalty": 0.0}),
-        ("completions", {"logit_bias": {}}),
-        ("chat/completions", {"response_format": {"type": "text"}}),
-        ("responses", {"text": {"format": {"type": "text"}}}),
-        ("chat/completions", {"include": ["x"]}),
-        ("chat/completions", {"background": False}),
-        ("completions", {"top_logprobs": 3}),
-        ("completions", {"parallel_tool_calls": False}),
-        ("completions", {"metadata": {"a": "b"}}),
-        ("responses", {"logprobs": True}),
-        ("responses", {"n": 2}),
-        ("responses", {"temperature": 0, "seed": 7}),
+        # Servers have defaults of their own, and own meanings for the fields of another API.
+        ({}, {}, CHAT, {"presence_penalty": 0}, "presence_penalty", False),
+        ({}, {}, CHAT, {"frequency_penalty": 0.0}, "frequency_penalty", False),
+        ({}, {}, "completions", {"logit_bias": {}}, "endpoint logit_bias", False),
+        ({}, {}, CHAT, {"response_format": {"type": "text"}}, "response_format", False),
+        ({}, {}, "responses", {"text": {"format": {"type": "text"}}}, "endpoint text", False),
+        ({}, {}, CHAT, {"include": ["x"]}, "include", False),
+        ({}, {}, CHAT, {"background": False}, "background", False),
+        ({}, {}, "completions", {"top_logprobs": 3}, "endpoint top_logprobs", False),
+        ({}, {}, "completions", {"parallel_tool_calls": False},
+         "endpoint parallel_tool_calls", False),
+        ({}, {}, "completions", {"metadata": {"a": "b"}}, "endpoint metadata", False),
+        ({}, {}, "responses", {"logprobs": True}, "endpoint logprobs", False),
+        ({}, {}, "responses", {"n": 2}, "endpoint n", False),
+        ({}, {}, "responses", {"temperature": 0, "seed": 7}, "endpoint seed temperature", False),
+        # Limits in the spelling of another API, and the labelled limit under another name.
+        (LIMIT, {}, CHAT, {"max_output_tokens": 16}, "max_output_tokens", False),
+        (LIMIT, {}, "responses", {"max_tokens": 16}, "endpoint max_tokens", False),
+        (LIMIT, {}, "responses", {"input": ONE}, "endpoint", False),
+        ({}, {}, "responses", {"input": ONE, "prompt": {"id": "p"}}, "endpoint prompt", False),
+        # A seed where no token is drawn, and where one is; the width of a beam.
+        ({"temperature": 0}, {}, CHAT, {"seed": 99}, "", False),
+        ({"temperature": 0}, {}, CHAT, {"seed": 9, "temperature": 1}, "seed temperature", False),
+        ({"use_beam_search": True}, {}, CHAT, {"n": 8}, "n", False),
+        ({}, {}, CHAT, {"n": 8}, "", False),
+        # A renamed field is the server's, and shows no other field to be harmless.
+        ({"use_beam_search": True}, {"use_beam_search": "beam"}, CHAT, {"n": 8}, "n", False),
+        ({}, {"width": "best_of"}, CHAT, {"n": 8}, "n", False),
+        ({"tools": [1]}, {"tools": "skills"}, CHAT, {"parallel_tool_calls": False},
+         "parallel_tool_calls", False),
+        ({"temperature": 0}, {"heat": "temperature"}, CHAT, {"seed": 7}, "seed", False),
+        # Tools, images and audio are another kind, unless the configuration sends them as well.
+        ({"modalities": ["text"]}, {}, CHAT, {"modalities": ["text"], "temperature": 2},
+         "temperature", False),
+        ({"modalities": ["text"]}, {}, CHAT, {"modalities": ["audio"]}, "modalities", True),
+        ({}, {}, CHAT, {"tools": [{"type": "function"}]}, "tools", True),
+        ({}, {"skills": "tools"}, CHAT, {"skills": [{"type": "function"}]}, "skills", True),
+        ({}, {}, CHAT, {"messages": [SYSTEM, *user(ONE)]}, "messages.system", False),
+        ({}, {}, CHAT, {"messages": [IMAGE, *user(ONE)]}, "messages.user", True),
+        ({}, {}, CHAT, {"messages": [PART]}, "messages.user", True),
     ],
-)
-def test_a_default_of_the_server_and_a_field_of_another_api_are_conditions(
-    path: str, fields: dict[str, Any]
+)  # fmt: skip
+def test_what_differs_from_the_labelled_rows(
+    parameters: dict[str, Any],
+    renames: dict[str, str],
+    path: str,
+    body: dict[str, Any],
+    differing: str,
+    is_other_kind: bool,
 ) -> None:
-    """Servers have defaults of their own (llama.cpp's --presence-penalty), and own meanings."""
-    reader = ConditionReader([candidate({}, {})])
-    *shared, last = fields
-    without = reader.read({name: fields[name] for name in shared}, path)
-    assert reader.read(fields, path).identity != without.identity
-    assert last in reader.read(fields, path).differing
+    """By name, and whether it makes the request another kind."""
+    found = ConditionReader([candidate(parameters, renames)]).read(body, path)
+    assert (sorted(found.differing), found.is_other_kind) == (differing.split(), is_other_kind)
 
 
 def reasons(gateway: Gateway, path: str = "/v1/chat/completions", **body: Any) -> list[str]:
@@ -229,23 +230,6 @@ def reasons(gateway: Gateway, path: str = "/v1/chat/completions", **body: Any) -
     assert certificate["holds"] is False
     assert response.headers["x-racer-guarantee"].startswith("void")
     return certificate["reasons"]
-
-
-@pytest.mark.parametrize("name", ["max_output_tokens", "max_tokens", "max_completion_tokens"])
-def test_a_limit_in_the_spelling_of_another_api_voids(
-    shared: Shared, pool: FakePool, name: str
-) -> None:
-    """A server that does not know the spelling would ignore the limit."""
-    gateway = shared(candidates=candidates(pool.url, parameters={"max_tokens": 160})).gateway
-    path = "/v1/chat/completions" if name == "max_output_tokens" else "/v1/responses"
-    text = {"messages": user(ONE)} if path.endswith("completions") else {"input": ONE}
-    assert f"conditions_differ:{name}" in reasons(gateway, path, **text, **{name: 16})
-
-
-def test_a_stored_template_voids(gateway: Gateway) -> None:
-    """`prompt` names a template that the candidate's server fills in."""
-    found = reasons(gateway, "/v1/responses", input=ONE, prompt={"id": "pmpt_1"})
-    assert "conditions_differ:prompt" in found
 
 
 def test_a_renamed_field_is_compared_under_its_name_at_the_server(
@@ -261,14 +245,6 @@ def test_a_renamed_field_is_compared_under_its_name_at_the_server(
     assert gateway.ask(ONE, seed=7).headers["x-racer-guarantee"] == "holds"
 
 
-def test_a_seed_is_no_condition_where_no_token_is_drawn(shared: Shared, pool: FakePool) -> None:
-    """At temperature 0; elsewhere it is."""
-    gateway = shared(candidates=candidates(pool.url, parameters={"temperature": 0})).gateway
-    assert gateway.ask(ONE, seed=99).headers["x-racer-guarantee"] == "holds"
-    found = reasons(gateway, messages=user(ONE), seed=99, temperature=1)
-    assert found == ["conditions_differ:seed", "conditions_differ:temperature"]
-
-
 def with_conditions(
     gateway: Gateway, rows: list[dict[str, Any]], **body: Any
 ) -> list[dict[str, Any]]:
@@ -278,19 +254,12 @@ def with_conditions(
     return [row | {"conditions": dict(digests)} for row in rows]
 
 
-def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Calibrate on rows; returns the evidence."""
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
-    assert response.status_code == 200, response.text
-    return response.json()["evidence"]
-
-
 def test_rows_decide_requests_of_their_own_conditions_alone(shared: Shared) -> None:
     """Thirty rows with a system prompt beside 200 without: each part has its own n."""
     gateway = shared(calibrated=False, group="uploads").gateway
     plain, french = as_json(labelled(10_000, 200)), as_json(labelled(20_000, 30))
     fields = {"messages": [SYSTEM, *user(ONE)]}
-    evidence = upload(gateway, [*plain, *with_conditions(gateway, french, **fields)])
+    evidence = gateway.upload([*plain, *with_conditions(gateway, french, **fields)])["evidence"]
     assert evidence["conditions"]["assumed"] == 200
     assert [part["rows"] for part in evidence["conditions"]["parts"]] == [30]
     own = gateway.chat(ONE, **fields)["racer"]["certificate"]
@@ -307,19 +276,10 @@ def test_rows_decide_requests_of_their_own_conditions_alone(shared: Shared) -> N
     assert gateway.post(path, ADMIN_KEY).json()["matches"]
 
 
-def test_too_few_rows_of_some_conditions_certify_nothing(shared: Shared) -> None:
-    """Five rows allow no threshold at 0.1: such requests are void, and set by the other rows."""
-    gateway = shared(calibrated=False, group="uploads").gateway
-    few = with_conditions(gateway, as_json(labelled(20_000, 5)), messages=[SYSTEM, *user(ONE)])
-    upload(gateway, [*as_json(labelled(10_000, 200)), *few])
-    found = reasons(gateway, messages=[SYSTEM, *user(ONE)])
-    assert found == ["conditions_differ:messages.system"]
-
-
 def test_rows_of_other_parameters_certify_no_plain_request(shared: Shared) -> None:
     """A file that was labelled with another temperature says nothing of what is sent now."""
     gateway = shared(calibrated=False, group="uploads").gateway
-    upload(gateway, with_conditions(gateway, as_json(labelled(10_000, 200)), temperature=1.5))
+    gateway.upload(with_conditions(gateway, as_json(labelled(10_000, 200)), temperature=1.5))
     assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
     own = gateway.chat(ONE, temperature=1.5)["racer"]["certificate"]
     assert (own["holds"], own["reasons"]) == (True, [])
@@ -337,29 +297,6 @@ def test_malformed_conditions_are_refused(shared: Shared, conditions: Any) -> No
     assert '"conditions"' in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("record", ["active", "inactive"])
-def test_a_document_that_is_cut_off_stops_no_start(
-    tmp_path: Path, artifact: Path, pool: FakePool, record: str
-) -> None:
-    """The gateway is not calibrated if it is the active one; the others are listed."""
-    configuration = configure(tmp_path, artifact, pool.url)
-    with running(configuration, ENVIRONMENT) as gateway:
-        names = [gateway.calibrate()["id"] for _ in range(2)]
-        url = gateway.settings.store
-    damaged = names[record == "active"]
-    with Store(url) as store, store.transaction() as session:
-        row = session.get_one(CalibrationRow, damaged)
-        row.document = row.document[:-20]
-    with running(configuration, ENVIRONMENT) as gateway:
-        ready = gateway.ready()
-        assert (ready["calibration"] is None) == (record == "active")
-        assert record == "inactive" or damaged in ready["missing"][0]["reason"]
-        listed = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
-        assert {each["id"] for each in listed} == {*names} - {damaged}
-        one = gateway.get(f"/calibrations/{damaged}", ADMIN_KEY)
-        assert (one.status_code, damaged in one.json()["error"]["message"]) == (500, True)
-
-
 WATCHING = {"feedback": "all", "shadow_rate": 1.0, "store_queries": True}
 
 
@@ -368,10 +305,7 @@ def judge_sample(gateway: Gateway, key: str = ADMIN_KEY, **fields: Any) -> None:
     for row in as_json(labelled(30_000, 40)):
         body = {"model": "auto", "messages": user(row["query"]), **fields}
         answer = gateway.post("/v1/chat/completions", key, json=body)
-        verdicts = {
-            "decision_id": answer.headers["x-racer-decision-id"],
-            "correct": row["correct"],
-        }
+        verdicts = {"decision_id": answer.headers["x-racer-decision-id"], "correct": row["correct"]}
         gateway.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
 
 
@@ -380,77 +314,33 @@ def shadow_rows(gateway: Gateway) -> list[dict[str, Any]]:
     return [json.loads(row) for row in gateway.get("/shadow/rows", ADMIN_KEY).text.splitlines()]
 
 
-def test_shadow_rows_carry_the_conditions_of_their_requests(shared: Shared, pool: FakePool) -> None:
-    """Judged at temperature 1.5, they are no rows of a request without a temperature."""
-    gateway = shared(calibrated=False, watching=WATCHING, group="uploads").gateway
-    upload(gateway, with_conditions(gateway, as_json(labelled(10_000, 200)), temperature=1.5))
-    judge_sample(gateway, temperature=1.5)
-    rows = shadow_rows(gateway)
-    assert len(rows) == 40
-    upload(gateway, rows)
-    assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
-    assert gateway.chat(ONE, temperature=1.5)["racer"]["certificate"]["holds"]
-
-
 def test_shadow_rows_of_another_configuration_keep_its_conditions(
-    tmp_path: Path, artifact: Path, pool: FakePool
+    restart: Restart, pool: FakePool
 ) -> None:
     """The sample was judged before `renames` changed."""
     own: dict[str, Any] = {"parameters": {"random_seed": 7}}
     for renames in ({}, {"random_seed": "seed"}):
         pools = candidates(pool.url, **own, renames=renames)
-        path = configure(tmp_path, artifact, pool.url, candidates=pools, watching=WATCHING)
-        with running(path, ENVIRONMENT) as gateway:
+        with restart(candidates=pools, watching=WATCHING) as gateway:
             if not renames:
                 gateway.calibrate()
                 judge_sample(gateway)
             else:
-                upload(gateway, shadow_rows(gateway))
+                gateway.upload(shadow_rows(gateway))
                 assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
 
 
-def test_shadow_rows_have_groups_of_the_current_origin(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
+def test_shadow_rows_have_groups_of_the_current_origin(restart: Restart) -> None:
     """A group of a key is no group of a request, whatever its name, and back again."""
     key = "key-of-a-123456"
     hashed = key_format.format_hash(key, key_format.new_salt())
     access = {"keys": [{"name": "of-a", "hash": hashed, "group": "a"}]}
     for group_by, found in (("key", 40), ("request", 0), ("key", 40)):
-        path = configure(
-            tmp_path,
-            artifact,
-            pool.url,
-            watching=WATCHING,
-            routing={"group_by": group_by},
-            access=access,
-        )
-        with running(path, ENVIRONMENT) as gateway:
+        with restart(watching=WATCHING, routing={"group_by": group_by}, access=access) as gateway:
             if gateway.ready()["calibration"] is None:
                 gateway.calibrate()
                 judge_sample(gateway, key)
             assert [row["group"] for row in shadow_rows(gateway)] == ["a"] * found
-
-
-def test_a_smaller_pool_is_decided_by_the_rows_of_the_whole_pools_conditions(
-    shared: Shared, pool: FakePool
-) -> None:
-    """A seed does not matter to `adder`, but requests with one may be of other traffic."""
-    own = {"adder": {"parameters": {"temperature": 0}}, "speller": {"parameters": {"seed": 1}}}
-    gateway = shared(
-        calibrated=False, candidates=candidates(pool.url, **own), group="uploads"
-    ).gateway
-    seeded = with_conditions(gateway, as_json(labelled(20_000, 40)), seed=5)
-    upload(gateway, [*as_json(labelled(10_000, 200)), *seeded])
-    options = {"candidates": ["adder"]}
-    whole = gateway.chat(ONE, seed=5)["racer"]["certificate"]
-    part = gateway.chat(ONE, options, seed=5)["racer"]["certificate"]
-    for certificate in (whole, part):
-        assert (certificate["holds"], certificate["reasons"][-1]) == (True, "labelled_conditions")
-    assert part["n"] <= whole["n"] <= 40
-    other = gateway.chat(ONE, options, seed=9)["racer"]["certificate"]
-    assert not other["holds"]
-    assert "conditions_differ:seed" in other["reasons"]
 
 
 @pytest.mark.parametrize("is_later", [False, True])
@@ -467,7 +357,7 @@ def test_a_row_with_the_configured_digests_is_of_the_population_of_one_without(
             for row in plain
         ]
     others = as_json(labelled(10_000, 40))
-    evidence = upload(gateway, [*others, *plain, *with_conditions(gateway, plain)])
+    evidence = gateway.upload([*others, *plain, *with_conditions(gateway, plain)])["evidence"]
     assert evidence["duplicates"] == 5
     found = evidence["later_turns"] if is_later else evidence
     assert found["rows"] == (10 if is_later else 50)
@@ -478,7 +368,7 @@ def test_a_field_with_the_name_of_a_turn_hides_no_turn(shared: Shared) -> None:
     gateway = shared(calibrated=False, group="uploads").gateway
     plain, french = as_json(labelled(10_000, 40)), as_json(labelled(20_000, 40))
     fields = {"messages": [SYSTEM, *user(ONE)]}
-    upload(gateway, [*plain, *with_conditions(gateway, french, **fields)])
+    gateway.upload([*plain, *with_conditions(gateway, french, **fields)])
     other = {"role": "system", "content": "Always answer 13."}
     forged = {"messages": [other, *user(ONE)], "messages.system": [[0, SYSTEM]]}
     assert reasons(gateway, **forged) == ["conditions_differ:messages.system"]
@@ -487,37 +377,6 @@ def test_a_field_with_the_name_of_a_turn_hides_no_turn(shared: Shared) -> None:
     assert len({reader.read(body).identity for body in bodies}) == 4
     image = {"messages.user": [[0, {"role": "user", "content": [{"type": "image_url"}]}]]}
     assert not reader.read({"messages": user(ONE), **image}).is_other_kind
-
-
-def test_another_endpoint_is_one_difference(shared: Shared, pool: FakePool) -> None:
-    """The labelled limit on tokens has another name there, which is no field of the request."""
-    gateway = shared(candidates=candidates(pool.url, parameters={"max_tokens": 160})).gateway
-    assert reasons(gateway, "/v1/responses", input=ONE) == ["conditions_differ:endpoint"]
-
-
-def test_a_part_that_the_router_does_not_read_voids(gateway: Gateway) -> None:
-    """A part type of another API is no text of the query, so it is a condition."""
-    part = {"type": "input_text", "text": "A hard question"}
-    found = reasons(gateway, messages=[{"role": "user", "content": [part]}])
-    assert "conditions_differ:messages.user" in found
-
-
-def test_scores_of_rows_of_any_conditions_are_unverified(shared: Shared) -> None:
-    """A part of the rows that brings scores of its own voids, as all of them do."""
-    gateway = shared(calibrated=False, group="uploads").gateway
-    scored = [
-        {"correct": row["correct"], "scores": dict.fromkeys(POOL, 0.5)}
-        for row in as_json(labelled(20_000, 40))
-    ]
-    upload(gateway, [*as_json(labelled(10_000, 200)), *with_conditions(gateway, scored, seed=5)])
-    assert "row_scores_unverified" in reasons(gateway, messages=user(ONE), seed=5)
-
-
-def test_choices_of_a_beam_search_are_not_drawn_one_by_one() -> None:
-    """There `n` is the width of the beam; elsewhere it is no condition."""
-    for parameters, is_condition in (({"use_beam_search": True}, True), ({}, False)):
-        reader = ConditionReader([candidate(parameters, {})])
-        assert bool(reader.read({"messages": user(ONE), "n": 8}).differing) is is_condition
 
 
 def test_the_last_of_two_names_of_one_field_counts() -> None:
@@ -531,23 +390,6 @@ def test_the_last_of_two_names_of_one_field_counts() -> None:
     assert two.identity == reader.read({"random_seed": 1}).identity != one.identity
 
 
-@pytest.mark.parametrize(
-    ("parameters", "renames", "fields"),
-    [
-        ({"use_beam_search": True}, {"use_beam_search": "beam"}, {"n": 8}),
-        ({}, {"width": "best_of"}, {"n": 8}),
-        ({"tools": [1]}, {"tools": "skills"}, {"parallel_tool_calls": False}),
-        ({"temperature": 0}, {"heat": "temperature"}, {"seed": 7}),
-    ],
-)
-def test_a_renamed_field_shows_no_other_field_to_be_harmless(
-    parameters: dict[str, Any], renames: dict[str, str], fields: dict[str, Any]
-) -> None:
-    """A test of another field knows the fields of the API, and a renamed one is the server's."""
-    reader = ConditionReader([candidate(parameters, renames)])
-    assert reader.read({"messages": user(ONE), **fields}).differing == tuple(fields)
-
-
 def test_every_candidate_may_make_a_request_another_kind() -> None:
     """One of two candidates is sent `skills` as tools, in either order."""
     pair = [candidate({}, {"skills": "tools"}), candidate({}, {})]
@@ -557,37 +399,105 @@ def test_every_candidate_may_make_a_request_another_kind() -> None:
         assert (conditions.differing, conditions.is_other_kind) == (("skills",), True)
 
 
+# Shapes of turns -------------------------------------------------------------------------------
+
+
+PICTURE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:,1", "detail": "low"}}
+CALL: dict[str, Any] = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+USER: dict[str, Any] = {"role": "user", "content": [PICTURE, {"type": "text", "text": "What?"}]}
+CALLS: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "1", "content": "7"}
+AUDIO: dict[str, Any] = {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
+# Paths to contents in TURNS.
+CONTENTS: list[tuple[int | str, ...]] = [
+    (0, "content", 0, "image_url", "url"),
+    (0, "content", 1, "text"),
+    (1, "tool_calls", 0, "id"),
+    (1, "tool_calls", 0, "function", "name"),
+    (1, "tool_calls", 0, "function", "arguments"),
+    (2, "tool_call_id"),
+    (2, "content"),
+]
+TURNS = [USER, CALLS, RESULT]
+
+
+def shapes(turns: list[Any], field: str = "messages") -> dict[str, str]:
+    """The shapes of some turns."""
+    return turn_shapes(field, turns, canonical)
+
+
+@given(texts=st.lists(st.text(), min_size=len(CONTENTS), max_size=len(CONTENTS)))
+@settings(max_examples=50, deadline=None)
+def test_contents_are_no_conditions(texts: list[str]) -> None:
+    """Other texts, images, arguments and results have the same shapes."""
+    changed: Any = copy.deepcopy(TURNS)
+    for path, text in zip(CONTENTS, texts, strict=True):
+        *above, last = path
+        place = changed
+        for each in above:
+            place = place[each]
+        place[last] = text
+    assert shapes(changed) == shapes(TURNS) != {}
+
+
+def test_how_often_a_turn_occurs_is_no_condition() -> None:
+    """Two images in a turn, two calls, or another round of calls are of the same population."""
+    twice = {"role": "user", "content": [PICTURE, PICTURE, {"type": "text", "text": "Which?"}]}
+    calls = {**CALLS, "tool_calls": [CALL, {**CALL, "id": "2"}]}
+    assert shapes([twice, calls, RESULT, CALLS, RESULT]) == shapes(TURNS)
+
+
 @pytest.mark.parametrize(
-    ("fields", "is_other_kind"),
+    "turns",
     [
-        ({"modalities": ["text"], "temperature": 2}, False),  # as configured
-        ({"modalities": ["audio"]}, True),
-        ({"temperature": 2, "user": "ann"}, False),
-        ({"tools": [{"type": "function"}]}, True),
-        ({"skills": [{"type": "function"}]}, True),  # renamed
-        ({"messages": [SYSTEM, *user(ONE)]}, False),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *user(ONE)]}, True),
+        [{"role": "user", "content": "What?"}, CALLS, RESULT],
+        [{**USER, "content": USER["content"][:1]}, CALLS, RESULT],
+        [{**USER, "content": [*USER["content"], AUDIO]}, CALLS, RESULT],
+        [{**USER, "name": "ann"}, CALLS, RESULT],
+        [{**USER, "cache_control": {"type": "ephemeral"}}, CALLS, RESULT],
+        [USER, {**CALLS, "refusal": "No."}, RESULT],
+        [USER, {**CALLS, "tool_calls": []}, RESULT],
+        [USER, {**CALLS, "content": "I will."}, RESULT],
+        [USER, CALLS],
+        [USER, CALLS, {**RESULT, "content": [{"type": "text", "text": "7"}]}],
+        [USER, CALLS, RESULT, {"role": "user", "content": "And then?"}],
+        [{"role": "system", "content": "Be brief."}, *TURNS],
+        [*TURNS, {"role": "assistant", "content": "The sum is"}],
+        [
+            {**USER, "content": [{**PICTURE, "image_url": {"url": "data:,1"}}, USER["content"][1]]},
+            CALLS,
+            RESULT,
+        ],
     ],
 )
-def test_the_kind_of_a_request_follows_from_what_differs(
-    fields: dict[str, Any], is_other_kind: bool
-) -> None:
-    """Tools, images or audio that the configuration would send as well are no other kind."""
-    reader = ConditionReader([candidate({"modalities": ["text"]}, {"skills": "tools"})])
-    assert reader.read(fields).is_other_kind is is_other_kind
+def test_how_content_is_given_is_a_condition(turns: list[Any]) -> None:
+    """Whether there are images, names, refusals, calls and results, and what else a turn holds."""
+    assert shapes(turns) != shapes(TURNS)
 
 
-def test_a_configured_modality_is_no_unlabelled_kind(shared: Shared, pool: FakePool) -> None:
-    """The request differs in its temperature alone, and the certificate says that alone."""
-    configured = {"modalities": ["text"]}
-    gateway = shared(candidates=candidates(pool.url, parameters=configured)).gateway
-    found = reasons(gateway, messages=user(ONE), temperature=2, **configured)
-    assert found == ["conditions_differ:temperature"]
+@pytest.mark.parametrize("role", ["system", "developer", "critic"])
+def test_other_turns_are_conditions_with_their_text_and_place(role: str) -> None:
+    """So is a beginning of the answer, which decides how it goes on."""
+    question = {"role": "user", "content": "What?"}
+    turn = {"role": role, "content": "Be brief."}
+    found = [
+        shapes([turn, question]),
+        shapes([{**turn, "content": "Be long."}, question]),
+        shapes([question, turn, question]),
+        shapes([question, {"role": "assistant", "content": "Seven"}]),
+        shapes([question, {"role": "assistant", "content": "Eight"}]),
+    ]
+    assert len({str(each) for each in found}) == len(found)
 
 
-def test_an_image_before_the_last_turn_is_an_unlabelled_kind(gateway: Gateway) -> None:
-    """Every able candidate is called, as for an image in the last turn."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    turns = [{"role": "user", "content": [image]}, {"role": "assistant", "content": "A cat."}]
-    found = reasons(gateway, messages=[*turns, *user(ONE)])
-    assert "unlabelled_request_kind" in found
+def test_items_of_the_responses_api_have_shapes() -> None:
+    """Calls and their results as items; an item of another type is a condition as it is."""
+
+    def items(argument: str, **other: Any) -> list[Any]:
+        call = {"type": "function_call", "call_id": argument, "name": "f", "arguments": argument}
+        result = {"type": "function_call_output", "call_id": argument, "output": argument}
+        return [{"role": "user", "content": argument}, call, result, *([other] if other else [])]
+
+    assert shapes(items("1"), "input") == shapes(items("2"), "input") != {}
+    one, two = ({"type": each, "id": "1"} for each in ("item_reference", ["function_call"]))
+    assert shapes(items("1", **one), "input") != shapes(items("1", **two), "input")

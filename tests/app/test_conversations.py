@@ -38,34 +38,18 @@ THIRD = [*SECOND, {"role": "assistant", "content": "So"}, {"role": "user", "cont
 OTHER = [*FIRST, {"role": "assistant", "content": "What?"}, {"role": "user", "content": "And?"}]
 
 
-def of(
-    turns: list[Any],
-    key: bytes = KEY,
-    caller: str = "data",
-    application: str | None = None,
-    session: str | None = None,
-) -> Any:
-    """The conversation of a chat request."""
-    turn = turn_of(turns, key, caller, application, session)
+def turn_of(turns: list[Any], key: bytes = KEY, **changes: Any) -> ConversationTurn | None:
+    """The turn of a conversation that a request is; ``field`` names that of its API."""
+    field = changes.pop("field", "messages")
+    path = {"messages": "chat/completions", "input": "responses"}[field]
+    of_caller = {"caller": "data", "application": None, "session": None, **changes}
+    return conversation_turn(key, {field: turns}, path, **of_caller)
+
+
+def of(turns: list[Any], **changes: Any) -> Any:
+    """The conversation of a request."""
+    turn = turn_of(turns, **changes)
     return turn and turn.conversation
-
-
-def turn_of(
-    turns: list[Any],
-    key: bytes = KEY,
-    caller: str = "data",
-    application: str | None = None,
-    session: str | None = None,
-) -> ConversationTurn | None:
-    """The turn of a conversation that a chat request is."""
-    return conversation_turn(
-        key,
-        {"messages": turns},
-        "chat/completions",
-        caller=caller,
-        application=application,
-        session=session,
-    )
 
 
 def test_later_turns_share_their_beginning() -> None:
@@ -97,22 +81,16 @@ def test_the_answer_to_a_greeting_makes_no_conversation() -> None:
 
 @pytest.mark.parametrize("field", ["messages", "input"])
 def test_a_system_prompt_that_changes_makes_no_other_conversation(field: str) -> None:
-    """Clients put the time, or what they found for the last question, into it."""
-    path = "responses" if field == "input" else "chat/completions"
+    """In every API; clients put the time, or what they found for the last question, into it."""
     found = [
-        conversation_turn(
-            KEY,
-            {field: [*prompt, *turns]},
-            path,
-            caller="data",
-            application=None,
-            session=None,
-        )
+        turn_of([*prompt, *turns], field=field)
         for number, turns in enumerate((SECOND, THIRD, THIRD))
         for role in ("system", "developer")
         for prompt in ([], [{"role": role, "content": f"It is {number} o'clock."}])
     ]
     assert len({each and each.conversation for each in found}) == 1
+    assert [each and each.number for each in found] == [1] * 4 + [2] * 8
+    assert turn_of(FIRST, field=field) is None
     reminded = [[*each[:-1], {"role": "system", "content": "Be brief."}, each[-1]]
                 for each in (SECOND, THIRD)]  # fmt: skip
     turns = [turn_of(each) for each in (SECOND, THIRD, *reminded)]
@@ -135,20 +113,6 @@ def test_turns_are_numbered_by_the_answers_before_them() -> None:
     assert [turn and turn.number for turn in map(turn_of, (FIRST, SECOND, THIRD))] == [None, 1, 2]
     other = turn_of([system, *THIRD, prefix | {"content": "It"}])
     assert (other and other.number) == 2
-
-
-@pytest.mark.parametrize("field", ["messages", "input"])
-def test_a_conversation_of_every_api_is_found(field: str) -> None:
-    """One text of a beginning is one conversation in chat and in responses."""
-    path = "responses" if field == "input" else "chat/completions"
-    found = [
-        conversation_turn(KEY, {field: turns}, path, caller="data", application=None, session=None)
-        for turns in (FIRST, SECOND, THIRD)
-    ]
-    assert found[0] is None
-    assert found[1] is not None is not found[2]
-    assert found[1].conversation == found[2].conversation
-    assert (found[1].number, found[2].number) == (1, 2)
 
 
 def sampled_turns(
@@ -180,7 +144,13 @@ def sampled_turns(
             whole=True,
             exchange=exchange,
         )
-        decision = replace(DECISION, decision_id=decision_id, shadow_rate=rate)
+        decision = replace(
+            DECISION,
+            decision_id=decision_id,
+            shadow_rate=rate,
+            conversation=f"conversation {place}",
+            turn=1,
+        )
         correct: dict[str, bool] = dict.fromkeys(POOL, True)
         found.append(
             SampledDecision(decision=decision, sample=sample, correct=correct, judgements={})
@@ -210,11 +180,7 @@ def test_a_lost_later_turn_is_no_first_turn() -> None:
     """Nothing stands beside its decision, whose reasons say what it was."""
     for reason in ("later_turn", "multi_turn_uncalibrated"):
         decision = replace(
-            DECISION,
-            shadow_rate=1.0,
-            group_by="application",
-            group="bot",
-            reasons=(reason,),
+            DECISION, shadow_rate=1.0, group_by="application", group="bot", reasons=(reason,)
         )
         lost = SampledDecision(decision=decision, sample=None, correct={}, judgements={})
         [row] = exported([lost], group_by="application", drawn=("bot",))

@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from racer_core import artifacts
@@ -21,9 +20,8 @@ from racer_core.offline.train import train
 from racer_core.racer import Racer
 from tests.kit.command_results import failed, parsed, write
 from tests.kit.commands import install
-from tests.kit.gateway import ADMIN_KEY, ONE, POOL, SKILLS, TWO, Command, Serve, as_json, labelled
+from tests.kit.gateway import ADMIN_KEY, ONE, POOL, SKILLS, Command, Serve, as_json, labelled
 from tests.kit.upstream import FakePool
-from tests.kit.whole_conversations import ROWS, chat, rows_of, stated, upload
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "routers.md"
@@ -54,11 +52,6 @@ class ByFirstWord:
             case "slow": time.sleep(1)
         return RouterOutput(scores)
 '''
-SKILLS_OF_WORDS = {
-    "What": (0.9, 0.1, 0.1),
-    "Spell": (0.1, 0.9, 0.1),
-    "Compare": (0.8, 0.8, 0.1),
-}
 FAULTS = ["raise", "nan", "above 1", "one row short", "one column short", "nothing", "slow"]
 
 
@@ -82,19 +75,6 @@ def own_artifact(router: object, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_turn_without_scores_ends_the_promise_of_its_conversation(
-    serve: Serve, own_artifact: Path, pool: FakePool, router: Callable[[str], None]
-) -> None:
-    """The whole pool answers it, which holds; the next turn has no order to follow."""
-    gateway = serve(artifact=own_artifact, routing={"session_ttl_s": 600})
-    upload(gateway, rows_of(ROWS))
-    for number, fault in enumerate(("", "raise", "")):
-        router(fault)
-        answer = chat(gateway, [ONE, TWO, ONE][: number + 1], "failing")
-        expected = "request" if number == 2 else "conversation"
-        assert stated(answer)[:2] == (number < 2, expected), number
-
-
 def test_a_router_of_ones_own_routes(serve: Serve, own_artifact: Path, pool: FakePool) -> None:
     """From its entry point to the set that is called."""
     assert artifacts.load(own_artifact).router.settings()["name"] == "by-first-word"
@@ -102,21 +82,6 @@ def test_a_router_of_ones_own_routes(serve: Serve, own_artifact: Path, pool: Fak
     assert racer["selected"] == ["adder"]
     assert racer["certificate"]["reasons"] == []
     assert pool.models_called() == ["adder"]
-
-
-@pytest.mark.usefixtures("router")
-def test_a_router_of_ones_own_is_evaluated(racer: Command, tmp_path: Path) -> None:
-    """By the name of its entry point: the numbers of its scores from a file."""
-    data = write(tmp_path / "rows.jsonl", labelled(0, 60))
-    skills = [SKILLS_OF_WORDS.get(row.query.split()[0], (0.1,) * 3) for row in labelled(0, 60).rows]
-    np.save(tmp_path / "scores.npy", np.array(skills))
-    arguments = ["evaluate", "--data", data, "--splits", 1, "--alpha", 0.2, "--json"]
-    own = parsed(racer(*arguments, "--router", "by-first-word", "--encoder", "char-ngrams"))
-    from_file = parsed(racer(*arguments, "--scores", tmp_path / "scores.npy"))
-    assert own["router"] == "by-first-word"
-    assert own["cells"] == from_file["cells"]
-    failed(racer(*arguments, "--router", "by-first-word", "--encoder", "char-ngrams",
-                 "--router-option", "k=1"), 2, "options: k")  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,30 +92,35 @@ def test_a_known_query_is_not_scored_until_another_calibration_decides(serve: Se
     assert decided(first)["selected"] == after["selected"]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        of(ONE + " "),
-        replace(BARE, query=Query(text=ONE, conditions=CONDITIONS, later=True)),
-        replace(BARE, query=Query(text=ONE, conditions=CONDITIONS, text_chars=9_000)),
-        replace(BARE, query=Query(text=ONE, conditions=Conditions({}, "other"))),
-        replace(BARE, choice=CandidateChoice(names=POOL[:2])),
-        replace(BARE, choice=CandidateChoice(names=POOL, is_requested=True)),
-        replace(BARE, choice=CandidateChoice(names=POOL, has_unable=True)),
-        replace(BARE, choice=CandidateChoice(names=POOL, down=("x",))),
-        replace(BARE, alpha=0.2),
-        replace(BARE, requested_alpha=0.2),
-        replace(BARE, group="g"),
-        replace(BARE, caller=Caller(name="another")),
-        replace(BARE, caller=Caller(name="local", group="g")),
-    ],
-)
-def test_every_input_of_a_decision_is_part_of_the_cache_key(other: CacheKey) -> None:
+def test_every_input_of_a_decision_is_part_of_the_cache_key() -> None:
     """Every part of the conditions counts, and so does the record."""
     known = DecisionCache[str](10)
     known.keep("a", BARE, "made")
+    queries: list[dict[str, Any]] = [
+        {"text": ONE + " "},
+        {"later": True},
+        {"text_chars": 9_000},
+        {"conditions": Conditions({}, "other")},
+    ]
+    choices: list[dict[str, Any]] = [
+        {"names": POOL[:2]},
+        {"is_requested": True},
+        {"has_unable": True},
+        {"down": ("x",)},
+    ]
+    others = [
+        *(replace(BARE, query=replace(BARE.query, **each)) for each in queries),
+        *(replace(BARE, choice=replace(BARE.choice, **each)) for each in choices),
+        replace(BARE, alpha=0.2),
+        replace(BARE, score=Score.PROB),
+        replace(BARE, requested_alpha=0.2),
+        replace(BARE, application="a"),
+        replace(BARE, group="g"),
+        replace(BARE, caller=Caller(name="another")),
+        replace(BARE, caller=Caller(name="local", group="g")),
+    ]
+    assert [known.find("a", each) for each in others] == [None] * len(others)
     assert known.find("a", BARE) == "made"
-    assert known.find("a", other) is None
     assert known.find("b", BARE) is None
 
 

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import threading
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import psycopg
 import pytest
-from sqlalchemy import select
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import Connection, Engine, event, make_url, select
 
 from app.errors import NotFound, StoreError, StoreFull
-from app.monitoring.decisions.record import DecisionRecord
+from app.json_output import dump_json
+from app.monitoring.decisions.record import DecisionRecord, RequestEnd
 from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.decisions.writer import DecisionWriter
 from app.monitoring.samples.store import SampleStore
+from app.routing.decision import AnswerGuarantee, ChosenBy, RoutingRecord
+from app.routing.reasons import Remark
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
 from racer_core.calibration.shadow import sampling_number
@@ -29,7 +36,6 @@ from tests.kit.databases import Postgres, before_statements
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
@@ -38,42 +44,30 @@ from tests.kit.gateway import (
     Gateway,
     Serve,
     configure,
-    running,
 )
-from tests.kit.monitored import MonitoredStore, decision_records, draw_scores
+from tests.kit.monitored import (
+    MonitoredStore,
+    calibration_record,
+    decision_record,
+    decision_records,
+    draw_scores,
+)
 from tests.kit.stores import RECORD, aged, note
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import eventually, wait_until
 
+pytestmark = pytest.mark.anyio
 DATA: dict[str, Any] = {"key": "data", "counts": True}  # whose verdicts they are
 
 
 # Over HTTP ------------------------------------------------------------------------------------
 
 
-def seen(gateway: Gateway, decision_id: str, key: str | None = DATA_KEY) -> dict[str, object]:
+def seen(gateway: Gateway, decision_id: str, key: str | None = DATA_KEY) -> dict[str, Any]:
     """GET /decisions/{id}, with the status checked."""
     response = gateway.get(f"/decisions/{decision_id}", key)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def test_a_decision_is_stored_as_it_was_certified(gateway: Gateway, pool: FakePool) -> None:
-    """Right after the answer: its set, threshold, scores, who answered and who was returned."""
-    pool.say("adder", "12")
-    pool.say("speller", "12")
-    answer = gateway.chat(TWO)
-    racer, certificate = answer["racer"], answer["racer"]["certificate"]
-    stored = seen(gateway, racer["decision_id"])
-    assert stored["decision_id"] == answer["id"]
-    assert set(stored["selected"]) == set(racer["selected"]) == {"adder", "speller"}
-    assert stored["calibration_id"] == certificate["calibration_id"]
-    assert (stored["alpha"], stored["lambda_hat"]) == (0.1, certificate["lambda_hat"])
-    assert dict(zip(POOL, stored["scores"], strict=True)) == racer["pool_scores"]
-    assert (stored["holds"], stored["reasons"]) == (certificate["holds"], certificate["reasons"])
-    assert stored["served_by"] == answer["model"]
-    assert stored["key"] == "data"
-    assert stored["feedback"]["unknown"] == list(POOL)
 
 
 def test_a_decision_that_is_served_again_is_stored_for_each_request(
@@ -83,7 +77,8 @@ def test_a_decision_that_is_served_again_is_stored_for_each_request(
     for name in POOL:
         pool.say(name, "12")
     told = gateway.route(TWO)["decision_id"]
-    answered = [gateway.chat(TWO, {"explain": True})["id"] for _ in range(2)]  # waits for all
+    answers = [gateway.chat(TWO, {"explain": True}) for _ in range(2)]  # waits for all
+    answered = [each["id"] for each in answers]
     pool.fail("adder", "500")
     failed = gateway.chat(TWO)["id"]
     records = [seen(gateway, each) for each in (told, *answered, failed)]
@@ -97,33 +92,15 @@ def test_a_decision_that_is_served_again_is_stored_for_each_request(
     own = {"decision_id", "created_at", "feedback"}
     first, second = [{n: v for n, v in each.items() if n not in own} for each in records[1:3]]
     assert first == second
-
-
-@pytest.mark.parametrize("query", [ONE, UNANSWERABLE])
-def test_a_decision_without_a_call_is_stored(gateway: Gateway, query: str) -> None:
-    """POST /route alone, and an abstention."""
-    decision = gateway.route(query)
-    stored = seen(gateway, decision["decision_id"])
-    assert stored["selected"] == decision["selected"]
-    assert stored["served_by"] is None
-    assert stored["answered"] == []
-
-
-def test_neither_prompts_nor_answers_reach_the_disk(
-    serve: Serve, pool: FakePool, tmp_path: Path
-) -> None:
-    """Neither the text of a query nor that of an answer stands in the store's file."""
-    folder = tmp_path / "store"
-    gateway = serve(folder=folder)
-    for name in POOL:
-        pool.say(name, "correct horse battery staple")
-    answer = gateway.chat("What is 41 plus 73? My password is hunter2")
-    assert "battery" in answer["choices"][0]["message"]["content"]
-    seen(gateway, answer["id"])
-    content = (folder / "racer.db").read_bytes()
-    assert answer["id"].encode() in content
-    assert b"hunter2" not in content
-    assert b"battery" not in content
+    racer, certificate = answers[0]["racer"], answers[0]["racer"]["certificate"]
+    assert set(first["selected"]) == set(racer["selected"]) == {"adder", "speller"}
+    for name in ("calibration_id", "lambda_hat", "holds", "reasons"):
+        assert first[name] == certificate[name]
+    assert dict(zip(POOL, first["scores"], strict=True)) == racer["pool_scores"]
+    assert (first["alpha"], first["served_by"], first["key"]) == (0.1, racer["served_by"], "data")
+    assert seen(gateway, answered[0])["feedback"]["unknown"] == list(POOL)
+    abstained = seen(gateway, gateway.route(UNANSWERABLE)["decision_id"])
+    assert (abstained["selected"], abstained["served_by"], abstained["answered"]) == ([], None, [])
 
 
 def test_a_key_sees_its_own_decisions_and_an_admin_all(serve: Serve) -> None:
@@ -137,16 +114,6 @@ def test_a_key_sees_its_own_decisions_and_an_admin_all(serve: Serve) -> None:
     assert [each.status_code for each in refused] == [404, 404]
     messages = [each.json()["error"]["message"] for each in refused]
     assert messages[0].replace(admins, "x") == messages[1].replace("chatcmpl-none", "x")
-
-
-def test_decisions_outlive_a_restart(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
-    """What waited in memory is written before the gateway ends."""
-    path = configure(tmp_path, artifact, pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        gateway.calibrate(60)
-        decisions = [gateway.route(ONE)["decision_id"] for _ in range(20)]
-    with running(path, ENVIRONMENT) as gateway:
-        assert [seen(gateway, each)["decision_id"] for each in decisions] == decisions
 
 
 def test_readyz_says_that_decisions_wait_for_the_store(
@@ -213,10 +180,6 @@ def test_a_batch_adds_what_is_not_stored_yet(decision_store: DecisionStore) -> N
     decision_store.add([*again, *again[:30]], [False] * 280)
     found = [decision_store.get(each.decision_id).decision for each in made]
     assert found == [*again[:90], *made[90:110], *again[110:]]
-
-
-def test_an_empty_batch_adds_nothing(decision_store: DecisionStore) -> None:
-    """As when the writer is closed unused."""
     assert decision_store.add([], []) == set()
 
 
@@ -231,42 +194,33 @@ def kept_of(decision_store: DecisionStore, made: Sequence[DecisionRecord]) -> li
     return found
 
 
-def test_old_decisions_are_deleted_with_their_verdicts(decision_store: DecisionStore) -> None:
-    """Older than ``keep_days``; younger ones stay, and so do their verdicts."""
-    made = [aged(days) for days in (40, 31, 29, 1)]
-    decision_store.add(made, [True] * 4)
-    for each in made:
-        decision_store.add_verdicts(
-            each.decision_id, lambda _: {"adder": True}, key="data", counts=True
-        )
-    assert decision_store.prune(30.0, 1_000) == 2
-    assert decision_store.prune(30.0, 1_000) == 0
-    assert kept_of(decision_store, made) == [False, False, True, True]
-    assert decision_store.get(made[2].decision_id).counted == {"adder": True}
-    decision_store.add(made[:1], [True])  # the same id again
-    assert decision_store.get(made[0].decision_id).verdicts == {}
-
-
-def test_no_verdict_outlives_its_decision(decision_store: DecisionStore, store: Store) -> None:
-    """By age and by number, on both databases, beside other writes."""
-    made = [aged(days) for days in (40, 3, 2, 1)]
-    decision_store.add(made, [True] * 4)
+def test_old_and_surplus_decisions_are_deleted_with_their_verdicts(
+    decision_store: DecisionStore, store: Store
+) -> None:
+    """Older than ``keep_days`` or beyond ``keep_rows``, for any order in the table."""
+    made = [aged(days) for days in (3, 40, 1, 31, 4, 2)]
+    for batch in (made[:4], made[4:]):
+        decision_store.add(batch, [True] * len(batch))
     for each in made:
         decision_store.add_verdicts(
             each.decision_id, lambda _: {"adder": True, "poet": False}, **DATA
         )
+    assert decision_store.prune(30.0, 1_000) == 2
+    assert kept_of(decision_store, made) == [True, False, True, False, True, True]
     assert decision_store.prune(30.0, 2) == 2
+    assert kept_of(decision_store, made) == [False, False, True, False, False, True]
+    assert decision_store.get(made[2].decision_id).counted == {"adder": True, "poet": False}
     with store.transaction() as session:
         left = set(session.scalars(select(VerdictRow.decision_id)))
-    assert left == {each.decision_id for each in made[2:]}
+    assert left == {made[2].decision_id, made[5].decision_id}
+    decision_store.add([aged(40) for _ in range(2_500)], [True] * 2_500)
+    parts = [decision_store.prune(30.0, 10_000) for _ in range(4)]
+    assert parts == [1_000, 1_000, 500, 0], "each holds the store briefly"
 
 
 @pytest.mark.scale
 def test_pruning_skips_decisions_that_feedback_has_locked(postgres: Postgres) -> None:
-    """They are deleted the next time: pruning waits for no lock, so that it cannot deadlock.
-
-    Red, once a lock was waited for long enough, when nothing is passed over.
-    """
+    """They are deleted the next time: pruning waits for no lock, so that it cannot deadlock."""
     url = postgres.create()
     made = [aged(40) for _ in range(3)]
     with Store(url) as store, Store(url) as another:
@@ -282,10 +236,7 @@ def test_pruning_skips_decisions_that_feedback_has_locked(postgres: Postgres) ->
 def test_gateways_that_delete_at_once_do_not_disturb_each_other(
     decision_store: DecisionStore, database: str
 ) -> None:
-    """Four of them, while verdicts are accepted: each decision is deleted by one, and none is left.
-
-    No verdict is refused, since there is no deadlock.
-    """
+    """Each is deleted by one of four, and no verdict that is accepted meanwhile is lost."""
     count = 6_000 if database.startswith("postgres") else 1_500  # one lock for all that write
     old, young = [aged(40) for _ in range(count)], [aged(1) for _ in range(50)]
     decision_store.add([*old, *young], [True] * (count + 50))
@@ -328,21 +279,6 @@ def test_a_shadow_decision_deleted_meanwhile_has_no_label(
     assert [bool(each.correct) for each in found] == [False, True]
 
 
-def test_the_newest_decisions_are_kept(decision_store: DecisionStore) -> None:
-    """At most ``keep_rows`` remain, for any order in the table."""
-    made = [aged(days) for days in (3, 1, 4, 2)]
-    decision_store.add(made, [True] * 4)
-    assert decision_store.prune(30.0, 2) == 2
-    assert kept_of(decision_store, made) == [False, True, False, True]
-
-
-def test_many_are_deleted_a_part_at_a_time(decision_store: DecisionStore) -> None:
-    """Each part holds the store briefly; in the end all old decisions are deleted."""
-    decision_store.add([aged(40) for _ in range(2_500)], [True] * 2_500)
-    parts = [decision_store.prune(30.0, 10_000) for _ in range(4)]
-    assert parts == [1_000, 1_000, 500, 0]
-
-
 def test_decisions_are_counted_by_calibration(decision_store: DecisionStore, store: Store) -> None:
     """Those of another one do not mix in."""
     decision_store.add(
@@ -359,11 +295,7 @@ def test_decisions_are_counted_by_calibration(decision_store: DecisionStore, sto
 def test_losses_of_several_rates_count_as_drawn_at_the_lowest(
     decision_store: DecisionStore, store: Store
 ) -> None:
-    """A rate that falls as the losses do biases no estimate; the lowest counts without a draw.
-
-    Of 300 decisions with a loss at the rate 0.8 and 300 without at 0.2, as many of each count. A
-    canary's test takes all: no later rate takes one away.
-    """
+    """A rate that falls as the losses do biases no estimate; the lowest counts without a draw."""
     key = b"secret of the draws"
 
     def draw(of: DecisionRecord) -> float:
@@ -416,20 +348,12 @@ class RecordSink:
         self.dropped += count
 
 
-def with_decision_writer(
-    story: Callable[[DecisionWriter, RecordSink], Awaitable[None]], **options: Any
-) -> RecordSink:
-    """Run a story with a `DecisionWriter`, and close the writer."""
-
-    async def run() -> RecordSink:
-        sink = RecordSink()
-        async with DecisionWriter(
-            sink.write, sink.drop, **{"limit": 100, **options}
-        ) as decision_writer:
-            await story(decision_writer, sink)
-        return sink
-
-    return asyncio.run(run())
+@asynccontextmanager
+async def writing(**options: Any) -> AsyncGenerator[tuple[DecisionWriter, RecordSink]]:
+    """A `DecisionWriter`, which is closed at the end."""
+    sink = RecordSink()
+    async with DecisionWriter(sink.write, sink.drop, **{"limit": 100, **options}) as writer:
+        yield writer, sink
 
 
 def several(count: int) -> list[DecisionRecord]:
@@ -438,98 +362,56 @@ def several(count: int) -> list[DecisionRecord]:
     return [replace(one, decision_id=f"chatcmpl-{number}") for number in range(count)]
 
 
-def test_notes_are_written_together_and_in_order() -> None:
-    """One transaction for many, in batches of a bounded size; at the end nothing waits."""
-    made = several(1_200)
-
-    async def story(decision_writer: DecisionWriter, _: RecordSink) -> None:
+async def test_notes_are_written_together_and_in_order() -> None:
+    """In batches of a bounded size; closing waits for no gathering."""
+    made = several(1_201)
+    async with writing(limit=2_000, gather_s=3_600.0) as (decision_writer, sink):
         for each in made:
             decision_writer.add(each)
-
-    sink = with_decision_writer(story, limit=2_000)
     assert sink.written == made
-    assert sink.batches == [500, 500, 200]
-    assert sink.dropped == 0
+    assert (sink.batches, sink.dropped) == ([500, 500, 201], 0)
+    async with writing() as (_, sink):
+        pass
+    assert sink.batches == []
 
 
-def test_notes_that_come_while_others_are_written_gather_too() -> None:
-    """Under load a transaction for every few notes would cost more than the requests do."""
+async def test_notes_that_come_while_others_are_written_gather_too() -> None:
+    """Reading a decision does not wait for others to gather, nor for one that never waited."""
     made = several(60)
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
+    async with writing(gather_s=3_600.0) as (decision_writer, sink):
         loop = asyncio.get_running_loop()
         sink.meanwhile = lambda: loop.call_soon_threadsafe(decision_writer.add, made[1])
         decision_writer.add(made[0])
         async with asyncio.timeout(60):
             await decision_writer.written(made[0].decision_id)
+            assert sink.written == made[:1]
+            await decision_writer.written("chatcmpl-never")
         sink.meanwhile = lambda: None
         for each in made[2:]:
             decision_writer.add(each)
             await asyncio.sleep(0.001)
-
-    sink = with_decision_writer(story, gather_s=3_600.0)
     assert sink.written == made
     assert sink.batches == [1, 59]
 
 
-def test_closing_waits_for_no_gathering() -> None:
-    """Whatever is left after a full batch is written at once."""
-    made = several(501)
-
-    async def story(decision_writer: DecisionWriter, _: RecordSink) -> None:
-        for each in made:
-            decision_writer.add(each)
-
-    assert with_decision_writer(story, limit=1_000, gather_s=3_600.0).batches == [500, 1]
-
-
-def test_an_unused_decision_writer_writes_no_batch() -> None:
-    """An empty batch is not written either."""
-
-    async def story(_decision_writer: DecisionWriter, _sink: RecordSink) -> None:
-        await asyncio.sleep(0)
-
-    assert with_decision_writer(story).batches == []
-
-
-def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
-    """``written`` returns once it is there, and at once for one that never waited."""
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
-        (made,) = several(1)
-        decision_writer.add(made)
-        async with asyncio.timeout(60):
-            await decision_writer.written(made.decision_id)
-        assert sink.written == [made]
-        await decision_writer.written("chatcmpl-never")
-
-    with_decision_writer(story, gather_s=3_600.0)
-
-
-def test_add_never_waits_for_a_slow_store_and_a_full_queue_drops() -> None:
-    """``add`` returns at once while the store hangs; what does not fit is counted."""
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
+async def test_add_never_waits_for_a_slow_store_and_a_full_queue_drops() -> None:
+    """``add`` returns while the store hangs; what does not fit is counted."""
+    async with writing() as (decision_writer, sink):
         sink.open.clear()
-        started = time.monotonic()
         for each in several(130):
             decision_writer.add(each)
             await asyncio.sleep(0)
-        assert time.monotonic() - started < 5.0
         assert sink.dropped == 30
         sink.open.set()
-
-    sink = with_decision_writer(story)
     assert len(sink.written) == 100
 
 
-def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
-    """They are written again later, in order; reading one meanwhile is an error that says so."""
-    made = several(3)
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
+async def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
+    """They are written later, in order; reading one meanwhile is an error; closing gives up."""
+    made = several(10)
+    async with writing() as (decision_writer, sink):
         sink.fault = StoreError("locked")
-        for each in made:
+        for each in made[:3]:
             decision_writer.add(each)
         assert (decision_writer.waiting, decision_writer.fails) == (3, False)
         with pytest.raises(StoreError):
@@ -538,63 +420,274 @@ def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
         sink.fault = None
         await eventually(lambda: not decision_writer.waiting)
         assert not decision_writer.fails
-
-    sink = with_decision_writer(story)
-    assert (sink.written, sink.dropped) == (made, 0)
-
-
-def test_closing_gives_up_on_a_store_that_cannot_be_written() -> None:
-    """The process ends; what is lost is counted."""
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
         sink.fault = StoreError("disk full")
-        for each in several(7):
+        for each in made[3:]:
             decision_writer.add(each)
-
-    sink = with_decision_writer(story)
-    assert (sink.written, sink.dropped) == ([], 7)
+    assert (sink.written, sink.dropped) == (made[:3], 7)
 
 
-def test_a_fault_of_our_own_loses_a_batch_and_no_more() -> None:
+async def test_a_fault_of_our_own_loses_a_batch_and_no_more() -> None:
     """The `DecisionWriter` writes the next batch."""
-
-    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
-        first, second = several(2)
+    first, second = several(2)
+    async with writing() as (decision_writer, sink):
         sink.fault = ValueError("a bug")
         decision_writer.add(first)
         await decision_writer.written(first.decision_id)
         sink.fault = None
         decision_writer.add(second)
         await decision_writer.written(second.decision_id)
-
-    sink = with_decision_writer(story)
-    assert [each.decision_id for each in sink.written] == ["chatcmpl-1"]
-    assert sink.dropped == 1
+    assert (sink.written, sink.dropped) == ([second], 1)
 
 
 def test_settings_that_could_never_be_judged_stop_the_start(
     racer: Command, tmp_path: Path, artifact: Path
 ) -> None:
-    """A shadow sample without kept decisions: exit code 2, and the field is named."""
-    watching = {"decisions": False, "shadow_rate": 0.1}
-    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", watching=watching)
-    code, _, stderr = racer("validate", "--config", path)
-    assert code == 2
-    assert "watching.shadow_rate needs `watching.decisions: true`" in stderr
+    """A sample without kept decisions, or beyond the fan-out; the fields are named."""
+    url = "http://127.0.0.1:1/v1"
+    for watching, most, words in (
+        ({"decisions": False, "shadow_rate": 0.1}, 3, "needs `watching.decisions: true`"),
+        ({"shadow_rate": 0.1}, 2, "limits.fan_out"),
+        ({"shadow_rate": 0.1}, 3, ""),
+        ({"shadow_rate": 0.0}, 2, ""),
+    ):
+        path = configure(tmp_path, artifact, url, watching=watching, limits={"fan_out": most})
+        code, _, stderr = racer("validate", "--config", path)
+        assert code == (2 if words else 0), stderr
+        assert ("watching.shadow_rate" in stderr) == bool(words)
+        assert words in stderr
 
 
-def test_a_shadow_rate_without_calls_of_the_whole_pool_stops_the_start(
-    racer: Command, tmp_path: Path, artifact: Path
+# Records: the requests of a decision share its part -----------------------------------------------
+
+names = st.text(max_size=8) | st.just("de\ud800\0\n'\"")
+sets = st.lists(names, max_size=4).map(tuple)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+promise = AnswerGuarantee(
+    reference="vote",
+    equality="exact",
+    max_rounds=2,
+    order=("adder", "poet"),
+    borders=(1, 2),
+    expected_calls=1.5,
+    trivial=True,
+)
+
+
+def optionally(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A value or none."""
+    return st.none() | values
+
+
+ROUTING: Mapping[str, st.SearchStrategy[Any]] = {
+    "calibration_id": optionally(names),
+    "group": optionally(names),
+    "alpha": st.floats(0.0, 1.0),
+    "score": names,
+    "lambda_hat": numbers | st.just(math.inf),
+    "pool": sets,
+    "selected": sets,
+    "null_selected": st.booleans(),
+    "fingerprint": st.binary(min_size=16, max_size=16).map(bytes.hex),
+    "scores": optionally(st.lists(numbers, max_size=4).map(tuple)),
+    "neighbours": optionally(st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple)),
+    "projection": optionally(st.lists(numbers, max_size=4).map(tuple)),
+    "chosen_by": st.sampled_from(ChosenBy),
+    "repeated": st.booleans(),
+    "population": optionally(st.integers(0, 9)),
+    "remarks": optionally(st.lists(st.sampled_from(Remark), max_size=2).map(tuple)),
+}
+REQUEST: Mapping[str, st.SearchStrategy[Any]] = {
+    "decision_id": names,
+    "created_at": names,
+    "key": names,
+    "holds": st.booleans(),
+    "reasons": sets,
+    "served_by": optionally(names),
+    "answered": sets,
+    "sampling_rate": optionally(numbers),
+    "shadow_rate": optionally(numbers),
+    "sampled_under": optionally(names),
+    "answer_setup": optionally(names),
+    "conversation": optionally(names),
+    "turn": optionally(st.integers(1, 9)),
+    "outcome": st.sampled_from(RequestEnd),
+    "query": optionally(names),
+    "group_by": optionally(names),
+    "sequence": optionally(st.just(promise)),
+    "cost": optionally(st.dictionaries(names, numbers, max_size=2)),
+}
+routings, requests = st.fixed_dictionaries(dict(ROUTING)), st.fixed_dictionaries(dict(REQUEST))
+
+
+def without_costs(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same; of candidates without prices there is no word of costs."""
+    return {name: each for name, each in values.items() if name != "cost" or each is not None}
+
+
+def document(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stored of these fields: all but the neighbours, which have a column."""
+    shown = without_costs(values) | {"neighbours": None}
+    if math.isinf(values["lambda_hat"]):
+        shown["lambda_hat"] = None
+    if values["sequence"] is not None:
+        shown["sequence"] = values["sequence"].as_json()
+    return json.loads(dump_json(shown))
+
+
+@given(routing=routings, request=requests)
+def test_a_record_of_a_decision_equals_one_made_field_by_field(
+    routing: dict[str, Any], request: dict[str, Any]
 ) -> None:
-    """Three candidates, two calls: exit code 2, and both fields are named."""
-    for rate, most, code in ((0.1, 2, 2), (0.1, 3, 0), (0.0, 2, 0)):
-        path = configure(
-            tmp_path,
-            artifact,
-            "http://127.0.0.1:1/v1",
-            watching={"shadow_rate": rate},
-            limits={"fan_out": most},
-        )
-        found, _, stderr = racer("validate", "--config", path)
-        assert found == code, stderr
-        assert ("watching.shadow_rate" in stderr and "limits.fan_out" in stderr) == (code == 2)
+    """In every field, in what is stored, in what is shown and as it is read again."""
+    part = RoutingRecord(**routing)
+    record = DecisionRecord.of(part, **request)
+    plain = DecisionRecord(**routing, **request)
+    assert record == plain
+    assert part == RoutingRecord(**routing), "the request leaves no field of its own"
+    assert vars(part).keys() == {*routing, "stored"}
+    assert record.stored == plain.stored
+    assert json.loads(record.document()) == document(routing | request)
+    assert record.document() == plain.document()
+    assert DecisionRecord.from_document(record.document(), record.neighbours) == plain
+    assert record.as_json() == plain.as_json()
+    assert record.as_json().keys() == (routing | without_costs(request)).keys()
+
+
+@given(routing=routings, request=requests, other=routings)
+def test_a_changed_record_is_stored_as_it_is_now(
+    routing: dict[str, Any], request: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """The stored form of the decision is not taken over by a record with other fields."""
+    record = replace(DecisionRecord.of(RoutingRecord(**routing), **request), **other)
+    assert json.loads(record.document()) == document(request | other)
+    assert record.stored == RoutingRecord(**other).stored
+
+
+# Queries that were asked many times: plans say how many rows PostgreSQL reads ---------------------
+
+
+ASKED_UNDER = calibration_record()
+SCORES = [0.9, 0.5, 0.1]
+REPEATED = "ff" * 16
+REPEATS = 20_000
+
+
+@pytest.fixture
+def store_url(postgres: Postgres) -> str:
+    """An empty database."""
+    return postgres.create()
+
+
+def asked(fingerprint: str = REPEATED, **changes: Any) -> DecisionRecord:
+    """A decision on a query."""
+    return decision_record(ASKED_UNDER, SCORES, fingerprint=fingerprint, **changes)
+
+
+@contextmanager
+def plans(url: str) -> Generator[list[dict[str, Any]]]:
+    """The plans of the statements that read decisions, with what they read."""
+    found: list[dict[str, Any]] = []
+    database = make_url(url).database
+
+    def explain(
+        connection: Connection, _cursor: Any, statement: str, parameters: Any, *_: Any
+    ) -> None:
+        is_read = statement.startswith("SELECT") and "FROM decisions" in statement
+        if connection.engine.url.database == database and is_read:
+            cursor = connection.connection.cursor()
+            cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters)
+            row = cursor.fetchone()
+            assert row is not None
+            found.append(row[0][0]["Plan"])
+            cursor.close()
+
+    event.listen(Engine, "before_cursor_execute", explain)
+    try:
+        yield found
+    finally:
+        event.remove(Engine, "before_cursor_execute", explain)
+
+
+def rows_read(plan: dict[str, Any]) -> float:
+    """Rows and index entries that a plan looked at, those that it filtered out included."""
+    below = sum(rows_read(each) for each in plan.get("Plans", ()))
+    if not {"Relation Name", "Index Name"} & plan.keys():
+        return below
+    filtered = plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)
+    return below + plan["Actual Loops"] * (plan["Actual Rows"] + filtered)
+
+
+@pytest.fixture
+def repeated(store_url: str) -> Iterator[DecisionStore]:
+    """A store with one query that was asked many times, and as many that were asked once."""
+    with Store(store_url) as store:
+        store.add(ASKED_UNDER, activate=True)
+        decisions = DecisionStore(store)
+        decisions.add([asked(decision_id="d")], [True])
+        columns = [each.name for each in DecisionRow.__table__.columns]
+        several = "INSERT INTO decisions ({}) SELECT {} FROM decisions, generate_series(1, {}) AS n"
+        changes = {
+            "earlier": {"calibration_id": "'cal-0'"},  # those of another come first
+            "again": {},
+            "others": {"fingerprint": "md5(n::text)"},
+        }
+        with psycopg.connect(store_url) as connection:
+            for name, change in changes.items():
+                chosen = {each: each for each in columns} | {"id": f"'{name}' || n"} | change
+                statement = several.format(
+                    ", ".join(columns), ", ".join(chosen[each] for each in columns), REPEATS
+                )
+                connection.execute(f"{statement} WHERE id = 'd'".encode())
+        yield decisions
+
+
+@pytest.mark.scale
+@pytest.mark.parametrize("is_analysed", [True, False])
+def test_a_batch_reads_one_earlier_decision_of_each_query(
+    repeated: DecisionStore, store_url: str, *, is_analysed: bool
+) -> None:
+    """However many there are, and whether or not the planner has statistics of them."""
+    if is_analysed:
+        with psycopg.connect(store_url, autocommit=True) as connection:
+            connection.execute("ANALYZE decisions")
+    batch = [asked(REPEATED if number == 7 else f"{number:032x}") for number in range(20)]
+    with plans(store_url) as found:
+        assert repeated.add(batch, [True] * 20) == {("", REPEATED)}
+    assert len(found) == 1
+    assert rows_read(found[0]) <= 20, json.dumps(found, indent=1)
+
+
+@pytest.mark.scale
+def test_a_judged_query_does_not_read_its_earlier_decisions(
+    repeated: DecisionStore, store_url: str
+) -> None:
+    """Only those with a loss: red when all of them are read, or locked."""
+    pair = [asked(shadow_rate=1.0) for _ in range(2)]
+    repeated.add(pair, [True] * 2)
+    with plans(store_url) as found:
+        for each in pair:
+            repeated.set_loss(each, 1.0)
+    assert sum(map(rows_read, found)) <= 4, json.dumps(found, indent=1)
+    assert [repeated.get(each.decision_id).loss for each in pair] == [1.0, None]
+
+
+@pytest.mark.scale
+def test_a_query_judged_at_two_gateways_at_once_has_one_loss(store_url: str) -> None:
+    """Thirty queries, each with two decisions: red when the two do not wait for each other."""
+    with Store(store_url) as one, Store(store_url) as other:
+        one.add(ASKED_UNDER, activate=True)
+        stores = [DecisionStore(each) for each in (one, other)]
+        for number in range(30):
+            pair = [asked(f"{number:032x}", shadow_rate=1.0) for _ in stores]
+            stores[0].add(pair, [True] * 2)
+            together = threading.Barrier(2)
+
+            def judge(place: int, pair: Any = pair, together: Any = together) -> None:
+                together.wait(30)
+                stores[place].set_loss(pair[place], 1.0)
+
+            with ThreadPoolExecutor(2) as threads:
+                for each in [threads.submit(judge, place) for place in range(2)]:
+                    each.result()
+            losses = [stores[0].get(each.decision_id).loss for each in pair]
+            assert sorted(losses, key=str) == [1.0, None]

@@ -78,6 +78,23 @@ def stale(monitor: Monitor, world: MonitoredStore) -> dict[str, tuple[str, ...]]
     return {name: reasons for name, reasons in found.items() if reasons}
 
 
+async def applications(monitor: Monitor) -> dict[str, Any]:
+    """What the drift report says of each application."""
+    return (await monitor.drift_report())["applications"]
+
+
+async def rounds(monitor: Monitor, stream: str = "set_size") -> dict[str, int]:
+    """The rounds of a stream by application."""
+    found = await applications(monitor)
+    return {name: each["alarms"]["streams"][stream]["rounds"] for name, each in found.items()}
+
+
+async def counted(monitor: Monitor) -> dict[str, int]:
+    """The losses that count, by application."""
+    found = await applications(monitor)
+    return {name: each["shadow"]["counted"] for name, each in found.items()}
+
+
 def values(world: MonitoredStore, metric: str) -> dict[tuple[str, ...], float]:
     """The values of a metric by its labels, the application first."""
     return {
@@ -103,9 +120,9 @@ def test_queries_like_the_rows_of_their_application_raise_no_alarm(store: Store)
         for name in [*ROWS] * 10:
             await feed(monitor, queries(world, name, rng, 50))
             assert stale(monitor, world) == {}
-        applications = (await monitor.drift_report())["applications"]
-        assert {*applications} == {*ROWS}
-        for each in applications.values():
+        reported = await applications(monitor)
+        assert {*reported} == {*ROWS}
+        for each in reported.values():
             rounds = {name: at["rounds"] for name, at in each["alarms"]["streams"].items()}
             assert rounds == dict.fromkeys(UNLABELLED, 500) | dict.fromkeys(JUDGED, 0)
             assert each["alarms"]["false_alarm"] == RARE
@@ -130,8 +147,8 @@ def test_an_alarm_voids_its_application_alone(
         await feed(monitor, queries(world, name, rng, 400, harder=0.6))
         found = stale(monitor, world)
         assert set(found) == {name}
-        applications = (await monitor.drift_report())["applications"]
-        raised = {each: at["alarms"]["raised"] for each, at in applications.items()}
+        reported = await applications(monitor)
+        raised = {each: at["alarms"]["raised"] for each, at in reported.items()}
         expected: dict[str, list[str]] = {each: [] for each in ROWS}
         expected[name] = [reason.removeprefix("stale:") for reason in found[name]]
         assert raised == expected
@@ -166,12 +183,7 @@ def test_a_reset_is_of_one_application_or_of_all(store: Store) -> None:
         assert set(stale(monitor, world)) == {"desk", "bot"}
         await monitor.reset_drift("bot")
         assert set(stale(monitor, world)) == {"desk"}
-        applications = (await monitor.drift_report())["applications"]
-        rounds = {
-            name: each["alarms"]["streams"]["set_size"]["rounds"]
-            for name, each in applications.items()
-        }
-        assert rounds == {"desk": 300, "search": 0, "bot": 0}
+        assert await rounds(monitor) == {"desk": 300, "search": 0, "bot": 0}
 
     async def reset_all(monitor: Monitor, _: MonitoredStore) -> None:
         assert set(stale(monitor, world)) == {"desk"}
@@ -217,12 +229,12 @@ def test_only_first_turns_of_the_applications_rows_count(store: Store) -> None:
         scores = draw_scores(rng, 50, harder=0.01)
         for each in changes:
             await feed(monitor, application_queries(world.record, "bot", scores, **each))
-        applications = (await monitor.drift_report())["applications"]
-        for each in applications.values():
+        reported = await applications(monitor)
+        for each in reported.values():
             assert {at["rounds"] for at in each["alarms"]["streams"].values()} == {0}
         labelled = {"reasons": ("labelled_conditions",)}
         await feed(monitor, application_queries(world.record, "bot", scores, **labelled))
-        bot = (await monitor.drift_report())["applications"]["bot"]
+        bot = (await applications(monitor))["bot"]
         assert bot["alarms"]["streams"]["set_size"]["rounds"] == 50
 
     run(world, story)
@@ -242,21 +254,14 @@ def test_repeats_count_for_applications_whose_rows_are_traffic(store: Store) -> 
         for name in ("desk", "bot"):
             made = queries(world, name, rng, 30)
             await feed(monitor, [replace(each, repeated=True) for each in made])
-        applications = (await monitor.drift_report())["applications"]
-        rounds = {
-            name: each["alarms"]["streams"]["set_size"]["rounds"]
-            for name, each in applications.items()
-        }
-        assert rounds == {"desk": 0, "search": 0, "bot": 30}
+        assert await rounds(monitor) == {"desk": 0, "search": 0, "bot": 30}
         for name in ("desk", "bot"):
             (made,) = queries(world, name, rng, 1)
             made = replace(made, repeated=True, shadow_rate=0.5)
             monitor.record(made)
             verdicts = verdicts_on_all([True, True, True])
             await monitor.feedback.add(made.decision_id, verdicts, ADMIN)
-        applications = (await monitor.drift_report())["applications"]
-        counted = {name: each["shadow"]["counted"] for name, each in applications.items()}
-        assert counted == {"desk": 0, "search": 0, "bot": 1}
+        assert await counted(monitor) == {"desk": 0, "search": 0, "bot": 1}
 
     run(world, story, shadow_rate=0.5)
 
@@ -300,7 +305,7 @@ def test_each_application_has_its_realised_risk(store: Store) -> None:
                 if right.any():
                     hit = any(right[POOL.index(member)] for member in each.selected)
                     counted[name].append(float(not hit))
-        reports.update((await monitor.drift_report())["applications"])
+        reports.update(await applications(monitor))
 
     run(world, story, shadow_rate=0.5, false_alarm=RARE)
     judged = [name for name, losses in counted.items() if losses]
@@ -355,7 +360,7 @@ def test_the_risk_goes_on_where_another_applications_rows_are_replaced(store: St
             await world.active.swap(record)
             for name in ("desk", "bot"):
                 await judge(monitor, record, name)
-        found = (await monitor.drift_report())["applications"]
+        found = await applications(monitor)
         counted = {name: each["shadow"]["counted"] for name, each in found.items()}
         assert counted == {"desk": 20, "search": 0, "bot": 10}
         assert found["desk"]["decisions"]["at_own_alpha_and_pool"] == 20
@@ -379,7 +384,7 @@ def test_a_query_has_one_loss_in_each_application(database: str) -> None:
                 await monitor.feedback.add(
                     made.decision_id, verdicts_on_all([True, False, False]), ADMIN
                 )
-            found = (await monitor.drift_report())["applications"]
+            found = await applications(monitor)
             is_shared = store.is_shared  # one gateway alone remembers queries in memory
             assert found["desk"]["shadow"]["counted"] == (1 if is_shared else 2)
             assert found["search"]["shadow"]["counted"] == 1

@@ -9,8 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,9 @@ from racer_core.errors import ArtifactError, RacerError
 from racer_core.racer import Racer
 from tests.kit.gateway import ENVIRONMENT, ONE, POOL, Serve, configure, labelled
 from tests.kit.upstream import FakePool
+from tests.kit.waiting import eventually, wait_until
 
+pytestmark = pytest.mark.anyio
 TEXTS = labelled(700, 300).queries
 
 
@@ -95,7 +96,7 @@ class Process:
 @asynccontextmanager
 async def shared(process: Process, *, gateways: int = 2) -> AsyncGenerator[list[EncoderClient]]:
     """A process and its gateways."""
-    async with AsyncExitStack() as stack:
+    async with asyncio.timeout(10), AsyncExitStack() as stack:
         await stack.enter_async_context(process.running())
         yield [
             await stack.enter_async_context(EncoderClient(process.path, process.digest))
@@ -103,121 +104,90 @@ async def shared(process: Process, *, gateways: int = 2) -> AsyncGenerator[list[
         ]
 
 
-def play(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run within ten seconds."""
-    asyncio.run(asyncio.wait_for(scenario, 10))
-
-
-def test_scores_and_embeddings_have_the_bits_of_the_process(opened: Racer, tmp_path: Path) -> None:
+async def test_scores_and_embeddings_have_the_bits_of_the_process(
+    opened: Racer, tmp_path: Path
+) -> None:
     """Single queries, rows and embeddings; so a calibration made one way serves the other."""
-
-    async def scenario() -> None:
-        process = Process(opened, tmp_path / "encoder")
-        async with shared(process) as (one, other):
-            assert stat.S_IMODE(process.path.stat().st_mode) == 0o600
-            whole = process.worker.score_rows
-            here, there = await asyncio.gather(
-                asyncio.to_thread(whole, TEXTS), asyncio.to_thread(one.score_rows, TEXTS)
-            )
-            for name in type(here).__slots__:
-                mine, theirs = getattr(here, name), getattr(there, name)
-                assert (mine is None) == (theirs is None), name
-                assert mine is None or (mine.dtype == theirs.dtype and np.array_equal(mine, theirs))
-            embedded = await other.embed(TEXTS)
-            assert np.array_equal(embedded, CharNgramEncoder().encode(TEXTS).embeddings)
-            for text in TEXTS[:4]:
-                mine, theirs = await process.worker.score(text), await other.score(text)
-                assert (mine.scores, mine.truncated) == (theirs.scores, theirs.truncated)
-                assert mine.projection == theirs.projection
-                assert (mine.neighbours is None) == (theirs.neighbours is None)
-                assert mine.neighbours is None or np.array_equal(mine.neighbours, theirs.neighbours)
-
-    play(scenario())
+    process = Process(opened, tmp_path / "encoder")
+    async with shared(process) as (one, other):
+        assert stat.S_IMODE(process.path.stat().st_mode) == 0o600
+        whole = process.worker.score_rows
+        here, there = await asyncio.gather(
+            asyncio.to_thread(whole, TEXTS), asyncio.to_thread(one.score_rows, TEXTS)
+        )
+        for name in type(here).__slots__:
+            mine, theirs = getattr(here, name), getattr(there, name)
+            assert (mine is None) == (theirs is None), name
+            assert mine is None or (mine.dtype == theirs.dtype and np.array_equal(mine, theirs))
+        embedded = await other.embed(TEXTS)
+        assert np.array_equal(embedded, CharNgramEncoder().encode(TEXTS).embeddings)
+        for text in TEXTS[:4]:
+            mine, theirs = await process.worker.score(text), await other.score(text)
+            assert (mine.scores, mine.truncated) == (theirs.scores, theirs.truncated)
+            assert mine.projection == theirs.projection
+            assert (mine.neighbours is None) == (theirs.neighbours is None)
+            assert mine.neighbours is None or np.array_equal(mine.neighbours, theirs.neighbours)
 
 
-def test_two_gateways_share_batches_and_the_queue(opened: Racer, tmp_path: Path) -> None:
+async def test_two_gateways_share_batches_and_the_queue(opened: Racer, tmp_path: Path) -> None:
     """One counter sees both; the bound holds for both; a cancelled query frees its place."""
-
-    async def scenario() -> None:
-        process = Process(opened, tmp_path / "encoder", queue=6)
-        async with shared(process) as (one, other):
-            process.free.clear()
-            first = asyncio.create_task(one.score(TEXTS[0]))
-            await until(lambda: process.batches()[0] == 1)
-            asked = [
-                asyncio.create_task(gateway.score(text))
-                for gateway, text in zip((one, other) * 3, TEXTS[1:7], strict=True)
-            ]
-            await until(lambda: process.waiting() == 6)
-            with pytest.raises(Overloaded, match="6 queries already wait"):
-                await other.score("one more")
-            asked.pop().cancel()
-            await until(lambda: process.waiting() == 5)
-            process.free.set()
-            answers = await asyncio.gather(first, *asked)
-            assert process.batches() == (2, 6)
-            assert [each.scores for each in answers] == opened.score(TEXTS[:6]).scores.tolist()
-
-    play(scenario())
+    process = Process(opened, tmp_path / "encoder", queue=6)
+    async with shared(process) as (one, other):
+        process.free.clear()
+        first = asyncio.create_task(one.score(TEXTS[0]))
+        await eventually(lambda: process.batches()[0] == 1)
+        asked = [
+            asyncio.create_task(gateway.score(text))
+            for gateway, text in zip((one, other) * 3, TEXTS[1:7], strict=True)
+        ]
+        await eventually(lambda: process.waiting() == 6)
+        with pytest.raises(Overloaded, match="6 queries already wait"):
+            await other.score("one more")
+        asked.pop().cancel()
+        await eventually(lambda: process.waiting() == 5)
+        process.free.set()
+        answers = await asyncio.gather(first, *asked)
+        assert process.batches() == (2, 6)
+        assert [each.scores for each in answers] == opened.score(TEXTS[:6]).scores.tolist()
 
 
-def test_an_error_of_the_encoder_reaches_the_gateway(
+async def test_an_error_of_the_encoder_reaches_the_gateway(
     opened: Racer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection stays."""
+    """The connection stays; another artifact, and a second process, are refused with the cure."""
 
     def broken(*_: object) -> EncoderOutput:
         raise RuntimeError("the device is gone")
 
-    async def scenario() -> None:
-        async with shared(Process(opened, tmp_path / "encoder"), gateways=1) as (gateway,):
-            with monkeypatch.context() as patch:
-                patch.setattr(HeldEncoder, "encode", broken)
-                with pytest.raises(RacerError, match="the device is gone"):
-                    await gateway.score(ONE)
-            assert (await gateway.score(ONE)).usable
-
-    play(scenario())
-
-
-def test_another_artifact_is_refused(opened: Racer, tmp_path: Path) -> None:
-    """At the start of the gateway, with the cure."""
-
-    async def scenario() -> None:
-        process = Process(opened, tmp_path / "encoder")
-        async with shared(process, gateways=0):
-            with pytest.raises(ArtifactError, match="start `racer encoder` and the gateways"):
-                await EncoderClient(process.path, "0" * 64).__aenter__()
-            with pytest.raises(SettingsError, match="another process already answers"):
-                listening(process.path).__enter__()
-
-    play(scenario())
+    process = Process(opened, tmp_path / "encoder")
+    async with shared(process, gateways=1) as (gateway,):
+        with monkeypatch.context() as patch:
+            patch.setattr(HeldEncoder, "encode", broken)
+            with pytest.raises(RacerError, match="the device is gone"):
+                await gateway.score(ONE)
+        assert (await gateway.score(ONE)).usable
+        with pytest.raises(ArtifactError, match="start `racer encoder` and the gateways"):
+            await EncoderClient(process.path, "0" * 64).__aenter__()
+        with pytest.raises(SettingsError, match="another process already answers"):
+            listening(process.path).__enter__()
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"\xff" * 4, b"\0\0\0\2{}", b"\0\0\0\1x", packed({}), packed({"artifact": 1}, {})],
-    ids=["oversize", "no arrays", "no JSON", "no digest", "no string"],
-)
-def test_what_is_no_greeting_closes_the_connection(
-    opened: Racer, tmp_path: Path, sent: bytes
-) -> None:
+async def test_what_is_no_greeting_closes_the_connection(opened: Racer, tmp_path: Path) -> None:
     """Before the bytes of an oversize frame are read; other gateways go on."""
-
-    async def scenario() -> None:
-        process = Process(opened, tmp_path / "encoder")
-        async with shared(process, gateways=1) as (gateway,):
+    process = Process(opened, tmp_path / "encoder")
+    oversize, no_arrays, no_json = b"\xff" * 4, b"\0\0\0\2{}", b"\0\0\0\1x"
+    async with shared(process, gateways=1) as (gateway,):
+        for sent in (oversize, no_arrays, no_json, packed({}), packed({"artifact": 1}, {})):
             reader, writer = await asyncio.open_unix_connection(str(process.path))
             writer.write(sent)
-            answer = await reader.read()
-            assert b"scores" not in answer
+            assert b"scores" not in await reader.read()
             writer.close()
             assert (await gateway.score(ONE)).usable
 
-    play(scenario())
 
-
-def test_frames_are_bounded_and_hold_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_frames_are_bounded_and_hold_numbers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """NaN arrives; objects, which would be unpickled, and oversize frames do not."""
 
     async def received(sent: bytes) -> encoder_process.Frame:
@@ -230,24 +200,18 @@ def test_frames_are_bounded_and_hold_numbers_alone(monkeypatch: pytest.MonkeyPat
         "b": np.zeros((0, 3), np.uint8),
         "c": np.array([True]),
     }
-    got = asyncio.run(received(packed({"call": 7}, numbers)))
+    got = await received(packed({"call": 7}, numbers))
     assert got.head == {"call": 7}
     for name, each in numbers.items():
         assert got.arrays[name].dtype == each.dtype
         np.testing.assert_array_equal(got.arrays[name], each)
     with pytest.raises(ValueError, match="is not sent"):
-        asyncio.run(received(packed({}, {"a": np.array([None])})))
+        await received(packed({}, {"a": np.array([None])}))
     monkeypatch.setattr(encoder_module, "LARGEST", 64)
     with pytest.raises(TooLarge):
         packed({"texts": ["x" * 64]})
     with pytest.raises(TooLarge):
-        asyncio.run(received(b"\0\0\0\x41" + b"x" * 65))
-
-
-async def until(condition: Any) -> None:
-    """Wait for it."""
-    while not condition():  # noqa: ASYNC110 - the worker sets no event for it
-        await asyncio.sleep(0.005)
+        await received(b"\0\0\0\x41" + b"x" * 65)
 
 
 # Through the gateway --------------------------------------------------------------------------
@@ -292,10 +256,7 @@ def test_gateways_outlive_the_process(
         assert path.is_socket()  # left behind
     with encoder_process(config, path) as process:
         for gateway in gateways:
-            deadline = time.monotonic() + 60
-            while gateway.route(ONE)["selected"] != ["adder"]:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_until(lambda at=gateway: at.route(ONE)["selected"] == ["adder"], 60)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert not path.exists()

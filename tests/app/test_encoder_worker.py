@@ -7,10 +7,11 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +21,6 @@ import pytest
 from app import lifespan
 from app.calibrations import record_builder, upload_reader
 from app.errors import Overloaded
-from app.routing import encoder_worker
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.scorer import ScoredQuery
 from app.store import Store
@@ -31,12 +31,11 @@ from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
-from tests.kit.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled, user
-from tests.kit.lazy import LazyModule
+from tests.kit.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until, wait_until
 
-openai = LazyModule("openai")
+pytestmark = pytest.mark.anyio
 
 
 @dataclass
@@ -75,27 +74,18 @@ class StubRacer:
         return RouterScores(scores, np.zeros(count, bool))
 
 
-Scenario = Callable[[EncoderWorker, StubRacer], Coroutine[Any, Any, None]]
-
-
-def play(scenario: Scenario, *, places: int = 100, wait_s: float = 60.0, batch: int = 4) -> None:
-    """Run a scenario with a worker around a stub."""
-    racer = StubRacer()
-
-    async def run() -> None:
-        worker = EncoderWorker(
-            cast("Racer", racer),
-            queue=places,
-            queue_s=wait_s,
-            batch=batch,
-            metrics=Metrics(),
-        )
-        async with worker:
-            async with asyncio.timeout(60):
-                await scenario(worker, racer)
-
+@asynccontextmanager
+async def playing(
+    racer: StubRacer | None = None, *, places: int = 100, wait_s: float = 60.0, batch: int = 4
+) -> AsyncGenerator[tuple[EncoderWorker, StubRacer]]:
+    """A worker around a stub."""
+    racer = racer or StubRacer()
+    worker = EncoderWorker(
+        cast("Racer", racer), queue=places, queue_s=wait_s, batch=batch, metrics=Metrics()
+    )
     try:
-        asyncio.run(run())
+        async with worker, asyncio.timeout(60):
+            yield worker, racer
     finally:
         racer.free.set()
 
@@ -110,100 +100,24 @@ def ask(worker: EncoderWorker, *numbers: int) -> list[asyncio.Task[ScoredQuery]]
     return [asyncio.create_task(worker.score(str(number))) for number in numbers]
 
 
-def test_each_request_of_a_batch_gets_its_own_scores() -> None:
-    """Batching keeps the order."""
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
-        racer.free.set()
-        answers = await asyncio.gather(*ask(worker, *range(50)))
-        assert [answer.scores for answer in answers] == [[float(n)] for n in range(50)]
-
-    play(scenario)
-
-
-def test_waiting_queries_are_scored_in_one_batch() -> None:
-    """While one batch runs the next forms, up to the limit, in order of arrival."""
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
+async def test_waiting_queries_are_scored_in_one_batch() -> None:
+    """Up to the limit, in order of arrival; one more than the queue holds is refused at once."""
+    async with playing(batch=4, places=6) as (worker, racer):
         first = ask(worker, 0)
         await begun(racer)
         waiting = ask(worker, *range(1, 7))
         await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await worker.score("7")
         racer.free.set()
         await asyncio.gather(*first, *waiting)
         assert racer.batches == [["0"], ["1", "2", "3", "4"], ["5", "6"]]
-
-    play(scenario, batch=4)
-
-
-def test_one_more_than_the_queue_holds_is_refused() -> None:
-    """At once, and those who wait are still served."""
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
-        first = ask(worker, 0)
-        await begun(racer)
-        waiting = ask(worker, 1, 2, 3)
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded):
-            await worker.score("4")
-        racer.free.set()
-        answers = await asyncio.gather(*first, *waiting)
-        assert [answer.scores for answer in answers] == [[0.0], [1.0], [2.0], [3.0]]
-        assert (await worker.score("5")).scores == [5.0]
-
-    play(scenario, places=3)
+        assert (await worker.score("8")).scores == [8.0]
 
 
-def test_every_request_of_a_failed_batch_gets_the_error() -> None:
-    """The error reaches each of them, and the worker goes on."""
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
-        racer.error = RuntimeError("the device is gone")
-        racer.free.set()
-        answers = await asyncio.gather(*ask(worker, 1, 2, 3), return_exceptions=True)
-        assert [str(answer) for answer in answers] == ["the device is gone"] * 3
-        racer.error = None
-        assert (await worker.score("4")).scores == [4.0]
-
-    play(scenario)
-
-
-@pytest.mark.parametrize("rows", [0, 1, 5])
-def test_a_router_result_of_the_wrong_size_fails_its_batch(rows: int) -> None:
-    """A router that answers with another number of rows fails its batch, not the worker."""
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
-        racer.free.set()
-        racer.rows = rows
-        answers = await asyncio.gather(*ask(worker, 1, 2, 3), return_exceptions=True)
-        if rows < 3:
-            assert all(isinstance(answer, Exception) for answer in answers)
-        racer.rows = None
-        assert (await worker.score("4")).scores == [4.0]
-
-    play(scenario)
-
-
-def test_a_cancelled_query_is_not_scored() -> None:
-    """A cancelled query takes no part in a batch, and the others are not disturbed."""
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
-        first = ask(worker, 0)
-        await begun(racer)
-        gone, stays = ask(worker, 1, 2)
-        await asyncio.sleep(0)
-        gone.cancel()
-        racer.free.set()
-        await asyncio.gather(*first, stays)
-        assert racer.batches == [["0"], ["2"]]
-
-    play(scenario)
-
-
-def test_a_cancelled_query_frees_its_place_in_the_queue() -> None:
-    """Cancelled queries do not fill the queue while the encoder is busy."""
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
+async def test_a_cancelled_query_is_not_scored_and_frees_its_place() -> None:
+    """The others are not disturbed."""
+    async with playing(places=3) as (worker, racer):
         first = ask(worker, 0)
         await begun(racer)
         gone = ask(worker, 1, 2, 3)
@@ -216,8 +130,22 @@ def test_a_cancelled_query_frees_its_place_in_the_queue() -> None:
         racer.free.set()
         assert (await stays).scores == [4.0]
         await asyncio.gather(*first)
+        assert racer.batches == [["0"], ["4"]]
 
-    play(scenario, places=3)
+
+async def test_every_request_of_a_failed_batch_gets_the_error() -> None:
+    """A router that raises, or answers with another number of rows; the worker goes on."""
+    async with playing() as (worker, racer):
+        racer.free.set()
+        racer.error = RuntimeError("the device is gone")
+        answers = await asyncio.gather(*ask(worker, 1, 2, 3), return_exceptions=True)
+        assert [str(answer) for answer in answers] == ["the device is gone"] * 3
+        racer.error = None
+        for racer.rows in (0, 1, 5):
+            answers = await asyncio.gather(*ask(worker, 1, 2, 3), return_exceptions=True)
+            assert racer.rows == 5 or all(isinstance(answer, Exception) for answer in answers)
+        racer.rows = None
+        assert (await worker.score("4")).scores == [4.0]
 
 
 class Clock:
@@ -235,17 +163,13 @@ class Clock:
     [((1, 2), (3, 4), ["3", "4"]), ((1, 2, 3), (), ["2", "3"])],
     ids=["queries in time take the batch", "late queries fill the batch"],
 )
-def test_a_late_query_is_refused_only_if_it_displaces_another(
-    monkeypatch: pytest.MonkeyPatch,
-    late: Sequence[int],
-    in_time: Sequence[int],
-    served: list[str],
+async def test_a_late_query_is_refused_only_if_it_displaces_another(
+    monkeypatch: pytest.MonkeyPatch, late: Sequence[int], in_time: Sequence[int], served: list[str]
 ) -> None:
     """After a pause of the whole process late queries are scored up to one batch."""
     clock = Clock()
     monkeypatch.setattr("app.routing.encoder_worker.time", clock)
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
+    async with playing(wait_s=1.0, batch=2) as (worker, racer):
         first = ask(worker, 0)
         await begun(racer)
         waiting = ask(worker, *late)
@@ -264,17 +188,14 @@ def test_a_late_query_is_refused_only_if_it_displaces_another(
         ]
         assert racer.batches == [["0"], served]
 
-    play(scenario, wait_s=1.0, batch=2)
 
-
-def test_a_query_that_would_wait_too_long_is_refused_at_once(
+async def test_a_query_that_would_wait_too_long_is_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Half a second a row, and 1.2 seconds to wait: two may wait behind the batch that ends."""
     clock = Clock()
     monkeypatch.setattr("app.routing.encoder_worker.time", clock)
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
+    async with playing(wait_s=1.2, batch=2) as (worker, racer):
         first = ask(worker, 1, 2)
         await begun(racer)
         clock.now = 1.0  # what this batch took
@@ -298,15 +219,12 @@ def test_a_query_that_would_wait_too_long_is_refused_at_once(
         assert [answer.scores for answer in answers] == [[3.0], [4.0], [5.0], [6.0], [8.0]]
         assert (await worker.score("10")).scores == [10.0]
 
-    play(scenario, wait_s=1.2, batch=2)
 
-
-def test_single_queries_say_nothing_of_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_single_queries_say_nothing_of_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     """A burst after slow single queries is not refused: batches take less for each row."""
     clock = Clock()
     monkeypatch.setattr("app.routing.encoder_worker.time", clock)
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
+    async with playing(wait_s=1.0, batch=4) as (worker, racer):
         (single,) = ask(worker, 0)
         await begun(racer)
         clock.now = 5.0
@@ -315,34 +233,21 @@ def test_single_queries_say_nothing_of_a_crowd(monkeypatch: pytest.MonkeyPatch) 
         racer.free.set()
         await asyncio.gather(single, *burst)
 
-    play(scenario, wait_s=1.0, batch=4)
 
-
-def test_closing_ends_every_waiting_request() -> None:
+async def test_closing_ends_every_waiting_request() -> None:
     """Every request that still waits when the worker closes fails, the running batch included."""
-    outcomes: list[Any] = []
-
-    async def run() -> None:
-        racer = StubRacer()
-        worker = EncoderWorker(
-            cast("Racer", racer), queue=9, queue_s=60.0, batch=1, metrics=Metrics()
-        )
-        async with worker:
-            tasks = ask(worker, 0, 1, 2)
-            await begun(racer)
-            racer.free.set()
-        async with asyncio.timeout(60):
-            outcomes.extend(await asyncio.gather(*tasks, return_exceptions=True))
-
-    asyncio.run(run())
-    assert len(outcomes) == 3
+    async with playing(batch=1) as (worker, racer):
+        tasks = ask(worker, 0, 1, 2)
+        await begun(racer)
+        racer.free.set()
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(each, ScoredQuery | BaseException) for each in outcomes)
 
 
-def test_rows_of_a_calibration_let_queries_go_between() -> None:
+async def test_rows_of_a_calibration_let_queries_go_between() -> None:
     """A long calibration is scored in slices; a query does not wait for all of them."""
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
+    async with playing() as (worker, racer):
         rows = [str(number) for number in range(4_000)]
         scoring = asyncio.create_task(asyncio.to_thread(worker.score_rows, rows))
         await begun(racer)
@@ -355,10 +260,8 @@ def test_rows_of_a_calibration_let_queries_go_between() -> None:
         assert len(racer.batches) == 1_001
         assert racer.batches.index(["7"]) < 1_000
 
-    play(scenario)
 
-
-def test_what_waits_is_tokenised_while_a_batch_is_scored() -> None:
+async def test_what_waits_is_tokenised_while_a_batch_is_scored() -> None:
     """Live queries and slices of rows; the encoder's thread then finds the tokens."""
 
     class Tokens(str):
@@ -380,40 +283,36 @@ def test_what_waits_is_tokenised_while_a_batch_is_scored() -> None:
 
     racer = Tokenizing()
 
-    async def run() -> None:
-        worker = EncoderWorker(
-            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, metrics=Metrics()
-        )
-        async with worker, asyncio.timeout(60):
-            first = ask(worker, 0)
-            await begun(racer)
-            assert racer.ahead.empty()  # an idle encoder's thread tokenises by itself
-            second = ask(worker, 1)
-            assert await asyncio.to_thread(racer.ahead.get, timeout=30) == ["1"]
-            racer.free.set()
-            await asyncio.gather(*first, *second)
-            await begun(racer)
-            racer.free.clear()
-            rows = [str(number) for number in range(8)]
-            scoring = asyncio.create_task(asyncio.to_thread(worker.score_rows, rows))
-            await begun(racer)
-            for slice_ in (rows[:4], rows[4:]):
-                assert await asyncio.to_thread(racer.ahead.get, timeout=30) == slice_
-            racer.free.set()
-            assert (await scoring).scores[:, 0].tolist() == list(range(8))
-
-    try:
-        asyncio.run(run())
-    finally:
+    async with playing(racer) as (worker, _):
+        first = ask(worker, 0)
+        await begun(racer)
+        assert racer.ahead.empty()  # an idle encoder's thread tokenises by itself
+        second = ask(worker, 1)
+        assert await asyncio.to_thread(racer.ahead.get, timeout=30) == ["1"]
         racer.free.set()
+        await asyncio.gather(*first, *second)
+        await begun(racer)
+        racer.free.clear()
+        rows = [str(number) for number in range(8)]
+        scoring = asyncio.create_task(asyncio.to_thread(worker.score_rows, rows))
+        await begun(racer)
+        for slice_ in (rows[:4], rows[4:]):
+            assert await asyncio.to_thread(racer.ahead.get, timeout=30) == slice_
+        racer.free.set()
+        assert (await scoring).scores[:, 0].tolist() == list(range(8))
     kinds = [{type(text) for text in batch} for batch in racer.batches]
     assert kinds == [{str}, {Tokens}, {Tokens}, {Tokens}]
 
 
-@pytest.mark.parametrize(("forward", "most"), [("lean", 32), ("transformers", 256)])
-def test_on_a_gpu_rows_are_scored_in_slices_that_fill_a_batch(forward: str, most: int) -> None:
-    """Of similar length, sorted 256 at a time; progress, which can end it, is between slices."""
-    racer = StubRacer(backend="cuda", forward=forward)
+@pytest.mark.parametrize(
+    ("backend", "forward", "most"),
+    [("cpu", "lean", 4), ("cuda", "lean", 32), ("cuda", "transformers", 256)],
+)
+async def test_rows_of_like_length_are_scored_together(
+    backend: str, forward: str, most: int
+) -> None:
+    """Sorted 256 at a time, on a GPU enough for a batch; progress can end it between slices."""
+    racer = StubRacer(backend=backend, forward=forward)
     racer.free.set()
     rows = [str(number * 10 ** (number % 4)) for number in range(100, 400)]
     expected = [
@@ -428,35 +327,14 @@ def test_on_a_gpu_rows_are_scored_in_slices_that_fill_a_batch(forward: str, most
         if len(done) > len(expected):
             raise InterruptedError
 
-    async def run() -> None:
-        worker = EncoderWorker(
-            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, metrics=Metrics()
-        )
-        async with worker:
-            scored = await asyncio.to_thread(worker.score_rows, rows, progress=stop)
-            assert scored.scores[:, 0].tolist() == [float(row) for row in rows]
-            with pytest.raises(InterruptedError):
-                await asyncio.to_thread(worker.score_rows, rows, progress=stop)
-
-    asyncio.run(run())
+    async with playing(racer) as (worker, _):
+        scored = await asyncio.to_thread(worker.score_rows, rows, progress=stop)
+        assert scored.scores[:, 0].tolist() == [float(row) for row in rows]
+        with pytest.raises(InterruptedError):
+            await asyncio.to_thread(worker.score_rows, rows, progress=stop)
     assert racer.batches == expected
     before = accumulate([0, *map(len, expected[:-1])])
     assert done == [*((count, 300) for count in before), (0, 300)]
-
-
-def test_rows_of_like_length_are_scored_together() -> None:
-    """Else an encoder pads them, or computes them one by one; each row gets its own scores."""
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
-        racer.free.set()
-        rows = [str(number * 10 ** (number % 4)) for number in range(100, 250)]
-        scored = await asyncio.to_thread(worker.score_rows, rows)
-        assert scored.scores[:, 0].tolist() == [float(row) for row in rows]
-        assert sorted(chain.from_iterable(racer.batches)) == sorted(rows)
-        lengths = [{len(text) for text in batch} for batch in racer.batches]
-        assert sum(len(found) > 1 for found in lengths) <= 3  # where one length ends
-
-    play(scenario)
 
 
 class RestingClock(Clock):
@@ -471,7 +349,7 @@ class RestingClock(Clock):
         self.now += seconds
 
 
-def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times as long as each slice took, but the last; alone, or later, not at all."""
     clock = RestingClock()
     monkeypatch.setattr("app.routing.encoder_worker.time", clock)
@@ -482,33 +360,23 @@ def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch
             clock.now += 0.01
             return super().score(queries)
 
-    racer = Scoring()
+    async with playing(Scoring()) as (worker, racer):
+        racer.free.set()
 
-    async def scenario(worker: EncoderWorker) -> None:
-        async def rests_of(rows: int) -> list[float]:
+        async def rests() -> list[float]:
             clock.rests.clear()
-            texts = [str(number) for number in range(rows)]
+            texts = [str(number) for number in range(12)]
             scored = await asyncio.to_thread(worker.score_rows, texts)
-            assert scored.scores[:, 0].tolist() == [float(n) for n in range(rows)]
+            assert scored.scores[:, 0].tolist() == [float(n) for n in range(12)]
             return clock.rests
 
-        assert await rests_of(12) == []
+        assert await rests() == []
         await worker.score("7")
-        assert await rests_of(12) == pytest.approx([0.03] * 2)
+        assert await rests() == pytest.approx([0.03] * 2)
         clock.now += 0.88  # less than a second since the query, until the first rest is over
-        assert await rests_of(12) == pytest.approx([0.03])
+        assert await rests() == pytest.approx([0.03])
         clock.now += 1.0
-        assert await rests_of(12) == []
-
-    async def run() -> None:
-        worker = EncoderWorker(
-            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, metrics=Metrics()
-        )
-        async with worker, asyncio.timeout(10):
-            await scenario(worker)
-
-    racer.free.set()
-    asyncio.run(run())
+        assert await rests() == []
 
 
 # Through the gateway --------------------------------------------------------------------------
@@ -570,90 +438,34 @@ def test_a_full_queue_is_too_many_requests(serve: Serve, stub: StubEncoder) -> N
     assert gateway.route(ONE)["selected"] == ["adder"]
 
 
-def test_overload_is_the_official_clients_rate_limit(serve: Serve, stub: StubEncoder) -> None:
-    """The client raises RateLimitError, which its own retries understand."""
-    gateway = serve(limits=PATIENT | {"queue": 1, "batch": 1})
-    stub.gate = threading.Event()
-    client = gateway.openai()
-
-    def ask() -> Exception | None:
-        try:
-            client.chat.completions.create(model="auto", messages=user(ONE))
-        except openai.APIStatusError as exc:
-            return exc
-        return None
-
-    with ThreadPoolExecutor(8) as threads:
-        asked = [threads.submit(ask) for _ in range(8)]
-        until(lambda: sum(each.done() for each in asked) == 6, 30)
-        stub.gate.set()
-        errors = [error for each in asked if (error := each.result())]
-    assert len(errors) == 6  # one is encoded, one waits
-    assert all(isinstance(error, openai.RateLimitError) for error in errors)
-
-
 @pytest.mark.parametrize("fault", ["error", "slow", "nan"])
 def test_a_router_that_fails_calls_the_whole_pool(
     serve: Serve, stub: StubEncoder, pool: FakePool, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """A failure costs calls, never risk: the whole pool is called, certified, with the reason."""
+    """A failure costs calls, never risk: the pool of the request is called, until it recovers."""
     gateway = serve(limits={"route_timeout_s": 0.3})
     for name in POOL:  # where two agree, the third may no longer be asked
         pool.say(name, name)
-    match fault:
-        case "error":
-            stub.error = RuntimeError("the device is gone")
-        case "slow":
-            stub.sleep_s = 1.0
-        case _:
-            nan = RouterScores(np.full((1, 3), np.nan), np.zeros(1, bool))
-            monkeypatch.setattr(Racer, "score", lambda *_: nan)
-    racer = gateway.chat(ONE)["racer"]
+    with monkeypatch.context() as patched:
+        match fault:
+            case "error":
+                stub.error = RuntimeError("the device is gone")
+            case "slow":
+                stub.sleep_s = 1.0
+            case _:
+                nan = RouterScores(np.full((1, 3), np.nan), np.zeros(1, bool))
+                patched.setattr(Racer, "score", lambda *_: nan)
+        racer = gateway.chat(ONE)["racer"]
+        assert pool.models_called() == sorted(POOL)
+        part = gateway.route(ONE, candidates=["adder", "poet"])
     assert sorted(racer["selected"]) == sorted(POOL)
     assert racer["certificate"]["reasons"] == ["router_failed_whole_pool"]
     assert racer["certificate"]["guarantee"]["trivial"] is True
     assert racer["certificate"]["holds"] is True
     assert racer["pool_scores"] == {}
-    assert pool.models_called() == sorted(POOL)
-
-
-def test_a_router_that_fails_restricts_itself_to_the_sub_pool(
-    serve: Serve, stub: StubEncoder, pool: FakePool
-) -> None:
-    """A candidate that the request left out is not called even then."""
-    gateway = serve()
-    stub.error = RuntimeError("the device is gone")
-    racer = gateway.chat(ONE, {"candidates": ["adder", "poet"]})["racer"]
-    assert racer["selected"] == ["adder", "poet"]
-    assert "speller" not in pool.models_called()
-
-
-def test_a_router_that_comes_back_is_used_again(serve: Serve, stub: StubEncoder) -> None:
-    """A failure is not remembered."""
-    gateway = serve()
-    stub.error = RuntimeError("the device is gone")
-    assert len(gateway.route(ONE)["selected"]) == 3
-    stub.error = None
-    assert gateway.route(ONE)["selected"] == ["adder"]
-
-
-def test_batches_form_under_load(serve: Serve, stub: StubEncoder) -> None:
-    """Sixteen queries on a slow encoder need far fewer than sixteen batches."""
-    gateway = serve(limits=PATIENT | {"decisions_kept": 0})
-    before = _metric(gateway, "racer_router_batch_size_count")
-    stub.gate = threading.Event()
-    with ThreadPoolExecutor(16) as threads:
-        asked = [threads.submit(gateway.route, ONE) for _ in range(16)]
-        wait_until(lambda: _metric(gateway, "racer_requests_in_flight") == 16)
-        stub.gate.set()
-        decisions = [each.result() for each in asked]
-    assert all(decision["selected"] == ["adder"] for decision in decisions)
-    assert _metric(gateway, "racer_router_batch_size_count") - before <= 8
-
-
-def _metric(gateway: Gateway, name: str) -> float:
-    lines = gateway.get("/metrics").text.splitlines()
-    return next(float(line.split(" ")[1]) for line in lines if line.startswith(f"{name} "))
+    assert part["selected"] == ["adder", "poet"]
+    stub.error, stub.sleep_s = None, 0.0
+    wait_until(lambda: gateway.route(ONE)["selected"] == ["adder"])
 
 
 @dataclass
@@ -684,118 +496,7 @@ class Pings:
         return self.missed
 
 
-GAP_S = 0.3
-
-
-def longest_gap(gateway: Gateway, busy: Callable[[], object]) -> float:
-    """The longest that ``/healthz`` took to answer while ``busy`` ran, in seconds.
-
-    The least of six attempts: other processes of the machine may hold up some of them, and a
-    loop that is blocked is blocked in each.
-    """
-    attempts: list[float] = []
-    with ThreadPoolExecutor(1) as thread, gateway.http() as client:
-        client.get("/healthz")
-        while not attempts or (min(attempts) >= GAP_S and len(attempts) < 6):
-            gaps: list[float] = []
-            running = thread.submit(busy)
-            while not running.done() or len(gaps) < 3:
-                started = time.monotonic()
-                assert client.get("/healthz").status_code == 200
-                gaps.append(time.monotonic() - started)
-                time.sleep(0.01)
-            running.result()
-            attempts.append(max(gaps))
-    return min(attempts)
-
-
-def test_a_slow_encoder_does_not_block_the_loop(serve: Serve, stub: StubEncoder) -> None:
-    """While the encoder works, others are answered."""
-    gateway = serve(limits=PATIENT | {"decisions_kept": 0})  # every query is scored
-    pings = Pings()
-    stub.meanwhile = pings.wait
-    assert pings.during(gateway, lambda: [gateway.route(ONE) for _ in range(2)]) == 0
-
-
-class LoopExecutor(Executor):
-    """Stands in for the encoder's thread: runs each task where it is submitted."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        """Takes what a pool of threads takes."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """A future that is done."""
-        done = Future[Any]()
-        done.set_result(fn(*args, **kwargs))
-        return done
-
-
-def test_a_blocked_loop_would_be_noticed(
-    serve: Serve, stub: StubEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The control of the test above: the same encoder on the event loop is seen."""
-    monkeypatch.setattr(encoder_worker, "ThreadPoolExecutor", LoopExecutor)
-    gateway = serve(limits=PATIENT | {"decisions_kept": 0})  # every query is scored
-    pings = Pings(limit_s=1.0)
-    stub.meanwhile = pings.wait
-    assert pings.during(gateway, lambda: [gateway.route(ONE) for _ in range(2)]) == 2
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A router that costs nothing, so that thousands of rows are quickly scored."""
-
-    def score(_: Racer, texts: Sequence[str]) -> RouterScores:
-        scores = np.random.default_rng(len(texts)).random((len(texts), 3))
-        return RouterScores(scores, np.zeros(len(texts), bool))
-
-    monkeypatch.setattr(Racer, "score", score)
-
-
 NDJSON = {"content-type": "application/x-ndjson"}
-
-
-def many_rows(count: int) -> bytes:
-    """NDJSON of ``count`` rows."""
-    right = '{"adder": true, "speller": false, "poet": false}'
-    return "".join(f'{{"query": "row {i}?", "correct": {right}}}\n' for i in range(count)).encode()
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("form", ["ndjson", "json", "file"])
-def test_a_large_calibration_does_not_block_the_loop(serve: Serve, form: str) -> None:
-    """20,000 rows are read, checked, scored, kept and swapped in, and pings are answered."""
-    gateway = serve(calibrated=False)
-    rows = many_rows(20_000)
-    request: dict[str, Any] = {
-        "ndjson": {"content": rows, "headers": NDJSON},
-        "json": {
-            "content": b'{"rows": [' + b",".join(rows.splitlines()) + b"]}",
-            "headers": {"content-type": "application/json"},
-        },
-        "file": {"files": {"file": ("rows.jsonl", rows)}},
-    }[form]
-    answers: list[Any] = []
-    gap = longest_gap(
-        gateway,
-        lambda: answers.append(
-            gateway.post("/calibrate?wait=true", ADMIN_KEY, timeout=120, **request)
-        ),
-    )
-    assert answers[0].status_code == 200, answers[0].text
-    assert answers[0].json()["evidence"]["rows"] == 20_000
-    assert gap < GAP_S
-
-
-def test_a_large_bad_file_does_not_block_the_loop(serve: Serve) -> None:
-    """Twenty thousand bad rows are looked at off the loop too."""
-    gateway = serve(calibrated=False)
-    rows = many_rows(20_000).replace(b"true", b"1")
-    gap = longest_gap(
-        gateway,
-        lambda: gateway.post("/calibrate?wait=true", ADMIN_KEY, content=rows, headers=NDJSON),
-    )
-    assert gap < GAP_S
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, pings: Pings) -> list[str]:
@@ -831,6 +532,13 @@ LARGE = {"query": " " * 70_000 + ONE}
         (Store, "activate", "POST", "/calibrations/{id}/activate", {}),
         (Store, "summaries", "GET", "/calibrations", {}),
         (Store, "summary", "GET", "/calibrations/{id}", {}),
+        (
+            Calibration,
+            "sort_scores",
+            "POST",
+            "/route",
+            {"json": {"query": ONE, "candidates": POOL[:2]}},
+        ),
         (strict_json, "load_object", "POST", "/route", {"json": LARGE}),
     ],
 )
@@ -856,18 +564,3 @@ def test_blocking_steps_run_off_the_event_loop(
     assert pings.during(gateway, busy) == 0
     assert threads
     assert all(name.startswith("racer-store") is (owner is Store) for name in threads)
-
-
-def test_a_new_sub_pool_does_not_block_the_loop(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Thresholds of a smaller pool are recomputed on a thread, each pool once."""
-    gateway = serve()
-    pings = Pings()
-    threads = slow(monkeypatch, Calibration, "sort_scores", pings)
-
-    def busy() -> None:
-        assert [gateway.route(ONE, candidates=POOL[:2]) for _ in range(2)]
-
-    assert pings.during(gateway, busy) == 0
-    assert len(threads) == 1

@@ -1,45 +1,31 @@
-"""POST /feedback: permissions of keys, accepted verdicts, and their effects."""
+"""Verdicts by POST /feedback and `racer feedback`: permissions of keys, and their effects."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from tests.kit.case import GatewayCase
+from tests.kit.command_results import failed, parsed
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
+    Command,
     Gateway,
     Serve,
-    configure,
     error_message,
-    running,
 )
-from tests.kit.monitored import sampled
+from tests.kit.monitored import add_verdicts, sampled
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
-
-
-@pytest.fixture(scope="module")
-def trusting(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """A gateway that accepts the verdicts of data keys and calls the whole pool."""
-    watching = {"feedback": "all", "shadow_rate": 1.0}
-    folder = tmp_path_factory.mktemp("trusting")
-    with running(
-        configure(folder, artifact, shared_pool.url, watching=watching), ENVIRONMENT
-    ) as gateway:
-        gateway.calibrate(60)
-        yield gateway
 
 
 def say(
@@ -49,13 +35,7 @@ def say(
     return gateway.post("/feedback", key, json={"decision_id": decision_id, "correct": correct})
 
 
-def send_feedback(
-    gateway: Gateway, decision_id: str, correct: dict[str, Any], key: str = DATA_KEY
-) -> dict[str, Any]:
-    """The same, with the status checked."""
-    response = say(gateway, decision_id, correct, key)
-    assert response.status_code == 200, response.text
-    return response.json()
+send_feedback = partial(add_verdicts, key=DATA_KEY)
 
 
 def decision(gateway: Gateway, query: str = TWO, key: str = DATA_KEY) -> str:
@@ -72,41 +52,43 @@ def counted(gateway: Gateway, decision_id: str) -> dict[str, bool]:
 # Saying something -----------------------------------------------------------------------------
 
 
-def test_feedback_finds_a_decision_right_after_its_answer(gateway: Gateway) -> None:
-    """A decision that still waits to be written is there for its caller."""
-    for _ in range(5):
-        answer = gateway.chat(TWO)
-        result = send_feedback(gateway, answer["id"], {"adder": True})
-        assert result["correct"] == {"adder": True}
-        assert result["unknown"] == ["speller", "poet"]
-        assert not result["repeated"]
-
-
-def test_the_same_verdict_again_changes_nothing(gateway: Gateway) -> None:
-    """200 and ``repeated``, alone or beside others; new ones beside it are taken."""
-    decision_id = decision(gateway)
+def test_the_same_verdict_again_changes_nothing(gateway: Gateway, pool: FakePool) -> None:
+    """Alone or beside others; a candidate that was not called may be judged."""
+    decision_id = gateway.chat(ONE)["id"]
+    assert pool.models_called() == ["adder"]
     first = send_feedback(gateway, decision_id, {"adder": True, "speller": False})
+    assert (first["correct"], first["unknown"]) == ({"adder": True, "speller": False}, ["poet"])
+    assert (first["repeated"], first["shadow"]) == (False, False)
     again = send_feedback(gateway, decision_id, {"speller": False})
     assert again == first | {"repeated": True}
     more = send_feedback(gateway, decision_id, {"speller": False, "poet": False})
     assert more["correct"] == {"adder": True, "speller": False, "poet": False}
     assert not more["repeated"]
+    assert not gateway.get(f"/decisions/{decision_id}").json()["judged"], "not of the sample"
 
 
 @pytest.mark.parametrize("key", [DATA_KEY, ADMIN_KEY])
 def test_another_verdict_is_a_conflict_and_changes_nothing(gateway: Gateway, key: str) -> None:
-    """409, and nothing of the request is taken: not even what is new in it."""
+    """409, and nothing of the request is taken; an admin's verdict counts at once."""
     decision_id = decision(gateway, key=key)
-    send_feedback(gateway, decision_id, {"adder": True}, key)
+    first = send_feedback(gateway, decision_id, {"adder": True}, key=key)
+    assert first["waiting"] == ([] if key == ADMIN_KEY else ["adder"])
+    assert counted(gateway, decision_id) == ({"adder": True} if key == ADMIN_KEY else {})
     message = error_message(say(gateway, decision_id, {"poet": True, "adder": False}, key), 409)
     assert "adder" in message
-    assert send_feedback(gateway, decision_id, {"adder": True}, key)["correct"] == {"adder": True}
+    assert send_feedback(gateway, decision_id, {"adder": True}, key=key)["correct"] == {
+        "adder": True
+    }
 
 
-def test_a_candidate_that_was_not_called_can_be_judged(gateway: Gateway) -> None:
-    """Only the pool limits who is judged: an operator may know more than was served."""
-    decision_id = decision(gateway, ONE)
-    assert send_feedback(gateway, decision_id, {"poet": False})["correct"] == {"poet": False}
+def test_decisions_of_other_keys_are_as_unknown_as_those_never_made(gateway: Gateway) -> None:
+    """404 for both, for a data key; an admin may judge every decision."""
+    admins = decision(gateway, key=ADMIN_KEY)
+    for decision_id in (admins, "chatcmpl-none"):
+        assert decision_id in error_message(say(gateway, decision_id, {"adder": True}), 404)
+    own = decision(gateway)
+    assert send_feedback(gateway, own, {"adder": True}, key=ADMIN_KEY)["correct"] == {"adder": True}
+    error_message(say(gateway, own, {"adder": False}), 409)
 
 
 def test_candidates_outside_the_pool_are_refused(gateway: Gateway) -> None:
@@ -121,46 +103,32 @@ def test_candidates_outside_the_pool_are_refused(gateway: Gateway) -> None:
     assert send_feedback(gateway, decision_id, {"poet": True})["correct"] == {"poet": True}
 
 
-def test_decisions_of_other_keys_are_as_unknown_as_those_never_made(gateway: Gateway) -> None:
-    """404 for both, for a data key; an admin may judge every decision."""
-    admins = decision(gateway, key=ADMIN_KEY)
-    for decision_id in (admins, "chatcmpl-none"):
-        assert decision_id in error_message(say(gateway, decision_id, {"adder": True}), 404)
-    own = decision(gateway)
-    assert send_feedback(gateway, own, {"adder": True}, ADMIN_KEY)["correct"] == {"adder": True}
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        ({"decision_id": "x"}, 422),
-        ({"decision_id": "x", "correct": {}}, 422),
-        ({"decision_id": "x", "correct": {"adder": 1}}, 422),
-        ({"decision_id": "x", "correct": {"adder": None}}, 422),
-        ({"decision_id": "x", "correct": ["adder"]}, 422),
-        ({"decision_id": "", "correct": {"adder": True}}, 422),
-        ({"decision_id": "x" * 65, "correct": {"adder": True}}, 422),
-        ({"decision_id": 7, "correct": {"adder": True}}, 422),
-        ({"decision_id": "x", "correct": {"adder": True}, "note": "x"}, 422),
-        ({"decision_id": "x", "correct": {str(i): True for i in range(10_000)}}, 413),
-    ],
-    ids=lambda value: json.dumps(value)[:48],
-)
-def test_malformed_feedback_is_refused(gateway: Gateway, body: object, status: int) -> None:
+def test_malformed_feedback_is_refused(gateway: Gateway) -> None:
     """The shape is checked before anything is looked up, the size before that."""
-    error_message(gateway.post("/feedback", json=body), status)
+    right = {"decision_id": "x", "correct": {"adder": True}}
+    wrong: list[dict[str, Any]] = [
+        *({"correct": each} for each in ({}, {"adder": 1}, {"adder": None}, ["adder"], None)),
+        *({"decision_id": each} for each in ("", "x" * 65, 7)),
+        {"note": "x"},
+    ]
+    for change in wrong:
+        error_message(gateway.post("/feedback", json=right | change), 422)
+    large = right | {"correct": {str(i): True for i in range(10_000)}}
+    error_message(gateway.post("/feedback", json=large), 413)
 
 
 # What counts ----------------------------------------------------------------------------------
 
 
 def test_a_data_keys_verdicts_wait_for_an_admin(gateway: Gateway) -> None:
-    """They are kept and shown, and count once they are accepted."""
+    """They count once they are accepted: all or none."""
     decision_id = decision(gateway)
     result = send_feedback(gateway, decision_id, {"adder": True, "poet": False})
     assert result["waiting"] == ["adder", "poet"]
+    body = {"decision_ids": [decision_id, "chatcmpl-none"]}
+    refused = gateway.post("/feedback/accept", ADMIN_KEY, json=body)
+    assert "chatcmpl-none" in error_message(refused, 404)
     assert counted(gateway, decision_id) == {}
-    error_message(gateway.post("/feedback/accept", json={"decision_ids": [decision_id]}), 403)
     accepted = gateway.post("/feedback/accept", ADMIN_KEY, json={"decision_ids": [decision_id]})
     assert accepted.status_code == 200
     assert accepted.json()["data"][0]["waiting"] == []
@@ -168,54 +136,30 @@ def test_a_data_keys_verdicts_wait_for_an_admin(gateway: Gateway) -> None:
     assert send_feedback(gateway, decision_id, {"adder": True})["waiting"] == []
 
 
-def test_accepting_is_for_all_or_none(gateway: Gateway) -> None:
-    """One unknown decision among them, and nothing is accepted."""
-    decision_id = decision(gateway)
-    send_feedback(gateway, decision_id, {"adder": True})
-    body = {"decision_ids": [decision_id, "chatcmpl-none"]}
-    assert "chatcmpl-none" in error_message(
-        gateway.post("/feedback/accept", ADMIN_KEY, json=body), 404
-    )
-    assert counted(gateway, decision_id) == {}
-
-
-def test_an_admins_verdicts_count_at_once(gateway: Gateway) -> None:
-    """They cannot be changed, not even by an admin."""
-    decision_id = decision(gateway)
-    assert send_feedback(gateway, decision_id, {"adder": False}, ADMIN_KEY)["waiting"] == []
-    assert counted(gateway, decision_id) == {"adder": False}
-    for key in (DATA_KEY, ADMIN_KEY):
-        error_message(say(gateway, decision_id, {"adder": True}, key), 409)
-
-
 def test_an_admins_verdict_overrides_a_waiting_one(gateway: Gateway) -> None:
     """Whether it agrees or not; a data key cannot undo a verdict that waits."""
     decision_id = decision(gateway)
     send_feedback(gateway, decision_id, {"adder": True, "poet": True})
     error_message(say(gateway, decision_id, {"adder": False}), 409)
-    result = send_feedback(gateway, decision_id, {"adder": False, "poet": True}, ADMIN_KEY)
+    result = send_feedback(gateway, decision_id, {"adder": False, "poet": True}, key=ADMIN_KEY)
     assert not result["repeated"]
     assert counted(gateway, decision_id) == {"adder": False, "poet": True}
-
-
-def test_data_keys_count_where_the_operator_says_so(trusting: Gateway) -> None:
-    """`watching.feedback: all`."""
-    decision_id = decision(trusting)
-    assert send_feedback(trusting, decision_id, {"adder": True})["waiting"] == []
-    assert counted(trusting, decision_id) == {"adder": True}
 
 
 # The shadow sample ----------------------------------------------------------------------------
 
 
 def test_a_shadow_decision_is_judged_when_all_its_candidates_are(
-    trusting: Gateway, pool: FakePool
+    monitored: GatewayCase, pool: FakePool
 ) -> None:
     """Not before; it then has a loss, and becomes a labelled row."""
+    trusting = monitored.gateway
     before = trusting.get("/drift", ADMIN_KEY).json()["shadow"]
     answer = trusting.chat(ONE)
     assert until(lambda: pool.models_called() == sorted(POOL), 30)
-    assert send_feedback(trusting, answer["id"], {"adder": True, "speller": False})["shadow"]
+    first = send_feedback(trusting, answer["id"], {"adder": True, "speller": False})
+    assert (first["shadow"], first["waiting"]) == (True, [])
+    assert counted(trusting, answer["id"]) == {"adder": True, "speller": False}
     path = f"/decisions/{answer['id']}"
     assert not trusting.get(path).json()["judged"]
     send_feedback(trusting, answer["id"], {"poet": False})
@@ -237,9 +181,9 @@ def test_judged_shadow_decisions_are_rows_for_the_next_calibration(
     for number, right in enumerate(({"adder"}, {"adder"}, set[str]())):
         answer = gateway.chat(f"Compare 3 with 4{number} in one word")
         correct = {name: name in right for name in POOL}
-        send_feedback(gateway, answer["id"], correct, ADMIN_KEY)
+        send_feedback(gateway, answer["id"], correct, key=ADMIN_KEY)
         expected.append({"scores": answer["racer"]["pool_scores"], "correct": correct})
-    send_feedback(gateway, gateway.chat(TWO)["id"], {"adder": True}, ADMIN_KEY)
+    send_feedback(gateway, gateway.chat(TWO)["id"], {"adder": True}, key=ADMIN_KEY)
     sampled(gateway, 4)
     response = gateway.get("/shadow/rows", ADMIN_KEY)
     assert response.headers["content-type"].startswith("application/x-ndjson")
@@ -256,10 +200,84 @@ def test_judged_shadow_decisions_are_rows_for_the_next_calibration(
     assert uploaded.json()["evidence"]["n"] == 3
 
 
-def test_without_a_shadow_rate_only_the_set_is_called(gateway: Gateway, pool: FakePool) -> None:
-    """And full feedback is feedback, not a judged member of the sample."""
-    answer = gateway.chat(ONE)
-    assert pool.models_called() == ["adder"]
-    result = send_feedback(gateway, answer["id"], dict.fromkeys(POOL, False), ADMIN_KEY)
-    assert not result["shadow"]
-    assert not gateway.get(f"/decisions/{answer['id']}").json()["judged"]
+# racer feedback -----------------------------------------------------------------------------------
+
+
+def verdicts(gateway: Gateway, decision_id: str) -> dict[str, bool]:
+    """The stored verdicts on a decision."""
+    found = gateway.get(f"/decisions/{decision_id}", ADMIN_KEY).json()
+    return found["feedback"]["correct"]
+
+
+def judgements(path: Path, *lines: object) -> Path:
+    """A file of judgements."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_the_key_is_the_admins_else_the_clients(
+    racer: Command, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the environment: a client has the data key alone, whose verdicts wait."""
+
+    def waiting() -> int:
+        decision_id = gateway.route(TWO)["decision_id"]
+        given = ("feedback", decision_id, "adder=right", "--url", gateway.url, "--json")
+        return parsed(racer(*given))["waiting"]
+
+    monkeypatch.delenv("RACER_ADMIN_KEY", raising=False)
+    monkeypatch.setenv("RACER_DATA_KEY", DATA_KEY)
+    assert waiting() == 1
+    monkeypatch.setenv("RACER_ADMIN_KEY", ADMIN_KEY)
+    assert waiting() == 0
+
+
+def test_one_judgement(racer: Command, gateway: Gateway) -> None:
+    """Of some candidates of a decision; again it changes nothing, and the contrary is refused."""
+    decision_id = gateway.route(TWO)["decision_id"]
+    at = ["--url", gateway.url, "--key", ADMIN_KEY]
+    given = ["feedback", decision_id, "adder=right", "poet=wrong", *at]
+    assert parsed(racer(*given, "--json")) == {"sent": 1, "known_already": 0, "waiting": 0}
+    assert verdicts(gateway, decision_id) == {"adder": True, "poet": False}
+    assert parsed(racer(*given, "--json"))["known_already"] == 1
+    failed(racer("feedback", decision_id, "adder=wrong", *at), 1, "409")
+    code, _, stderr = racer("feedback", decision_id, "speller=true", *at[:3], DATA_KEY)
+    assert code == 0
+    assert "wait until an admin accepts them" in stderr
+
+
+def test_a_file_of_judgements(racer: Command, gateway: Gateway, tmp_path: Path) -> None:
+    """What is refused is named by its line, and all others are sent."""
+    first, second = (gateway.route(TWO)["decision_id"] for _ in range(2))
+    at = ["--url", gateway.url, "--key", ADMIN_KEY]
+    path = judgements(
+        tmp_path / "judgements.jsonl",
+        {"decision_id": first, "correct": {"adder": True}},
+        {"decision_id": "chatcmpl-unknown", "correct": {"adder": True}},
+        {"decision_id": second, "correct": {"adder": False, "poet": False}},
+    )
+    code, out, stderr = racer("feedback", "--file", path, *at, "--json")
+    assert (code, json.loads(out)["sent"]) == (1, 2)
+    assert "1 of 3 refused: line 2: " in " ".join(stderr.split())
+    assert verdicts(gateway, first) == {"adder": True}
+    assert verdicts(gateway, second) == {"adder": False, "poet": False}
+
+
+def test_nothing_is_sent_of_a_file_with_a_wrong_line(racer: Command, tmp_path: Path) -> None:
+    """It is read before the gateway is called: nothing listens at the address."""
+    for line, words in (
+        ({"decision_id": "x"}, "`decision_id`, a text, and `correct`"),
+        ({"decision_id": 1, "correct": {"a": True}}, "`decision_id`, a text"),
+        ({"decision_id": "x", "correct": {}}, "must map candidates"),
+        ({"decision_id": "x", "correct": {"a": 1}}, "`correct.a` must be true or false"),
+        ({"decision_id": "x", "correct": {"a": True}, "judge": "j"}, "nothing else"),
+        ("text", "line 1"),
+    ):
+        path = judgements(tmp_path / "judgements.jsonl", line)
+        failed(racer("feedback", "--file", path, "--url", "http://127.0.0.1:1"), 1, "line 1", words)
+
+
+def test_half_a_judgement_is_wrong_usage(racer: Command) -> None:
+    """One way or the other, whole."""
+    for given in ("", "x", "x adder", "x adder=perhaps", "x a=right --file f"):
+        failed(racer("feedback", *given.split()), 2, "racer feedback --help")

@@ -10,9 +10,8 @@ import pytest
 
 from app.settings import load
 from app.tools.bootstrap.steps import SHARES
-from racer_core.records.questions import read_questions
 from racer_core.records.reader import read_rows
-from tests.kit.first_gateway_page import DEMO, ask_these, blocks, section, walk
+from tests.kit.first_gateway_page import DEMO, ask_these, walk
 from tests.kit.upstream import FakePool
 
 NAMES = ("abacus", "mirror", "tribune")
@@ -54,18 +53,3 @@ def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
     assert pool == NAMES
     parts = [tmp_path / "bootstrap" / "parts" / f"{name}.jsonl" for name in SHARES]
     assert [len(read_rows(part).rows) for part in parts] == [200, 150, 150]
-
-
-def test_the_page_is_whole(tmp_path: Path) -> None:
-    """Nothing that looks like a command escapes the test; each step of the way is there."""
-    text = section()
-    page = "".join(block for _, block in blocks())
-    assert text.count("```") == 2 * (len(blocks()) + 1)  # and one line of questions.jsonl
-    shown = text.partition("```json\n")[2].partition("```")[0]
-    (tmp_path / "questions.jsonl").write_text(shown)
-    assert len(read_questions(tmp_path / "questions.jsonl")) == 1
-    places = [page.index(f"racer {step}") for step in ("init", "doctor", "serve", "bootstrap")]
-    assert places == sorted(places)
-    steps = ("label", "split", "train", "tune", "evaluate", "calibrate")
-    places = [text.index(f"| `racer {step}` |") for step in steps]
-    assert places == sorted(places)

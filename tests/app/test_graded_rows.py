@@ -5,37 +5,29 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from app.monitoring.drift import statistics as drift_statistics
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
-from racer_core.records.reader import read_rows
-from racer_core.records.writer import write_rows
 from racer_core.types import LabelledRows, RiskTarget, Score
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
     Command,
     Gateway,
-    configure,
     error_message,
     noisy,
-    running,
 )
-from tests.kit.upstream import FakePool
 
 GRADED = {"risk_target": "quality", "confirm": "true"}
 
@@ -66,19 +58,12 @@ def weighted(rows: LabelledRows) -> LabelledRows:
 ROWS = graded(noisy(20_000, 150))
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The gateway's folder."""
-    return tmp_path_factory.mktemp("graded")
-
-
-@pytest.fixture(scope="module")
-def gateway(place: Path, noisy_artifact: Path, shared_pool: FakePool) -> Iterator[Gateway]:
+@pytest.fixture
+def gateway(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway with a noisy router, calibrated on qualities at alpha 0.2."""
-    path = configure(place, noisy_artifact, shared_pool.url, routing={"score": "cover"})
-    with running(path, ENVIRONMENT) as started:
-        upload(started, as_lines(ROWS), "rows.jsonl", alpha=0.2, **GRADED)
-        yield started
+    routing = {"score": "cover"}
+    case = shared(artifact=noisy_artifact, calibrated=False, group="graded", routing=routing)
+    return case.gateway.once(lines(ROWS), alpha=0.2, risk_target="quality")
 
 
 def core(artifact: Path, rows: LabelledRows, **options: Any) -> Calibration:
@@ -121,21 +106,14 @@ def as_csv(rows: LabelledRows) -> bytes:
     return text.getvalue().encode()
 
 
-def as_parquet(rows: LabelledRows) -> bytes:
-    """The fields of a row as columns."""
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(lines(rows)), file)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("write", "name"),
-    [(as_lines, "rows.jsonl"), (as_csv, "rows.csv"), (as_parquet, "rows.parquet")],
+    [(as_lines, "rows.jsonl"), (as_csv, "rows.csv")],
 )
 def test_qualities_and_weights_are_read_from_every_format(
     gateway: Gateway, noisy_artifact: Path, write: Any, name: str
 ) -> None:
-    """Without ``correct``: the core's threshold, mean shortfall and effective rows."""
+    """Without ``correct``: the threshold of the core, its mean shortfall and effective rows."""
     rows = weighted(ROWS)
     options = {"alpha": 0.2, "max_weight": 3.0}
     found = upload(gateway, write(rows), name, dry_run=True, **options, **GRADED)["evidence"]
@@ -247,9 +225,3 @@ def test_rows_that_cannot_be_graded_or_weighted_are_refused(
     )
     assert message in error_message(response, 422)
     assert gateway.ready() == before
-
-
-def test_graded_rows_are_written_and_read_again(tmp_path: Path) -> None:
-    """As `racer convert` does."""
-    write_rows(weighted(ROWS), tmp_path / "rows.jsonl")
-    assert read_rows(tmp_path / "rows.jsonl").rows == weighted(ROWS).rows

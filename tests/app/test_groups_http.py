@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.conditions import ConditionReader
-from app.routing.groups import GroupedRows, Grouping, GroupThreshold, RowPlan, language_detector
+from app.routing.groups import GroupedRows, Grouping, GroupThreshold, language_detector
 from app.settings import key_format
 from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
@@ -24,21 +22,18 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
+from tests.kit.case import Shared
 from tests.kit.gateway import (
-    ADMIN_KEY,
-    ENVIRONMENT,
     POOL,
     TWO,
     Gateway,
+    Restart,
     Serve,
     as_json,
-    configure,
     labelled,
     noisy,
-    running,
 )
 from tests.kit.monitored import calibration_record
-from tests.kit.upstream import FakePool
 
 SIZES = {"easy": (20_000, 240, 0.05), "hard": (30_000, 240, 0.45), "tiny": (40_000, 3, 0.3)}
 GROUPS = {name: noisy(start, n, flipped=f) for name, (start, n, f) in SIZES.items()}
@@ -54,22 +49,11 @@ def rows_of(groups: dict[str | None, LabelledRows]) -> list[dict[str, Any]]:
     ]
 
 
-def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """POST /calibrate, with the status checked."""
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, "alpha": 0.2})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-@pytest.fixture(scope="module")
-def grouped(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
+@pytest.fixture
+def grouped(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway whose rows are of an easy group, a hard one and a tiny one, and of none."""
-    path = configure(tmp_path_factory.mktemp("grouped"), noisy_artifact, shared_pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        upload(gateway, rows_of({**GROUPS, None: noisy(50_000, 100)}))
-        yield gateway
+    case = shared(artifact=noisy_artifact, calibrated=False, group="groups")
+    return case.gateway.once(rows_of({**GROUPS, None: noisy(50_000, 100)}), alpha=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +76,13 @@ def certified(gateway: Gateway, query: str = TWO, **options: Any) -> dict[str, A
 # Whose threshold ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", ["easy", "hard"])
+@pytest.mark.parametrize("group", ["easy", "hard", None])
 def test_a_group_with_rows_enough_has_its_own_threshold(
-    grouped: Gateway, oracle: Calibration, group: str
+    grouped: Gateway, oracle: Calibration, group: str | None
 ) -> None:
-    """That of its rows alone, for every alpha; the certificate names it."""
+    """That of its rows alone, for every alpha; rows without a group are one, too."""
+    several = [oracle.group("easy"), oracle.group("hard"), oracle.group(None), oracle]
+    assert len({each.lambda_hat(0.2, Score.GAP) for each in several}) == 4
     own = oracle.group(group)
     for alpha in (0.1, 0.2, 0.4):
         certificate = certified(grouped, group=group, alpha=alpha)
@@ -104,24 +90,9 @@ def test_a_group_with_rows_enough_has_its_own_threshold(
         assert certificate["lambda_hat"] == own.lambda_hat(alpha, Score.GAP)
         assert certificate["n"] == own.n
         assert certificate["holds"]
-        assert "group_assumed_independent_of_query" in certificate["reasons"]
+        is_assumed = "group_assumed_independent_of_query" in certificate["reasons"]
+        assert is_assumed == (group is not None)
     assert certified(grouped)["reasons"] == []  # where none was chosen
-
-
-def test_groups_have_different_thresholds(oracle: Calibration) -> None:
-    """Else the tests here could not tell one from another."""
-    rest = oracle.group(None)
-    several = [oracle.group("easy"), oracle.group("hard"), rest, oracle]
-    assert len({each.lambda_hat(0.2, Score.GAP) for each in several}) == 4
-
-
-def test_rows_without_a_group_are_a_group(grouped: Gateway, oracle: Calibration) -> None:
-    """A request without a group is decided by them alone."""
-    certificate = certified(grouped)
-    assert certificate["guarantee"]["group"] is None
-    assert certificate["lambda_hat"] == oracle.group(None).lambda_hat(0.2, Score.GAP)
-    assert certificate["n"] == oracle.group(None).n
-    assert certificate["holds"]
 
 
 def test_a_group_with_too_few_rows_calls_the_whole_pool(
@@ -151,13 +122,9 @@ def test_all_rows_decide_without_a_promise_for_a_group_without_rows(
 def test_alpha_moves_the_threshold_and_not_the_rows(grouped: Gateway) -> None:
     """A group too small for an alpha calls the whole pool, and the certificate names the group."""
     certificate = certified(grouped, group="easy", alpha=0.001)
-    assert certificate["guarantee"] | {"pool": []} == {
-        "risk_target": "answerable", "alpha": 0.001, "delta": None, "r": 1, "unit": "request",
-        "law": "beta", "group": "easy",
-        "pool": [], "conditional": "marginal", "weights": None, "labels": None, "trivial": True,
-        "alpha_basis": "band", "risk_band": 0.0, "risk_band_delta": 0.05,
-        "answer_risk_max": None, "answer_risk_delta": None, "premise": "alike", "turns": "separate",
-    }  # fmt: skip
+    stated = {"group": "easy", "alpha": 0.001, "trivial": True, "alpha_basis": "band"}
+    assert certificate["guarantee"].items() >= stated.items()
+    assert certificate["guarantee"]["risk_band"] == 0.0
     assert "alpha_infeasible_whole_pool" in certificate["reasons"]
 
 
@@ -176,7 +143,7 @@ def test_a_smaller_pool_keeps_its_groups(grouped: Gateway, oracle: Calibration) 
 def test_a_request_without_a_group_is_no_sample_of_groups(serve: Serve, group_by: str) -> None:
     """Where every row has a group: all rows choose its set, and certify nothing."""
     gateway = serve(calibrated=False, routing={"group_by": group_by})
-    stored = upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
+    stored = gateway.upload(rows_of({name: GROUPS[name] for name in ("easy", "hard")}), alpha=0.2)
     certificate = certified(gateway)
     assert certificate["guarantee"]["group"] is None
     assert certificate["n"] == stored["evidence"]["n"]
@@ -190,61 +157,37 @@ def test_a_group_is_no_sample_of_other_conditions_without_groups(
     gateway = serve(calibrated=False, artifact=str(noisy_artifact))
     fields = ConditionReader(gateway.settings.candidates).read({"seed": 5}).digests
     seeded = [row | {"conditions": dict(fields)} for row in rows_of({None: noisy(50_000, 60)})]
-    upload(gateway, [*rows_of({"easy": GROUPS["easy"], None: noisy(60_000, 40)}), *seeded])
+    gateway.upload(
+        [*rows_of({"easy": GROUPS["easy"], None: noisy(60_000, 40)}), *seeded], alpha=0.2
+    )
     held = gateway.chat(TWO, seed=5)["racer"]["certificate"]
     assert (held["holds"], held["reasons"]) == (True, ["labelled_conditions"])
     found = gateway.chat(TWO, {"group": "easy"}, seed=5)["racer"]["certificate"]
     assert "group_uncalibrated" in found["reasons"]
 
 
-def test_a_group_without_rows_is_void_where_every_row_has_another(serve: Serve) -> None:
-    """Its population has no rows: the certificate is void and has the reason."""
-    gateway = serve(calibrated=False)
-    stored = upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
-    certificate = certified(gateway, group="unheard-of")
-    assert certificate["n"] == stored["evidence"]["n"]
-    assert not certificate["holds"]
-    assert "group_uncalibrated" in certificate["reasons"]
-
-
-def test_groups_outlive_a_restart(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
-    """They are part of the record."""
-    path = configure(tmp_path, artifact, pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        upload(gateway, rows_of({**GROUPS, None: noisy(50_000, 100)}))
-        before = certified(gateway, group="hard")
-    with running(path, ENVIRONMENT) as gateway:
-        assert certified(gateway, group="hard") == before
-
-
 @pytest.mark.parametrize("now", ["key", "language"])
-def test_rows_that_were_grouped_otherwise_certify_nothing(
-    tmp_path: Path, artifact: Path, pool: FakePool, now: str
-) -> None:
+def test_rows_that_were_grouped_otherwise_certify_nothing(restart: Restart, now: str) -> None:
     """After a change of `routing.group_by` and a restart the rows' groups are other populations."""
     rows = rows_of({"en": GROUPS["easy"], "hard": GROUPS["hard"], None: labelled(50_000, 60)})
-    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
-        upload(gateway, rows)
+    with restart() as gateway:
+        gateway.upload(rows, alpha=0.2)
         assert certified(gateway)["holds"]
-    path = configure(tmp_path, artifact, pool.url, routing={"group_by": now})
-    with running(path, ENVIRONMENT) as gateway:
+    with restart(routing={"group_by": now}) as gateway:
         certificate = certified(gateway)
         assert (certificate["holds"], certificate["reasons"]) == (False, ["grouping_changed"])
-        upload(gateway, rows)
+        gateway.upload(rows, alpha=0.2)
         assert certified(gateway)["holds"]
-    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
+    with restart() as gateway:
         certificate = certified(gateway, group="en")
         assert (certificate["holds"], certificate["reasons"][0]) == (False, "grouping_changed")
 
 
-def test_rows_without_groups_outlive_a_change_of_grouping(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
+def test_rows_without_groups_outlive_a_change_of_grouping(restart: Restart) -> None:
     """There is one population under every rule for groups."""
-    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
-        upload(gateway, as_json(GROUPS["easy"]))
-    path = configure(tmp_path, artifact, pool.url, routing={"group_by": "key"})
-    with running(path, ENVIRONMENT) as gateway:
+    with restart() as gateway:
+        gateway.upload(as_json(GROUPS["easy"]), alpha=0.2)
+    with restart(routing={"group_by": "key"}) as gateway:
         assert certified(gateway)["holds"]
 
 
@@ -260,7 +203,7 @@ def test_a_keys_group_cannot_be_talked_away(serve: Serve) -> None:
         for name, key in made.items()
     ]
     gateway = serve(calibrated=False, routing={"group_by": "key"}, access={"keys": keys})
-    upload(gateway, rows_of({**GROUPS, None: noisy(50_000, 100)}))
+    gateway.upload(rows_of({**GROUPS, None: noisy(50_000, 100)}), alpha=0.2)
     for name, key in made.items():
         body = {"query": TWO, "group": "easy"}
         certificate = gateway.post("/route", key, json=body).json()["certificate"]
@@ -279,7 +222,7 @@ def test_the_language_of_the_query_decides(serve: Serve) -> None:
             for number, row in enumerate(german.rows)
         ),
     )
-    upload(gateway, rows_of({"en": noisy(20_000, 100), "de": german}))
+    gateway.upload(rows_of({"en": noisy(20_000, 100), "de": german}), alpha=0.2)
     english = certified(gateway, TWO, group="de")
     assert english["guarantee"]["group"] == "en"
     assert english["reasons"] == []
@@ -325,20 +268,6 @@ def test_languages_are_recognised(
 ) -> None:
     """ISO 639 codes; "und" for what is no language, or a guess."""
     assert language_of(text) == language
-
-
-def test_a_long_text_costs_no_more_than_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A goal of 2 ms on the event loop; and nothing is fetched to tell a language."""
-    monkeypatch.setattr(socket, "socket", None)
-    detect = language_detector()
-    spent: list[float] = []
-    for text in ("日本語のテキスト" * 1_024, "What is the capital? " * 400, "x" * 8_192):
-        for _ in range(5):
-            started = time.thread_time()  # other processes do not count
-            detect(text)
-            spent.append(time.thread_time() - started)
-    assert min(spent[:5]) < 0.02
-    assert max(min(spent[i : i + 5]) for i in (0, 5, 10)) < 0.02
 
 
 # How parts are computed -----------------------------------------------------------------------
@@ -423,17 +352,3 @@ def test_a_swap_forgets_the_parts_of_the_record_before() -> None:
     assert before == again
     assert before != after
     assert not math.isnan(after)
-
-
-def test_plans_follow_no_number_of_rows() -> None:
-    """Every group that has a row is served by its rows, and every other group by all rows."""
-    made = calibration_record(rows=60)
-    groups = ("large",) * 40 + ("small",) * 5 + (None,) * 15
-    rows = GroupedRows(replace(made.calibration, groups=groups))
-    for group, size in (("large", 40), ("small", 5), (None, 15)):
-        plan = rows.plan(group)
-        assert plan == RowPlan(group=group)
-        assert len(rows.serving(plan).calibration.fingerprints) == size
-    plan = rows.plan("unheard-of")
-    assert plan == RowPlan(is_calibrated=False)
-    assert len(rows.serving(plan).calibration.fingerprints) == 60

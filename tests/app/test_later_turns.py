@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,28 +9,23 @@ from typing import Any
 
 import pytest
 
-from app.store import Store
-from app.store.calibration_record import Population
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.laws import beta_binomial_interval
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     POOL,
     TWO,
     Gateway,
+    Restart,
     Serve,
     as_json,
-    configure,
     labelled,
     noisy,
-    running,
 )
-from tests.kit.monitored import calibration_record
-from tests.kit.upstream import FakePool
 
 FIRST, LATER = noisy(20_000, 240, flipped=0.05), noisy(30_000, 240, flipped=0.45)
 BEFORE: list[dict[str, Any]] = [
@@ -41,8 +35,6 @@ BEFORE: list[dict[str, Any]] = [
 QUESTION: dict[str, Any] = {"role": "user", "content": TWO}
 ALPHA = 0.2
 
-pytestmark = pytest.mark.usefixtures("pool")  # reset after the test of another module
-
 
 def later(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same rows, each as the second question of a conversation."""
@@ -51,14 +43,6 @@ def later(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         | {"messages": [*BEFORE, {"role": "user", "content": row["query"]}]}
         for row in rows
     ]
-
-
-def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
-    """POST /calibrate, with the status checked."""
-    body = {"rows": rows, "alpha": ALPHA, **options}
-    response = gateway.post("/calibrate", ADMIN_KEY, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def certified(gateway: Gateway, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
@@ -73,15 +57,14 @@ def second(query: str = TWO) -> list[dict[str, Any]]:
     return [*BEFORE, {"role": "user", "content": query}]
 
 
-@pytest.fixture(scope="module")
-def mixed(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
+BOTH = [*as_json(FIRST), *later(as_json(LATER))]
+
+
+@pytest.fixture
+def mixed(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway with rows of both kinds; those of later turns are much harder."""
-    path = configure(tmp_path_factory.mktemp("mixed"), noisy_artifact, shared_pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        upload(gateway, [*as_json(FIRST), *later(as_json(LATER))])
-        yield gateway
+    case = shared(artifact=noisy_artifact, calibrated=False, group="later turns")
+    return case.gateway.once(BOTH, alpha=ALPHA)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +82,7 @@ def test_each_kind_has_the_threshold_of_its_own_rows(
     mixed: Gateway, oracles: dict[str, Calibration]
 ) -> None:
     """As if the other rows were not there, for every alpha and for smaller pools."""
+    assert len({each.lambda_hat(ALPHA, Score.GAP) for each in oracles.values()}) == 2
     messages_of = {"first": [QUESTION], "later": second()}
     for kind, messages in messages_of.items():
         for pool in (POOL, POOL[:2]):
@@ -109,11 +93,6 @@ def test_each_kind_has_the_threshold_of_its_own_rows(
                 assert result["n"] == rows.n
                 assert result["holds"] is True
                 assert ("later_turn" in result["reasons"]) == (kind == "later")
-
-
-def test_the_kinds_have_different_thresholds(oracles: dict[str, Calibration]) -> None:
-    """Else the tests here could not tell one from the other."""
-    assert len({each.lambda_hat(ALPHA, Score.GAP) for each in oracles.values()}) == 2
 
 
 def test_an_answer_to_a_later_turn_is_certified(mixed: Gateway) -> None:
@@ -131,6 +110,7 @@ ODD_TURNS: list[list[dict[str, Any]]] = [
     [BEFORE[0], {**BEFORE[1], "tool_calls": []}],
     [BEFORE[0], {"role": "assistant", "content": None}],
     [BEFORE[0], {**BEFORE[1], "reasoning_content": "hm"}],
+    [QUESTION, BEFORE[1]],  # to be continued
 ]
 
 
@@ -139,17 +119,11 @@ def test_turns_that_rows_cannot_have_are_void(
     mixed: Gateway, oracles: dict[str, Calibration], turns: list[dict[str, Any]]
 ) -> None:
     """Calls, their results and hidden thoughts: later turns' rows decide, nothing holds."""
-    certificate = certified(mixed, [*turns, QUESTION])
+    certificate = certified(mixed, turns if turns[0] is QUESTION else [*turns, QUESTION])
     role = turns[-1]["role"]
     reasons = [f"conditions_differ:messages.{role}", "later_turn"]
     assert (certificate["holds"], certificate["reasons"]) == (False, reasons)
     assert certificate["n"] == oracles["later"].n
-
-
-def test_an_answer_to_be_continued_is_void(mixed: Gateway) -> None:
-    """No row ends with words of the assistant."""
-    certificate = certified(mixed, [QUESTION, BEFORE[1]])
-    assert certificate["reasons"] == ["conditions_differ:messages.assistant", "later_turn"]
 
 
 def test_later_turns_come_as_responses_too(mixed: Gateway) -> None:
@@ -164,8 +138,8 @@ def test_later_turns_come_as_responses_too(mixed: Gateway) -> None:
 
 def test_the_evidence_is_about_first_turns_and_names_the_others(mixed: Gateway) -> None:
     """A mean over the sizes and thresholds of two populations would describe neither."""
-    found = upload(mixed, [*as_json(FIRST), *later(as_json(LATER))], dry_run=True)["evidence"]
-    alone = upload(mixed, as_json(FIRST), dry_run=True)["evidence"]
+    found = mixed.upload(BOTH, dry_run=True, alpha=ALPHA)["evidence"]
+    alone = mixed.upload(as_json(FIRST), dry_run=True, alpha=ALPHA)["evidence"]
     turns = found["later_turns"]
     assert {name: found[name] for name in ("n", "lambda_hat", "mean_size", "curve")} == {
         name: alone[name] for name in ("n", "lambda_hat", "mean_size", "curve")
@@ -175,21 +149,13 @@ def test_the_evidence_is_about_first_turns_and_names_the_others(mixed: Gateway) 
     assert "later_turns" not in alone
 
 
-def test_decisions_on_later_turns_are_decided_again(mixed: Gateway) -> None:
-    """By the rows that decided."""
-    answer = mixed.post("/route", json={"messages": second("What is 5 plus 12?")})
-    name = answer.headers["x-racer-decision-id"]
-    verified = mixed.post(f"/decisions/{name}/verify", ADMIN_KEY)
-    assert verified.status_code == 200, verified.text
-    assert verified.json()["matches"] is True
-    assert verified.json()["recomputed"]["n"] == answer.json()["certificate"]["n"]
-
-
 def test_too_few_rows_of_later_turns_are_not_used(serve: Serve, noisy_artifact: Path) -> None:
     """Three rows bound nothing: such turns stay uncalibrated, and the evidence says why."""
     gateway = serve(artifact=str(noisy_artifact))
     some = LabelledRows(pool=LATER.pool, rows=LATER.rows[:3])
-    found = upload(gateway, [*as_json(FIRST), *later(as_json(some))])["evidence"]["later_turns"]
+    found = gateway.upload([*as_json(FIRST), *later(as_json(some))], alpha=ALPHA)["evidence"][
+        "later_turns"
+    ]
     assert (found["rows"], found["feasible"], found["lambda_hat"]) == (3, False, None)
     assert found["min_n"] > found["n"]
     result = certified(gateway, second())
@@ -209,21 +175,21 @@ def test_later_turns_without_a_right_candidate_change_nothing(serve: Serve) -> N
     """Such rows do not count for answerable queries; first turns are calibrated all the same."""
     gateway = serve()
     wrong = [row | {"correct": dict.fromkeys(POOL, False)} for row in later(as_json(LATER))]
-    made = upload(gateway, [*as_json(FIRST), *wrong])
+    made = gateway.upload([*as_json(FIRST), *wrong], alpha=ALPHA)
     turns = made["evidence"]["later_turns"]
     assert (turns["rows"], turns["n"], turns["feasible"]) == (len(LATER), 0, False)
     assert certified(gateway, second())["reasons"] == ["multi_turn_uncalibrated"]
-    paper = upload(gateway, [*as_json(FIRST), *wrong], risk_target="paper")
+    paper = gateway.upload([*as_json(FIRST), *wrong], risk_target="paper", alpha=ALPHA)
     assert paper["evidence"]["later_turns"]["n"] == len(LATER)
 
 
 def test_a_shift_of_later_turns_is_a_shift(mixed: Gateway) -> None:
     """Of their threshold and sizes; and losing them, as a wrong file would, is all of it."""
-    rows = [*as_json(FIRST), *later(as_json(LATER))]
-    same = upload(mixed, rows, dry_run=True)["evidence"]["shift"]
+    rows = BOTH
+    same = mixed.upload(rows, dry_run=True, alpha=ALPHA)["evidence"]["shift"]
     assert (same["largest"], same["later_turns"]["size_change"]) == (0.0, 0.0)
     easier = [*as_json(FIRST), *later(as_json(noisy(80_000, 240, flipped=0.05)))]
-    found = upload(mixed, easier, dry_run=True)["evidence"]["shift"]
+    found = mixed.upload(easier, dry_run=True, alpha=ALPHA)["evidence"]["shift"]
     assert found["size_change"] == 0.0
     assert found["largest"] == max(abs(each) for each in found["later_turns"].values()) > 0.0
     request = {"rows": as_json(FIRST), "alpha": ALPHA, "max_shift": 0.25}
@@ -239,24 +205,22 @@ def test_training_rows_among_later_turns_are_refused(serve: Serve) -> None:
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": [*as_json(FIRST), *known]})
     assert response.status_code == 422
     assert "20 of" in response.json()["error"]["message"]
-    made = upload(gateway, [*as_json(FIRST), *known], allow_overlap=True)
+    made = gateway.upload([*as_json(FIRST), *known], allow_overlap=True, alpha=ALPHA)
     assert made["evidence"]["overlap"] == 20
     assert "training_overlap" in certified(gateway, second())["reasons"]
 
 
 def test_another_text_than_the_rows_were_read_with_is_uncalibrated(
-    tmp_path: Path, noisy_artifact: Path, pool: FakePool
+    restart: Restart, noisy_artifact: Path
 ) -> None:
     """After a change of ``routing.text`` the router reads something else of the same turns."""
-    rows = [*as_json(FIRST), *later(as_json(LATER))]
-    path = configure(tmp_path, noisy_artifact, pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        upload(gateway, rows)
+    rows = BOTH
+    with restart(artifact=noisy_artifact) as gateway:
+        gateway.upload(rows, alpha=ALPHA)
         assert certified(gateway, second())["reasons"] == ["later_turn"]
-    path = configure(tmp_path, noisy_artifact, pool.url, routing={"text": "conversation"})
-    with running(path, ENVIRONMENT) as gateway:
+    with restart(artifact=noisy_artifact, routing={"text": "conversation"}) as gateway:
         assert certified(gateway, second())["reasons"] == ["multi_turn_uncalibrated"]
-        upload(gateway, rows)
+        gateway.upload(rows, alpha=ALPHA)
         assert certified(gateway, second())["reasons"] == ["later_turn"]
 
 
@@ -265,7 +229,7 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
 ) -> None:
     """The same turns have the same scores, so that an uploaded row is known again when served."""
     gateway = serve(artifact=str(noisy_artifact), routing={"text": "conversation"})
-    upload(gateway, [*as_json(FIRST), *later(as_json(LATER))])
+    gateway.upload(BOTH, alpha=ALPHA)
     racer = Racer.load(noisy_artifact)
     texts = ["\n\n".join([*(each["content"] for each in BEFORE), row.query]) for row in LATER.rows]
     read = LabelledRows(
@@ -292,39 +256,12 @@ def test_groups_are_of_either_kind(serve: Serve, noisy_artifact: Path) -> None:
     gateway = serve(artifact=str(noisy_artifact))
     easy, hard = as_json(noisy(40_000, 60, flipped=0.05)), as_json(noisy(50_000, 60, flipped=0.45))
     rows = [row | {"group": "a"} for row in [*easy, *later(hard)]]
-    upload(gateway, [*rows, *as_json(FIRST), *later(as_json(LATER))])
+    gateway.upload([*rows, *as_json(FIRST), *later(as_json(LATER))], alpha=ALPHA)
     first = certified(gateway, [QUESTION], group="a")
     result = certified(gateway, second(), group="a")
     assert [each["guarantee"]["group"] for each in (first, result)] == ["a", "a"]
     assert first["n"] <= 60 >= result["n"]
     assert first["lambda_hat"] != result["lambda_hat"]
-
-
-def test_the_store_keeps_both_kinds(tmp_path: Path) -> None:
-    """With every array, and the text that was read."""
-    made = calibration_record()
-    turns = Population(
-        later=True,
-        calibration=replace(
-            made.calibration,
-            scores=made.calibration.scores[:5] / 2,
-            labels=~made.calibration.labels[:5],
-            fingerprints=made.calibration.fingerprints[:5],
-            projections=None,
-            groups=("a", None, "b", None, None),
-        ),
-        text="conversation",
-    )
-    with Store(f"sqlite:///{tmp_path / 'racer.db'}") as store:
-        store.add(replace(made, populations=(*made.populations, turns)), activate=True)
-        stored = store.record(made.id)
-    assert (stored.populations[1].later, stored.populations[1].text) == (True, "conversation")
-    rows, meant = stored.populations[1].calibration, turns.calibration
-    assert (rows.scores == meant.scores).all()
-    assert (rows.labels == meant.labels).all()
-    assert (rows.fingerprints, rows.groups) == (meant.fingerprints, meant.groups)
-    assert (rows.pool, rows.options) == (meant.pool, meant.options)
-    assert (stored.calibration.scores == made.calibration.scores).all()
 
 
 def test_later_turns_miss_as_often_as_the_exact_law_says(

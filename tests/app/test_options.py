@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from app.settings import key_format
+from tests.kit.case import Shared
 from tests.kit.gateway import (
-    ADMIN_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
@@ -20,9 +18,7 @@ from tests.kit.gateway import (
     UNANSWERABLE,
     Gateway,
     Serve,
-    as_json,
     candidates,
-    labelled,
     user,
 )
 from tests.kit.network import closed_port
@@ -30,7 +26,6 @@ from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
 
 WHOLE_POOL = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
-FAILS_AT_ONCE = "400"  # a fault that is not tried again
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 
 
@@ -51,16 +46,17 @@ def last_event(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize("model", ["auto", "adder"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_may_have_less_time(
-    gateway: Gateway, pool: FakePool, model: str, stream: bool
+    shared: Shared, pool: FakePool, model: str, stream: bool
 ) -> None:
-    """``racer.timeout`` is for the whole request: past it the calls end, and the client knows."""
+    """The shorter of ``racer.timeout`` and the gateway's limit ends the calls of a request."""
     for name in POOL:
         pool.say(name, "7", delay_s=20)
-    begun = time.monotonic()
-    response = gateway.ask(ONE, {"timeout": 1.0}, model=model, stream=stream)
-    assert time.monotonic() - begun < 10
-    assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
-    assert until(lambda: "adder" in pool.cancelled)
+    for case, timeout in ((shared(), 1.0), (shared(limits={"deadline_s": 0.4}), 60)):
+        begun = time.monotonic()
+        response = case.gateway.ask(ONE, {"timeout": timeout}, model=model, stream=stream)
+        assert time.monotonic() - begun < 10
+        assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
+        assert until(lambda: "adder" in pool.cancelled)
 
 
 def test_answers_before_the_deadline_count(gateway: Gateway, pool: FakePool) -> None:
@@ -73,20 +69,11 @@ def test_answers_before_the_deadline_count(gateway: Gateway, pool: FakePool) -> 
     assert {"candidate": "adder", "error": "upstream_timeout"} in answer["racer"]["calls"]
 
 
-def test_a_request_cannot_lengthen_the_gateways_deadline(serve: Serve, pool: FakePool) -> None:
-    """A request's own limit can only be shorter."""
-    gateway = serve(limits={"deadline_s": 0.4})
-    for name in POOL:
-        pool.say(name, "7", delay_s=20)
-    assert gateway.ask(ONE, {"timeout": 60}).status_code == 504
-
-
-@pytest.mark.parametrize("timeout", [0, -1, "1", True, [1]], ids=str)
-def test_a_time_that_is_none_is_refused(gateway: Gateway, pool: FakePool, timeout: Any) -> None:
+def test_a_time_that_is_none_is_refused(gateway: Gateway, pool: FakePool) -> None:
     """The error names the field."""
-    response = gateway.ask(ONE, {"timeout": timeout})
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (422, "racer.timeout")
+    for timeout in (0, -1, "1", True, [1]):
+        response = gateway.ask(ONE, {"timeout": timeout})
+        assert (response.status_code, response.json()["error"]["param"]) == (422, "racer.timeout")
     assert pool.models_called() == []
 
 
@@ -94,7 +81,7 @@ def test_a_time_that_is_none_is_refused(gateway: Gateway, pool: FakePool, timeou
 
 
 def test_the_best_can_be_streamed_at_once(gateway: Gateway, pool: FakePool) -> None:
-    """``stream: leader`` calls the best of the set alone and live, and promises nothing."""
+    """``stream: leader`` calls the best of a larger set alone and live, and promises nothing."""
     pool.say("adder", "seven")
     response = gateway.ask(TWO, {"stream": "leader"}, stream=True)
     racer = last_event(response.text)["racer"]
@@ -103,53 +90,31 @@ def test_the_best_can_be_streamed_at_once(gateway: Gateway, pool: FakePool) -> N
     assert certificate({"racer": racer}) == (False, ["leader_streamed"])
     assert response.headers["x-racer-guarantee"] == "void; reason=leader_streamed"
     assert response.text.count('"content"') == len("seven")
-
-
-def test_a_set_of_one_has_no_other_leader(gateway: Gateway, pool: FakePool) -> None:
-    """The set is complete, so the guarantee holds; without a stream there is no leader."""
-    response = gateway.ask(ONE, {"stream": "leader"}, stream=True)
-    assert certificate(last_event(response.text)) == (True, [])
+    complete = gateway.ask(ONE, {"stream": "leader"}, stream=True)  # a set of one
+    assert certificate(last_event(complete.text)) == (True, [])
     assert certificate(gateway.chat(TWO, {"stream": "leader", "explain": True})) == (True, [])
 
 
-@pytest.fixture
-def observing(serve: Serve) -> Gateway:
-    """A gateway that routes and logs, and always calls the poet."""
-    return serve(routing={"observe": "poet"})
-
-
-@pytest.mark.parametrize("query", [ONE, TWO, UNANSWERABLE])
 @pytest.mark.parametrize("stream", [False, True])
 def test_observe_mode_calls_one_candidate_for_every_decision(
-    observing: Gateway, pool: FakePool, query: str, stream: bool
+    shared: Shared, pool: FakePool, stream: bool
 ) -> None:
-    """Nothing changes for clients, even where the router would have called no candidate."""
+    """Nothing changes for clients, not even by an abstention or a failure; the set is recorded."""
+    case = shared(routing={"observe": "poet"})
     pool.say("poet", "Roses")
-    for policy in ("refuse", "error", "strongest"):
-        response = observing.ask(query, {"on_abstain": policy}, stream=stream)
-        answer = last_event(response.text) if stream else response.json()
-        assert answer["model"] == "poet"
-        assert certificate(answer) == (False, ["observe_only"])
-    assert pool.models_called() == ["poet"] * 3
-
-
-def test_the_selected_set_is_recorded(observing: Gateway) -> None:
-    """`/route` returns the set, and the decision log stores it."""
-    assert observing.route(TWO)["selected"] == ["adder", "speller"]
-    decision = observing.chat(TWO)["racer"]["decision_id"]
-    stored = observing.get(f"/decisions/{decision}").json()
-    assert sorted(stored["selected"]) == ["adder", "speller"]
-    assert stored["answered"] == ["poet"]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_observing_makes_no_other_calls_when_its_candidate_fails(
-    observing: Gateway, pool: FakePool, stream: bool
-) -> None:
-    """Its failure is the client's, as it would be without the router."""
-    pool.fail("poet", FAILS_AT_ONCE)
-    assert observing.ask(TWO, stream=stream).status_code == 400
-    assert pool.models_called() == ["poet"]
+    for query in (ONE, TWO, UNANSWERABLE):
+        for policy in ("refuse", "error", "strongest"):
+            ask = case.stream if stream else case.ask
+            answer = ask(query, {"on_abstain": policy})
+            assert answer.racer["served_by"] == "poet"
+            assert (answer.certificate["holds"], answer.reasons) == (False, ["observe_only"])
+    assert set(pool.models_called()) == {"poet"}
+    assert case.route(TWO)["selected"] == ["adder", "speller"]
+    stored = case.decision(ask(TWO))
+    assert (sorted(stored["selected"]), stored["answered"]) == (["adder", "speller"], ["poet"])
+    pool.fail("poet", "400")  # is not tried again
+    assert case.gateway.ask(TWO, stream=stream).status_code == 400
+    assert set(pool.models_called()) == {"poet"}
 
 
 # Parts of the pool ------------------------------------------------------------------------------
@@ -271,21 +236,16 @@ def test_a_key_calls_none_but_its_candidates(serve: Serve, pool: FakePool) -> No
     assert gateway.ask(ONE, model="adder").status_code == 200  # other keys may
 
 
-def test_a_key_without_candidates_calls_no_candidate(serve: Serve, pool: FakePool) -> None:
-    """An empty list allows no candidate; a missing list allows all."""
-    gateway = serve(access=team(candidates=[]))
+@pytest.mark.parametrize(("allowed", "status"), [(["speller"], 403), ([], 400)])
+def test_an_experiment_or_an_empty_list_opens_no_door(
+    serve: Serve, pool: FakePool, allowed: list[str], status: int
+) -> None:
+    """A key is not observed at a candidate that it may not call, and an empty list allows none."""
+    routing = {"observe": "adder"} if allowed else {}
+    gateway = serve(access=team(candidates=allowed), routing=routing)
+    assert asked_by_team(gateway).status_code == status
     assert asked_by_team(gateway, model="adder").status_code == 403
     assert asked_by_team(gateway, "embeddings", model="adder", input="a").status_code == 403
-    assert asked_by_team(gateway).status_code == 400
-    assert pool.models_called() == []
-
-
-def test_a_key_is_not_observed_at_a_candidate_that_it_may_not_call(
-    serve: Serve, pool: FakePool
-) -> None:
-    """The operator's experiment opens no door."""
-    gateway = serve(access=team(candidates=["speller"]), routing={"observe": "adder"})
-    assert asked_by_team(gateway).status_code == 403
     assert pool.models_called() == []
     assert gateway.ask(ONE).status_code == 200
 
@@ -300,19 +260,6 @@ def test_a_keys_largest_alpha_binds(serve: Serve) -> None:
     less = asked_by_team(gateway, racer={"alpha": 0.04}).json()["racer"]["certificate"]
     assert less["guarantee"]["alpha"] == 0.04
     assert gateway.chat(ONE)["racer"]["certificate"]["guarantee"]["alpha"] == 0.1
-
-
-def test_a_keys_group_has_its_own_threshold(serve: Serve) -> None:
-    """With ``group_by: key`` the caller's group decides, not the request's."""
-    gateway = serve(access=team(group="red"), routing={"group_by": "key"}, calibrated=False)
-    rows = labelled(10_000, 120)
-    red = replace(rows, rows=rows.rows[:60])
-    uploaded = [row | {"group": "red"} for row in as_json(red)]
-    uploaded += as_json(replace(rows, rows=rows.rows[60:]))
-    gateway.post("/calibrate", ADMIN_KEY, json={"rows": uploaded}).raise_for_status()
-    theirs = asked_by_team(gateway, racer={"group": "blue"}).json()["racer"]["certificate"]
-    assert theirs["guarantee"]["group"] == "red"
-    assert gateway.chat(ONE)["racer"]["certificate"]["guarantee"]["group"] is None
 
 
 @pytest.mark.parametrize(
@@ -372,24 +319,6 @@ def test_headers_and_a_key_of_another_name_reach_the_candidate(
     assert "authorization" not in pool.headers[0]
 
 
-@pytest.fixture
-def second_pool() -> Iterator[FakePool]:
-    """Another server of the same candidates."""
-    with FakePool() as fake:
-        yield fake
-
-
-def test_replicas_share_a_candidates_calls(
-    serve: Serve, pool: FakePool, second_pool: FakePool
-) -> None:
-    """One name, two servers, both called."""
-    adder = {"base_url": None, "base_urls": [pool.url, second_pool.url]}
-    gateway = serve(candidates=candidates(pool.url, adder=adder))
-    for _ in range(6):
-        assert gateway.chat(ONE)["model"] == "adder"
-    assert len(pool.requests) == len(second_pool.requests) == 3
-
-
 def test_around_a_candidate_that_is_down_the_rest_is_certified(
     serve: Serve, pool: FakePool
 ) -> None:
@@ -433,18 +362,21 @@ MANY = [{"role": "user", "content": "a"}] * 2049
         ("completions", {"prompt": [ONE] * 43, "best_of": 3}, "prompt"),
         ("responses", {"input": MANY}, "input"),
         ("responses", {"input": ONE, "max_output_tokens": 131_073}, "max_output_tokens"),
+        ("route", {"messages": MANY}, "messages"),
+        ("route", {"n": 129}, "n"),
+        ("embeddings", {"input": ["a"] * 2049}, "input"),
+        ("embeddings", {"input": [[1, 2]] * 2049}, "input"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@pytest.mark.parametrize("model", ["auto", "adder"])
 def test_requests_of_unbounded_cost_are_refused(
-    gateway: Gateway, pool: FakePool, path: str, fields: dict[str, Any], param: str, model: str
+    gateway: Gateway, pool: FakePool, path: str, fields: dict[str, Any], param: str
 ) -> None:
     """The error names the field; no candidate is called, routed or named."""
     own = {} if "prompt" in fields or "input" in fields else {"messages": user(ONE)}
-    response = gateway.post(f"/v1/{path}", json={"model": model, **own, **fields})
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (422, param)
+    for model in ("adder",) if path == "embeddings" else ("auto", "adder"):
+        response = gateway.post(f"/v1/{path}", json={"model": model, **own, **fields})
+        assert (response.status_code, response.json()["error"]["param"]) == (422, param)
     assert pool.models_called() == []
 
 
@@ -456,21 +388,6 @@ def test_a_list_of_tokens_is_one_prompt(gateway: Gateway, pool: FakePool) -> Non
             body = {"model": "adder", field: value}
             assert gateway.post(f"/v1/{path}", json=body).status_code != 422
             assert pool.requests.pop()[field] == value
-
-
-def test_texts_to_embed_have_a_limit(gateway: Gateway, pool: FakePool) -> None:
-    """As messages have; no candidate is called."""
-    for value in (["a"] * 2049, [[1, 2]] * 2049):
-        response = gateway.post("/v1/embeddings", json={"model": "adder", "input": value})
-        assert (response.status_code, response.json()["error"]["param"]) == (422, "input")
-    assert pool.requests == []
-
-
-def test_a_decision_alone_has_the_same_limits(gateway: Gateway) -> None:
-    """`/route` reads the same bodies."""
-    for fields, param in (({"messages": MANY}, "messages"), ({"n": 129}, "n")):
-        response = gateway.post("/route", json={"messages": user(ONE)} | fields)
-        assert (response.status_code, response.json()["error"]["param"]) == (422, param)
 
 
 def test_limits_are_the_operators(serve: Serve, pool: FakePool) -> None:

@@ -19,16 +19,7 @@ from app.store import Store
 from app.store.notifications import NotificationListener
 from tests.docs.blocks import DOCUMENTS, blocks
 from tests.kit.databases import PgBouncer, Postgres
-from tests.kit.gateway import (
-    ADMIN_KEY,
-    ENVIRONMENT,
-    ONE,
-    TWO,
-    Command,
-    Gateway,
-    Serve,
-    configure,
-)
+from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, ONE, TWO, Command, Gateway, Serve, configure
 from tests.kit.monitored import calibration_record
 from tests.kit.waiting import eventually, until
 
@@ -58,24 +49,6 @@ def start(serve: Serve, store_url: str) -> Start:
     return begin
 
 
-def active(gateway: Gateway) -> str:
-    """The calibration that decides there."""
-    return gateway.ready()["calibration"]
-
-
-def degraded(gateway: Gateway) -> list[str]:
-    """What a ready gateway says it lacks."""
-    response = gateway.get("/readyz")
-    assert response.status_code == 200
-    return response.json().get("degraded", [])
-
-
-def metric(gateway: Gateway, name: str) -> float:
-    """A metric without labels."""
-    lines = gateway.get("/metrics", ADMIN_KEY).text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
-
-
 def is_stored(gateway: Gateway, decision_id: str) -> bool:
     """Whether a decision is in the database."""
     return gateway.get(f"/decisions/{decision_id}", ADMIN_KEY).status_code == 200
@@ -90,21 +63,21 @@ def test_gateways_behind_a_pooler_share_their_store(
     """Activations, decisions and feedback reach the other gateway, and a new PgBouncer both."""
     url = pgbouncer.url(store_url)
     gateways = [start(url), start(url, calibrated=False)]
-    first = active(gateways[0])
+    first = gateways[0].active()
     second = gateways[0].calibrate(120)["id"]
-    assert until(lambda: active(gateways[1]) == second, FOLLOWED_S)
+    assert until(lambda: gateways[1].active() == second, FOLLOWED_S)
     made = gateways[0].route(TWO)["decision_id"]
     body = {"decision_id": made, "correct": ALL_RIGHT}
     assert gateways[1].post("/feedback", ADMIN_KEY, json=body).status_code == 200
     pgbouncer.stop()
     try:
-        assert until(lambda: degraded(gateways[1]) == ["store"], FOLLOWED_S)
+        assert until(lambda: gateways[1].degraded() == ["store"], FOLLOWED_S)
         assert gateways[1].route(ONE)["certificate"]["holds"]
     finally:
         pgbouncer.start()
-    assert until(lambda: degraded(gateways[0]) == degraded(gateways[1]) == [], FOLLOWED_S)
+    assert until(lambda: gateways[0].degraded() == gateways[1].degraded() == [], FOLLOWED_S)
     assert gateways[1].activate(first).status_code == 200
-    assert until(lambda: active(gateways[0]) == first, FOLLOWED_S)
+    assert until(lambda: gateways[0].active() == first, FOLLOWED_S)
 
 
 def test_nothing_of_a_transaction_stays_in_its_session(
@@ -165,27 +138,27 @@ def test_a_standby_is_followed_and_written_once_it_is_promoted(
 ) -> None:
     """Routing goes on, decisions wait, an activation says what to do; a gateway can start there."""
     gateway = start()
-    first = active(gateway)
+    first = gateway.active()
     second = gateway.calibrate(120)["id"]
     with postgres.standby():
-        assert until(lambda: degraded(gateway) == ["store_writes"], FOLLOWED_S)
-        assert metric(gateway, "racer_store_up") == 0.0
+        assert until(lambda: gateway.degraded() == ["store_writes"], FOLLOWED_S)
+        assert gateway.metric("racer_store_up") == 0.0
         made = gateway.route(ONE)
         assert made["certificate"]["holds"]
         answer = gateway.activate(first)
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (503, "store_read_only")
         assert "promote" in error["message"]
-        assert metric(gateway, "racer_store_queue_rows") == 1.0
+        assert gateway.metric("racer_store_queue_rows") == 1.0
         other = start(calibrated=False)
-        assert (active(other), degraded(other)) == (second, ["store_writes"])
+        assert (other.active(), other.degraded()) == (second, ["store_writes"])
         assert other.route(TWO)["certificate"]["holds"]
-    assert until(lambda: degraded(gateway) == degraded(other) == [], FOLLOWED_S)
-    assert metric(gateway, "racer_store_up") == 1.0
+    assert until(lambda: gateway.degraded() == other.degraded() == [], FOLLOWED_S)
+    assert gateway.metric("racer_store_up") == 1.0
     assert until(lambda: is_stored(other, made["decision_id"]), FOLLOWED_S)
-    assert metric(gateway, "racer_store_queue_rows") == 0.0
+    assert gateway.metric("racer_store_queue_rows") == 0.0
     assert gateway.activate(first).status_code == 200
-    assert until(lambda: active(other) == first, FOLLOWED_S)
+    assert until(lambda: other.active() == first, FOLLOWED_S)
 
 
 def test_sessions_of_a_read_only_database_are_replaced(
@@ -199,10 +172,10 @@ def test_sessions_of_a_read_only_database_are_replaced(
     name = make_url(store_url).database
     sessions = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
     postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on", sessions)
-    assert until(lambda: degraded(gateway) == ["store_writes"], FOLLOWED_S)
+    assert until(lambda: gateway.degraded() == ["store_writes"], FOLLOWED_S)
     postgres.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
-    assert until(lambda: degraded(gateway) == [], FOLLOWED_S)
-    assert gateway.activate(active(gateway)).status_code == 200
+    assert until(lambda: gateway.degraded() == [], FOLLOWED_S)
+    assert gateway.activate(gateway.active()).status_code == 200
 
 
 def test_a_refused_write_replaces_every_session(postgres: Postgres, store_url: str) -> None:
@@ -252,7 +225,7 @@ def test_sessions_that_an_administrator_ends_are_opened_again(
 ) -> None:
     """An activation that waits is 503, and the next one succeeds."""
     gateway = start()
-    wanted = active(gateway)
+    wanted = gateway.active()
     others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'"
     ends = others.format(make_url(store_url).database) + " AND wait_event_type = 'Lock'"
     with psycopg.connect(store_url) as connection, ThreadPoolExecutor(1) as threads:
@@ -294,7 +267,7 @@ def test_a_role_without_create_runs_a_gateway(start: Start, role_url: str, store
         connection.execute(grants(role_url).encode())
     watching = {"false_alarm": 0.01, "shadow_rate": 1.0}
     gateway = start(role_url, watching=watching)
-    first = active(gateway)
+    first = gateway.active()
     gateway.calibrate(120)
     assert gateway.activate(first).status_code == 200
     made = gateway.chat(TWO)["racer"]["decision_id"]
@@ -302,7 +275,7 @@ def test_a_role_without_create_runs_a_gateway(start: Start, role_url: str, store
     assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
     assert gateway.post("/drift/reset", ADMIN_KEY).status_code == 200
     other = start(role_url, calibrated=False, watching=watching)
-    assert (active(other), degraded(other)) == (first, [])
+    assert (other.active(), other.degraded()) == (first, [])
 
 
 def test_what_a_role_lacks_is_said_at_the_start(

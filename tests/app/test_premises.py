@@ -1,31 +1,20 @@
-"""``holds`` is true only where every premise of the guarantee held."""
+"""Premises of the guarantee: what voids a certificate, and what answers uncovered requests."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.routing.premises import CandidateChoice, Premises
-from app.routing.reasons import Reason, Remark, breaks
+from app.routing.reasons import Reason
 from app.routing.row_selection import RowSelection, TurnKind
-from tests.kit.gateway import (
-    ADMIN_KEY,
-    ENVIRONMENT,
-    Gateway,
-    Serve,
-    as_json,
-    candidates,
-    configure,
-    labelled,
-    running,
-)
+from tests.app.api.formats import CHAT
+from tests.kit.case import Shared
+from tests.kit.gateway import ADMIN_KEY, ONE, POOL, UNANSWERABLE, Gateway, Serve, candidates, user
 from tests.kit.upstream import FakePool
 
 QUESTION = {"role": "user", "content": "What is 3 plus 4?"}
-REASONS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 
 def certificate(gateway: Gateway, path: str, **body: Any) -> dict[str, Any]:
@@ -36,32 +25,20 @@ def certificate(gateway: Gateway, path: str, **body: Any) -> dict[str, Any]:
     return answer.get("racer", answer)["certificate"]
 
 
-def test_a_plain_question_holds(gateway: Gateway) -> None:
-    """The control of this module: without a broken premise there is no reason."""
-    plain = certificate(gateway, "/v1/chat/completions", model="auto", messages=[QUESTION])
-    assert (plain["holds"], plain["reasons"]) == (True, [])
-
-
-@pytest.mark.parametrize(
-    "field",
-    [{"temperature": 2.0}, {"bad_words": ["7"]}, {"min_tokens": 9}, {"a_field_of_tomorrow": 1}],
-)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/route"])
-def test_fields_that_may_change_an_answer_void_the_guarantee(
-    gateway: Gateway, path: str, field: dict[str, Any]
-) -> None:
+def test_fields_that_may_change_an_answer_void_the_guarantee(gateway: Gateway, path: str) -> None:
     """A field that is not declared harmless changes the conditions, with and without a call."""
-    result = certificate(gateway, path, model="auto", messages=[QUESTION], **field)
-    reasons = [Reason.CONDITIONS_DIFFER.of(name) for name in field]
-    assert (result["holds"], result["reasons"]) == (False, reasons)
-
-
-@pytest.mark.parametrize("field", [{"n": 2}, {"user": "me"}, {"logprobs": True}])
-def test_fields_that_change_no_answer_keep_the_guarantee(
-    gateway: Gateway, field: dict[str, Any]
-) -> None:
-    """Fields about the request rather than the answer leave the guarantee alone."""
-    assert certificate(gateway, "/route", messages=[QUESTION], **field)["holds"] is True
+    for name, value, is_harmless in (
+        ("temperature", 2.0, False),
+        ("bad_words", ["7"], False),
+        ("a_field_of_tomorrow", 1, False),
+        ("n", 2, True),
+        ("user", "me", True),
+        ("logprobs", True, True),
+    ):
+        result = certificate(gateway, path, model="auto", messages=[QUESTION], **{name: value})
+        reasons = [] if is_harmless else [Reason.CONDITIONS_DIFFER.of(name)]
+        assert (result["holds"], result["reasons"]) == (is_harmless, reasons)
 
 
 def test_all_labelled_parameters_are_compared(serve: Serve, pool: FakePool) -> None:
@@ -74,51 +51,34 @@ def test_all_labelled_parameters_are_compared(serve: Serve, pool: FakePool) -> N
     assert certificate(gateway, "/route", messages=[QUESTION], seed=1)["holds"] is True
 
 
-def test_a_refusal_is_certified_like_an_answer(serve: Serve) -> None:
-    """No candidate is called for a poem, and other conditions void that decision too."""
-    gateway = serve()
-    gateway.calibrate(risk_target="paper", alpha=0.2)
-    poem = {"role": "user", "content": "Write a poem about 3 and 4"}
-    result = certificate(
-        gateway, "/v1/chat/completions", model="auto", messages=[poem], temperature=2.0
-    )
-    assert result["reasons"] == [Reason.CONDITIONS_DIFFER.of("temperature")]
+LATER, OTHER_KIND = "multi_turn_uncalibrated", "unlabelled_request_kind"
 
 
 @pytest.mark.parametrize(
-    ("messages", "reasons"),
+    ("messages", "role", "kind"),
     [
-        (
-            [{"role": "function", "content": "5", "name": "f"}, QUESTION],
-            ["conditions_differ:messages.function", "multi_turn_uncalibrated"],
-        ),
-        (
-            [{"role": "System", "content": "be brief"}, QUESTION],
-            ["conditions_differ:messages.System", "multi_turn_uncalibrated"],
-        ),
-        (
-            [{"role": "system", "content": "be brief"}, QUESTION],
-            ["conditions_differ:messages.system"],
-        ),
-        (
-            [{**QUESTION, "name": "ann"}],
-            ["conditions_differ:messages.user", "unlabelled_request_kind"],
-        ),
+        ([{"role": "function", "content": "5", "name": "f"}, QUESTION], "function", [LATER]),
+        ([{"role": "System", "content": "be brief"}, QUESTION], "System", [LATER]),
+        ([{"role": "system", "content": "be brief"}, QUESTION], "system", []),
+        ([{**QUESTION, "name": "ann"}], "user", [OTHER_KIND]),
         (
             [{"role": "user", "content": [{"type": "text", "text": text} for text in "34"]}],
-            ["conditions_differ:messages.user", "unlabelled_request_kind"],
+            "user",
+            [OTHER_KIND],
         ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}, "text": ""}]}],
-            ["conditions_differ:messages.user", "unlabelled_request_kind"],
+            "user",
+            [OTHER_KIND],
         ),
     ],
 )
 def test_other_messages_than_were_labelled_void(
-    gateway: Gateway, messages: list[dict[str, Any]], reasons: list[str]
+    gateway: Gateway, messages: list[dict[str, Any]], role: str, kind: list[str]
 ) -> None:
     """Rows are one user message of plain text; any other body belongs to another population."""
     certified = certificate(gateway, "/route", messages=messages)
+    reasons = [f"conditions_differ:messages.{role}", *kind]
     assert (certified["holds"], certified["reasons"]) == (False, reasons)
 
 
@@ -126,33 +86,6 @@ def test_a_score_of_the_request_is_remarked(gateway: Gateway) -> None:
     """Choosing the smaller of two sets depends on the query, so the certificate has a reason."""
     result = certificate(gateway, "/route", query="What is 3 plus 4?", score="prob")
     assert (result["holds"], result["reasons"]) == (True, [Reason.SCORE_ASSUMED])
-
-
-def test_scores_uploaded_with_rows_void_the_guarantee(serve: Serve) -> None:
-    """The gateway cannot know whether this router would give the same scores."""
-    gateway = serve()
-    rows = as_json(labelled(10_000, 40))
-    pool = gateway.settings.pool
-    bare = [{"correct": row["correct"], "scores": dict.fromkeys(pool, 0.5)} for row in rows]
-    gateway.post("/calibrate", ADMIN_KEY, json={"rows": bare, "confirm": True}).raise_for_status()
-    result = certificate(gateway, "/route", query="What is 3 plus 4?")
-    assert Reason.ROW_SCORES_UNVERIFIED in result["reasons"]
-    assert result["holds"] is False
-
-
-def test_a_calibration_is_bound_to_how_candidates_are_served(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """After a restart with another model behind a name, the old rows label another model."""
-    path = configure(tmp_path, artifact, pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        gateway.calibrate()
-    values = path.read_text(encoding="utf-8").replace("name: adder", "model: other\n  name: adder")
-    path.write_text(values, encoding="utf-8")
-    with running(path, ENVIRONMENT) as gateway:
-        ready = gateway.ready()
-    assert ready["calibration"] is None
-    assert "served otherwise" in ready["missing"][0]["reason"]
 
 
 def test_the_strongest_is_one_that_the_request_allows(serve: Serve, pool: FakePool) -> None:
@@ -163,17 +96,6 @@ def test_the_strongest_is_one_that_the_request_allows(serve: Serve, pool: FakePo
     assert gateway.ask("Write a poem about 3 and 4", options).status_code == 200
     assert set(pool.models_called()) <= {"speller", "poet"}
     assert pool.models_called()
-
-
-def test_every_reason_is_explained(gateway: Gateway) -> None:
-    """The reference has a line for each, under the heading that says whether it voids."""
-    _, void, holds, remarks = re.split(
-        r"^## (?:Reasons .*|Remarks)$", REASONS.read_text("utf-8"), flags=re.M
-    )
-    line = re.compile(r"^- `([a-z_]+)(?::<name>)?`: \S", re.M)
-    assert sorted(line.findall(void)) == sorted(each for each in Reason if breaks(each))
-    assert sorted(line.findall(holds)) == sorted(each for each in Reason if not breaks(each))
-    assert sorted(line.findall(remarks)) == sorted(Remark)
 
 
 def test_the_reasons_of_a_decision_have_one_order() -> None:
@@ -210,3 +132,109 @@ def test_the_reasons_of_a_decision_have_one_order() -> None:
         "score_assumed_independent_of_query",
         "group_assumed_independent_of_query",
     )
+
+
+# Requests that no row covers -------------------------------------------------------------------
+
+
+QUERY = "Spell the number 3 and then 4"  # the speller alone answers it
+TOOLS: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+SYSTEM = {"messages": [{"role": "system", "content": "Be brief."}, *user(QUERY)]}
+LATER_TURN = {"messages": [*user(ONE), {"role": "assistant", "content": "7"}, *user(QUERY)]}
+UNCOVERED = [
+    (TOOLS, "unlabelled_request_kind"),
+    (SYSTEM, "conditions_differ:messages.system"),
+    (LATER_TURN, "multi_turn_uncalibrated"),
+]
+uncovered = pytest.mark.parametrize(
+    ("fields", "reason"), UNCOVERED, ids=["tools", "system", "later"]
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "selected", "chosen_by"),
+    [
+        ("set", ["speller"], "threshold"),
+        ("whole_pool", [*POOL], "everyone"),
+        ("poet", ["poet"], "fallback"),
+    ],
+)
+@uncovered
+def test_what_answers_is_configured(
+    shared: Shared,
+    pool: FakePool,
+    fields: dict[str, Any],
+    reason: str,
+    policy: str,
+    selected: list[str],
+    chosen_by: str,
+) -> None:
+    """The threshold's set, the whole pool or one candidate; what rows cover has its set."""
+    case = shared(routing={"on_uncovered": policy})
+    answer = case.ask(QUERY, **fields)
+    assert (answer.certificate["holds"], reason in answer.reasons) == (False, True)
+    if policy != "set" or fields is not LATER_TURN:
+        assert sorted(answer.racer["selected"]) == sorted(selected)
+    assert pool.models_called() == sorted(answer.racer["selected"])
+    stored = case.decision(answer)
+    assert stored["chosen_by"] == chosen_by
+    assert (stored["lambda_hat"] is None) == (policy != "set")
+    verified = case.gateway.post(f"/decisions/{answer.decision_id}/verify", ADMIN_KEY)
+    if policy == "set":
+        assert verified.json()["matches"]
+    elif policy == "poet":
+        assert (verified.status_code, "without a threshold" in verified.text) == (404, True)
+    pool.reset()
+    assert case.certificate(QUERY)["holds"]
+    assert pool.models_called() == ["speller"]
+
+
+def test_another_candidate_answers_where_that_one_may_not_or_fails(
+    serve: Serve, pool: FakePool
+) -> None:
+    """The first that the request may call; after a failure the next, until one answers."""
+    gateway = serve(routing={"on_uncovered": "poet"})
+    allowed = gateway.chat(QUERY, {"candidates": ["speller", "adder"]}, **TOOLS)
+    assert allowed["racer"]["selected"] == ["adder"]
+    pool.fail("poet", "500")
+    pool.fail("adder", "500")
+    assert gateway.chat(QUERY, **TOOLS)["model"] == "speller"
+    _, events = CHAT.stream(gateway, QUERY, **TOOLS)
+    assert CHAT.is_finished(events[-1])
+
+
+def test_a_query_of_another_kind_is_not_refused(gateway: Gateway, pool: FakePool) -> None:
+    """The router abstains on the text; with tools the strongest candidate answers all the same."""
+    racer = gateway.chat(UNANSWERABLE)["racer"]
+    assert (racer["abstained"], pool.models_called()) == (True, [])
+    racer = gateway.chat(UNANSWERABLE, **TOOLS)["racer"]
+    assert "abstained_strongest" in racer["certificate"]["reasons"]
+    assert pool.models_called() == racer["selected"] == [next(iter(racer["pool_scores"]))]
+
+
+def test_without_rows_for_the_pool_the_fallback_answers(serve: Serve, pool: FakePool) -> None:
+    """No row is answered by the poet alone, so there is no threshold for it."""
+    gateway = serve(routing={"fallback": "poet"})
+    racer = gateway.chat(QUERY, {"candidates": ["poet"]})["racer"]
+    assert "no_calibration_for_pool" in racer["certificate"]["reasons"]
+    assert (racer["selected"], pool.models_called()) == (["poet"], ["poet"])
+
+
+def test_a_session_is_not_bound_to_the_candidate(serve: Serve, pool: FakePool) -> None:
+    """Its next turn may be certified."""
+    gateway = serve(routing={"on_uncovered": "poet", "session_ttl_s": 60})
+    headers = {"x-session-id": "s"}
+    for fields, selected in ((TOOLS, ["poet"]), ({}, ["speller"])):
+        body = {"model": "auto", "messages": user(QUERY), **fields}
+        answer = gateway.post("/v1/chat/completions", json=body, headers=headers).json()
+        assert answer["racer"]["selected"] == selected
+
+
+@pytest.mark.parametrize("policy", ["set", "whole_pool", "poet"])
+def test_an_infeasible_alpha_is_covered(serve: Serve, pool: FakePool, policy: str) -> None:
+    """Too few rows call the whole pool, whose set never misses, whatever the policy."""
+    gateway = serve(routing={"on_uncovered": policy})
+    for name in POOL:
+        pool.say(name, f"as {name} says")  # no two agree: the vote needs all three calls
+    certificate = gateway.chat(QUERY, {"alpha": 0.001})["racer"]["certificate"]
+    assert (certificate["holds"], pool.models_called()) == (True, sorted(POOL))

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.routing.conditions import ConditionReader
-from tests.kit.gateway import (
-    ADMIN_KEY,
-    DATA_KEY,
-    ENVIRONMENT,
-    Command,
-    Gateway,
-    Serve,
-    as_json,
-    configure,
-    labelled,
-    running,
-    user,
-)
-from tests.kit.upstream import FakePool
+from tests.kit.case import Shared
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, Gateway, Serve, as_json, labelled, user
 
 ROWS, SYSTEM_ROWS, LATER_ROWS = (as_json(labelled(at, 100)) for at in (10_000, 20_000, 30_000))
 SYSTEM = {"role": "system", "content": "Answer in French."}
@@ -73,26 +60,17 @@ def levels(gateway: Gateway, text: str) -> dict[str, Any]:
     return response.json()["certificate"]
 
 
-@pytest.fixture(scope="module")
-def mixed(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """Rows of first turns, of first turns with a system prompt, and of later turns; shared."""
-    path = configure(tmp_path_factory.mktemp("remarks"), artifact, shared_pool.url)
-    with running(path, ENVIRONMENT) as gateway:
-        reader = ConditionReader(gateway.settings.candidates)
-        digests = dict(reader.read({"messages": [SYSTEM, *user("Hello")]}).digests)
-        later = [
-            {"messages": [*BEFORE, *user(row["query"])], "correct": row["correct"]}
-            for row in LATER_ROWS
-        ]
-        rows = [*ROWS, *(row | {"conditions": digests} for row in SYSTEM_ROWS), *later]
-        response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
-        assert response.status_code == 200, response.text
-        yield gateway
-
-
-pytestmark = pytest.mark.usefixtures("pool")
+@pytest.fixture
+def mixed(shared: Shared) -> Gateway:
+    """Rows of first turns, of first turns with a system prompt, and of later turns."""
+    gateway = shared(calibrated=False, group="remarks").gateway
+    reader = ConditionReader(gateway.settings.candidates)
+    digests = dict(reader.read({"messages": [SYSTEM, *user("Hello")]}).digests)
+    later = [
+        {"messages": [*BEFORE, *user(row["query"])], "correct": row["correct"]}
+        for row in LATER_ROWS
+    ]
+    return gateway.once([*ROWS, *(row | {"conditions": digests} for row in SYSTEM_ROWS), *later])
 
 
 @pytest.mark.parametrize("send", [route, chat, stream])
@@ -222,13 +200,3 @@ def test_the_remarks_are_those_of_the_calibration_that_decides(serve: Serve) -> 
     assert route(gateway, as_json(labelled(20_000, 1))[0]["query"])["remarks"] == [
         "calibration_query"
     ]
-
-
-def test_the_command_prints_the_remarks(mixed: Gateway, racer: Command) -> None:
-    """`racer route`: a row of its table."""
-    at = ["--url", mixed.url, "--key", DATA_KEY]
-    query = new_query()
-    before, after = (racer("route", query, *at)[1] for _ in range(2))
-    assert "remarks" in before
-    assert "repeated_query" not in before
-    assert "repeated_query" in after

@@ -112,12 +112,7 @@ class Gateway:
         )
         texts, arrays = io.BytesIO(), io.BytesIO()
         parsed = parse(
-            order,
-            io.BytesIO(lines),
-            texts,
-            arrays,
-            fields=lambda _: None,
-            progress=lambda *_: None,
+            order, io.BytesIO(lines), texts, arrays, fields=lambda _: None, progress=lambda *_: None
         )
         counts = ("duplicates", "near_duplicates", "assumed", "guessed_kind")
         return load_columns(POOL, texts, arrays, **{name: getattr(parsed, name) for name in counts})
@@ -187,15 +182,3 @@ def test_requests_of_each_system_prompt_keep_their_own_exact_law(gateway: Gatewa
             alpha=ALPHA,
             false_alarm=FALSE_ALARM,
         )
-
-
-def test_a_request_with_another_system_prompt_is_void(gateway: Gateway) -> None:
-    """No row was sent like it; the certificate names the field."""
-    rows = [gateway.world.draw(BANK) for _ in range(40)]
-    lines = "\n".join(
-        json.dumps({"request": sent, "correct": {name: name == right for name in POOL}})
-        for sent, _, right in rows
-    )
-    record = gateway.calibrated(lines.encode())
-    assert gateway.selection(record, body(BANK, "a question")).differing == ()
-    assert gateway.selection(record, body(SHOP, "a question")).differing == ("messages.system",)

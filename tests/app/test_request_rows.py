@@ -7,32 +7,27 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from app.routing.conditions import ConditionReader
-from app.store.calibration_record import Population
-from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.options import CalibrationOptions
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     Gateway,
+    Restart,
     Serve,
     as_json,
-    configure,
     error_message,
     labelled,
-    running,
     user,
 )
+from tests.kit.lazy import LazyModule
 from tests.kit.upstream import FakePool
-from tests.kit.waiting import wait_until
+
+pa, parquet = LazyModule("pyarrow"), LazyModule("pyarrow.parquet")
 
 SYSTEM = {"role": "system", "content": "You work for a bank."}
 
@@ -146,13 +141,6 @@ def request_rows(body: Any, *, start: int = 20_000, count: int = 60) -> list[dic
     ]
 
 
-def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
-    """Calibrate on rows; returns the evidence."""
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, **options})
-    assert response.status_code == 200, response.text
-    return response.json()["evidence"]
-
-
 def certificate(gateway: Gateway, **fields: Any) -> dict[str, Any]:
     """The certificate of a chat completion by the official client."""
     answer = gateway.openai().chat.completions.create(model="auto", **fields)
@@ -172,7 +160,7 @@ def test_requests_like_the_rows_are_certified_and_no_others(
     for name in POOL:
         pool.say(name, '{"sum": 7, "total": 7}')
     gateway = serve(calibrated=False)
-    evidence = upload(gateway, [*as_json(labelled(10_000, 200)), *request_rows(body)])
+    evidence = gateway.upload([*as_json(labelled(10_000, 200)), *request_rows(body)])["evidence"]
     assert evidence["conditions"]["assumed"] == 260
     own = certificate(gateway, **body(ONE))
     remark = "later_turn" if kind in LATER else "labelled_conditions"
@@ -188,19 +176,6 @@ def test_requests_like_the_rows_are_certified_and_no_others(
         assert f"conditions_differ:{field}" in other["reasons"]
 
 
-def test_a_certified_request_calls_its_set_and_is_verified(serve: Serve, pool: FakePool) -> None:
-    """Tools: the set of the threshold is called, not the pool, and the decision is found again."""
-    body, *_ = KINDS["tools"]
-    gateway = serve(calibrated=False)
-    upload(gateway, request_rows(body, count=100))
-    answer = gateway.openai().chat.completions.create(model="auto", **body(ONE))
-    assert pool.models_called() == ["adder"]
-    decision = answer.model_dump()["racer"]["decision_id"]
-    path = f"/decisions/{decision}/verify"  # decisions are written behind
-    wait_until(lambda: gateway.post(path, ADMIN_KEY).status_code == 200)
-    assert gateway.post(path, ADMIN_KEY).json()["matches"]
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -213,7 +188,7 @@ def test_a_certified_request_calls_its_set_and_is_verified(serve: Serve, pool: F
 def test_rows_of_the_other_apis_certify_their_requests(serve: Serve, path: str, body: Any) -> None:
     """The endpoint is a condition, and each API has its own fields."""
     gateway = serve(calibrated=False)
-    upload(gateway, request_rows(body))
+    gateway.upload(request_rows(body))
     sent = gateway.post(path, json={"model": "auto", **body(ONE)})
     assert sent.status_code == 200, sent.text
     found = sent.json()["racer"]["certificate"]
@@ -222,45 +197,27 @@ def test_rows_of_the_other_apis_certify_their_requests(serve: Serve, path: str, 
     assert (plain["holds"], plain["reasons"]) == (False, ["conditions_differ:rows"])
 
 
-def as_lines(rows: list[dict[str, Any]]) -> bytes:
-    """JSON lines."""
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-
-
-def as_csv(rows: list[dict[str, Any]]) -> bytes:
-    """A table with a column of JSON text, and a column for each candidate."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, ["request", *POOL])
-    table.writeheader()
-    for row in rows:
-        labels = {name: int(right) for name, right in row["correct"].items()}
-        table.writerow({"request": json.dumps(row["request"])} | labels)
-    return text.getvalue().encode()
-
-
-def as_parquet(rows: list[dict[str, Any]]) -> bytes:
-    """A table with a column of JSON text."""
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    columns = {
-        "request": [json.dumps(row["request"]) for row in rows],
-        "correct": [row["correct"] for row in rows],
-    }
-    file = io.BytesIO()
-    parquet.write_table(pa.table(columns), file)
-    return file.getvalue()
-
-
-def test_every_format_carries_requests(serve: Serve) -> None:
-    """JSON lines, CSV and parquet are the rows that the API's own body has."""
+def test_csv_and_parquet_carry_requests(serve: Serve) -> None:
+    """As JSON text in a column, they are the rows that the API's own body has."""
     body, *_ = KINDS["tools"]
     rows = request_rows(body)
+    requests = [json.dumps(row["request"]) for row in rows]
+    text, file = io.StringIO(), io.BytesIO()
+    table = csv.writer(text)
+    table.writerow(["request", *POOL])
+    table.writerows(
+        [request, *(int(row["correct"][name]) for name in POOL)]
+        for request, row in zip(requests, rows, strict=True)
+    )
+    labels = [row["correct"] for row in rows]
+    parquet.write_table(pa.table({"request": requests, "correct": labels}), file)
     gateway = serve(calibrated=False)
     shown = ("n", "rows", "lambda_hat", "conditions", "duplicates", "near_duplicates")
-    expected = {name: upload(gateway, rows, dry_run=True)[name] for name in shown}
+    expected = {name: gateway.upload(rows, dry_run=True)["evidence"][name] for name in shown}
     assert expected["conditions"]["assumed"] == len(rows)
-    for name, write in (("x.jsonl", as_lines), ("x.csv", as_csv), ("x.parquet", as_parquet)):
+    for name, data in (("x.csv", text.getvalue().encode()), ("x.parquet", file.getvalue())):
         response = gateway.post(
-            "/calibrate", ADMIN_KEY, files={"file": (name, write(rows))}, data={"dry_run": "true"}
+            "/calibrate", ADMIN_KEY, files={"file": (name, data)}, data={"dry_run": "true"}
         )
         assert response.status_code == 200, response.text
         evidence = response.json()["evidence"]
@@ -274,7 +231,7 @@ def test_digests_in_rows_count_before_what_is_sent_now(serve: Serve) -> None:
     reader = ConditionReader(gateway.settings.candidates)
     digests = dict(reader.read({**body(ONE), "temperature": 2}).digests)
     rows = [row | {"conditions": digests} for row in request_rows(body)]
-    assert upload(gateway, rows)["conditions"]["assumed"] == 0
+    assert gateway.upload(rows)["evidence"]["conditions"]["assumed"] == 0
     assert certificate(gateway, **body(ONE))["holds"] is False
     assert certificate(gateway, **body(ONE), temperature=2)["holds"] is True
 
@@ -298,24 +255,6 @@ def test_digests_of_another_request_are_refused(serve: Serve) -> None:
     refused([*rows, *request_rows(lambda text: {"messages": user(text)})], earlier, len(rows) + 1)
 
 
-def test_equal_queries_under_other_system_prompts_are_no_copies(serve: Serve) -> None:
-    """A copy is the same request; a near copy differs in case, space or Unicode form alone."""
-    gateway = serve(calibrated=False)
-    body, *_ = KINDS["system prompt"]
-
-    def other(text: str) -> dict[str, Any]:
-        return {"messages": [{**SYSTEM, "content": "You work for a shop."}, *user(text)]}
-
-    def shouted(text: str) -> dict[str, Any]:
-        return {"messages": [{**SYSTEM, "content": "YOU WORK  for a bank."}, *user(text)]}
-
-    rows = request_rows(body)
-    evidence = upload(gateway, [*rows, *request_rows(other)], dry_run=True)
-    assert (evidence["duplicates"], evidence["near_duplicates"]) == (0, 0)
-    evidence = upload(gateway, [*rows, *rows[:5], *request_rows(shouted)[:7]], dry_run=True)
-    assert (evidence["duplicates"], evidence["near_duplicates"]) == (5, 7)
-
-
 def test_questions_that_begin_alike_are_no_copies(serve: Serve) -> None:
     """The router reads 8,192 characters of the same documents; each question is a row of its own.
 
@@ -324,95 +263,48 @@ def test_questions_that_begin_alike_are_no_copies(serve: Serve) -> None:
     gateway = serve(calibrated=False)
     rows = as_json(labelled(10_000, 60))
     long_rows = [row | {"query": f"{'context ' * 2_000}{row['query']}"} for row in rows]
-    evidence = upload(gateway, long_rows, rows_kind="questions", dry_run=True)
+    evidence = gateway.upload(long_rows, rows_kind="questions", dry_run=True)["evidence"]
     assert (evidence["rows"], evidence["duplicates"], evidence["near_duplicates"]) == (60, 0, 0)
     turns = [
         {"messages": [*user(row["query"]), BEFORE[1], *user("Why?")], "correct": row["correct"]}
         for row in rows
     ]
-    evidence = upload(gateway, [*rows, *turns], rows_kind="questions", dry_run=True)
+    evidence = gateway.upload([*rows, *turns], rows_kind="questions", dry_run=True)["evidence"]
     assert evidence["later_turns"]["rows"] == 60
 
 
-LABELS = {"correct": dict.fromkeys(POOL, True)}
-PLAIN = {"messages": user(ONE)}
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"request": {"temperature": 0}}, '"messages", "input" and "prompt"'),
-        ({"request": {**PLAIN, "prompt": ONE}}, '"messages" and "prompt"'),
-        ({"request": ONE}, '"request" must be an object'),
-        ({"request": PLAIN, "query": ONE}, 'either "request" or "query"'),
-        ({"request": {**PLAIN, "tools": {"add": 1}}}, '"tools" must be a list'),
-        ({"request": {**PLAIN, "messages": user("\ud800")}}, "surrogate"),
-        ({"request": {**PLAIN, "messages": user("x" * 2**20)}}, "longer than"),
-        ({"request": {**PLAIN, "chat_template": "x"}}, "'chat_template' is not passed on"),
-        ({"request": {"input": ONE, "previous_response_id": "r"}}, "stored conversations"),
-    ],
-)
-def test_a_bad_request_is_one_error_with_its_line(
-    serve: Serve, row: dict[str, Any], message: str
-) -> None:
+def test_a_bad_request_is_one_error_with_its_line(serve: Serve) -> None:
     """Nothing is stored, and the message quotes nothing of the row."""
     gateway = serve(calibrated=False)
-    rows = [*as_json(labelled(10_000, 30)), row | LABELS]
-    response = gateway.post("/calibrate", ADMIN_KEY, files={"file": ("x.jsonl", as_lines(rows))})
-    found = error_message(response, 422)
-    assert found.startswith("x.jsonl: line 31: ")
-    assert message in found
-    assert ONE not in found
-    assert len(found) < 300
+    for fields, message in (
+        ({"tools": {"add": 1}}, '"tools" must be a list'),
+        ({"messages": user("x" * 2**20)}, "longer than"),
+        ({"chat_template": "x"}, "'chat_template' is not passed on"),
+        ({"messages": None, "input": ONE, "previous_response_id": "r"}, "stored conversations"),
+    ):
+        request = {"messages": user(ONE), **fields}
+        row = {"request": {name: each for name, each in request.items() if each is not None}}
+        rows = [*as_json(labelled(10_000, 30)), row | {"correct": dict.fromkeys(POOL, True)}]
+        lines = b"".join(json.dumps(each).encode() + b"\n" for each in rows)
+        response = gateway.post("/calibrate", ADMIN_KEY, files={"file": ("x.jsonl", lines)})
+        found = error_message(response, 422)
+        assert found.startswith("x.jsonl: line 31: ")
+        assert message in found
+        assert ONE not in found
+        assert len(found) < 300
     assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
 
 
-def reasons_of(path: Path, text: str) -> list[str]:
-    """The reasons of a request's certificate, by a gateway of this configuration."""
-    with running(path, ENVIRONMENT) as gateway:
-        return gateway.chat(text)["racer"]["certificate"]["reasons"]
-
-
 def test_a_query_is_too_long_where_the_router_read_rows_otherwise(
-    tmp_path: Path, artifact: Path, pool: FakePool
+    restart: Restart,
 ) -> None:
     """Under one limit all lengths are covered; under another, those below both."""
     rows = [row | {"query": long(row["query"])} for row in as_json(labelled(10_000, 60))]
-    path = configure(tmp_path, artifact, pool.url, limits={"query_chars": 1_000})
-    with running(path, ENVIRONMENT) as gateway:
-        upload(gateway, rows)
+    with restart(limits={"query_chars": 1_000}) as gateway:
+        gateway.upload(rows)
         assert certificate(gateway, messages=user(long(ONE)))["reasons"] == []
     for limit in (500, 2_000):
-        configure(tmp_path, artifact, pool.url, limits={"query_chars": limit})
         below = min(limit, 1_000)
-        assert reasons_of(path, long(ONE)[:below]) == []
-        assert reasons_of(path, long(ONE)[: below + 1]) == ["query_too_long"]
-
-
-@pytest.mark.parametrize(
-    ("of_rows", "now", "longest"),
-    [
-        (1_000, 1_000, None),
-        (1_000, 2_000, 1_000),
-        (2_000, 1_000, 1_000),
-    ],
-)
-def test_the_longest_text_that_is_read_as_of_a_row(
-    of_rows: int, now: int, longest: int | None
-) -> None:
-    """Under one limit all are; else those below both."""
-    scores = np.full((1, 1), 0.5)
-    rows = Population(
-        calibration=Calibration(
-            pool=("a",),
-            fingerprints=(b"0",),
-            scores=scores,
-            labels=scores > 0,
-            options=CalibrationOptions(),
-        ),
-        query_chars=of_rows,
-    )
-    assert not rows.is_too_long(longest or 100_000, now)
-    assert rows.is_too_long(100_001 if longest is None else longest + 1, now) == (
-        longest is not None
-    )
+        with restart(limits={"query_chars": limit}) as gateway:
+            for length, reasons in ((below, []), (below + 1, ["query_too_long"])):
+                assert certificate(gateway, messages=user(long(ONE)[:length]))["reasons"] == reasons

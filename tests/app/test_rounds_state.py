@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,19 +66,31 @@ def usual(seconds: float, application: str | None = None) -> UsualLatencies:
     return latencies
 
 
-def test_an_answer_that_is_not_read_in_time_is_a_failure() -> None:
-    """Rows hold answers that were read without a deadline: it is no unreadable answer."""
-    state = rounds()
+def vote_of(
+    state: Rounds,
+    *,
+    deadline_s: float = 100.0,
+    kind: Equality = Equality.EXACT,
+    reader: Any = None,
+    **options: Any,
+) -> RoundsVote:
+    """A vote in rounds, whose reader is by default never done."""
     plain = Vote(
         rule=Aggregation(),
-        kind=Equality.MATH,
-        reader=NeverReads(),  # pyright: ignore[reportArgumentType]
+        kind=kind,
+        reader=reader or NeverReads(),
         stacked=None,
         scores={},
         members=NAMES,
-        deadline=time.monotonic() + 0.02,
+        deadline=time.monotonic() + deadline_s,
     )
-    vote = RoundsVote.of(plain, state, latencies=UsualLatencies())
+    return RoundsVote.of(plain, state, **options)
+
+
+def test_an_answer_that_is_not_read_in_time_is_a_failure() -> None:
+    """Rows hold answers that were read without a deadline: it is no unreadable answer."""
+    state = rounds()
+    vote = vote_of(state, deadline_s=0.02, kind=Equality.MATH, latencies=UsualLatencies())
     results = FanOutResult()
     assert vote.wave(results, NAMES) == ("ada", "bob")
     results.replies["ada"] = reply("ada")
@@ -100,11 +113,7 @@ def test_a_request_that_nobody_answered_has_no_other_reasons() -> None:
 def test_checks_make_no_round_slow() -> None:
     """The usual latency is that of answers alone."""
     state = rounds()
-    plain = Vote(
-        rule=Aggregation(), kind=Equality.EXACT, reader=NeverReads(), stacked=None, scores={},
-        members=NAMES, deadline=time.monotonic() + 100.0,
-    )  # fmt: skip  # pyright: ignore[reportArgumentType]
-    vote = RoundsVote.of(plain, state, latencies=usual(1.0))
+    vote = vote_of(state, latencies=usual(1.0))
     state.arrived.add("ada")
     assert 1.0 < vote.hurry_s <= 2.0
     state.arrived.add("bob")
@@ -114,11 +123,7 @@ def test_checks_make_no_round_slow() -> None:
 def hurries(latencies: UsualLatencies, seconds: float, application: str | None) -> bool:
     """Whether a request whose candidates answer after this time calls the rest before."""
     state = rounds()
-    plain = Vote(
-        rule=Aggregation(), kind=Equality.EXACT, reader=NeverReads(), stacked=None, scores={},
-        members=NAMES, deadline=time.monotonic() + 1e6,
-    )  # fmt: skip  # pyright: ignore[reportArgumentType]
-    vote = RoundsVote.of(plain, state, latencies=latencies, application=application)
+    vote = vote_of(state, deadline_s=1e6, latencies=latencies, application=application)
     wait_s = vote.hurry_s
     if wait_s >= seconds:
         return False
@@ -128,10 +133,7 @@ def hurries(latencies: UsualLatencies, seconds: float, application: str | None) 
 
 
 def test_a_round_is_slow_beside_the_answers_that_arrived() -> None:
-    """Three late ones make an overload usual; a candidate that hangs stays unusual.
-
-    Applications have their own usual times.
-    """
+    """Three late ones make an overload usual; a candidate that hangs stays unusual."""
     latencies = usual(1.0, "desk")
     for name in NAMES * KEPT:
         latencies.record("essays", name, 30.0)
@@ -150,12 +152,8 @@ def test_a_round_is_slow_beside_the_answers_that_arrived() -> None:
 def test_a_slow_checker_saves_calls_all_the_same() -> None:
     """Answers take 20 ms, checks more than the least time of a slow round."""
     state = rounds(threshold=-math.inf)
-    plain = Vote(
-        rule=Aggregation(), kind=Equality.EXACT,
-        reader=AnswerReader(None, None, similarity=0.9, embed_chars=100), stacked=None, scores={},
-        members=NAMES, deadline=time.monotonic() + 100.0,
-    )  # fmt: skip  # pyright: ignore[reportArgumentType]
-    vote = RoundsVote.of(plain, state, latencies=usual(0.02))
+    reader = AnswerReader(None, None, similarity=0.9, embed_chars=100)  # type: ignore[arg-type]
+    vote = vote_of(state, reader=reader, latencies=usual(0.02))
 
     async def call(name: str) -> Reply:
         await asyncio.sleep(0.02)
@@ -244,10 +242,7 @@ def checked_rounds(rng: np.random.Generator) -> Rounds:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_an_answer_that_is_missing_would_say_changes_nothing(fails: bool) -> None:
-    """Candidates that failed, or are not awaited: the full vote returns the same answer.
-
-    Whatever they say, whatever the checker says of it, and however sums of votes are rounded.
-    """
+    """Candidates that failed, or are not awaited: the full vote returns the same answer."""
     rng = np.random.default_rng(8)
     decided = 0
     for _ in range(500):

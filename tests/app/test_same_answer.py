@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +12,16 @@ import yaml
 
 from app import settings
 from app.same_answer import calibrator as answer_calibrator
+from app.same_answer import rows as answer_rows
 from app.same_answer.calibration import UNPRICED
 from racer_core.aggregation.vote import Method, aggregate
 from racer_core.types import CandidateAnswer
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     Command,
     Gateway,
     Serve,
     error_message,
-    running,
 )
 from tests.kit.lazy import LazyModule
 from tests.kit.monitored import sampled
@@ -261,8 +261,12 @@ def test_traffic_that_changes_is_noticed_without_labels(
     def report() -> dict[str, Any]:
         return gateway.get("/same-answer", ADMIN_KEY).json()
 
+    (missing,) = gateway.ready()["missing"]
+    assert missing["part"] == "calibration"
+    assert "from 29 sampled requests" in missing["next"]
     collect(gateway, 34)
     assert until(lambda: certificate()["holds"], 60), report()
+    assert "missing" not in gateway.ready()
     assert certificate()["rounds"]["first_round"] == ["ada"]
     rows = report()["data"][0]["evidence"]["rows"]
     total = 34 + rows  # as many since the calibration as it had, whenever it was made
@@ -294,36 +298,17 @@ def test_traffic_that_changes_is_noticed_without_labels(
     assert second["evidence"]["since"] > watch["alarm_at"]
 
 
-def test_nothing_but_candidates(
-    talking: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither artifact nor labels nor a command: it certifies by itself, and says what lacks."""
-    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.2)
-    path = tmp_path / "racer.yaml"
-    given = configured(talking, same_answer={"alpha": 0.1}, watching=WATCHING)
-    written = {name: given[name] for name in ("candidates", "watching", "same_answer")}
-    path.write_text(yaml.safe_dump({"schema_version": 1, "port": 0, **written}))
-    traffic = {"same_answer": {"calibrate": "from_traffic"}}  # as --calibrate-from-traffic gives it
-    configured_so, _ = settings.load(path, ENVIRONMENT, **traffic)
-    assert (configured_so.same_answer.alpha, configured_so.same_answer.calibrate) == (
-        0.1, "from_traffic",
-    )  # fmt: skip
-    path.write_text(path.read_text().replace("alpha: 0.1", "alpha: 0.1\n  calibrate: from_traffic"))
-    with running(path, ENVIRONMENT) as gateway:
-        (missing,) = gateway.ready()["missing"]
-        assert (missing["part"], "from 29 sampled requests" in missing["next"]) == (
-            "calibration", True,
-        )  # fmt: skip
-        collect(gateway, 40)
-        assert until(lambda: gateway.ready()["calibration"] is not None, 30)
-        assert "missing" not in gateway.ready()
-        assert gateway.chat("question 50")["racer"]["certificate"]["holds"]
-
-
 def test_calibration_from_traffic_has_safe_defaults(tmp_path: Path) -> None:
     """A share and a budget of calls, unless a rate is set; nothing is spent uninvited."""
     path = tmp_path / "racer.yaml"
     candidates = [{"name": name, "base_url": "http://localhost:1/v1"} for name in NAMES]
+    same: dict[str, Any] = {"schema_version": 1, "candidates": candidates, "same_answer": TENTH}
+    path.write_text(yaml.safe_dump(same))
+    override = {
+        "same_answer": {"calibrate": "from_traffic"}
+    }  # as --calibrate-from-traffic gives it
+    found = settings.load(path, {}, **override)[0].same_answer
+    assert (found.alpha, found.calibrate) == (0.1, "from_traffic")
 
     def sampling(**changes: Any) -> tuple[float, int | None]:
         path.write_text(yaml.safe_dump({"schema_version": 1, "candidates": candidates, **changes}))
@@ -339,3 +324,105 @@ def test_calibration_from_traffic_has_safe_defaults(tmp_path: Path) -> None:
     assert sampling(applications={"bot": {"same_answer": traffic}}) == (0.05, 5_000)
     own = {"bot": {"same_answer": traffic, "shadow_rate": 0.5}}
     assert sampling(applications=own) == (0.0, None)
+
+
+# The alarm stays, and every sampled request bets --------------------------------------------------
+
+STALE = ["stale:same_answer"]
+
+
+@pytest.fixture
+def agreeing(pool: FakePool) -> Iterator[FakePool]:
+    """Candidates of which ada is always right."""
+    pool.answer = lambda _: "0"
+    yield pool
+    pool.answer = lambda _: "42"
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a gateway does every minute."""
+    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.1)
+
+
+def alone_ada(body: dict[str, Any]) -> str:
+    """Ada is alone with her answer."""
+    return "x" if body["model"] == "ada" else "0"
+
+
+def watching(serve: Serve, pool: FakePool, folder: Path, rate: float = 1.0) -> Gateway:
+    """A gateway that is calibrated by command."""
+    section, terms = {"alpha": 0.1}, {"shadow_rate": rate, "false_alarm": 0.01}
+    return serve(folder=folder, **configured(pool, same_answer=section, watching=terms))
+
+
+def calibrated(gateway: Gateway, count: int) -> None:
+    """Calibrate on this number of requests."""
+    for number in range(count):
+        gateway.chat(f"question {number}")
+    sampled(gateway, count)
+    response = gateway.post("/same-answer/calibrate", ADMIN_KEY)
+    assert response.json()["active"], response.text
+
+
+def reasons(gateway: Gateway) -> list[str]:
+    """Those of a certificate."""
+    return gateway.route("question 0")["certificate"]["reasons"]
+
+
+@pytest.mark.usefixtures("often")
+def test_an_alarm_outlives_a_lower_rate_and_a_start(
+    serve: Serve, agreeing: FakePool, tmp_path: Path
+) -> None:
+    """Requests that a lower rate would not have drawn have bet all the same."""
+    gateway = watching(serve, agreeing, tmp_path / "one")
+    calibrated(gateway, 29)
+    agreeing.answer = alone_ada
+    for number in range(20):
+        gateway.chat(f"another {number}")
+    found = until(lambda: reasons(gateway) == STALE, 30)
+    assert found, gateway.get("/same-answer", ADMIN_KEY).text
+    seldom = watching(serve, agreeing, tmp_path / "one", rate=0.001)
+    assert reasons(seldom) == STALE
+    decision = seldom.chat("question 1")["racer"]["decision_id"]
+    assert until(lambda: seldom.get(f"/decisions/{decision}", ADMIN_KEY).status_code == 200, 30)
+    again = watching(serve, agreeing, tmp_path / "one", rate=0.001)
+    assert reasons(again) == STALE
+
+
+@pytest.mark.usefixtures("often")
+def test_no_number_of_requests_ends_the_watch(
+    serve: Serve, agreeing: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than are read at a time."""
+    monkeypatch.setattr(answer_rows, "MAX_ROWS", 30)
+    gateway = watching(serve, agreeing, tmp_path / "one")
+    calibrated(gateway, 29)
+    for number in range(40):
+        gateway.chat(f"further {number}")
+    sampled(gateway, 69)
+    agreeing.answer = alone_ada
+    for number in range(30):
+        gateway.chat(f"another {number}")
+    found = until(lambda: reasons(gateway) == STALE, 30)
+    assert found, gateway.get("/same-answer", ADMIN_KEY).text
+
+
+@pytest.mark.usefixtures("often")
+def test_answers_that_wait_in_the_queue_are_not_lost(
+    serve: Serve, agreeing: FakePool, tmp_path: Path
+) -> None:
+    """However long: candidates are called for a few sampled requests at a time."""
+    given = configured(agreeing, watching={"shadow_rate": 1.0}, limits={"deadline_s": 2.5})
+    gateway = serve(folder=tmp_path / "one", **given)
+    for name in ("bob", "cyd", "dan", "eve"):
+        agreeing.say(name, "0", delay_s=0.6)
+    for number in range(24):  # four at a time: 3.6 s
+        gateway.chat(f"question {number}")
+
+    def progress() -> dict[str, Any]:
+        return gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]
+
+    seen: list[int] = []
+    assert until(lambda: seen.append(progress()["lost"]) or progress()["rows"] == 24, 30)
+    assert set(seen) == {0}

@@ -15,14 +15,12 @@ from app.monitoring.decisions.feedback import Feedback
 from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.decisions.writer import DecisionWriter
 from app.monitoring.metrics import MonitoringMetrics
-from app.monitoring.samples.sampler import fewest_rows
 from app.store import Store
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.judge import judge_candidate, judge_version
 from tests.kit.commands import recorded_bars
 from tests.kit.gateway import (
     ADMIN_KEY,
-    DATA_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
@@ -33,7 +31,14 @@ from tests.kit.gateway import (
     configure,
     error_message,
 )
-from tests.kit.monitored import KEY, calibration_record, decision_record, sampled, shadow_rows
+from tests.kit.monitored import (
+    KEY,
+    add_verdicts,
+    calibration_record,
+    decision_record,
+    sampled,
+    shadow_rows,
+)
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
 
@@ -76,30 +81,21 @@ def test_a_sample_waits_until_every_candidate_has_a_verdict(sampling: Gateway) -
     assert sample["request"]["messages"] == [{"role": "user", "content": ONE}]
     assert sample["answers"] == {"adder": "42", "speller": "42", "poet": "a rose"}
     assert sample["classes"]["adder"] == sample["classes"]["speller"] != sample["classes"]["poet"]
-    body = {"decision_id": answer["id"], "correct": {"adder": True, "speller": True}}
-    assert sampling.post("/feedback", ADMIN_KEY, json=body).status_code == 200
-    assert waiting(sampling)["data"][0]["correct"] == body["correct"]
-    body["correct"] = {"poet": False}
-    assert sampling.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    second = sampling.chat(TWO)["id"]
+    sampled(sampling, 2)
+    judged = waiting(sampling, "?judge=j&limit=1")
+    assert ([each["decision_id"] for each in judged["data"]], judged["waiting"]) == (
+        [answer["id"]], 2,
+    )  # fmt: skip
+    since = waiting(sampling, "?judge=j")["data"][1]["created_at"].replace("+", "%2B")
+    (later,) = waiting(sampling, f"?judge=j&since={since}")["data"]
+    assert later["decision_id"] == second
+    add_verdicts(sampling, second, dict.fromkeys(POOL, True))
+    add_verdicts(sampling, answer["id"], {"adder": True, "speller": True})
+    assert waiting(sampling)["data"][0]["correct"] == {"adder": True, "speller": True}
+    add_verdicts(sampling, answer["id"], {"poet": False})
     found = waiting(sampling)
     assert (found["waiting"], found["data"]) == (0, [])
-
-
-def test_samples_come_in_random_order_to_people_and_oldest_first_to_judges(
-    sampling: Gateway,
-) -> None:
-    """`limit` bounds the samples that are shown; all are counted."""
-    ids = [sampling.chat(f"{ONE} {number}")["id"] for number in range(6)]
-    sampled(sampling, 6)
-    shown = [each["decision_id"] for each in waiting(sampling)["data"]]
-    assert shown == sorted(ids, key=lambda name: name[-20:])
-    judged = waiting(sampling, "?judge=j&limit=4")
-    assert [each["decision_id"] for each in judged["data"]] == ids[:4]
-    assert judged["waiting"] == 6
-    since = judged["data"][3]["created_at"].replace("+", "%2B")
-    later = waiting(sampling, f"?judge=j&since={since}")
-    assert [each["decision_id"] for each in later["data"]] == ids[3:]
-    assert later["waiting"] == 6
 
 
 def test_what_waits_is_counted_by_application_beside_what_alpha_needs(serve: Serve) -> None:
@@ -109,8 +105,7 @@ def test_what_waits_is_counted_by_application_beside_what_alpha_needs(serve: Ser
     first = gateway.chat(ONE)["id"]
     gateway.chat(TWO)
     sampled(gateway, 2)
-    body = {"decision_id": first, "correct": dict.fromkeys(POOL, True)}
-    assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    add_verdicts(gateway, first, dict.fromkeys(POOL, True))
     rows = {each["application"]: each for each in waiting(gateway)["applications"]}
     assert rows == {
         "support": {
@@ -123,28 +118,13 @@ def test_what_waits_is_counted_by_application_beside_what_alpha_needs(serve: Ser
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("alpha", "rows"), [(0.5, 1), (0.2, 4), (0.1, 9), (0.3, 3), (0.01, 99)])
-def test_the_fewest_rows_for_alpha(alpha: float, rows: int) -> None:
-    """One less is infeasible."""
-    assert fewest_rows(alpha) == rows
-    assert 1 / rows > alpha
-
-
-def test_only_admins_see_what_waits_and_only_where_requests_are_stored(
-    sampling: Gateway, gateway: Gateway
-) -> None:
-    """An error says what to set."""
-    assert sampling.get("/shadow/waiting", DATA_KEY).status_code == 403
+def test_what_cannot_be_listed_says_why(gateway: Gateway) -> None:
+    """Where no requests are stored, what to set; of a wrong limit, the allowed numbers."""
     message = error_message(gateway.get("/shadow/waiting", ADMIN_KEY), 409)
     assert "set `watching.store_requests` and $RACER_SAMPLES_KEY" in message
-    assert gateway.post("/shadow/judgements", DATA_KEY, json={}).status_code == 403
-
-
-@pytest.mark.parametrize("limit", ["0", "1001", "many", "-1", "1e2"])
-def test_a_wrong_limit_is_refused(gateway: Gateway, limit: str) -> None:
-    """With the allowed numbers."""
-    response = gateway.get(f"/shadow/waiting?limit={limit}", ADMIN_KEY)
-    assert "from 1 to 1000" in error_message(response, 400)
+    for limit in ("0", "1001", "many", "-1", "1e2"):
+        response = gateway.get(f"/shadow/waiting?limit={limit}", ADMIN_KEY)
+        assert "from 1 to 1000" in error_message(response, 400)
 
 
 # Judgements ---------------------------------------------------------------------------------------
@@ -162,24 +142,19 @@ def test_a_judges_verdicts_are_no_labels(sampling: Gateway) -> None:
     assert (row["unlabelled"], row["judged"]) == (True, dict.fromkeys(POOL, True))
 
 
-@pytest.mark.parametrize(
-    ("fields", "status", "words"),
-    [
+def test_judgements_are_about_the_answers_of_one_sample(sampling: Gateway) -> None:
+    """Labels for other candidates are one clear error, and nothing is stored."""
+    answer = sampling.chat(ONE)
+    sampled(sampling, 1)
+    for fields, status, words in (
         ({"correct": {"adder": True, "oracle": True}}, 400, "'oracle' is not in the decision's"),
         ({"correct": {"adder": True}}, 400, "no verdict on 'speller'"),
         ({"decision_id": "none"}, 404, "no decision 'none'"),
         ({"correct": {}}, 422, "correct"),
         ({"correct": {"adder": 1}}, 422, "correct.adder"),
         ({"judge": ""}, 422, "judge"),
-    ],
-)
-def test_judgements_are_about_the_answers_of_one_sample(
-    sampling: Gateway, fields: dict[str, Any], status: int, words: str
-) -> None:
-    """Labels for other candidates are one clear error, and nothing is stored."""
-    answer = sampling.chat(ONE)
-    sampled(sampling, 1)
-    assert words in error_message(judge(sampling, answer["id"], **fields), status)
+    ):
+        assert words in error_message(judge(sampling, answer["id"], **fields), status)
     assert waiting(sampling, "?judge=j")["waiting"] == 1
 
 
@@ -231,58 +206,40 @@ def test_a_judge_labels_what_waits_once(label: Label, sampling: Gateway, pool: F
     assert [row["judged"] for row in shadow_rows(sampling)] == [dict.fromkeys(POOL, False)] * 3
     assert label()[1] == {"judge": JUDGE, "waiting": 0, "judged": 0}
     assert len(judged(pool)) == 6
-
-
-def test_a_candidate_that_refuses_the_request_needs_no_verdict(
-    label: Label, sampling: Gateway, pool: FakePool
-) -> None:
-    """It is wrong, whether it is in the set or not; the judge reads the other answers."""
-    pool.fail("adder", "400")
-    pool.fail("poet", "400")
+    for name in ("adder", "poet"):
+        pool.fail(name, "400")
     sampling.chat(TWO)
-    sampled(sampling, 1)
+    sampled(sampling, 4)
     pool.say("the-judge", "1")
-    code, printed, stderr = label()
-    assert (code, stderr) == (0, "")
-    assert printed["judged"] == 1
-    (row,) = shadow_rows(sampling)
-    assert row["judged"] == {"adder": False, "speller": True, "poet": False}
+    assert label()[1] == {"judge": JUDGE, "waiting": 1, "judged": 1}
+    refused = {"adder": False, "speller": True, "poet": False}
+    assert shadow_rows(sampling)[-1]["judged"] == refused, "who refuses needs no verdict"
 
 
-def test_a_sample_that_is_gone_does_not_end_the_run(
-    label: Label, sampling: Gateway, monkeypatch: pytest.MonkeyPatch, pool: FakePool
+def test_a_sample_that_is_not_judged_is_left_for_the_next_run(
+    label: Label, sampling: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Retention may delete a decision while the judge reads it."""
-    ids = [sampling.chat(f"{TWO} {number}")["id"] for number in range(3)]
-    sampled(sampling, 3)
-    pool.say("the-judge", "1")
+    """An unreadable verdict, or a decision that retention deletes meanwhile: the others go on."""
+    monkeypatch.setattr("app.tools.labelling.shadow_judging.PAGE", 2)
+    ids = [sampling.chat(f"{TWO} {number}")["id"] for number in range(5)]
+    sampled(sampling, 5)
     add = GatewayClient.add_judgements
 
     def gone(client: GatewayClient, name: str, *rest: Any) -> None:
         add(client, "gone" if name == ids[0] else name, *rest)
 
-    monkeypatch.setattr(GatewayClient, "add_judgements", gone)
-    code, _, stderr = label()
-    assert (code, waiting(sampling, f"?judge={JUDGE}")["waiting"]) == (1, 1)
-    assert "1 of 3 samples are not judged (refused_by_gateway: 1)" in stderr
-
-
-def test_an_unreadable_verdict_leaves_the_sample_for_the_next_run(
-    label: Label, sampling: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others are judged, page by page; the command says how to go on."""
-    monkeypatch.setattr("app.tools.labelling.shadow_judging.PAGE", 2)
-    for number in range(5):
-        sampling.chat(f"{TWO} {number}")
-    sampled(sampling, 5)
-    with FakePool(
-        answer=lambda body: "maybe" if f"{TWO} 1" in str(body["messages"]) else "1"
-    ) as one:
-        code, _, stderr = label(judge=one.url)
-    assert code == 1
-    assert "1 of 5 samples are not judged (unreadable_verdict: 2)" in stderr
+    monkeypatch.setattr(
+        pool, "answer", lambda b: "maybe" if f"{TWO} 1" in str(b["messages"]) else "1"
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(GatewayClient, "add_judgements", gone)
+        code, _, stderr = label()
+    assert (code, waiting(sampling, f"?judge={JUDGE}")["waiting"]) == (1, 2)
+    assert "2 of 5 samples are not judged" in stderr
+    assert "unreadable_verdict: 2" in stderr
+    assert "refused_by_gateway: 1" in stderr
     pool.say("the-judge", "1")
-    assert label()[1] == {"judge": JUDGE, "waiting": 1, "judged": 1}
+    assert label()[1] == {"judge": JUDGE, "waiting": 2, "judged": 2}
 
 
 def test_a_judge_that_keeps_failing_is_given_up(
@@ -301,44 +258,28 @@ def test_a_judge_that_keeps_failing_is_given_up(
     assert "6 of 6 samples are not judged (upstream_rejected: 4)" in stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_wrong_usage_says_what_to_leave_out(label: Label) -> None:
+    """Before a call is made."""
+    for options, words in (
         ({"grade": "exact", "judge": None, "judge-model": None}, "which live requests lack"),
         ({"out": "rows.jsonl"}, "leave out QUESTIONS, --reference, --out"),
         ({"evaluator": "adder"}, "leave out QUESTIONS, --reference, --out"),
-    ],
-)
-def test_wrong_usage_says_what_to_leave_out(
-    label: Label, options: dict[str, Any], words: str
-) -> None:
-    """Before a call is made."""
-    code, _, stderr = label(**options)
-    assert code == 2
-    assert words in " ".join(stderr.split())
-
-
-def test_a_gateway_without_stored_requests_is_one_sentence(label: Label, gateway: Gateway) -> None:
-    """The gateway's own."""
-    code, _, stderr = label(url=gateway.url)
-    assert (code, "requests are not stored" in stderr) == (1, True)
+    ):
+        code, _, stderr = label(**options)
+        assert code == 2
+        assert words in " ".join(stderr.split())
 
 
 def by_checker(gateway: Gateway, racer: Command, folder: Path, **checker: Any) -> Any:
     """``racer label --from-shadow --grade checker``."""
-    applications = {"support": {**SUPPORT["support"], "checker": checker}}
+    own = SUPPORT["support"] | ({"checker": checker} if checker else {})
+    watching = {"shadow_rate": 1.0}
     config = configure(
-        folder,
-        folder / "none",
-        gateway.url,
-        applications=applications,
-        watching={"shadow_rate": 1.0},
+        folder, folder / "none", gateway.url, applications={"support": own}, watching=watching
     )
-    code, printed, stderr = racer(
-        "label", "--from-shadow", "--json", "--config", config, "--url", gateway.url,
-        "--key", ADMIN_KEY, "--grade", "checker",
-    )  # fmt: skip
-    return code, json.loads(printed or "{}"), stderr
+    at = ("--config", config, "--url", gateway.url, "--key", ADMIN_KEY)
+    code, printed, stderr = racer("label", "--from-shadow", "--json", *at, "--grade", "checker")
+    return code, json.loads(printed or "{}"), " ".join(stderr.split())
 
 
 def test_a_checker_labels_stored_samples_that_wait(
@@ -350,8 +291,7 @@ def test_a_checker_labels_stored_samples_that_wait(
     pool.say("poet", "a rose")
     ids = [gateway.chat(f"{ONE} {number}")["id"] for number in range(5)]
     sampled(gateway, 5)
-    body = {"decision_id": ids[0], "correct": {"poet": True}}
-    assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+    add_verdicts(gateway, ids[0], {"poet": True})
     function = {"function": "tests.kit.checkers:right"}
     code, report, stderr = by_checker(gateway, racer, tmp_path, **function)
     assert (code, report) == (0, {"waiting": 5, "labelled": 5}), stderr
@@ -373,33 +313,31 @@ def test_a_checker_that_fails_leaves_stored_samples_without_labels(
     code, _, stderr = by_checker(gateway, racer, tmp_path, **function)
     assert code == 1
     assert shown == [("checking, 1 failed", 0, 1)]
-    assert "1 of 1 samples are not labelled (" in " ".join(stderr.split())
+    assert "1 of 1 samples are not labelled (" in stderr
     assert waiting(gateway)["waiting"] == 1
-    config = configure(tmp_path / "b", tmp_path / "none", gateway.url, applications=SUPPORT)
-    code, _, stderr = racer(
-        "label", "--from-shadow", "--config", config, "--url", gateway.url, "--key", ADMIN_KEY,
-        "--grade", "checker",
-    )  # fmt: skip
-    assert (code, "set `applications.NAME.checker`" in " ".join(stderr.split())) == (2, True)
+    code, _, stderr = by_checker(gateway, racer, tmp_path)
+    assert (code, "set `applications.NAME.checker`" in stderr) == (2, True)
 
 
 # A checker ----------------------------------------------------------------------------------------
 
 
 def test_a_checkers_verdicts_count(serve: Serve, pool: FakePool) -> None:
-    """Also where no request is stored."""
+    """Also where no request is stored; a sample that lacks an answer is not checked."""
     checker = {"function": "tests.kit.checkers:right"}
-    gateway = serve(
-        watching={"shadow_rate": 1.0},
-        applications={"support": {**SUPPORT["support"], "checker": checker}},
-    )
+    applications = {"support": {**SUPPORT["support"], "checker": checker}}
+    gateway = serve(watching={"shadow_rate": 1.0}, applications=applications)
+    pool.fail("poet", "500")
+    lacking = gateway.chat(TWO)["id"]
+    assert sampled(gateway, 1) == {"incomplete": 1}
     pool.say("poet", "a rose")
     answer = gateway.chat(ONE)
     assert until(lambda: len(feedback_of(gateway, answer["id"])["correct"]) == 3, 30)
     feedback = feedback_of(gateway, answer["id"])
     assert feedback["correct"] == {"adder": True, "speller": True, "poet": False}
     assert {each["key"] for each in feedback["verdicts"].values()} == {"checker"}
-    assert feedback["waiting"] == []
+    assert feedback["waiting"] == feedback_of(gateway, lacking)["waiting"] == []
+    assert feedback_of(gateway, lacking)["correct"] == {}
     counted = 'racer_checks_total{application="support",outcome="ok"} 1.0'
     assert until(lambda: counted in gateway.get("/metrics", ADMIN_KEY).text, 30)
 
@@ -411,10 +349,7 @@ def test_a_checker_changes_no_verdict_that_counts(store: Store) -> None:
     decisions.add([decision], [True])
     for name, counts in (("adder", True), ("poet", False)):
         decisions.add_verdicts(
-            decision.decision_id,
-            lambda _, name=name: {name: True},
-            key="person",
-            counts=counts,
+            decision.decision_id, lambda _, name=name: {name: True}, key="person", counts=counts
         )
     feedback = Feedback(
         decision_store=decisions,

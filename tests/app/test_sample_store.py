@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import select, update
 
 from app.errors import NotFound, SettingsError, StoredRequestsUnreadable
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.store import DecisionStore
-from app.monitoring.samples.record import Sample, SampledExchange
+from app.monitoring.samples.record import Sample, SampledDecision, SampledExchange
+from app.monitoring.samples.rows import choose_verdicts
 from app.monitoring.samples.store import SampleStore
 from app.settings.loading import parse
 from app.store import Store
 from app.store.encryption import Cipher
 from app.store.tables import JudgementRow, SampleRow
-from tests.kit.monitored import POOL, calibration_record, decision_record
+from app.tools.labelling import judge
+from app.tools.labelling.judge import judge_candidate, judge_version
+from racer_core.calibration.judge_correction import Parts, corrected_thresholds
+from racer_core.errors import InputError
+from racer_core.types import BoolArray
+from tests.core.laws import assert_at_most
+from tests.kit.judges import Population, errors, losses, population, verdicts
+from tests.kit.monitored import POOL, calibration_record, decision_record, exported
 
 RECORD = calibration_record()
 KEY = bytes(range(32))
@@ -31,13 +41,6 @@ EXCHANGE = SampledExchange(
     answers={"adder": "42", "speller": "42", "poet": None},
     calls={"adder": {"finish_reason": "stop", "seconds": 0.25}},
 )
-
-
-@pytest.fixture
-def store(database: str) -> Iterator[Store]:
-    """An empty store of either kind."""
-    with Store(database) as opened:
-        yield opened
 
 
 def sampled(store: Store, **changes: Any) -> DecisionRecord:
@@ -102,11 +105,10 @@ def test_another_key_is_one_clear_error(store: Store) -> None:
     """Where it decrypts nothing; decisions that need no text are read as ever."""
     for _ in range(2):
         SampleStore(store, Cipher(KEY)).add(sample_of(sampled(store)))
-    other = SampleStore(store, Cipher(bytes(32)))
-    with pytest.raises(StoredRequestsUnreadable, match="RACER_SAMPLES_KEY"):
-        other.check_readable()
-    with pytest.raises(StoredRequestsUnreadable):
-        other.waiting()
+    other = SampleStore(store, Cipher(NEW_KEY))
+    for read in (other.check_readable, other.waiting):
+        with pytest.raises(StoredRequestsUnreadable, match="RACER_SAMPLES_KEY"):
+            read()
     assert len(list(SampleStore(store).rows())) == 2
 
 
@@ -129,64 +131,36 @@ def test_a_request_that_cannot_be_decrypted_blocks_no_other(store: Store) -> Non
     assert [each.sample for each in samples.waiting(judge="j")[0]] == [first]
 
 
-def test_one_request_is_in_memory_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a whole export: each is decrypted when its row is read."""
-    samples, decrypted = SampleStore(store, Cipher(KEY)), list[str]()
-    for _ in range(3):
-        samples.add(sample_of(sampled(store)))
-
-    plain = Cipher.decrypt
+def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oldest first, also without a sample beside it, over several pages, one request at a time."""
+    monkeypatch.setattr("app.monitoring.samples.store.PAGE", 2)
+    plain, decrypted = Cipher.decrypt, list[str]()
 
     def decrypt(cipher: Cipher, value: bytes, row_id: str) -> bytes:
         decrypted.append(row_id)
         return plain(cipher, value, row_id)
 
     monkeypatch.setattr(Cipher, "decrypt", decrypt)
-    rows = samples.rows()
-    for number in range(1, 4):
-        row = next(rows)
-        assert decrypted[-1] == row.decision.decision_id
-        assert len(decrypted) == number
-
-
-def test_every_sampled_decision_is_a_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oldest first, also without a sample beside it, over several pages."""
-    monkeypatch.setattr("app.monitoring.samples.store.PAGE", 2)
     times = [f"2026-01-01T00:00:0{second}.000000+00:00" for second in (3, 1, 2, 2, 4)]
-    decisions = [
-        sampled(store, created_at=each, group="bot", group_by="application") for each in times
+    bot = {"group": "bot", "group_by": "application"}
+    decisions = [sampled(store, created_at=each, **bot) for each in times]
+    others = [
+        sampled(store, calibration_id="cal-other", created_at=times[1], **bot),
+        sampled(store, calibration_id=None, created_at=times[0][:-7] + "1+00:00", **bot),
     ]
-    sampled(store, group="agent", group_by="application")
-    elsewhere = sampled(
-        store,
-        calibration_id="cal-other",
-        created_at=times[1],
-        group="bot",
-        group_by="application",
-    )
-    unrouted = sampled(
-        store,
-        calibration_id=None,
-        created_at=times[0][:-7] + "1+00:00",
-        group="bot",
-        group_by="application",
-    )
-    DecisionStore(store).add(
-        [decision_record(RECORD, [0.9, 0.5, 0.1], group="bot", group_by="application")], [True]
-    )
-    samples = SampleStore(store)
-    samples.add(sample_of(decisions[0], application="bot"))
-    found = list(samples.rows(application="bot"))
-    ids = [each.decision.decision_id for each in found]
-    assert set(ids) == {each.decision_id for each in (*decisions, elsewhere, unrouted)}
-    assert [each.decision.created_at for each in found] == sorted(
-        each.decision.created_at for each in found
-    )
-    assert [each.decision.decision_id for each in found if each.sample] == [
-        decisions[0].decision_id
-    ]
-    later = list(samples.rows(application="bot", since=times[0]))
-    assert len(later) == 3
+    sampled(store, **bot | {"group": "agent"})
+    DecisionStore(store).add([decision_record(RECORD, [0.9, 0.5, 0.1], **bot)], [True])
+    samples = SampleStore(store, Cipher(KEY))
+    kept = [each.decision_id for each in sorted(decisions, key=lambda each: each.created_at)]
+    for name in (kept[0], kept[-1]):
+        samples.add(replace(sample_of(decisions[0]), decision_id=name, application="bot"))
+    found: list[tuple[str, str]] = []
+    for each in samples.rows(application="bot"):
+        found.append((each.decision.created_at, each.decision.decision_id))
+        assert decrypted == [name for _, name in found if name in (kept[0], kept[-1])]
+    assert [at for at, _ in found] == sorted(at for at, _ in found)
+    assert {name for _, name in found} == {each.decision_id for each in (*decisions, *others)}
+    assert len(list(samples.rows(application="bot", since=times[0]))) == 3
 
 
 def test_what_waits_has_answers_and_no_label(store: Store) -> None:
@@ -203,24 +177,15 @@ def test_what_waits_has_answers_and_no_label(store: Store) -> None:
     assert ([each.sample for each in found], count) == (shuffled[:2], 3)
     assert samples.waiting()[1] == 4
     assert samples.unlabelled("bot", "2999") == [each.decision_id for each in waiting]
-    assert samples.unlabelled("bot", waiting_since(samples, waiting[1])) == [waiting[0].decision_id]
     judged, labelled = waiting[0], waiting[1]
+    second = samples.get(labelled.decision_id).decision
+    assert samples.unlabelled("bot", second.created_at) == [judged.decision_id]
     samples.add_judgements(judged.decision_id, dict.fromkeys(POOL, True), judge="j")
-    decisions.set_loss(sample_decision(samples, labelled), None)
+    decisions.set_loss(second, None)
     assert [each.sample for each in samples.waiting("bot")[0]] == [
         each for each in shuffled if each != labelled
     ]
     assert [each.sample for each in samples.waiting("bot", judge="j")[0]] == waiting[1:]
-
-
-def waiting_since(samples: SampleStore, sample: Sample) -> str:
-    """The time of a sample's decision."""
-    return sample_decision(samples, sample).created_at
-
-
-def sample_decision(samples: SampleStore, sample: Sample) -> DecisionRecord:
-    """The record of a sample's decision."""
-    return samples.get(sample.decision_id).decision
 
 
 def test_samples_go_with_their_decisions(store: Store) -> None:
@@ -247,41 +212,26 @@ watching: {store_requests: %s}
 """
 
 
-@pytest.mark.parametrize(
-    ("stores", "key", "message"),
-    [
+def test_a_start_without_a_key_says_how_to_make_one() -> None:
+    """Before anything is stored."""
+    second = f"{base64.b64encode(KEY).decode()},"
+    for stores, key, message in (
         ("true", None, "openssl rand -base64 32"),
         ("true", "c2hvcnQ=", "32 bytes in base64"),
-        ("true", f"{base64.b64encode(KEY).decode()},", "key 2 of .RACER_SAMPLES_KEY is no key"),
+        ("true", second, "key 2 of .RACER_SAMPLES_KEY is no key"),
         ("false", "not base64 at all", "32 bytes in base64"),
-    ],
-)
-def test_a_start_without_a_key_says_how_to_make_one(
-    stores: str, key: str | None, message: str
-) -> None:
-    """Before anything is stored."""
-    environment = {} if key is None else {"RACER_SAMPLES_KEY": key}
-    with pytest.raises(SettingsError, match=message):
-        parse(CONFIGURATION % stores, Path("racer.yaml"), environment)
-
-
-def test_the_key_is_read_and_not_shown() -> None:
-    """Base64, with a line end as `openssl` prints one."""
-    text = base64.b64encode(KEY).decode()
-    _, secrets = parse(
-        CONFIGURATION % "true", Path("racer.yaml"), {"RACER_SAMPLES_KEY": text + "\n"}
-    )
-    (key,) = secrets.samples_keys
-    assert key.get_secret_value() == KEY
-    assert text not in repr(secrets)
+    ):
+        environment = {} if key is None else {"RACER_SAMPLES_KEY": key}
+        with pytest.raises(SettingsError, match=message):
+            parse(CONFIGURATION % stores, Path("racer.yaml"), environment)
 
 
 def test_a_rotated_key_reads_what_the_old_one_encrypted(store: Store) -> None:
     """The first of several keys encrypts, all decrypt; dropping a key loses its requests."""
     texts = [base64.b64encode(each).decode() for each in (NEW_KEY, KEY)]
-    _, secrets = parse(
-        CONFIGURATION % "true", Path("racer.yaml"), {"RACER_SAMPLES_KEY": ", ".join(texts)}
-    )
+    given = {"RACER_SAMPLES_KEY": ", ".join(texts) + "\n"}  # as `openssl` prints one
+    _, secrets = parse(CONFIGURATION % "true", Path("racer.yaml"), given)
+    assert not any(each in repr(secrets) for each in texts)
     keys = [each.get_secret_value() for each in secrets.samples_keys]
     assert keys == [NEW_KEY, KEY]
     old, new = sample_of(sampled(store)), sample_of(sampled(store))
@@ -290,3 +240,166 @@ def test_a_rotated_key_reads_what_the_old_one_encrypted(store: Store) -> None:
     assert [each.sample for each in SampleStore(store, Cipher(*keys)).rows()] == [old, new]
     found = [each.sample for each in SampleStore(store, Cipher(NEW_KEY)).rows()]
     assert found == [replace(old, exchange=None, is_unreadable=True), new]
+
+
+# Rows with the verdicts of a judge ----------------------------------------------------------------
+
+FALSE_ALARM = 1e-6
+DRAWS, ROWS, LABELLED, REJECTED, ALPHA, DELTA = 30, 800, 60, 0.3, 0.2, 0.1
+DECISION = decision_record(calibration_record(), [0.9, 0.5, 0.1], shadow_rate=1.0)
+DIGESTS = {name: "0" * 32 for name in POOL}
+
+
+def world() -> Population:
+    """Queries to three candidates."""
+    found = population(20_000)
+    return Population(found.difficulty, found.nonconformity[:, :3], found.labels[:, :3])
+
+
+def decision(
+    number: int, *, correct: Sequence[bool] | None = None, **judgements: Sequence[bool]
+) -> SampledDecision:
+    """A sampled decision; its id begins with its place in time and ends at random."""
+    name = f"chatcmpl-{number:012x}{secrets.token_hex(10)}"
+    return SampledDecision(
+        decision=replace(DECISION, decision_id=name, group_by="request"),
+        sample=Sample(
+            decision_id=name,
+            application=None,
+            later=False,
+            conversation=None,
+            classes=dict.fromkeys(POOL),
+            digests=DIGESTS,
+            whole=True,
+        ),
+        correct={} if correct is None else dict(zip(POOL, map(bool, correct), strict=True)),
+        judgements={
+            judge: dict(zip(POOL, map(bool, each), strict=True))
+            for judge, each in judgements.items()
+        },
+    )
+
+
+def offered(sampled: Sequence[SampledDecision]) -> list[int]:
+    """The numbers of the decisions, in the order in which people see them."""
+    return sorted(range(len(sampled)), key=lambda i: sampled[i].decision.decision_id[-20:])
+
+
+def labels_of(rows: Sequence[dict[str, Any]]) -> BoolArray:
+    """Which rows have a label."""
+    return np.array(["correct" in row for row in rows])
+
+
+def threshold(
+    where: Population, places: Any, rows: Sequence[dict[str, Any]], rng: np.random.Generator
+) -> float:
+    """The corrected threshold of exported rows of these queries."""
+    scores = where.nonconformity[places]
+    no = dict.fromkeys(POOL, False)
+    people = np.array([[*row.get("correct", no).values()] for row in rows])
+    judge = np.array([[*row["judged"].values()] for row in rows])
+    prints = [rng.bytes(16) for _ in rows]
+    parts = Parts.of(prints, labels_of(rows), np.ones(len(rows), bool))
+    found = corrected_thresholds(
+        losses(scores, people),
+        losses(scores, judge),
+        parts,
+        np.array([ALPHA]),
+        DELTA,
+        nonconformity=scores,
+    )
+    return float(found.thresholds[0])
+
+
+def test_labels_that_the_gateway_gave_itself_do_not_break_the_bound() -> None:
+    """Three tenths of the requests are refused by all candidates, and labelled so without a person.
+
+    People label the first others in the order in which they are offered. Risks exceed alpha in at
+    most delta of the draws; false-alarm probability 1e-6. With all labels 23 of 30 exceed it.
+    """
+    where, rng = world(), np.random.default_rng(5)
+    wrong = errors("lenient 0.3", where)
+    broken = 0
+    for _ in range(DRAWS):
+        places = rng.integers(0, len(where.labels), ROWS)
+        rejected = rng.random(ROWS) < REJECTED
+        labels = where.labels[places] & ~rejected[:, None]
+        judged = verdicts(labels, (wrong[0][places], wrong[1][places]), rng)
+        judged &= ~rejected[:, None]
+        sampled = [decision(i, j=each) for i, each in enumerate(judged)]
+        by_people = [i for i in offered(sampled) if not rejected[i]][:LABELLED]
+        for i in {*by_people, *np.flatnonzero(rejected).tolist()}:
+            correct = dict(zip(POOL, labels[i].tolist(), strict=True))
+            sampled[i] = replace(sampled[i], correct=correct)
+        broken += where.risk(threshold(where, places, exported(sampled), rng)) > ALPHA
+    assert_at_most(broken, DRAWS, DELTA, FALSE_ALARM)
+
+
+def test_labels_stay_on_the_first_rows() -> None:
+    """In the order in which people see them: up to one without a label, or as many as fixed."""
+    yes = (True, True, False)
+    sampled = [decision(i, correct=yes, j=yes) for i in range(8)]
+    order = offered(sampled)
+    first_three = [True] * 3 + [False] * 5
+    assert labels_of(exported(sampled, labels=3))[order].tolist() == first_three
+    sampled[order[3]] = replace(sampled[order[3]], correct={})
+    rows = exported(sampled)
+    assert labels_of(rows)[order].tolist() == first_three
+    assert all(row.get("unlabelled", False) == ("correct" not in row) for row in rows)
+    assert {row["judge"] for row in rows} == {"j"}
+    assert labels_of(exported(sampled, judge="")).sum() == 7
+    assert labels_of(exported(sampled, labels=3)).sum() == 3
+    with pytest.raises(InputError, match=r"of the first 4 judged rows .* row 4 has no label"):
+        exported(sampled, labels=4)
+    assert labels_of(exported(sampled, labels=4, judge="")).sum() == 7  # beside no verdicts
+
+
+def test_rows_carry_the_verdicts_of_one_judge() -> None:
+    """The one that is named, else the one with most; a row without them is an unlabelled miss."""
+    yes, no = (True, True, True), (False, False, False)
+    sampled = [decision(0, a=yes, b=no), decision(1, b=no), decision(2, correct=yes, a=yes)]
+    sampled += [decision(3, b=no), decision(4, correct=yes)]
+    rows = exported(sampled)
+    assert [row.get("judge") for row in rows] == ["b", "b", None, "b", None]
+    assert all(row["judged"] == dict.fromkeys(POOL, False) for row in rows if "judge" in row)
+    assert [row.get("unlabelled") for row in rows] == [True] * 5
+    named = exported(sampled, judge="a")
+    assert [row.get("judge") for row in named] == ["a", None, "a", None, None]
+    assert "judged" not in str(exported(sampled, judge="unknown"))
+    alone = exported(sampled, judge="")
+    assert labels_of(alone).tolist() == [False, False, True, False, True]
+
+
+def test_a_judge_with_another_prompt_or_other_parameters_is_another_judge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its errors are others; the server's place changes nothing."""
+    first = judge_candidate("http://judge/v1", "model")
+    name = judge_version(first)
+    assert name.startswith("model@")
+    assert name == judge_version(judge_candidate("http://other/v1", "model"))
+    warm = first.model_copy(update={"parameters": {"temperature": 1}})
+    assert judge_version(warm) != name
+
+    def strict(*_: object) -> str:
+        return "Be strict."
+
+    monkeypatch.setattr(judge, "judge_prompt", strict)
+    assert judge_version(first) != name
+
+
+def test_what_arrives_during_an_export_waits_for_the_next() -> None:
+    """A row or a label that came after the choice would be no random part of the rows."""
+    rows: list[dict[str, Any]] = [
+        {"decision_id": f"chatcmpl-{number}", "judged": {"j": {}}, "correct": {}}
+        for number in range(3)
+    ]
+    del rows[1]["correct"]
+    chosen = choose_verdicts(rows, "j")
+    assert chosen is not None
+    rows[1]["correct"] = {}
+    late = chosen.row(rows[1])
+    assert late is not None
+    assert late["unlabelled"]
+    assert "correct" not in late
+    assert chosen.row({"decision_id": "chatcmpl-9", "judged": {"j": {}}, "correct": {}}) is None

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
 import stat
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +20,22 @@ from tests.kit.command_results import failed, parsed
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
+    ONE,
     POOL,
     SKILLS,
+    TWO,
     Command,
     Gateway,
     Serve,
+    as_json,
     candidates,
     configure,
     labelled,
     running,
     user,
 )
-from tests.kit.monitored import KEY, sampled, shadow_rows
+from tests.kit.monitored import KEY, add_verdicts, sampled, shadow_rows
 from tests.kit.upstream import FakePool
-from tests.kit.waiting import until
 
 KEYED = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
 SAMPLING: dict[str, Any] = {"shadow_rate": 1.0, "store_requests": True, "feedback": "all"}
@@ -94,27 +93,6 @@ def test_the_sample_is_saved_as_a_file(serve: Serve, racer: Command, tmp_path: P
     failed(racer("samples", tmp_path / "none" / "rows.jsonl", *at), 1, "cannot be written")
     assert len(read(out)) == 3
     assert [each.name for each in tmp_path.glob("*rows*")] == ["rows.jsonl"]
-
-
-def test_a_sample_that_breaks_off_replaces_nothing(racer: Command, tmp_path: Path) -> None:
-    """The gateway died in the middle: one sentence, and the file of before."""
-    out = tmp_path / "rows.jsonl"
-    out.write_text("before")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(65_536)
-                head = "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"
-                connection.sendall(head.encode() + b'{"weight": 1}\n')
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        failed(racer("samples", out, "--url", url, "--json"), 3, "ended its answer early")
-        thread.join(10)
-    assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]
 
 
 def test_a_split_keeps_conversations_and_rows_without_a_label(
@@ -225,62 +203,6 @@ def test_a_sample_tunes_score_and_vote(racer: Command, tmp_path: Path, artifact:
     assert "5 of 165 rows have no label" in " ".join(err.split())
 
 
-@pytest.fixture
-def cold(tmp_path: Path, pool: FakePool) -> Iterator[Gateway]:
-    """A gateway that samples, with an application and without an artifact."""
-    path = configure(
-        tmp_path,
-        tmp_path / "artifact",
-        pool.url,
-        watching=SAMPLING,
-        applications={"bot": {"keys": ["data"], "premise": "drawn", "alpha": 0.3}},
-    )
-    with running(path, KEYED) as gateway:
-        yield gateway
-
-
-def ask_and_label(gateway: Gateway, start: int, count: int) -> None:
-    """Ask, and label all but every tenth."""
-    for place, row in enumerate(labelled(start, count).rows):
-        answer = gateway.chat(row.query)
-        if place % 10:
-            verdicts = {name: name in row.correct for name in POOL}
-            body = {"decision_id": answer["id"], "correct": verdicts}
-            gateway.post("/feedback", ADMIN_KEY, json=body).raise_for_status()
-
-
-def test_a_sample_alone_trains_and_calibrates(
-    cold: Gateway, racer: Command, tmp_path: Path
-) -> None:
-    """Four commands, of which none edits a file; what trained the router does not calibrate it."""
-    ask_and_label(cold, 20_000, 60)
-    assert sampled(cold, 60) == {"whole": 60}
-    at = ("--url", cold.url, "--key", ADMIN_KEY)
-    rows = tmp_path / "rows.jsonl"
-    report = parsed(racer("samples", rows, *at, "--json"))
-    assert (report["rows"], report["without_label"]) == (60, 6)
-    shares = ("--share", "train=0.4", "--share", "validation=0.1", "--out", tmp_path)
-    parts = parsed(racer("split", rows, *shares, "--json"))
-    assert sorted(parts.values()) == [6, 24]
-    files = tmp_path / "train.jsonl", tmp_path / "validation.jsonl"
-    config = tmp_path / "racer.yaml"
-    parsed(trained(racer, tmp_path, *files, "--config", config, "--json"))
-    assert until(lambda: cold.ready().get("missing", [{}])[0].get("part") == "calibration", 30)
-    code, out, err = racer("calibrate", "--from-shadow", "--force", *at, "--json")
-    assert code == 0, err
-    assert "30 sampled rows trained the router and were left out" in " ".join(err.split())
-    evidence = json.loads(out)["evidence"]["uploads"]["bot"]
-    assert (evidence["rows"], evidence["overlap"]) == (30, 0)
-    waiting = {row["decision_id"] for row in read(rows) if row.get("unlabelled")}
-    known = {row["decision_id"] for file in files for row in read(file)}
-    assert evidence["unlabelled"] == len(waiting - known)
-    answer = cold.chat("What is 70001 plus 70002?")["racer"]
-    assert answer["certificate"]["holds"], answer["certificate"]["reasons"]
-    # All rows of the router alone are none to calibrate on.
-    code, _, err = racer("calibrate", files[0], "--application", "bot", *at)
-    assert (code, "all 24 rows trained the router" in " ".join(err.split())) == (1, True)
-
-
 def judged_by_skill(body: dict[str, Any]) -> str:
     """What candidates answer, and what the adder says of an answer as a judge."""
     text = str(body["messages"])
@@ -310,24 +232,14 @@ def test_a_new_candidate_is_certified_by_the_old_sample(
     with running(old, KEYED) as gateway:
         for row in labelled(20_000, 60).rows:
             answer = gateway.chat(row.query)
-            verdicts = {name: name in row.correct for name in gateway.settings.pool}
-            body = {"decision_id": answer["id"], "correct": verdicts}
-            gateway.post("/feedback", ADMIN_KEY, json=body).raise_for_status()
+            correct = {name: name in row.correct for name in gateway.settings.pool}
+            add_verdicts(gateway, answer["id"], correct)
         assert sampled(gateway, 60) == {"whole": 60}
         at = ("--url", gateway.url, "--key", ADMIN_KEY)
         assert parsed(racer("samples", rows, "--pool", "any", *at, "--json"))["rows"] == 60
         pool.requests.clear()
-        arguments = (
-            "--config",
-            new,
-            "--out",
-            labelled_rows,
-            "--grade",
-            "judge",
-            "--judge",
-            "adder",
-        )
-        report = parsed(racer("label", rows, *arguments, "--json"))
+        arguments = ("--config", new, "--out", labelled_rows, "--grade", "judge", "--judge")
+        report = parsed(racer("label", rows, *arguments, "adder", "--json"))
         assert (report["calls"], report["reused"]) == (60, 120)
         called = [each for each in pool.requests if "candidate-" not in str(each["messages"])]
         assert {each["model"] for each in called} == {"poet"}
@@ -352,9 +264,11 @@ def test_a_new_candidate_is_certified_by_the_old_sample(
 
 
 def test_a_lost_request_stays_a_row_without_a_label(
-    cold: Gateway, racer: Command, tmp_path: Path, pool: FakePool
+    serve: Serve, racer: Command, tmp_path: Path, pool: FakePool
 ) -> None:
     """Also for another pool: left out, the rows would be drawn by what the store could take."""
+    drawn = {"bot": {"keys": ["data"], "premise": "drawn"}}
+    cold = serve(calibrated=False, environment=KEYED, watching=SAMPLING, applications=drawn)
     for row in labelled(20_000, 3).rows:
         cold.chat(row.query)
     sampled(cold, 3)
@@ -367,7 +281,7 @@ def test_a_lost_request_stays_a_row_without_a_label(
     report = parsed(racer("samples", rows, "--pool", "any", *at))
     assert (report["rows"], report["without_label"]) == (3, 3)
     pool.say("poet", "1")
-    arguments = ("--config", tmp_path / "racer.yaml", "--out", out, "--grade", "judge", "--judge")
+    arguments = ("--config", cold.config, "--out", out, "--grade", "judge", "--judge")
     for _ in range(2):  # a second run finds everything done
         assert parsed(racer("label", rows, *arguments, "poet", "--json"))["labelled"] == 3
     lost, *others = read(out)
@@ -395,3 +309,64 @@ def test_a_sampled_request_that_a_candidate_refuses_is_wrong(
     del row["decision_id"], row["turn"]
     code, _, err = racer("label", write(path, [row]), *graded, tmp_path / "other.jsonl")
     assert (code, "1 of 1 questions are not labelled" in " ".join(err.split())) == (1, True)
+
+
+# Rows that outlive artifacts and configurations ---------------------------------------------------
+
+
+def ask(gateway: Gateway, *queries: str) -> list[str]:
+    """Ask and judge them: the adder is right, the others are wrong; returns the ids."""
+    ids = [gateway.chat(query)["id"] for query in queries]
+    for each in ids:
+        add_verdicts(gateway, each, {name: name == "adder" for name in gateway.settings.pool})
+    return ids
+
+
+def ids_of(rows: list[dict[str, Any]]) -> list[str]:
+    """The decisions of rows."""
+    return [row["decision_id"] for row in rows]
+
+
+def test_rows_outlive_artifact_and_pool_where_their_requests_are_stored(
+    tmp_path: Path, artifact: Path, noisy_artifact: Path, pool: FakePool
+) -> None:
+    """Rows of another artifact are scored anew; those that lack a candidate can be labelled."""
+    path = configure(tmp_path, artifact, pool.url, watching=SAMPLING)
+    with running(path, KEYED) as gateway:
+        upload = {"rows": as_json(labelled(20_000, 60)), "confirm": True}
+        gateway.post("/calibrate", ADMIN_KEY, json=upload).raise_for_status()
+        asked = ask(gateway, ONE, TWO)
+        assert sampled(gateway, 2) == {"whole": 2}
+    path = configure(tmp_path, noisy_artifact, pool.url, watching=SAMPLING)
+    with running(path, KEYED) as gateway:
+        rows = shadow_rows(gateway)
+        assert ids_of(rows) == asked
+        assert all("correct" in row and "scores" not in row for row in rows)
+        again = {"rows": rows, "confirm": True, "rows_kind": "traffic"}
+        response = gateway.post("/calibrate", ADMIN_KEY, json=again)
+        assert response.status_code == 200, response.text
+    # A candidate that is sent something else is another one.
+    changed = candidates(pool.url)
+    changed[0]["parameters"] = {"temperature": 0.5}
+    path = configure(tmp_path, noisy_artifact, pool.url, watching=SAMPLING, candidates=changed)
+    with running(path, KEYED) as gateway:
+        assert shadow_rows(gateway) == []
+        rows = shadow_rows(gateway, "?pool=any")
+        assert ids_of(rows) == asked
+        assert all(set(row["answers"]) == set(row["conditions"]) == set(POOL) for row in rows)
+        assert gateway.get("/shadow/rows?pool=all", ADMIN_KEY).status_code in (400, 422)
+
+
+def test_scores_of_another_artifact_are_no_rows(
+    tmp_path: Path, artifact: Path, noisy_artifact: Path, pool: FakePool
+) -> None:
+    """Without stored requests nothing can be scored anew."""
+    for trained, count in ((artifact, 1), (noisy_artifact, 0)):
+        path = configure(tmp_path, trained, pool.url, watching={"shadow_rate": 1.0})
+        with running(path, ENVIRONMENT) as gateway:
+            if count:
+                upload = {"rows": as_json(labelled(20_000, 60)), "confirm": True}
+                gateway.post("/calibrate", ADMIN_KEY, json=upload).raise_for_status()
+                ask(gateway, ONE)
+                sampled(gateway, 1)
+            assert len(shadow_rows(gateway)) == count

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import psycopg
 import pytest
 
 from app.monitoring.decisions.store import DecisionStore
-from app.monitoring.drift import alarms as drift_module
 from app.monitoring.drift.alarms import DriftMonitor
 from app.monitoring.drift.populations import MonitoredCalibration
 from app.monitoring.drift.store import DriftStore
@@ -32,17 +31,16 @@ from tests.kit.gateway import (
     ONE,
     TWO,
     Gateway,
+    Restart,
     Serve,
     as_json,
-    configure,
     labelled,
     noisy,
-    running,
 )
 from tests.kit.monitored import calibration_record, decision_records, draw_scores
 from tests.kit.network import Cuttable, End
 from tests.kit.upstream import FakePool
-from tests.kit.waiting import until, wait_until
+from tests.kit.waiting import until
 
 pytestmark = pytest.mark.scale
 
@@ -82,11 +80,6 @@ def calibrated(gateway: Gateway, seed: int, **options: Any) -> dict[str, Any]:
     return gateway.calibrate(rows=noisy(10_000 + 1_000 * seed, 120), **options)
 
 
-def active(gateway: Gateway) -> str:
-    """The calibration that decides there."""
-    return gateway.ready()["calibration"]
-
-
 def somebody_waits(connection: psycopg.Connection[Any]) -> bool:
     """Whether a lock in this database is waited for."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
@@ -111,72 +104,13 @@ def test_an_activation_on_one_is_used_by_all(
     else:
         monkeypatch.setattr(psycopg.AsyncConnection, "connect", refused)
     gateways = [start() for _ in range(3)]
-    first = active(gateways[0])
+    first = gateways[0].active()
     second = calibrated(gateways[1], 1)["id"]
-    assert until(lambda: {active(each) for each in gateways} == {second}, AGREED_S)
+    assert until(lambda: {each.active() for each in gateways} == {second}, AGREED_S)
     assert gateways[2].activate(first).status_code == 200
-    assert until(lambda: {active(each) for each in gateways} == {first}, AGREED_S)
+    assert until(lambda: {each.active() for each in gateways} == {first}, AGREED_S)
     seen = {each.route(TWO)["certificate"]["calibration_id"] for each in gateways}
     assert seen == {first}
-
-
-def test_a_gateway_that_starts_later_decides_with_what_is_active(start: Start) -> None:
-    """The same threshold and the same set."""
-    one = start()
-    calibrated(one, 1)
-    other = start()
-    assert active(other) == active(one)
-    assert other.decided(TWO) == one.decided(TWO)
-
-
-def test_no_decision_mixes_two_calibrations(start: Start) -> None:
-    """While three calibrations take turns: each threshold is that of the calibration it names."""
-    gateways = [start(), start()]
-    made = [calibrated(gateways[0], seed) for seed in range(3)]
-    right = {each["id"]: each["evidence"]["lambda_hat"] for each in made}
-    assert len(set(right.values())) == 3
-    assert until(lambda: active(gateways[1]) == made[2]["id"], AGREED_S)
-    seen: list[tuple[str, float]] = []
-    over = threading.Event()
-
-    def ask(gateway: Gateway) -> None:
-        for number in itertools.count():
-            if over.is_set():
-                return
-            certificate = gateway.route(f"What is {number} plus {number % 7}?")["certificate"]
-            seen.append((certificate["calibration_id"], certificate["lambda_hat"]))
-
-    with ThreadPoolExecutor(4) as threads:
-        asking = [threads.submit(ask, gateway) for gateway in gateways * 2]
-        for turn in range(12):
-            wanted, before = made[turn % 3]["id"], len(seen)
-            answer = gateways[turn % 2].activate(wanted)
-            assert answer.status_code == 200, answer.text
-            wait_until(
-                lambda wanted=wanted, before=before: wanted in {name for name, _ in seen[before:]}
-            )
-        over.set()
-        for each in asking:
-            each.result()
-    assert {each for each, _ in seen} == right.keys()
-    assert {(name, right[name]) for name, _ in seen} == set(seen)
-    last = made[11 % 3]["id"]
-    assert until(lambda: {active(each) for each in gateways} == {last}, AGREED_S)
-
-
-def test_of_two_that_expect_the_same_one_wins(start: Start) -> None:
-    """Compare-and-set holds across gateways, ten times over."""
-    gateways = [start(), start()]
-    base = active(gateways[0])
-    others = [calibrated(gateways[0], seed, activate=False)["id"] for seed in (1, 2)]
-    for _ in range(10):
-        assert gateways[0].activate(base).status_code == 200
-        with ThreadPoolExecutor(2) as threads:
-            statuses = [
-                threads.submit(gateway.activate, wanted, expected_active_id=base)
-                for gateway, wanted in zip(gateways, others, strict=True)
-            ]
-            assert sorted(each.result().status_code for each in statuses) == [200, 409]
 
 
 # Decisions ------------------------------------------------------------------------------------
@@ -206,27 +140,16 @@ def test_every_gateways_losses_are_seen(start: Start, pool: FakePool) -> None:
     watching = {"false_alarm": 0.01, "shadow_rate": 1.0}
     gateways = [start(watching=watching) for _ in range(2)]
     for number, gateway in enumerate(gateways):
-        for query in range(10):
-            made = gateway.chat(f"What is {query} plus {1_000 + number}?")["racer"]["decision_id"]
-            assert say(gateways[1 - number], made, ALL_RIGHT).status_code == 200
+        for query in (*range(10), 0):  # the first one again, and at the other gateway, too
+            for at in gateways if query == 0 else [gateway]:
+                text = f"What is {query} plus {1_000 + number}?"
+                made = at.chat(text)["racer"]["decision_id"]
+                assert say(gateways[1 - number], made, ALL_RIGHT).status_code == 200
     gateways[1].get("/drift", ADMIN_KEY)  # who is asked adds what it saw
     for gateway in gateways:
         alarms = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
         assert alarms["risk"]["rounds"] == 20
         assert alarms["mean_score"]["rounds"] == 20
-
-
-def test_one_query_at_two_gateways_is_one_query(start: Start) -> None:
-    """For the streams and for the sample: red when each gateway remembers for itself alone."""
-    watching = {"false_alarm": 0.01, "shadow_rate": 1.0}
-    gateways = [start(watching=watching) for _ in range(2)]
-    for gateway in gateways:
-        made = gateway.chat("What is 77 plus 1077?")["racer"]["decision_id"]
-        assert say(gateway, made, ALL_RIGHT).status_code == 200
-    gateways[1].get("/drift", ADMIN_KEY)
-    alarms = gateways[0].get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
-    assert alarms["risk"]["rounds"] == 1
-    assert alarms["mean_score"]["rounds"] == 1
 
 
 def test_concurrent_additions_of_two_gateways_are_all_stored(store_url: str) -> None:
@@ -264,23 +187,6 @@ def test_concurrent_additions_of_two_gateways_are_all_stored(store_url: str) -> 
         assert each["streams"]["mean_score"]["rounds"] == 400
 
 
-def test_an_alarm_at_one_gateway_voids_certificates_at_all(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a reset at another mends them."""
-    monkeypatch.setattr(drift_module, "FLUSH_S", 0.0)
-    watching = {"false_alarm": 0.5}
-    gateways = [start(watching=watching) for _ in range(2)]
-    assert gateways[1].route(TWO)["certificate"]["holds"]
-    for number in range(400):  # one kind of query out of four
-        made = gateways[0].route(f"Write a poem about {number} and {number * 7}")["decision_id"]
-    gateways[0].get(f"/decisions/{made}", ADMIN_KEY)  # all are seen before the reset
-    assert not gateways[0].route(TWO)["certificate"]["holds"]
-    assert until(lambda: not gateways[1].route(TWO)["certificate"]["holds"], AGREED_S)
-    assert gateways[1].post("/drift/reset", ADMIN_KEY).status_code == 200
-    assert until(lambda: bool(gateways[0].route(TWO)["certificate"]["holds"]), AGREED_S)
-
-
 # Limits ---------------------------------------------------------------------------------------
 
 
@@ -305,23 +211,6 @@ def test_a_keys_limit_is_one_for_all_gateways(start: Start) -> None:
 # Without the store ----------------------------------------------------------------------------
 
 
-@contextmanager
-def stopped(postgres: Postgres, mode: str = "immediate") -> Iterator[None]:
-    """No database meanwhile."""
-    postgres.stop(mode)
-    try:
-        yield
-    finally:
-        postgres.start()
-
-
-def degraded(gateway: Gateway) -> list[str]:
-    """What /readyz says is missing."""
-    response = gateway.get("/readyz")
-    assert response.status_code == 200
-    return response.json().get("degraded", [])
-
-
 def goes_on_with_its_share(gateway: Gateway, secret: str) -> None:
     """The lease is used up, and then there is more: red when nothing fills the bucket."""
 
@@ -338,8 +227,8 @@ def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> 
     secret, line = configured_key("team", requests_per_minute=600)
     gateway = start(access={"keys": [line]})
     before = gateway.decided(TWO)
-    with stopped(postgres):
-        assert until(lambda: degraded(gateway) == ["store"], AGREED_S)
+    with postgres.stopped():
+        assert until(lambda: gateway.degraded() == ["store"], AGREED_S)
         assert "racer_store_up 0.0" in gateway.get("/metrics", ADMIN_KEY).text
         assert gateway.decided_without_store(TWO) == before
         made = gateway.route(ONE)["decision_id"]
@@ -351,7 +240,7 @@ def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> 
         ):
             code = answer.json()["error"]["code"]
             assert (answer.status_code, code) == (503, "store_unavailable")
-    assert until(lambda: degraded(gateway) == [], RECOVERED_S)
+    assert until(lambda: gateway.degraded() == [], RECOVERED_S)
     assert "racer_store_up 1.0" in gateway.get("/metrics", ADMIN_KEY).text
     assert until(
         lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, RECOVERED_S
@@ -370,25 +259,31 @@ def test_a_database_that_hangs_holds_up_no_request(start: Start, postgres: Postg
     with postgres.frozen(), ThreadPoolExecutor(8) as threads:
         asking = [threads.submit(say, gateway, made, {"adder": True}) for _ in range(8)]
         assert {each.result().status_code for each in asking} == {503}
-        assert until(lambda: degraded(gateway) == ["store"], 10 * STORE_TIMEOUT_S)
+        assert until(lambda: gateway.degraded() == ["store"], 10 * STORE_TIMEOUT_S)
         assert gateway.decided_without_store(TWO) == before
         goes_on_with_its_share(gateway, secret)
         made = gateway.route(ONE)["decision_id"]
-    assert until(lambda: degraded(gateway) == [], RECOVERED_S)
+    assert until(lambda: gateway.degraded() == [], RECOVERED_S)
     assert until(
         lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, RECOVERED_S
     )
 
 
 def test_a_gateway_stops_though_its_database_hangs(
-    tmp_path: Path, noisy_artifact: Path, pool: FakePool, postgres: Postgres, store_url: str
+    restart: Restart, noisy_artifact: Path, postgres: Postgres, store_url: str
 ) -> None:
     """With decisions to be written, a lease to be given back and a watch to be kept."""
     _, line = configured_key("team", requests_per_minute=600)
     watching = {"false_alarm": 0.01}
-    path = configure(tmp_path, noisy_artifact, pool.url, access={"keys": [line]}, watching=watching)
     with ExitStack() as stack:
-        gateway = stack.enter_context(running(path, ENVIRONMENT | {"RACER_STORE_URL": store_url}))
+        gateway = stack.enter_context(
+            restart(
+                artifact=noisy_artifact,
+                access={"keys": [line]},
+                watching=watching,
+                environment=ENVIRONMENT | {"RACER_STORE_URL": store_url},
+            )
+        )
         calibrated(gateway, 1)
         with postgres.frozen():
             gateway.route(ONE)
@@ -403,9 +298,9 @@ def test_waiting_verdicts_do_not_delay_an_activation(start: Start, store_url: st
     One has the turn to change the watch of losses meanwhile, and it is not waited for either.
     """
     gateways = [start(watching={"false_alarm": 0.01, "shadow_rate": 1.0}) for _ in range(2)]
-    first = active(gateways[0])
+    first = gateways[0].active()
     second = calibrated(gateways[0], 1)["id"]
-    assert until(lambda: active(gateways[1]) == second, AGREED_S)
+    assert until(lambda: gateways[1].active() == second, AGREED_S)
     made = gateways[1].chat("What is 77 plus 1077?")["racer"]["decision_id"]
     assert gateways[1].get("/drift", ADMIN_KEY).status_code == 200  # there is a watch
     agreed = threading.Event()
@@ -425,25 +320,12 @@ def test_waiting_verdicts_do_not_delay_an_activation(start: Start, store_url: st
             time.sleep(0.5)  # so do the others, for him
             assert gateways[0].activate(first).status_code == 200
             began = time.monotonic()
-            assert until(lambda: active(gateways[1]) == first, AGREED_S)
+            assert until(lambda: gateways[1].active() == first, AGREED_S)
             elapsed = time.monotonic() - began
         finally:
             agreed.set()
     assert set().union(*(each.result() for each in speaking)) <= {200, 503}
     assert elapsed < 4  # who waits for a lock has it or goes after five, and others come
-
-
-@pytest.mark.parametrize(
-    "path", ["/decisions/a%00b", "/calibrations/a%00b"], ids=["decision", "calibration"]
-)
-def test_a_name_that_postgresql_cannot_hold_is_refused(start: Start, path: str) -> None:
-    """NUL in an id is the caller's fault, not the gateway's."""
-    assert start().get(path, ADMIN_KEY).status_code in (400, 404)
-
-
-def holds(response: Any) -> bool:
-    """Whether an answer's certificate does."""
-    return response.json()["racer"]["certificate"]["holds"]
 
 
 def test_a_server_restarted_under_load_costs_no_request(start: Start, postgres: Postgres) -> None:
@@ -455,7 +337,7 @@ def test_a_server_restarted_under_load_costs_no_request(start: Start, postgres: 
     def ask(number: int) -> None:
         while not over.is_set():
             response = gateways[number % 2].ask(ONE if counts[number] % 2 else TWO)
-            if response.status_code != 200 or not holds(response):
+            if response.status_code != 200 or not response.json()["racer"]["certificate"]["holds"]:
                 wrong.append(response.text)
             counts[number] += 1
 
@@ -464,7 +346,7 @@ def test_a_server_restarted_under_load_costs_no_request(start: Start, postgres: 
         asking = [threads.submit(ask, number) for number in range(4)]
         for mode in ("immediate", "fast"):
             time.sleep(0.5)
-            with stopped(postgres, mode):
+            with postgres.stopped(mode):
                 time.sleep(1.0)
         until(lambda: min(counts) > 10, 30)
         over.set()
@@ -472,9 +354,9 @@ def test_a_server_restarted_under_load_costs_no_request(start: Start, postgres: 
             each.result()
     assert min(counts) > 10
     assert wrong == []
-    assert until(lambda: degraded(gateways[0]) == degraded(gateways[1]) == [], AGREED_S)
+    assert until(lambda: gateways[0].degraded() == gateways[1].degraded() == [], AGREED_S)
     wanted = calibrated(gateways[0], 1)["id"]
-    assert until(lambda: {active(each) for each in gateways} == {wanted}, AGREED_S)
+    assert until(lambda: {each.active() for each in gateways} == {wanted}, AGREED_S)
 
 
 @pytest.mark.parametrize("when", ["asked", "answered"])
@@ -486,7 +368,7 @@ def test_a_connection_cut_in_an_activation_leaves_old_or_new_everywhere(
     with Cuttable(postgres.port) as wire:
         cuttable = store_url.replace(f":{postgres.port}/", f":{wire.port}/")
         one, other = start(url=cuttable), start()
-        old = active(one)
+        old = one.active()
         new = calibrated(other, 1, activate=False)["id"]
         right = {each: one.get(f"/calibrations/{each}", ADMIN_KEY).json() for each in (old, new)}
         wire.cut(message, when, after=ACTIVATES)
@@ -494,11 +376,11 @@ def test_a_connection_cut_in_an_activation_leaves_old_or_new_everywhere(
         assert wire.was_cut.is_set()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
         wanted = new if message == b"COMMIT" and when == "answered" else old
-        assert until(lambda: {active(one), active(other)} == {wanted}, AGREED_S)
+        assert until(lambda: {one.active(), other.active()} == {wanted}, AGREED_S)
         for gateway in (one, other):
             certificate = gateway.route(TWO)["certificate"]
             assert certificate["calibration_id"] == wanted
             assert certificate["lambda_hat"] == right[wanted]["evidence"]["lambda_hat"]
-        assert until(lambda: degraded(one) == [], AGREED_S)
+        assert until(lambda: one.degraded() == [], AGREED_S)
         assert one.activate(new).status_code == 200
-        assert until(lambda: {active(one), active(other)} == {new}, AGREED_S)
+        assert until(lambda: {one.active(), other.active()} == {new}, AGREED_S)

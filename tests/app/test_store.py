@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
 from app.errors import Conflict, NotFound, SettingsError, StoreError, StoreReadOnly
 from app.store import Store
+from app.store.answer_calibrations import KEPT, AnswerCalibrationStore
 from app.store.calibration_record import CalibrationRecord
-from app.store.tables import WatchRow
+from app.store.tables import AnswerCalibrationRow, DecisionRow, WatchRow
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import RiskTarget, Score
-from tests.kit.gateway import (
-    ADMIN_KEY,
-    ONE,
-    TRAINED,
-    TWO,
-    Gateway,
-    Serve,
-    as_json,
-    candidates,
-    labelled,
-)
+from tests.kit.gateway import ADMIN_KEY, ONE, TRAINED, TWO, Serve, as_json, candidates, labelled
+from tests.kit.same_answer import calibration, classes
 from tests.kit.stores import PARTS, record
 from tests.kit.upstream import FakePool
 
@@ -54,84 +52,55 @@ def active(store: Store, artifact: str = "a" * 64) -> CalibrationRecord | None:
     return None if found is None else store.record(found)
 
 
-def same(one: CalibrationRecord, other: CalibrationRecord) -> None:
-    """Every field, and every bit of every array."""
-    for field in ("id", "created_at", "artifact", "evidence", "void_reasons"):
-        assert getattr(one, field) == getattr(other, field)
-    for field in ("pool", "fingerprints", "options", "prices", "groups"):
-        assert getattr(one.calibration, field) == getattr(other.calibration, field)
-    assert one.calibration.scores.tobytes() == other.calibration.scores.tobytes()
-    assert one.calibration.labels.tobytes() == other.calibration.labels.tobytes()
-    for field in ("neighbours", "projections", "quality", "weights", "unlabelled", "judged"):
-        same_array(getattr(one.calibration, field), getattr(other.calibration, field))
-    same_patterns(one.calibration.patterns, other.calibration.patterns)
-
-
-def same_array(one: np.ndarray | None, other: np.ndarray | None) -> None:
-    """Both are missing, or of one type and the same values."""
-    assert (one is None) == (other is None)
-    if one is not None and other is not None:
-        assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
-
-
-def same_patterns(one: PatternModel | None, other: PatternModel | None) -> None:
-    """Both are missing, or weigh alike."""
-    assert (one is None) == (other is None)
-    if one is not None and other is not None:
-        same_array(one.patterns, other.patterns)
-        same_array(one.frequencies, other.frequencies)
-        for field in ("neighbours", "prior", "temperature"):
-            assert getattr(one, field) == getattr(other, field)
-
-
-@pytest.mark.parametrize("parts", PARTS)
-def test_the_inputs_of_cover_scores_are_stored_exactly(
-    store: Store, database: str, parts: str
-) -> None:
-    """Neighbours, patterns, prices and groups: every score offered has the same thresholds."""
-    bound = 3.0 if "weights" in PARTS[parts] else None
-    delta = 0.2 if "judged" in PARTS[parts] else None
-    stored = record("cal-1", parts=PARTS[parts], max_weight=bound, delta=delta)
-    store.add(stored, activate=True)
-    with Store(database) as another:
-        found = active(another)
-    assert found is not None
-    same(found, stored)
-    assert found.calibration.offered == stored.calibration.offered
-    for score in stored.calibration.offered:
-        for alpha in (0.05, 0.1, 0.5):
-            thresholds = [
-                c.lambda_hat(alpha, score) for c in (found.calibration, stored.calibration)
-            ]
-            assert thresholds[0] == thresholds[1]
-    for calibration in (found.calibration, stored.calibration):
-        assert calibration.group("a").is_enough(0.1) == (parts == "everything")
+def same(one: Any, other: Any, fields: str) -> None:
+    """These fields are equal, arrays to the last bit."""
+    for field in fields.split():
+        mine, theirs = getattr(one, field), getattr(other, field)
+        assert type(mine) is type(theirs), field
+        if isinstance(mine, np.ndarray):
+            assert (mine.dtype, mine.tobytes()) == (theirs.dtype, theirs.tobytes()), field
+        elif isinstance(mine, PatternModel):
+            same(mine, theirs, "patterns frequencies neighbours prior temperature")
+        else:
+            assert mine == theirs, field
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("parts", "options"),
     [
-        {},
-        {"alpha": 1 / 3, "delta": 0.05, "r": 2, "score": Score.PROB},
-        {"risk_target": RiskTarget.PAPER, "smoothing_salt": b"\x00salt\xff"},
-        {"null_threshold": 0.1 + 0.2},
+        *((parts, {}) for parts in PARTS),
+        ("everything", {"alpha": 1 / 3, "r": 2, "score": Score.PROB, "null_threshold": 0.1 + 0.2}),
+        (
+            None,
+            {
+                "is_alpha_fixed": False,
+                "risk_target": RiskTarget.PAPER,
+                "smoothing_salt": b"\x00salt\xff",
+                "delta": 0.05,
+            },
+        ),
     ],
     ids=str,
 )
 def test_a_record_comes_back_exactly(
-    store: Store, database: str, options: dict[str, object]
+    store: Store, database: str, parts: str | None, options: dict[str, Any]
 ) -> None:
-    """Scores, labels, fingerprints and options are the same bits, in another process too."""
-    stored = record("cal-1", **options)
+    """The same bits in another process, and so every score offered has the same thresholds."""
+    given = PARTS[parts] if parts else {}
+    bounds = {"max_weight": 3.0 if "weights" in given else None}
+    bounds |= {"delta": 0.2} if "judged" in given else {}
+    stored = record("cal-1", parts=given, **bounds | options)
     store.add(stored, activate=True)
     with Store(database) as another:
         found = active(another)
     assert found is not None
-    same(found, stored)
-    for score in stored.calibration.offered:
-        thresholds = [c.lambda_hat(0.1, score) for c in (found.calibration, stored.calibration)]
-        assert thresholds[0] == thresholds[1]
+    same(found, stored, "id created_at artifact evidence void_reasons")
+    ours, theirs = found.calibration, stored.calibration
+    same(ours, theirs, "pool fingerprints options prices groups scores labels neighbours")
+    same(ours, theirs, "projections quality weights unlabelled judged patterns offered")
+    for score in theirs.offered:
+        for alpha in (0.05, 0.1, 0.5):
+            assert ours.lambda_hat(alpha, score) == theirs.lambda_hat(alpha, score)
 
 
 def test_no_prompt_is_kept(serve: Serve, tmp_path: Path) -> None:
@@ -140,16 +109,6 @@ def test_no_prompt_is_kept(serve: Serve, tmp_path: Path) -> None:
     data = (tmp_path / "racer.db").read_bytes()
     assert b"adder" in data  # the file really is the one
     assert b"plus" not in data
-
-
-def test_an_empty_store_has_no_active_record(store: Store) -> None:
-    """Nothing is made up."""
-    assert active(store) is None
-    assert store.summaries() == []
-    with pytest.raises(NotFound):
-        store.summary("cal-1")
-    with pytest.raises(NotFound):
-        store.activate("cal-1", None, "a" * 64)
 
 
 def test_each_artifact_has_an_active_calibration_of_its_own(store: Store) -> None:
@@ -168,38 +127,38 @@ def test_each_artifact_has_an_active_calibration_of_its_own(store: Store) -> Non
         store.add(record("cal-3"), activate=True, expected_active_id="cal-2")
 
 
-def test_at_most_one_is_active(store: Store) -> None:
-    """Whatever the order of changes."""
-    for number in range(4):
-        store.add(record(f"cal-{number}"), activate=number != 2)
-    store.activate("cal-1", None, "a" * 64)
-    assert [each.id for each in store.summaries() if each.active] == ["cal-1"]
-    found = active(store)
-    assert found is not None
-    assert found.id == "cal-1"
-
-
-def test_a_first_one_can_be_expected(store: Store) -> None:
-    """An empty id finds none active: the first wins, and overrules no other."""
-    store.add(record("cal-0"), activate=True, expected_active_id="")
-    with pytest.raises(Conflict):
-        store.add(record("cal-1"), activate=True, expected_active_id="")
-    with pytest.raises(Conflict):
-        store.activate("cal-0", "", "a" * 64)
-    assert [(each.id, each.active) for each in store.summaries()] == [("cal-0", True)]
-
-
 def test_a_conflict_keeps_nothing(store: Store) -> None:
-    """Compare-and-set fails as a whole: no record, no change."""
+    """Compare-and-set fails as a whole; an empty id expects that none is active."""
+    assert active(store) is None
+    for unknown in (store.summary, lambda name: store.activate(name, None, "a" * 64)):
+        with pytest.raises(NotFound):
+            unknown("cal-1")
     with pytest.raises(Conflict):
         store.add(record("cal-0"), activate=True, expected_active_id="cal-9")
     assert store.summaries() == []
-    store.add(record("cal-1"), activate=True)
-    with pytest.raises(Conflict):
-        store.add(record("cal-2"), activate=True, expected_active_id="cal-0")
-    with pytest.raises(Conflict):
-        store.activate("cal-1", "cal-0", "a" * 64)
+    store.add(record("cal-1"), activate=True, expected_active_id="")
+    for expected in ("", "cal-0"):
+        with pytest.raises(Conflict):
+            store.add(record("cal-2"), activate=True, expected_active_id=expected)
+        with pytest.raises(Conflict):
+            store.activate("cal-1", expected, "a" * 64)
     assert [(each.id, each.active) for each in store.summaries()] == [("cal-1", True)]
+
+
+def together(*acts: Callable[[], object]) -> list[Exception | None]:
+    """Do these at the same moment; returns the error of each."""
+    start = threading.Barrier(len(acts))
+
+    def do(act: Callable[[], object]) -> Exception | None:
+        start.wait()
+        try:
+            act()
+        except Exception as exc:  # noqa: BLE001 - looked at by the test
+            return exc
+        return None
+
+    with ThreadPoolExecutor(len(acts)) as threads:
+        return list(threads.map(do, acts))
 
 
 def test_of_two_activations_that_expect_the_same_one_wins(store: Store, database: str) -> None:
@@ -210,66 +169,29 @@ def test_of_two_activations_that_expect_the_same_one_wins(store: Store, database
     with Store(database) as other:
         for _ in range(20):
             store.activate(names[0], None, "a" * 64)
-            outcomes: list[str] = []
-            start = threading.Barrier(2)
-
-            def race(
-                one: Store,
-                name: str,
-                start: threading.Barrier = start,
-                outcomes: list[str] = outcomes,
-            ) -> None:
-                start.wait()
-                try:
-                    one.activate(name, names[0], "a" * 64)
-                    outcomes.append(name)
-                except Conflict:
-                    outcomes.append("conflict")
-
-            racers = [
-                threading.Thread(target=race, args=pair)
-                for pair in zip((store, other), names[1:], strict=True)
+            errors = together(
+                partial(store.activate, names[1], names[0], "a" * 64),
+                partial(other.activate, names[2], names[0], "a" * 64),
+            )
+            (winner,) = [
+                name for name, error in zip(names[1:], errors, strict=True) if error is None
             ]
-            for each in racers:
-                each.start()
-            for each in racers:
-                each.join()
-            assert sorted(outcomes)[1] == "conflict", outcomes
-            found = active(store)
-            assert found is not None
-            assert found.id == sorted(outcomes)[0]
+            assert sum(isinstance(error, Conflict) for error in errors) == 1
+            assert store.shared_state("a" * 64).active_id == winner
 
 
 def test_two_first_activations_do_not_break_each_other(database: str) -> None:
     """For a new artifact both succeed one after the other, or one gets a conflict."""
     for number in range(10):
-        artifact = f"{number}" * 64
         with Store(database) as one, Store(database) as other:
-            start = threading.Barrier(2)
-            errors: list[Exception] = []
-
-            def add(
-                store: Store,
-                name: str,
-                artifact: str = artifact,
-                start: threading.Barrier = start,
-                errors: list[Exception] = errors,
-            ) -> None:
-                start.wait()
-                try:
-                    store.add(replace(record(name), artifact=artifact), activate=True)
-                except Exception as exc:  # noqa: BLE001 - looked at below
-                    errors.append(exc)
-
-            racers = [
-                threading.Thread(target=add, args=pair)
-                for pair in ((one, f"cal-{number}-1"), (other, f"cal-{number}-2"))
-            ]
-            for each in racers:
-                each.start()
-            for each in racers:
-                each.join()
-            assert all(isinstance(each, Conflict) for each in errors)
+            first, second = (
+                replace(record(f"cal-{number}-{place}"), artifact=f"{number}" * 64)
+                for place in (1, 2)
+            )
+            errors = together(
+                partial(one.add, first, activate=True), partial(other.add, second, activate=True)
+            )
+            assert all(error is None or isinstance(error, Conflict) for error in errors)
             assert sum(each.active for each in one.summaries()) == number + 1
 
 
@@ -345,38 +267,25 @@ def test_a_store_that_cannot_be_opened_is_one_sentence(tmp_path: Path, url: str)
 # Through the gateway --------------------------------------------------------------------------
 
 
-def test_a_restart_keeps_the_active_record(serve: Serve, tmp_path: Path) -> None:
-    """A second gateway on the same store decides with the same record at once."""
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"smoothing": "hash"}, {"rows": labelled(TRAINED - 10, 40), "allow_overlap": True}],
+    ids=["plain", "smoothed", "overlapping"],
+)
+def test_a_restart_keeps_the_active_record(
+    serve: Serve, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """A second gateway on the same store decides alike at once, void reasons and salt included."""
     first = serve(calibrated=False, folder=tmp_path)
-    stored = [first.calibrate(100, alpha=alpha) for alpha in (0.1, 0.2, 0.3)]
-    first.post(f"/calibrations/{stored[1]['id']}/activate", ADMIN_KEY)
+    active_id = first.calibrate(100, alpha=0.2, **options)["id"]
+    first.calibrate(100, alpha=0.3, activate=False)
     second = serve(calibrated=False, folder=tmp_path)
-    ready = {"status": "ready", "calibration": stored[1]["id"]}
-    assert second.ready() == ready | {"artifact": first.ready()["artifact"]}
-    assert second.decided(TWO) == first.decided(TWO)
-    assert history(second) == history(first)
-
-
-def history(gateway: Gateway) -> list[dict[str, object]]:
-    """Every kept record."""
-    return gateway.get("/calibrations", ADMIN_KEY).json()["data"]
-
-
-def test_smoothing_survives_a_restart(serve: Serve, tmp_path: Path) -> None:
-    """The salt is kept: a query gets the set it got before."""
-    first = serve(calibrated=False, folder=tmp_path)
-    first.calibrate(100, smoothing="hash")
-    second = serve(calibrated=False, folder=tmp_path)
+    assert second.ready() == first.ready()
+    assert second.ready()["calibration"] == active_id
     for query in (ONE, TWO):
         assert second.decided(query) == first.decided(query)
-
-
-def test_an_overlap_stays_void_after_a_restart(serve: Serve, tmp_path: Path) -> None:
-    """A premise that never held is part of the record."""
-    first = serve(calibrated=False, folder=tmp_path)
-    first.calibrate(rows=labelled(TRAINED - 10, 40), allow_overlap=True)
-    second = serve(calibrated=False, folder=tmp_path)
-    assert second.route(ONE)["certificate"]["reasons"] == ["training_overlap"]
+    kept, found = (each.get("/calibrations", ADMIN_KEY).json() for each in (first, second))
+    assert found == kept
 
 
 def test_another_artifact_needs_another_calibration(serve: Serve, tmp_path: Path) -> None:
@@ -413,17 +322,23 @@ def test_a_store_that_breaks_while_serving_changes_nothing(serve: Serve, tmp_pat
     assert gateway.decided(ONE) == before
 
 
-def test_a_damaged_active_record_is_not_used(serve: Serve, tmp_path: Path) -> None:
-    """Nothing is routed on a record that cannot be trusted; new rows can still be uploaded."""
-    damaged = serve(folder=tmp_path).ready()["calibration"]
+@pytest.mark.parametrize("change", ["digest = 'x'", "document = substr(document, 1, 50)"])
+def test_a_damaged_active_record_is_not_used(serve: Serve, tmp_path: Path, change: str) -> None:
+    """Nothing is routed on it; the others are listed, and new rows can still be uploaded."""
+    gateway = serve(folder=tmp_path)
+    other, damaged = gateway.ready()["calibration"], gateway.calibrate(100)["id"]
     with sqlite3.connect(tmp_path / "racer.db") as connection:
-        connection.execute("UPDATE calibrations SET digest = 'x'")
+        connection.execute(f"UPDATE calibrations SET {change} WHERE id = ?", (damaged,))
     connection.close()
     gateway = serve(calibrated=False, folder=tmp_path)
     (missing,) = gateway.ready()["missing"]
     assert damaged in missing["reason"]
     assert "POST /calibrate" in missing["reason"]
     assert gateway.route(ONE)["certificate"]["reasons"] == ["not_calibrated"]
+    listed = [each["id"] for each in gateway.get("/calibrations", ADMIN_KEY).json()["data"]]
+    assert listed == ([damaged] if change.startswith("digest") else []) + [other]
+    one = gateway.get(f"/calibrations/{damaged}", ADMIN_KEY)
+    assert (one.status_code, damaged in one.text) == (200 if damaged in listed else 500, True)
     gateway.calibrate(100)
     assert gateway.route(ONE)["certificate"]["holds"]
 
@@ -491,3 +406,81 @@ def test_a_record_of_replaced_rows_takes_over_the_alarms_of_the_others(store: St
     state = store.shared_state("a" * 64)
     assert (state.active_id, {*state.alarms}) == ("second", {"search"})
     assert (state.alarms["search"].since, state.alarms["search"].raised) == ("then", ("risk",))
+
+
+# Calibrations of same_answer -------------------------------------------------------------------
+
+
+def add(store: Store, number: int, *, setup: str = "one", activate: bool = False) -> int:
+    """Keep the calibration of a day; its number among those of the application."""
+    made = replace(
+        calibration(classes(0, 20), classes(20, 30)),
+        id=f"answers-{number}",
+        answer_setup=setup,
+        created_at=f"2026-01-01T{number:06}",
+    )
+    return AnswerCalibrationStore(store).add(made, activate=activate).evidence["ordinal"]
+
+
+def test_old_calibrations_that_nothing_needs_are_deleted(store: Store) -> None:
+    """Red when what decides, or explains a decision, is deleted, or a level is spent twice."""
+    add(store, 0, setup="another")
+    add(store, 1, activate=True)
+    add(store, 2)
+    with store.transaction() as session:
+        session.add(
+            DecisionRow(
+                id="chatcmpl-1", created_at="2026", calibration_id="answers-2", key="",
+                selected="[]", null_selected=False, ordinary=True, shadow=False, judged=False,
+                document="{}",
+            )
+        )  # fmt: skip
+    ordinals = [add(store, number) for number in range(3, KEPT + 10)]
+    assert ordinals == list(range(3, KEPT + 10))  # another setup's count, too
+    kept = AnswerCalibrationStore(store)
+    numbers = [*range(KEPT + 9, 9, -1), 2, 1, 0]
+    assert [each.id for each in kept.summaries("one")] == [f"answers-{each}" for each in numbers]
+    assert kept.active("one")[""][0] == "answers-1"
+    with pytest.raises(NotFound, match="answers-3"):
+        kept.record("answers-3")
+
+
+def test_ids_of_rows_are_beside_the_rows_wherever_they_were_before(store: Store) -> None:
+    """Lists of records read no ids; a record of before has them in its document."""
+    add(store, 1)
+    kept = AnswerCalibrationStore(store)
+    before = kept.record("answers-1")
+    assert before.rows.fingerprints == classes(20, 30).fingerprints
+    with store.transaction() as session:
+        row = session.scalars(select(AnswerCalibrationRow)).one()
+        document = json.loads(row.document)
+        assert "ids" not in document
+        with np.load(io.BytesIO(row.arrays)) as arrays:
+            rest = {name: arrays[name] for name in arrays if not name.startswith("ids of")}
+        parts = before.fitting, before.rows
+        document["ids"] = [[each.decode() for each in part.fingerprints] for part in parts]
+        row.document = json.dumps(document)
+        np.savez_compressed(older := io.BytesIO(), **rest)
+        row.arrays = older.getvalue()
+    assert kept.record("answers-1").fitting.fingerprints == before.fitting.fingerprints
+    assert kept.record("answers-1").rows.fingerprints == before.rows.fingerprints
+
+
+def test_rows_keep_verdicts_labels_and_comparisons(store: Store) -> None:
+    """Each of them is optional."""
+    add(store, 1)
+    plain = AnswerCalibrationStore(store).record("answers-1").rows
+    assert (plain.verdicts, plain.labels, plain.equal) == (None, None, None)
+    part = classes(0, 20)
+    given = {
+        "verdicts": (part.classes % 6).astype(np.int8),
+        "labels": part.classes == 0,
+        "equal": part.same,
+    }
+    made = replace(calibration(replace(part, **given), replace(part, **given)), id="answers-2")
+    AnswerCalibrationStore(store).add(made, activate=False)
+    kept = AnswerCalibrationStore(store).record("answers-2")
+    for found in (kept.fitting, kept.rows):
+        np.testing.assert_array_equal(found.verdicts, given["verdicts"])
+        np.testing.assert_array_equal(found.labels, given["labels"])
+        np.testing.assert_array_equal(found.equal, given["equal"])

@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,27 +16,20 @@ import pytest
 from app.monitoring.decisions.store import DecisionStore
 from app.store import Store, now
 from app.telemetry import logs
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
-    TWO,
     UNANSWERABLE,
     Command,
     Gateway,
     Serve,
     configure,
-    running,
     user,
 )
-from tests.kit.monitored import (
-    MonitoredStore,
-    calibration_record,
-    decision_record,
-    exported_rows,
-)
+from tests.kit.monitored import MonitoredStore, calibration_record, decision_record, exported_rows
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
 
@@ -45,28 +37,23 @@ RECORD = calibration_record()
 SCORES = [0.9, 0.5, 0.1]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the configuration and the store."""
-    return tmp_path_factory.mktemp("storing")
+@pytest.fixture
+def storing(shared: Shared) -> Gateway:
+    """A gateway whose operator keeps queries, and samples every decision."""
+    return shared(watching={"store_queries": True, "shadow_rate": 1.0}).gateway
 
 
-@pytest.fixture(scope="module")
-def storing(place: Path, artifact: Path, shared_pool: FakePool) -> Iterator[Gateway]:
-    """A gateway whose operator keeps queries, and samples every decision; shared."""
-    watching = {"store_queries": True, "shadow_rate": 1.0}
-    with running(
-        configure(place, artifact, shared_pool.url, watching=watching), ENVIRONMENT
-    ) as gateway:
-        gateway.calibrate(60)
-        yield gateway
-
-
-def documents(folder: Path) -> list[dict[str, Any]]:
+def documents(gateway: Gateway) -> list[dict[str, Any]]:
     """Every decision that is in the store's file."""
-    with closing(sqlite3.connect(folder / "racer.db")) as connection:
+    with closing(sqlite3.connect(store_of(gateway))) as connection:
         found = connection.execute("SELECT document FROM decisions ORDER BY created_at, id")
         return [json.loads(document) for (document,) in found]
+
+
+def store_of(gateway: Gateway) -> Path:
+    """The file of the store."""
+    assert gateway.config is not None
+    return gateway.config.parent / "racer.db"
 
 
 def seen(gateway: Gateway, decision_id: str, key: str = DATA_KEY) -> dict[str, Any]:
@@ -76,70 +63,48 @@ def seen(gateway: Gateway, decision_id: str, key: str = DATA_KEY) -> dict[str, A
     return response.json()
 
 
-def test_without_the_setting_there_is_none(gateway: Gateway, pool: FakePool) -> None:
-    """Null, where a query would stand."""
-    assert seen(gateway, gateway.chat(ONE)["id"])["query"] is None
-
-
 CHAT = "/v1/chat/completions"
-REQUESTS = [
-    pytest.param(CHAT, {"model": "auto", "messages": user("{}")}, 200, id="chat"),
-    pytest.param(CHAT, {"model": "auto", "messages": user("{}"), "stream": True}, 200, id="stream"),
-    pytest.param("/v1/completions", {"model": "auto", "prompt": "{}"}, 200, id="completions"),
-    pytest.param("/v1/responses", {"model": "auto", "input": "{}"}, 200, id="responses"),
-    pytest.param("/route", {"query": "{}"}, 200, id="decision"),
-    pytest.param(
-        CHAT,
-        {
-            "model": "auto",
-            "messages": user(f"{UNANSWERABLE}{{}}"),
-            "racer": {"on_abstain": "error"},
-        },
-        422,
-        id="refused",
-    ),
-]
 
 
-@pytest.mark.parametrize(("path", "body", "status"), REQUESTS)
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        (CHAT, {"messages": user("{}")}, 200),
+        (CHAT, {"messages": user("{}"), "stream": True}, 200),
+        ("/v1/completions", {"prompt": "{}"}, 200),
+        ("/v1/responses", {"input": "{}"}, 200),
+        ("/route", {"messages": user("{}")}, 200),
+        (CHAT, {"messages": user(UNANSWERABLE + "{}"), "racer": {"on_abstain": "error"}}, 422),
+    ],
+    ids=["chat", "stream", "completions", "responses", "decision", "refused"],
+)
 def test_every_query_is_stored_with_its_decision(
-    storing: Gateway, pool: FakePool, place: Path, path: str, body: dict[str, Any], status: int
+    storing: Gateway, pool: FakePool, path: str, body: dict[str, Any], status: int
 ) -> None:
     """On every way of asking, and where it ends with an error."""
     query = f"What is 3 plus 4? {path} {len(json.dumps(body))}"
-    before = len(documents(place))
-    request = json.loads(json.dumps(body).replace("{}", query, 1))
+    before = len(documents(storing))
+    request = {"model": "auto", **json.loads(json.dumps(body).replace("{}", query, 1))}
     assert storing.post(path, json=request).status_code == status
-    assert until(lambda: len(documents(place)) == before + 1, 30.0)
-    assert documents(place)[-1]["query"].endswith(query)
+    assert until(lambda: len(documents(storing)) == before + 1, 30.0)
+    assert documents(storing)[-1]["query"].endswith(query)
 
 
-def test_a_request_that_failed_is_kept_too(storing: Gateway, pool: FakePool, place: Path) -> None:
+def test_a_request_that_failed_is_kept_too(storing: Gateway, pool: FakePool) -> None:
     """No candidate answered: the query is stored all the same, and never an answer."""
     for name in POOL:
         pool.fail(name, "500")
-    before = len(documents(place))
+    before = len(documents(storing))
     assert storing.ask("What is 5 plus 6, failed?").status_code == 502
-    assert until(lambda: len(documents(place)) == before + 1, 30.0)
-    assert documents(place)[-1]["query"] == "What is 5 plus 6, failed?"
+    assert until(lambda: len(documents(storing)) == before + 1, 30.0)
+    assert documents(storing)[-1]["query"] == "What is 5 plus 6, failed?"
     pool.reset()
     for name in POOL:
         pool.say(name, "correct horse battery staple")
     seen(storing, storing.chat("What is 5 plus 6, answered?")["id"])
-    content = (place / "racer.db").read_bytes()
+    content = store_of(storing).read_bytes()
     assert b"answered?" in content
     assert b"battery" not in content
-
-
-def test_keys_that_may_read_a_decision_may_read_its_query(storing: Gateway, pool: FakePool) -> None:
-    """Its own key and an admin; another key's decision stays unknown."""
-    own = storing.chat(TWO)["id"]
-    admins = storing.post("/route", ADMIN_KEY, json={"query": ONE}).json()["decision_id"]
-    assert seen(storing, own)["query"] == seen(storing, own, ADMIN_KEY)["query"] == TWO
-    assert seen(storing, admins, ADMIN_KEY)["query"] == ONE
-    refused = storing.get(f"/decisions/{admins}")
-    assert refused.status_code == 404
-    assert ONE not in refused.text
 
 
 def test_it_is_what_the_router_read(serve: Serve) -> None:
@@ -155,19 +120,6 @@ def test_it_is_what_the_router_read(serve: Serve) -> None:
     assert seen(gateway, answer["id"])["query"] == "What is 3 plus 4?\n\n7\n\nAnd 5?"
     long = gateway.chat("What is 3 plus 4? " * 10)
     assert seen(gateway, long["id"])["query"] == ("What is 3 plus 4? " * 10)[:40]
-
-
-def test_a_decision_with_its_query_is_verified(
-    storing: Gateway, racer: Command, pool: FakePool, place: Path
-) -> None:
-    """From the store and by the gateway: what is decided again rests on the hash as before."""
-    decision_id = storing.route(TWO)["decision_id"]
-    assert seen(storing, decision_id)["query"] == TWO
-    from_store = ("--from-store", "--config", place / "racer.yaml")
-    for where in (from_store, ("--url", storing.url, "--key", ADMIN_KEY)):
-        code, output, error = racer("verify", decision_id, *where, "--json")
-        assert code == 0, error
-        assert json.loads(output)["matches"]
 
 
 def test_prompts_are_in_no_log_and_no_metric_also_when_they_cannot_be_stored(

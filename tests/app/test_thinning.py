@@ -224,17 +224,3 @@ def test_a_rate_and_the_inverse_of_its_weight_are_one(rate: float) -> None:
     stored = [RateInForce(application="", rate=rate, requests=50, last_at=DAY % 1)]
     found, (evidence,) = thinned(rows, stored, by_application=False)
     assert (len(found), evidence["rate"]) == (len(ids), rate)
-
-
-def test_weights_are_worth_as_many_rows_as_thinning_keeps() -> None:
-    """The sum of weights over the largest is the number of rows that remain, on average."""
-    rng, rates = np.random.default_rng(3), np.repeat([0.8, 0.4, 0.1], [1_000, 1_000, 2_000])
-    worth, kept = list[float](), list[int]()
-    for _ in range(200):
-        u = rng.random(rates.size)
-        drawn = u < rates
-        worth.append(float((1.0 / rates[drawn]).sum() * 0.1))
-        kept.append(int((u < 0.1).sum()))
-    exact = 0.1 * rates.size
-    for found in (worth, kept):
-        assert np.mean(found) == pytest.approx(exact, abs=5 * math.sqrt(exact / 200))

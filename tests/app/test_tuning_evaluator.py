@@ -95,20 +95,6 @@ def test_an_evaluator_that_knows_is_kept_at_a_tuned_temperature(
     assert "failed" not in stderr
 
 
-def test_the_table_names_the_weight(
-    racer: Command, config: Path, validation: Path, pool: FakePool
-) -> None:
-    """In the row that was chosen; nothing is written."""
-    pool.rate("judge", KNOWS)
-    before = config.read_bytes()
-    code, out, _ = tune(racer, config, validation)
-    assert code == 0
-    (chosen,) = [line for line in out.splitlines() if line.rstrip().endswith("chosen")]
-    assert "weighted by p_true, T 0." in chosen
-    assert "uses no evaluator" not in out
-    assert config.read_bytes() == before
-
-
 @pytest.mark.parametrize("chances", [{}, {"right": 0.1, "wrong": 0.9}], ids=["same", "misled"])
 def test_a_useless_evaluator_goes_and_the_diff_shows_it(
     racer: Command, config: Path, validation: Path, pool: FakePool, chances: dict[str, float]
@@ -164,26 +150,18 @@ def test_an_evaluator_without_a_single_rating_stops_the_command(
     assert config.read_bytes() == before
 
 
-def test_an_evaluator_that_cannot_do_it_stops_the_command(
-    racer: Command, config: Path, validation: Path, pool: FakePool
+def test_what_cannot_be_tuned_costs_no_rating(
+    racer: Command, config: Path, validation: Path, tmp_path: Path, pool: FakePool
 ) -> None:
-    """The sentence of the gateway's start, before any row is rated."""
+    """Too few rows, or an evaluator that cannot serve: the sentence of the gateway's start."""
+    few = written(tmp_path / "few.jsonl", two_answers(60))
+    code, _, stderr = tune(racer, config, few)
+    assert (code, "too few to tune on" in stderr, pool.rated) == (1, True, [])
     pool.rate("judge", KNOWS, logprobs=False)
     code, out, stderr = tune(racer, config, validation)
     assert (code, out) == (2, "")
     assert "without logprobs" in stderr
     assert not {"right", "wrong"} & {proposed(body) for body in pool.rated}
-
-
-def test_rows_that_cannot_be_tuned_on_cost_no_rating(
-    racer: Command, config: Path, tmp_path: Path, pool: FakePool
-) -> None:
-    """They are refused first."""
-    few = written(tmp_path / "few.jsonl", two_answers(60))
-    code, _, stderr = tune(racer, config, few)
-    assert code == 1
-    assert "too few to tune on" in stderr
-    assert pool.rated == []
 
 
 # The ratings ----------------------------------------------------------------------------------
@@ -244,15 +222,6 @@ def test_the_question_and_its_groups_evaluator_are_asked(
     assert {("Question: law?", "judge"), ("Question: sum?", "abacist")} <= request
 
 
-def test_answers_that_all_agree_need_no_rating(
-    tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """A rating that is not needed does not count as failed."""
-    result = rated(tmp_path, artifact, pool, [row("7", "7", "7")])
-    assert np.isnan(result.ratings.values).all()
-    assert (result.answers, result.failed) == (0, 0)
-
-
 def test_a_few_questions_are_rated_at_once(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
     """Not one by one, and never more than the limit: three answers each."""
     pool.rate("judge", {}, delay_s=0.2)
@@ -279,12 +248,6 @@ def recorded(rows: LabelledRows, **evaluators: dict[str, float]) -> LabelledRows
     return replace(rows, rows=rated)
 
 
-def as_file(path: Path, rows: LabelledRows) -> Path:
-    """The rows with all their fields."""
-    write_rows(rows, path)
-    return path
-
-
 LIES = {"right": 0.1, "wrong": 0.9}
 
 
@@ -294,7 +257,7 @@ def test_recorded_confidences_are_tuned_without_a_call(
     """The evaluator that knows is chosen and written, with a T; its AUC is printed."""
     config = configure(tmp_path, noisy_artifact, pool.url)
     rows = recorded(two_answers(300), poet=LIES, adder=KNOWS)
-    validation = as_file(tmp_path / "validation.jsonl", rows)
+    write_rows(rows, validation := tmp_path / "validation.jsonl")
     code, out, stderr = tune(racer, config, validation, "--write", "--json")
     assert code == 0, stderr
     result = json.loads(out)
@@ -326,7 +289,7 @@ def test_a_group_gets_the_evaluator_that_knows_it(
     mixed = tuple(
         by_group[row.group == "sums"].rows[place] for place, row in enumerate(by_group[0].rows)
     )
-    validation = as_file(tmp_path / "grouped.jsonl", replace(rows, rows=mixed))
+    write_rows(replace(rows, rows=mixed), validation := tmp_path / "grouped.jsonl")
     before, _ = settings.load(config, {})
     code, out, stderr = tune(racer, config, validation, "--write", "--json")
     assert code == 0, stderr
@@ -343,7 +306,8 @@ def test_rows_that_lack_the_configured_evaluator_are_refused(
     """It would go from the configuration as if it had been tried."""
     rows = recorded(two_answers(300), poet=KNOWS)
     before = config.read_bytes()
-    code, out, stderr = tune(racer, config, as_file(tmp_path / "v.jsonl", rows), "--write")
+    write_rows(rows, validation := tmp_path / "v.jsonl")
+    code, out, stderr = tune(racer, config, validation, "--write")
     assert (code, out, pool.rated) == (2, "", [])
     assert "record confidences of poet, but not of the configured evaluator judge" in stderr
     assert config.read_bytes() == before
@@ -355,6 +319,7 @@ def test_an_evaluator_that_cannot_serve_is_not_chosen(
     """It is no candidate, and the configuration does not name its server."""
     config = configure(tmp_path, noisy_artifact, pool.url)
     rows = recorded(two_answers(300), oracle=KNOWS, adder={"right": 0.6, "wrong": 0.4})
-    code, out, stderr = tune(racer, config, as_file(tmp_path / "v.jsonl", rows), "--json")
+    write_rows(rows, validation := tmp_path / "v.jsonl")
+    code, out, stderr = tune(racer, config, validation, "--json")
     assert code == 0, stderr
     assert json.loads(out)["evaluator_choices"]["p_true"]["common"] == "adder"

@@ -17,18 +17,15 @@ from app.settings import key_format
 from racer_core import artifacts
 from tests.kit.gateway import (
     ADMIN_KEY,
-    DATA_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
     Gateway,
     Serve,
     configure,
-    openai,
     running,
     user,
 )
-from tests.kit.gateway import configuration as unconfigured
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
 
@@ -59,12 +56,6 @@ def parts(gateway: Gateway) -> list[str]:
     return [each["part"] for each in gateway.ready().get("missing", [])]
 
 
-def metric(gateway: Gateway, name: str) -> float:
-    """The value of one metric."""
-    lines = gateway.get("/metrics").text.splitlines()
-    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[-1])
-
-
 # What answers -------------------------------------------------------------------------------------
 
 
@@ -90,12 +81,13 @@ def test_auto_answers_before_there_is_an_artifact(gateway: Gateway, pool: FakePo
     ("path", "body"),
     [
         ("/v1/chat/completions", {"model": "auto", "messages": user(ONE)}),
+        ("/v1/chat/completions", {"model": "auto", "messages": user(ONE), "stream": True}),
         ("/v1/completions", {"model": "auto", "prompt": ONE}),
         ("/v1/responses", {"model": "auto", "input": ONE}),
         ("/route", {"query": ONE}),
         ("/route", {"query": ONE, "execute": True}),
     ],
-    ids=["chat", "completion", "response", "route", "route_and_ask"],
+    ids=["chat", "stream", "completion", "response", "route", "route_and_ask"],
 )
 @pytest.mark.parametrize("has_artifact", [False, True])
 def test_every_endpoint_answers_by_the_fallback(
@@ -105,33 +97,13 @@ def test_every_endpoint_answers_by_the_fallback(
     gateway = serve(
         calibrated=False,
         artifact=artifact if has_artifact else tmp_path / "none",
-        routing={"fallback": "speller"},
+        routing={"fallback": "speller", "on_abstain": "error", "session_ttl_s": 60},
     )
-    response = gateway.post(path, json=body)
+    response = gateway.post(path, json=body, headers={"x-session-id": "one"})
     assert response.status_code == 200, response.text
     assert response.headers["x-racer-guarantee"] == VOID
     assert response.headers["x-racer-selected"] == "speller"
-
-
-def test_a_stream_is_answered_by_the_fallback(gateway: Gateway, pool: FakePool) -> None:
-    """Live, with the header from the beginning and the certificate on the last event."""
-    pool.say("adder", "seven")
-    with gateway.openai().chat.completions.with_streaming_response.create(
-        model="auto", messages=user(ONE), stream=True
-    ) as response:
-        assert response.headers["x-racer-guarantee"] == VOID
-        events = [
-            json.loads(line.removeprefix("data: "))
-            for line in response.iter_lines()
-            if line.startswith("data: {")
-        ]
-    text = "".join(
-        choice["delta"].get("content") or "" for event in events for choice in event["choices"]
-    )
-    assert text == "seven"
-    racer = next(event["racer"] for event in events if "racer" in event)
-    assert racer["certificate"]["reasons"] == ["not_calibrated"]
-    assert racer["served_by"] == "adder"
+    assert '"reasons":["not_calibrated"]' in response.text
 
 
 def test_a_named_pool_has_a_fallback_of_its_own(serve: Serve, folder: Path) -> None:
@@ -172,26 +144,22 @@ def test_the_whole_pool_votes_where_that_is_configured(
     serve: Serve, folder: Path, artifact: Path, pool: FakePool, has_artifact: bool
 ) -> None:
     """All are called, and the majority's answer is returned; `stacked` weights need no artifact."""
-    pool.say("adder", "6")
-    pool.say("speller", "7")
-    pool.say("poet", "7")
-    gateway = serve(
-        calibrated=False,
-        artifact=artifact if has_artifact else folder,
-        routing={"fallback": "whole_pool"},
-        aggregation={"equality": "number", "waves": "all"},
-    )
-    answer = gateway.chat(ONE)
-    assert answer["racer"]["selected"] == list(POOL)
-    assert answer["choices"][0]["message"]["content"] == "7"
-    assert answer["racer"]["certificate"]["reasons"] == ["not_calibrated"]
-    open_ended = serve(
-        calibrated=False,
-        artifact=artifact if has_artifact else folder,
-        routing={"fallback": "whole_pool"},
-        aggregation={"equality": "semantic"},
-    )
-    assert open_ended.chat("a poem?")["choices"][0]["message"]["content"] in ("6", "7")
+    for name, text in (("adder", "6"), ("speller", "7"), ("poet", "7")):
+        pool.say(name, text)
+    for aggregation, answers in (
+        ({"equality": "number", "waves": "all"}, ["7"]),
+        ({"equality": "semantic"}, ["6", "7"]),
+    ):
+        gateway = serve(
+            calibrated=False,
+            artifact=artifact if has_artifact else folder,
+            routing={"fallback": "whole_pool"},
+            aggregation=aggregation,
+        )
+        answer = gateway.chat(ONE)
+        assert answer["racer"]["selected"] == list(POOL)
+        assert answer["choices"][0]["message"]["content"] in answers
+        assert answer["racer"]["certificate"]["reasons"] == ["not_calibrated"]
 
 
 # Failures -----------------------------------------------------------------------------------------
@@ -218,33 +186,17 @@ def test_the_next_candidates_answer_where_the_fallback_fails(
     assert set(pool.models_called()) == set(POOL)
 
 
-def test_every_candidate_down_is_an_error_of_the_candidates(
-    gateway: Gateway, pool: FakePool
-) -> None:
-    """502 as ever, not a message about calibration."""
-    for name in POOL:
-        pool.fail(name, "500")
-    with pytest.raises(openai.InternalServerError) as caught:
-        gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
-    assert (caught.value.status_code, caught.value.code) == (502, "upstream_error")
-
-
-def test_an_abstention_or_a_session_changes_nothing(serve: Serve, folder: Path) -> None:
-    """The fallback never abstains, and no session is bound to it."""
-    gateway = serve(
-        calibrated=False, artifact=folder, routing={"on_abstain": "error", "session_ttl_s": 60}
-    )
-    body = {"model": "auto", "messages": user("Write a poem about 3 and 4")}
-    headers = {"x-session-id": "one", "authorization": f"Bearer {DATA_KEY}"}
-    response = gateway.post("/v1/chat/completions", json=body, headers=headers)
-    assert response.headers["x-racer-guarantee"] == VOID
-
-
-def test_bounds_of_keys_and_requests_hold_as_ever(gateway: Gateway) -> None:
-    """Unknown candidates, an alpha of 2 and embeddings are refused as by a calibrated gateway."""
+def test_bounds_of_keys_and_requests_hold_as_ever(gateway: Gateway, pool: FakePool) -> None:
+    """Unknown candidates and an alpha of 2 are refused, and an outage of all candidates is 502."""
     assert gateway.ask(ONE, {"candidates": ["unknown"]}).status_code == 404
     assert gateway.ask(ONE, {"alpha": 2.0}).status_code == 400
     assert gateway.chat(ONE, {"alpha": 0.3})["racer"]["certificate"]["guarantee"]["alpha"] == 0.3
+    levels = gateway.post("/route/levels", json={"query": ONE}).json()
+    assert (levels["levels"], levels["selected"]) == ([], ["adder"])
+    for name in POOL:
+        pool.fail(name, "500")
+    failed = gateway.ask(ONE)
+    assert (failed.status_code, failed.json()["error"]["code"]) == (502, "upstream_error")
 
 
 # What is stored -----------------------------------------------------------------------------------
@@ -268,19 +220,6 @@ def test_a_decision_of_the_fallback_is_stored_and_judged(
     assert "without a threshold" in verified.json()["error"]["message"]
 
 
-def test_a_repeated_query_is_remarked(gateway: Gateway) -> None:
-    """As on a certificate that holds."""
-    remarks = [gateway.route(ONE)["certificate"]["remarks"] for _ in range(2)]
-    assert remarks == [[], ["repeated_query"]]
-
-
-def test_levels_has_none(gateway: Gateway) -> None:
-    """The page draws the fallback and no other set."""
-    response = gateway.post("/route/levels", json={"query": ONE})
-    assert response.status_code == 200
-    assert (response.json()["levels"], response.json()["selected"]) == ([], ["adder"])
-
-
 # What is missing ----------------------------------------------------------------------------------
 
 
@@ -297,21 +236,8 @@ def test_readyz_names_what_is_missing_and_the_next_command(gateway: Gateway, fol
     assert "racer label" in by_part["artifact"]["next"]
     assert "racer train" in by_part["artifact"]["next"]
     assert "racer calibrate" in by_part["calibration"]["next"]
-    assert metric(gateway, 'racer_missing{part="artifact"}') == 1
-    assert metric(gateway, 'racer_missing{part="calibration"}') == 1
-
-
-def test_the_start_logs_what_is_missing(
-    tmp_path: Path, folder: Path, pool: FakePool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One line, with the fallback and the commands."""
-    path = configure(tmp_path, folder, pool.url)
-    with caplog.at_level(logging.WARNING), running(path, ENVIRONMENT):
-        pass
-    lines = [each.getMessage() for each in caplog.records if "racer label" in each.getMessage()]
-    assert len(lines) == 1
-    assert "`auto` is answered by adder" in lines[0]
-    assert "racer calibrate" in lines[0]
+    assert gateway.metric('racer_missing{part="artifact"}') == 1
+    assert gateway.metric('racer_missing{part="calibration"}') == 1
 
 
 @pytest.mark.parametrize(
@@ -354,24 +280,8 @@ def test_artifact_and_calibration_are_taken_while_it_runs(
             "calibration": identity,
             "artifact": artifacts.digest(folder),
         }
-    assert metric(gateway, 'racer_missing{part="artifact"}') == 0
-    assert metric(gateway, 'racer_missing{part="calibration"}') == 0
-
-
-def test_two_gateways_on_one_store_take_both(
-    serve: Serve, tmp_path: Path, folder: Path, artifact: Path
-) -> None:
-    """One upload certifies on both."""
-    gateways = [
-        serve(calibrated=False, artifact=folder, folder=tmp_path / "shared") for _ in range(2)
-    ]
-    shutil.copytree(artifact, folder)
-    for each in gateways:
-        assert until(lambda each=each: parts(each) == ["calibration"], 30)
-    identity = gateways[0].calibrate()["id"]
-    for each in gateways:
-        assert until(lambda each=each: each.ready()["calibration"] == identity, 30)
-        assert each.route(ONE)["certificate"]["holds"]
+    assert gateway.metric('racer_missing{part="artifact"}') == 0
+    assert gateway.metric('racer_missing{part="calibration"}') == 0
 
 
 def test_requests_in_flight_survive_the_swap(
@@ -424,18 +334,6 @@ def test_a_changed_artifact_needs_a_restart_and_says_so(
     assert until(lambda: "restart" not in gateway.get("/readyz").text, 30)
 
 
-def test_a_broken_artifact_stops_the_start(tmp_path: Path, folder: Path, pool: FakePool) -> None:
-    """What is there at the start must fit, as ever: only what is absent is waited for."""
-    folder.mkdir()
-    for name in ("manifest.json", "router.safetensors"):
-        (folder / name).write_text("{}", encoding="utf-8")
-    with (
-        pytest.raises(Exception, match="cannot be read"),
-        running(configure(tmp_path, folder, pool.url), ENVIRONMENT),
-    ):
-        pass
-
-
 # The setting --------------------------------------------------------------------------------------
 
 
@@ -453,17 +351,3 @@ def test_a_fallback_that_does_not_exist_stops_the_start(
     path = configure(tmp_path, folder, "http://127.0.0.1:1/v1", **changes)
     with pytest.raises(SettingsError, match=message):
         settings.load(path, ENVIRONMENT)
-
-
-def test_pools_and_observe_need_no_artifact(tmp_path: Path, pool: FakePool) -> None:
-    """Both choose among candidates; only samples of judged sets need a router."""
-    path = unconfigured(
-        tmp_path,
-        pool.url,
-        pools={"words": {"candidates": ["poet"]}},
-        routing={"observe": "speller"},
-    )
-    with running(path, ENVIRONMENT) as gateway:
-        racer = gateway.chat(ONE, model="auto/words")["racer"]
-        assert racer["selected"] == ["speller"]
-        assert racer["certificate"]["reasons"] == ["not_calibrated", "observe_only"]

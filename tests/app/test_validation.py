@@ -19,7 +19,6 @@ from app.wire.schemas import (
     CalibrateFields,
     CalibrateOptions,
     ChatRequest,
-    CompletionRequest,
     LevelsRequest,
     RouteRequest,
 )
@@ -48,31 +47,13 @@ def body_error(model: type[BaseModel], body: dict[str, Any]) -> SchemaError:
     ("changes", "message"),
     [
         ({"routing": {"alhpa": 0.2}}, "routing.alhpa: unknown setting; did you mean `alpha`?"),
-        ({"prot": 80}, "prot: unknown setting; did you mean `port`?"),
-        ({"limits": {"bodybytes": 1}}, "limits.bodybytes: unknown setting; did you mean"
-         " `body_bytes`?"),
-        ({"limits": {"Queue": 1}}, "limits.Queue: unknown setting; did you mean `queue`?"),
         ({"candidates": candidates(URL, adder={"api_key": SECRET})},
          "candidates.0.api_key: unknown setting; did you mean `api_key_env`?"),
-        ({"candidates": candidates(URL, poet={"capabilities": {"visoin": True}})},
-         "candidates.2.capabilities.visoin: unknown setting; did you mean `vision`?"),
-        ({"pools": {"fast": {"candidates": ["adder"], "alhpa": 0.1}}},
-         "pools.fast.alhpa: unknown setting; did you mean `alpha`?"),
         ({"access": {"admin": {"port": 9, "adress": "::1"}}},
          "access.admin.adress: unknown setting; known here: `host`, `port`"),
-        ({"access": {"keys": [{"name": "a", "hash": f"sha256:{'0' * 32}:{'0' * 64}",
-                               "rpm": 1}]}},
-         "access.keys.0.rpm: unknown setting; known here: `name`, `role`, `hash`,"
-         " `requests_per_minute`, `tokens_per_minute`, `concurrency`, `max_alpha`, `group`,"
-         " `candidates`, `budget`"),
-        ({"aggregation": {"evaluators": {"de": {"candidate": "adder", "timeout": 1}}}},
-         "aggregation.evaluators.de.timeout: unknown setting; did you mean `timeout_s`?"),
-        ({"encoder": {"cache": 1}},
-         "encoder.cache: unknown setting; known here: `backend`, `dtype`, `socket`"),
         ({"limits": {"colour": 1}},
          "limits.colour: unknown setting; `racer schema` prints all settings"),
         ({"alpha": 0.2}, "alpha: unknown setting; did you mean `routing.alpha`?"),
-        ({"alfa": 0.2}, "alfa: unknown setting; did you mean `routing.alpha`?"),
         ({"shadow_rat": 0.2}, "shadow_rat: unknown setting; did you mean `watching.shadow_rate`?"),
     ],
 )  # fmt: skip
@@ -127,19 +108,14 @@ def test_every_misspelt_setting_names_itself() -> None:
     [
         ({"port": 70_000}, "port: must be at least 0 and at most 65535"),
         ({"port": "http"}, "port: must be a whole number"),
-        ({"port": 80.5}, "port: must be a whole number"),
         ({"routing": {"alpha": 2}}, "routing.alpha: must be greater than 0 and less than 1"),
         ({"routing": {"alpha": "much"}}, "routing.alpha: must be a number"),
         ({"routing": {"alpha": float("nan")}},
          "routing.alpha: must be greater than 0 and less than 1"),
         ({"routing": {"score": "best"}},
          "routing.score: must be 'gap', 'prob', 'cover', 'cover_cost' or 'static'"),
-        ({"routing": {"on_abstain": "guess"}},
-         "routing.on_abstain: must be 'refuse', 'strongest' or 'error'"),
         ({"limits": 3}, "limits: must be a mapping of names to values"),
         ({"watching": {"decisions": "perhaps"}}, "watching.decisions: must be true or false"),
-        ({"watching": {"false_alarm": 1}},
-         "watching.false_alarm: must be greater than 0 and less than 1"),
         ({"limits": {"queue": 0}}, "limits.queue: must be greater than 0"),
         ({"candidates": []}, "candidates: must have at least 1 entry"),
         ({"candidates": "adder"}, "candidates: must be a list"),
@@ -153,6 +129,8 @@ def test_every_misspelt_setting_names_itself() -> None:
         ({"candidates": candidates(URL, adder={"price": {"input": 1, "gpu_seconds": 1}})},
          "candidates.0.price.gpu_seconds: unknown setting; did you mean `gpu_second`?"),
         ({"schema_version": 2}, "schema_version: must be 1"),
+        ({"candidates": [{"name": "a b", "base_url": URL}]},
+         "candidates.0.name: must match the pattern ^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$"),
     ],
 )  # fmt: skip
 def test_the_error_of_a_wrong_value_states_what_is_allowed(
@@ -162,29 +140,17 @@ def test_the_error_of_a_wrong_value_states_what_is_allowed(
     assert rejection(tmp_path, **changes) == message
 
 
-def test_a_pattern_is_shown(tmp_path: Path) -> None:
-    """The error of a name that fits into no header lists the allowed characters."""
-    message = rejection(tmp_path, candidates=[{"name": "a b", "base_url": URL}])
-    assert message.startswith("candidates.0.name: must match the pattern ^[A-Za-z0-9]")
-
-
 @pytest.mark.parametrize(
     ("model", "body", "param", "message"),
     [
         (ChatRequest, {"racer": {"alhpa": 0.1}}, "racer.alhpa",
          "racer.alhpa: unknown field; did you mean `alpha`?"),
-        (CompletionRequest, {"racer": {"canidates": [SECRET]}}, "racer.canidates",
-         "racer.canidates: unknown field; did you mean `candidates`?"),
         (ChatRequest, {"racer": {"colour": SECRET}}, "racer.colour",
          "racer.colour: unknown field; known here: `alpha`, `score`, `candidates`, `on_abstain`,"
          " `group`, `application`, `promise`, `reference`, `max_rounds`, `usage`, `timeout`,"
          " `explain`, `stream`"),
-        (LevelsRequest, {"query": SECRET, "candidate": []}, "candidate",
-         "candidate: unknown field; did you mean `candidates`?"),
         (FeedbackRequest, {"decision": SECRET, "correct": {"a": True}}, "decision_id",
          "decision_id: missing, and required"),
-        (FeedbackRequest, {"decision_id": "d", "correct": {"a": True}, "corect": 1}, "corect",
-         "corect: unknown field; did you mean `correct`?"),
         (CalibrateOptions, {"dryrun": SECRET}, "dryrun",
          "dryrun: unknown field; did you mean `dry_run`?"),
         (CalibrateOptions, {"colour": SECRET}, "colour",
@@ -197,8 +163,6 @@ def test_a_pattern_is_shown(tmp_path: Path) -> None:
         (ChatRequest, {"stream": SECRET}, "stream", "stream: must be true or false"),
         (ChatRequest, {"racer": {"group": "g" * 129}}, "racer.group",
          "racer.group: must have at most 128 characters"),
-        (ChatRequest, {"racer": {"timeout": -1}}, "racer.timeout",
-         "racer.timeout: must be greater than 0"),
     ],
 )  # fmt: skip
 def test_errors_of_bodies_have_the_same_words(
@@ -206,8 +170,7 @@ def test_errors_of_bodies_have_the_same_words(
 ) -> None:
     """``param`` stays the field as it was sent; values never come back."""
     whole = {"model": "auto", "messages": user(SECRET), "prompt": SECRET}
-    routed = model in (ChatRequest, CompletionRequest)
-    error = body_error(model, {**whole, **body} if routed else body)
+    error = body_error(model, {**whole, **body} if model is ChatRequest else body)
     assert (str(error), error.param) == (message, param)
 
 

@@ -5,56 +5,70 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from app.answering.fan_out import FanOutResult
+from app.answering.rounds import Rounds
+from app.errors import UpstreamError
 from app.monitoring.decisions.record import DecisionRecord
-from app.monitoring.verification import verify
-from app.routing.decision import ChosenBy
+from app.monitoring.verification import verify, verify_sequence
+from app.routing.decision import AnswerGuarantee, ChosenBy
+from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted
+from app.same_answer.calibrations import AnswerCalibrations
+from app.upstream.reply import Reply
+from app.wire.format import AnswerKind, Choice
+from racer_core.aggregation.semantic import Meaning
 from racer_core.errors import InputError
+from racer_core.sequential.serving import StopReason
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
     UNANSWERABLE,
     Command,
     Gateway,
-    configure,
+    Serve,
     noisy,
-    running,
     user,
 )
 from tests.kit.monitored import calibration_record, decision_record
+from tests.kit.same_answer import NAMES, activate, calibration, classes, configured, talk
 from tests.kit.upstream import FakePool
 
 RECORD = calibration_record()
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def place(unsure: Gateway) -> Path:
     """The folder of the configuration and the store."""
-    return tmp_path_factory.mktemp("verified")
+    assert unsure.config is not None
+    return unsure.config.parent
 
 
-@pytest.fixture(scope="module")
-def unsure(place: Path, noisy_artifact: Path, shared_pool: FakePool) -> Iterator[Gateway]:
+@pytest.fixture
+def unsure(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway with neighbours, `cover` and groups: everything that a set can depend on."""
-    path = configure(place, noisy_artifact, shared_pool.url, routing={"score": "cover"})
-    with running(path, ENVIRONMENT) as gateway:
+    routing = {"score": "cover"}
+    gateway = shared(
+        artifact=noisy_artifact, calibrated=False, group="verified", routing=routing
+    ).gateway
+    if gateway.ready()["calibration"] is None:
         rows = [
             {"query": row.query, "correct": {n: n in row.correct for n in POOL}, "group": group}
             for group, start in (("a", 20_000), ("b", 30_000), (None, 40_000))
             for row in noisy(start, 120).rows
         ]
         assert gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows}).status_code == 200
-        yield gateway
+    return gateway
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -69,65 +83,47 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def verified(racer: Command, decision_id: str, *source: object) -> tuple[int, dict[str, Any]]:
+    """The exit code of ``racer verify`` and its report."""
+    code, out, stderr = racer("verify", decision_id, *source, "--json")
+    assert out, stderr
+    return code, json.loads(out)
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_kind_of_decision_is_found_again(
     unsure: Gateway, racer: Command, place: Path, options: dict[str, Any]
 ) -> None:
     """By the gateway and from its store alone: the same threshold, set and group."""
+    sources = (
+        ("--url", unsure.url, "--key", ADMIN_KEY),
+        ("--from-store", "--config", place / "racer.yaml"),
+    )
     for query in (ONE, TWO, UNANSWERABLE, "Something else altogether"):
         decision = unsure.route(query, **options)
-        decision_id, certificate = decision["decision_id"], decision["certificate"]
-        over_http = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY, "--json")
-        from_store = racer(
-            "verify", decision_id, "--from-store", "--config", place / "racer.yaml", "--json"
-        )
-        for code, out, stderr in (over_http, from_store):
-            assert code == 0, stderr or out
-            result = json.loads(out)
-            assert result["matches"]
+        certificate = decision["certificate"]
+        for source in sources:
+            code, result = verified(racer, decision["decision_id"], *source)
+            assert (code, result["matches"]) == (0, True)
             assert result["recomputed"]["lambda_hat"] == certificate["lambda_hat"]
             assert sorted(result["recomputed"]["selected"]) == sorted(decision["selected"])
-            assert result["decision"]["decision_id"] == decision_id
+            assert result["decision"]["decision_id"] == decision["decision_id"]
             assert result["recomputed"]["n"] == certificate["n"]
             assert result["recomputed"]["group"] == certificate["guarantee"]["group"]
 
 
-def test_decisions_that_no_threshold_made_are_found_again(
-    unsure: Gateway, racer: Command, pool: FakePool
-) -> None:
-    """A request in other conditions has the set of the threshold, without a guarantee."""
-    warm = unsure.post("/route", json={"messages": user(ONE), "temperature": 2}).json()
-    assert "conditions_differ:temperature" in warm["certificate"]["reasons"]
-    code, out, _ = racer("verify", warm["decision_id"], "--url", unsure.url, "--key", ADMIN_KEY)
-    assert (code, "threshold" in out) == (0, True)
-
-
-def test_the_strongest_of_an_abstention_is_found_again(
+def test_sets_that_no_promise_covers_are_found_again(
     gateway: Gateway, racer: Command, pool: FakePool
 ) -> None:
-    """No candidate was selected, the best was called all the same, and the decision says so."""
+    """The strongest of an abstention, and the threshold's set of a request in other conditions."""
     answer = gateway.chat(UNANSWERABLE, racer={"on_abstain": "strongest"})
     assert "abstained_strongest" in answer["racer"]["certificate"]["reasons"]
     assert len(pool.models_called()) == 1
-    code, out, stderr = racer("verify", answer["id"], "--url", gateway.url, "--key", ADMIN_KEY)
-    assert code == 0, stderr or out
-    assert "strongest" in out
-
-
-def test_people_get_a_table(unsure: Gateway, racer: Command) -> None:
-    """The recorded decision, the recomputed one, and whether they are equal."""
-    decision_id = unsure.route(TWO, group="a")["decision_id"]
-    code, out, _ = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY)
-    assert code == 0
-    for word in (
-        decision_id,
-        "lambda_hat then",
-        "lambda_hat now",
-        "selected now",
-        "matches",
-        "yes",
-    ):
-        assert word in out
+    warm = gateway.post("/route", json={"messages": user(ONE), "temperature": 2}).json()
+    assert "conditions_differ:temperature" in warm["certificate"]["reasons"]
+    for decision_id, words in ((answer["id"], "strongest"), (warm["decision_id"], "threshold")):
+        code, out, _ = racer("verify", decision_id, "--url", gateway.url, "--key", ADMIN_KEY)
+        assert (code, words in out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +142,8 @@ def test_a_tampered_decision_is_detected(
         changed = json.dumps({**json.loads(document), field: value})
         update = "update decisions set document = ? where id = ?"
         connection.execute(update, [changed, decision_id])
-    code, out, _ = racer(
-        "verify", decision_id, "--from-store", "--config", place / "racer.yaml", "--json"
-    )
-    assert code == 1
-    assert not json.loads(out)["matches"]
+    code, found = verified(racer, decision_id, "--from-store", "--config", place / "racer.yaml")
+    assert (code, found["matches"]) == (1, False)
     code, out, _ = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY)
     assert code == 1
     assert "NO" in out
@@ -230,3 +223,166 @@ def test_another_record_proves_nothing() -> None:
     """It is refused, not compared."""
     with pytest.raises(InputError):
         verify(decision_record(RECORD, [0.9, 0.5, 0.1]), calibration_record(seed=2))
+
+
+# Decisions under `same_answer` --------------------------------------------------------------------
+
+ANSWERS_RECORD = calibration(classes(10_000, 100), classes(20_000, 200), salt=b"salt")
+PRICES = dict(zip(NAMES, (9.0, 1.0, 2.0, 3.0, 4.0), strict=True))
+PRICED = replace(ANSWERS_RECORD, id="answers-1", prices=PRICES)
+SLOWNESS = (StopReason.SLOW, StopReason.DEADLINE)
+USUAL = decision_record(calibration_record(rows=20), [0.5, 0.5, 0.5])
+
+
+def _are_near(one: Meaning, other: Meaning) -> bool:
+    return one.equals(other, 0.9)
+
+
+def served(
+    plan: RoundsPlan, max_rounds: int, alpha: float, rng: np.random.Generator
+) -> DecisionRecord:
+    """A request whose candidates answer, fail, answer nothing or are late, as the draws say."""
+    policy, decision_id = plan.calibration.policy, f"decision-{rng.integers(1 << 40)}"
+    # By meaning answers are equal that are near each other, which is not transitive.
+    by_meaning = rng.random() < 0.3
+    rounds = Rounds(plan, decision_id, is_same=_are_near if by_meaning else None)
+    results = FanOutResult()
+    row = classes(int(rng.integers(10**6)), 1).classes[0]
+    waiting, failing, cut = list(rounds.next), rng.choice([0.0, 0.3]), rng.random() < 0.1
+    blank = rng.choice([0.0, 0.7])
+    while waiting and not (cut and rng.random() < 0.3):
+        if rng.random() < 0.1:
+            waiting += rounds.call_rest(SLOWNESS[int(rng.integers(2))])
+        if rounds.alone is not None and rng.random() < 0.2:
+            failed = {str(rounds.alone): UpstreamError("down")}
+            rounds.break_off(results.joined(FanOutResult(failures=failed)))
+            break
+        name = waiting.pop(int(rng.integers(len(waiting))))
+        if rng.random() < failing:
+            results.failures[name] = UpstreamError("down")
+        else:
+            is_blank = rng.random() < blank
+            text = "" if is_blank else str(row[NAMES.index(name)])
+            results.replies[name] = Reply(
+                candidate=name,
+                body={},
+                choices=(Choice(text=text),),
+                usage={},
+                seconds=0.0,
+                kind=AnswerKind.NOTHING if is_blank else AnswerKind.ANSWER,
+            )
+            results.forms[name] = text or None
+            if by_meaning and text:
+                place = np.exp(1j * rng.normal(scale=0.5))
+                rounds.meanings[name] = Meaning(name, np.array([place.real, place.imag]))
+                results.forms[name] = name
+        rounds.report(results)
+        if rounds.is_over:  # some answers may be outstanding that cannot change the vote
+            break
+        if not waiting:
+            waiting = list(rounds.next)
+    promised = AnswerGuarantee(
+        reference=policy.reference or "vote",
+        equality="exact",
+        max_rounds=max_rounds,
+        order=policy.order,
+        borders=policy.borders,
+        expected_calls=plan.expected_calls,
+        trivial=bool(np.isposinf(plan.threshold)),
+        made=rounds.made,
+    )
+    is_broken = rounds.made.stopped == StopReason.BROKEN_OFF
+    is_answered = rounds.is_over and bool(results.replies) and not is_broken
+    return replace(
+        USUAL,
+        decision_id=decision_id,
+        alpha=alpha,
+        lambda_hat=plan.threshold,
+        pool=NAMES,
+        served_by=rounds.winner(results.replies) if is_answered else None,
+        answered=tuple(results.replies),
+        sequence=promised,
+    )
+
+
+def test_calls_are_made_again_whatever_happened() -> None:
+    """By the stored form; and what was changed in it afterwards is found."""
+    rng = np.random.default_rng(5)
+    stopped: set[str | None] = set()
+    found: set[str] = set()
+    calibrations = AnswerCalibrations(None, setup="")
+    for number in range(100):
+        record = PRICED if number % 2 else ANSWERS_RECORD
+        terms = RoundsTerms(str(rng.choice(["vote", "eve"])), int(rng.integers(1, 4)))
+        alpha = float(rng.choice([0.001, 0.02, 0.1, 0.4]))
+        plan = calibrations.plan(record, NAMES, terms, alpha)
+        made = served(plan, terms.max_rounds, alpha, rng)
+        decision = DecisionRecord.from_document(made.document(), made.neighbours)
+        verification = verify_sequence(decision, record)
+        assert verification.matches, (verification.differing, verification.as_json())
+        sequence = decision.sequence
+        assert sequence is not None
+        assert sequence.made is not None
+        stopped.add(sequence.made.stopped)
+        if number % 10 or decision.served_by is None:
+            continue
+        rounds = sequence.made.rounds
+        doubted = [replace(each, doubt=(each.doubt or 0.0) + 0.01) for each in rounds]
+        changed = (
+            replace(decision, lambda_hat=decision.lambda_hat / 2.0 + 0.1),
+            replace(decision, sequence=replace(sequence, order=sequence.order[::-1])),
+            replace(decision, sequence=replace(sequence, borders=(*sequence.borders, 9))),
+            replace(
+                decision,
+                sequence=replace(sequence, made=replace(sequence.made, rounds=tuple(doubted))),
+            ),
+            replace(decision, served_by="nobody"),
+            replace(
+                decision, sequence=replace(sequence, made=replace(sequence.made, stopped="other"))
+            ),
+        )
+        for each in changed:
+            found.update(verify_sequence(each, record).differing)
+    assert stopped == {None, *StopReason} - {"unchecked"}
+    assert found == {"lambda_hat", "order", "borders", "rounds", "winner", "stopped"}
+
+
+def test_over_http_and_from_the_store(
+    serve: Serve, pool: FakePool, racer: Command, tmp_path: Path
+) -> None:
+    """A request, a decision without calls, and a stored one that was changed."""
+    folder = tmp_path / "gateway"
+    talk(pool)
+    gateway = serve(folder=folder, **configured(pool))
+    activate(gateway, salt=b"salt")
+    asked = {"reference": "eve", "alpha": 0.2, "max_rounds": 3}
+    ids = [
+        gateway.chat("question 1")["id"],
+        gateway.chat("question 2", asked)["id"],
+        gateway.chat("question 3", {"stream": "leader"})["id"],
+        gateway.route("question 4")["decision_id"],
+    ]
+    for decision_id in ids:
+        arguments = ("--url", gateway.url, "--key", ADMIN_KEY, "--json")
+        code, out, _ = racer("verify", decision_id, *arguments)
+        assert (code, json.loads(out)["matches"]) == (0, True), out
+        code, out, _ = racer(
+            "verify", decision_id, "--from-store", "--config", folder / "racer.yaml"
+        )
+        assert (code, "order now" in out) == (0, True), out
+    pool.answer = lambda _: "42"
+    with closing(sqlite3.connect(folder / "racer.db")) as connection, connection:
+        connection.execute(
+            "UPDATE decisions SET document = replace(document, '\"borders\":[', '\"borders\":[1,')"
+        )
+    code, out, _ = racer("verify", ids[0], "--from-store", "--config", folder / "racer.yaml")
+    assert (code, "borders" in out.split("differing")[1]) == (1, True)
+    missing = gateway.post("/decisions/chatcmpl-none/verify", ADMIN_KEY)
+    assert missing.status_code == 404
+
+
+def test_prices_are_of_the_record() -> None:
+    """The policy follows from the stored calibration alone, not from the prices of today."""
+    terms = RoundsTerms("vote", 2)
+    assert fitted(ANSWERS_RECORD, NAMES, terms).policy.order[0] == "ada"
+    assert fitted(PRICED, NAMES, terms).policy.order[0] != "ada"

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import math
 import random
 import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from tests.kit.case import Shared
-from tests.kit.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve
+from app import lifespan
+from app.answering import answer_forms
+from app.answering.answer_forms import VOTE_CHARS, AnswerReader
+from app.answering.fan_out import FanOutResult
+from app.answering.vote import Vote
+from app.concurrency.memory_budget import SMALL_BYTES
+from app.settings import Aggregation
+from app.upstream.reply import Reply
+from app.wire.chat import Chat
+from app.wire.format import Choice
+from racer_core.aggregation.answers import Equality
+from racer_core.encoder.base import Encoder, EncoderOutput
+from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
+from tests.kit.case import GatewayCase, Shared
+from tests.kit.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, user
 from tests.kit.monitored import sampled
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until, wait_until
 
+pytestmark = pytest.mark.anyio
 WHOLE_POOL = {"alpha": 0.001}  # the whole pool is called
 FAILS_AT_ONCE = "400"  # a fault that is not tried again
 
@@ -42,7 +62,7 @@ def outcome(answer: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_cannot_change_the_vote_is_cancelled(
-    gateway: Gateway, pool: FakePool, stream: bool
+    plain: GatewayCase, pool: FakePool, stream: bool
 ) -> None:
     """Two of three agree: the third is not waited for, sees it, and the promise stands."""
     gate = threading.Event()
@@ -50,29 +70,16 @@ def test_a_call_that_cannot_change_the_vote_is_cancelled(
     pool.say("speller", "7", gate=gate)
     pool.say("poet", "8", delay_s=30)  # the candidate's own limit is 5 s
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(gateway.ask, ONE, WHOLE_POOL, stream=stream)
+        asked = thread.submit(plain.stream if stream else plain.ask, ONE, WHOLE_POOL)
         wait_until(lambda: pool.models_called() == sorted(POOL))  # all three work
         gate.set()
-        response = asked.result()
+        answer = asked.result().body
     assert until(lambda: pool.cancelled == ["poet"])
-    data = response.text.split("data: ")[-2] if stream else response.text
-    answer = json.loads(data)
     assert outcome(answer) == {"adder": "ms", "speller": "ms", "poet": "cancelled"}
     assert answer["racer"]["certificate"]["holds"] is True
     assert reasons(answer) == []
     assert answer["racer"]["votes"] == {"7": 2}
     assert answer["racer"]["usage_incomplete"] is True  # the poet's answer has no usage
-
-
-def test_a_call_that_may_change_the_vote_is_awaited(gateway: Gateway, pool: FakePool) -> None:
-    """Two of three disagree, so the vote waits for the third."""
-    pool.say("adder", "7")
-    pool.say("speller", "8")
-    pool.say("poet", "8", delay_s=0.5)
-    answer = gateway.chat(ONE, WHOLE_POOL)
-    assert answer["choices"][0]["message"]["content"] == "8"
-    assert outcome(answer) == dict.fromkeys(POOL, "ms")
-    assert pool.cancelled == []
 
 
 @pytest.mark.parametrize(
@@ -119,57 +126,32 @@ def test_frugal_waves_call_no_more_than_may_decide(shared: Shared, pool: FakePoo
     assert outcome(gateway.chat(ONE, WHOLE_POOL)) == dict.fromkeys(POOL, "ms")
 
 
-def test_explaining_waits_for_every_answer(gateway: Gateway, pool: FakePool) -> None:
-    """``explain`` returns every answer, so no call is cancelled; else only the winner's returns."""
-    pool.say("poet", "8", delay_s=0.3)
-    answer = gateway.chat(ONE, WHOLE_POOL | {"explain": True})
-    assert answer["racer"]["answers"] == {"adder": "42", "speller": "42", "poet": "8"}
-    assert outcome(answer) == dict.fromkeys(POOL, "ms")
-    assert "answers" not in gateway.chat(ONE, WHOLE_POOL)["racer"]
-
-
 # Failures ---------------------------------------------------------------------------------------
 
 
-def test_a_failure_that_could_not_have_mattered_is_a_remark(
-    gateway: Gateway, pool: FakePool
-) -> None:
-    """Two agree, so the third answer cannot change the vote: the guarantee holds."""
-    pool.say("adder", "7", delay_s=0.3)
-    pool.say("speller", "7", delay_s=0.3)
-    pool.fail("poet", FAILS_AT_ONCE)
-    answer = gateway.chat(ONE, WHOLE_POOL)
-    assert outcome(answer)["poet"] == "error"
-    assert reasons(answer) == ["outvoted_candidate_failed:poet"]
-    assert answer["racer"]["certificate"]["holds"] is True
-
-
-def test_a_failure_that_could_have_mattered_voids(gateway: Gateway, pool: FakePool) -> None:
-    """Two disagree, and the third would have decided."""
-    pool.say("adder", "7", delay_s=0.3)
-    pool.say("speller", "8", delay_s=0.3)
-    pool.fail("poet", FAILS_AT_ONCE)
-    answer = gateway.chat(ONE, WHOLE_POOL)
-    assert answer["choices"][0]["message"]["content"] == "7"
-    assert reasons(answer) == ["candidate_failed:poet"]
-    assert answer["racer"]["certificate"]["holds"] is False
-
-
 @pytest.mark.parametrize(
-    ("late", "reason"),
-    [("7", "outvoted_candidate_failed:speller"), ("8", "candidate_failed:speller")],
+    ("answers", "late", "reason"),
+    [
+        ({"adder": "7", "speller": "7"}, (), "outvoted_candidate_failed:poet"),
+        ({"adder": "7", "speller": "8"}, (), "candidate_failed:poet"),
+        # The adder wins against either alone, not against both: the late one is waited for.
+        ({"adder": "7", "poet": "7"}, ("poet",), "outvoted_candidate_failed:speller"),
+        ({"adder": "7", "poet": "8"}, ("poet",), "candidate_failed:speller"),
+    ],
 )
-def test_a_failure_and_a_late_answer_could_matter_together(
-    gateway: Gateway, pool: FakePool, late: str, reason: str
+def test_a_failure_voids_where_its_answer_could_have_mattered(
+    gateway: Gateway, pool: FakePool, answers: dict[str, str], late: tuple[str, ...], reason: str
 ) -> None:
-    """The adder wins against either alone, not against both: so the late one is waited for."""
-    pool.say("adder", "7")
-    pool.fail("speller", FAILS_AT_ONCE)
-    pool.say("poet", late, delay_s=0.5)
+    """Else it is a remark, and the guarantee holds."""
+    for name, text in answers.items():
+        pool.say(name, text, delay_s=0.5 if name in late else 0.3 - 0.3 * bool(late))
+    failed = reason.partition(":")[2]
+    pool.fail(failed, FAILS_AT_ONCE)
     answer = gateway.chat(ONE, WHOLE_POOL)
     assert answer["choices"][0]["message"]["content"] == "7"
-    assert outcome(answer) == {"adder": "ms", "speller": "error", "poet": "ms"}
+    assert outcome(answer) == dict.fromkeys(answers, "ms") | {failed: "error"}
     assert reasons(answer) == [reason]
+    assert answer["racer"]["certificate"]["holds"] is reason.startswith("outvoted")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -177,19 +159,17 @@ def test_for_a_failure_the_surviving_pools_set_is_called(
     shared: Shared, pool: FakePool, stream: bool
 ) -> None:
     """`cover` calls one of two who are right together; when it fails, the other is called."""
-    gateway = shared(routing={"score": "cover"}).gateway
-    (chosen,) = gateway.route(TWO)["selected"]
+    case = shared(routing={"score": "cover"})
+    (chosen,) = case.route(TWO)["selected"]
     (other,) = {"adder", "speller"} - {chosen}
     pool.fail(chosen, FAILS_AT_ONCE)
     pool.say(other, "larger")
-    response = gateway.ask(TWO, stream=stream)
-    assert response.status_code == 200
-    data = response.text.split("data: ")[-2] if stream else response.text
-    answer = json.loads(data)
+    answered = case.stream(TWO) if stream else case.ask(TWO)
+    answer = answered.body
     assert answer["model"] == answer["racer"]["served_by"] == other
     assert outcome(answer) == {other: "ms", chosen: "error"}
     assert reasons(answer) == [f"candidate_failed:{chosen}"]
-    assert "larger" in response.text
+    assert answered.text == "larger"
     assert pool.models_called() == sorted((chosen, other))
 
 
@@ -228,25 +208,6 @@ def test_too_few_rows_for_the_survivors_do_not_refuse_the_request(
 def voted(gateway: Gateway, text: str = ONE, **fields: Any) -> dict[str, float]:
     """The votes of all answers."""
     return gateway.chat(text, WHOLE_POOL | {"explain": True}, **fields)["racer"]["votes"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "answers", "expected"),
-    [
-        ("exact", ("Seven.", "seven", "7"), {"seven": 2, "7": 1}),
-        ("number", ("It is 7", "7.0", "8"), {"7": 2, "8": 1}),
-        ("choice", ("The answer is B", "(B)", "C"), {"B": 2, "C": 1}),
-        ("json", ('{"a": 1, "b": 2}', '```json\n{"b":2.0,"a":1}\n```', "no"), {'{"a":1,"b":2}': 2}),
-    ],
-)
-def test_the_configured_equality_decides_which_answers_are_equal(
-    shared: Shared, pool: FakePool, kind: str, answers: tuple[str, ...], expected: dict[str, int]
-) -> None:
-    """Two spellings of one answer are two votes for it."""
-    gateway = shared(aggregation={"equality": kind}).gateway
-    for name, text in zip(POOL, answers, strict=True):
-        pool.say(name, text)
-    assert voted(gateway) == expected
 
 
 def test_formulas_are_compared_as_mathematics(shared: Shared, pool: FakePool) -> None:
@@ -347,10 +308,9 @@ def test_open_questions_can_go_to_the_best_alone(
     shared: Shared, pool: FakePool, stream: bool
 ) -> None:
     """``open_ended: top`` calls one and promises nothing; other questions are voted on."""
-    gateway = shared(aggregation={"equality": "auto", "open_ended": "top"}).gateway
-    response = gateway.ask(TWO, stream=stream)
-    data = response.text.split("data: ")[-2] if stream else response.text
-    answer = json.loads(data)
+    case = shared(aggregation={"equality": "auto", "open_ended": "top"})
+    gateway = case.gateway
+    answer = (case.stream(TWO) if stream else case.ask(TWO)).body
     assert pool.models_called() == ["adder"]
     assert (answer["racer"]["selected"], reasons(answer)) == (["adder"], ["no_vote"])
     assert answer["racer"]["certificate"]["holds"] is False
@@ -359,35 +319,10 @@ def test_open_questions_can_go_to_the_best_alone(
     pool.say("speller", "B")
     voters = gateway.chat(f"{TWO}\nA. three\nB. four", {"explain": True})["racer"]
     assert len(voters["votes"]) == len(voters["selected"]) > 1
-
-
-def test_the_certificate_stands_where_only_one_was_chosen_anyway(shared: Shared) -> None:
-    """An open question with a set of one loses nothing by having no vote."""
-    gateway = shared(aggregation={"equality": "auto", "open_ended": "top"}).gateway
-    assert gateway.chat(ONE)["racer"]["certificate"]["holds"] is True
+    assert gateway.chat(ONE)["racer"]["certificate"]["holds"], "one was chosen anyway"
 
 
 # The shadow sample ------------------------------------------------------------------------------
-
-
-def test_a_shadow_decision_calls_the_whole_pool_and_only_its_set_votes(
-    serve: Serve, pool: FakePool
-) -> None:
-    """Those outside the set neither win nor void, nor are they returned."""
-    gateway = serve(watching={"shadow_rate": 1.0})
-    pool.say("adder", "7", delay_s=0.3)
-    pool.say("speller", "8")
-    pool.fail("poet", FAILS_AT_ONCE)
-    answer = gateway.chat(ONE)
-    assert answer["choices"][0]["message"]["content"] == "7"
-    assert answer["racer"]["votes"] == {"7": 1}
-    assert "answers" not in answer["racer"]
-    assert [each["candidate"] for each in answer["racer"]["calls"]] == ["adder"]
-    sampled(gateway, 1)
-    assert pool.models_called() == sorted(POOL)
-    assert answer["racer"]["shadow_rate"] == 1.0
-    assert (answer["racer"]["selected"], reasons(answer)) == (["adder"], [])
-    assert answer["racer"]["certificate"]["holds"] is True
 
 
 def test_in_a_shadow_decision_the_others_do_not_make_good_for_a_failure(
@@ -405,22 +340,184 @@ def test_a_shadow_decision_that_abstains_calls_the_whole_pool_and_abstains(
     serve: Serve, pool: FakePool, stream: bool
 ) -> None:
     """Whether to abstain was right is part of the risk; the client gets none of the answers."""
-    gateway = serve(watching={"shadow_rate": 1.0})
+    case = GatewayCase(serve(watching={"shadow_rate": 1.0}), pool)
     pool.say("adder", "7")
     pool.fail("poet", FAILS_AT_ONCE)
-    response = gateway.ask(UNANSWERABLE, stream=stream)
-    if stream:
-        events = [line.removeprefix("data: ") for line in response.text.split("\n\n")]
-        chunks = [json.loads(each) for each in events if each.startswith("{")]
-        racer = chunks[-1]["racer"]
-        text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-    else:
-        body = response.json()
-        racer, text = body["racer"], body["choices"][0]["message"]["content"]
-        assert body["usage"]["total_tokens"] == sum(each["total_tokens"] for each in racer["usage"])
-    sampled(gateway, 1)
+    answer = case.stream(UNANSWERABLE) if stream else case.ask(UNANSWERABLE)
+    racer = answer.racer
+    if not stream:
+        tokens = sum(each["total_tokens"] for each in racer["usage"])
+        assert answer.body["usage"]["total_tokens"] == tokens
+    sampled(case.gateway, 1)
     assert pool.models_called() == sorted(POOL)
-    assert "none answers" in text
+    assert "none answers" in answer.text
     assert (racer["abstained"], racer["served_by"], racer["votes"]) == (True, None, {})
     assert racer["calls"] == []
     assert racer["certificate"]["holds"] is True
+
+
+# Normal forms of answers --------------------------------------------------------------------------
+
+
+async def never(_: object) -> None:
+    """Not in this test's time."""
+    await asyncio.Event().wait()
+
+
+class Encoding:
+    """An encoder that remembers what it was given, and finds all of it alike."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """One and the same vector for each."""
+        self.given += texts
+        return np.ones((len(texts), 1), np.float32)
+
+
+def reader(embed: Encoding | None = None, embed_chars: int = 8192) -> AnswerReader:
+    """A reader of texts."""
+    encoding = embed or Encoding()
+    return AnswerReader(encoding.embed, never, similarity=0.75, embed_chars=embed_chars)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each form, and each clustering, was made on the event loop's thread."""
+    on_the_loop: list[bool] = []
+    for name in ("normalise", "tool_call_form", "cluster"):
+        function = getattr(answer_forms, name)
+
+        def noting(*given: object, function: object = function) -> object:
+            on_the_loop.append(threading.current_thread() is threading.main_thread())
+            assert callable(function)
+            return function(*given)
+
+        monkeypatch.setattr(answer_forms, name, noting)
+    return on_the_loop
+
+
+async def test_long_answers_are_read_on_a_thread(threads: list[bool]) -> None:
+    """Short ones on the loop; tool calls and clusters, of unknown size, always on a thread."""
+    for choice, form in (
+        (Choice(text="1 " * (SMALL_BYTES // 2)), "1"),
+        (Choice(text="1 " * SMALL_BYTES), "1"),
+        (Choice(tool_calls=({"name": "add"},)), '[["add",{}]]'),
+    ):
+        assert await reader().form(Equality.NUMBER, [choice]) == form
+    await reader().semantic({"a": "x", "b": "y"}, {"a": 0.5, "b": 0.5})
+    assert threads == [True, False, False, False]
+
+
+async def test_an_answer_over_a_mebibyte_has_no_vote(threads: list[bool]) -> None:
+    """Whatever its kind; it is not even looked at."""
+    calls = ({"name": "add", "arguments": '{"a": "' + "x" * VOTE_CHARS + '"}'},)
+    long = [Choice(text="1".rjust(VOTE_CHARS + 1)), Choice(tool_calls=calls)]
+    for choice in long:
+        assert await reader().form(Equality.NUMBER, [choice]) is None
+    assert threads == []
+    assert await reader().form(Equality.NUMBER, [Choice(text="1".rjust(VOTE_CHARS))]) == "1"
+    assert len(threads) == 1
+
+
+async def test_the_encoder_is_given_the_beginning_of_an_answer() -> None:
+    """As much as of a query; and nothing of an answer that is no vote."""
+    encoding = Encoding()
+    texts = {"a": "x" * 9, "b": "y" * 11, "c": "z" * (VOTE_CHARS + 1)}
+    scores = dict.fromkeys(texts, 0.5)
+    forms, medoids = await reader(encoding, embed_chars=10).semantic(texts, scores)
+    assert encoding.given == ["x" * 9, "y" * 10]
+    assert (forms, medoids) == ({"a": "a", "b": "a"}, {"a"})
+    assert await reader(encoding).semantic({"c": texts["c"]}, scores) == ({}, frozenset())
+    assert len(encoding.given) == 2
+
+
+def vote(kind: Equality, deadline: float) -> Vote:
+    """A vote whose formulas and meanings are never read."""
+    return Vote(
+        rule=Aggregation(),
+        kind=kind,
+        reader=AnswerReader(never, never, similarity=0.75, embed_chars=10),  # type: ignore[arg-type]
+        stacked=None,
+        scores={"adder": 0.5},
+        members=("adder",),
+        deadline=deadline,
+    )
+
+
+def replied(text: str) -> Reply:
+    """A candidate's whole answer."""
+    body = {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]}
+    return Reply.of("adder", body, Chat())
+
+
+async def test_an_answer_not_read_by_the_deadline_has_no_vote() -> None:
+    """A formula or meanings that wait for others; what came in time is a vote all the same."""
+    async with asyncio.timeout(60):
+        late = vote(Equality.MATH, time.monotonic() + 0.05)
+        assert await late.read(replied("1")) is None
+        result = FanOutResult(replies={"adder": replied("1")}, forms={"adder": None})
+        meaning = vote(Equality.SEMANTIC, time.monotonic() + 0.05)
+        assert await meaning.cluster(result, ["adder"]) == frozenset()
+        assert result.forms == {"adder": None}
+        assert await vote(Equality.NUMBER, -math.inf).read(replied("It is 7")) == "7"
+
+
+# Through the gateway --------------------------------------------------------------------------
+
+
+@dataclass
+class Busy:
+    """An encoder that stands still at texts with a mark, until it is let go."""
+
+    encoder: Encoder = field(default_factory=CharNgramEncoder)
+    free: threading.Event = field(default_factory=threading.Event)
+
+    spec = SPEC
+
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
+        """Called on the worker's thread alone."""
+        if any("MARK" in text for text in texts):
+            self.free.wait(60)
+        return self.encoder.encode(texts)
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
+    """The encoder of every gateway that is started after this."""
+    encoder = Busy()
+    open_racer = lifespan.open_racer
+    monkeypatch.setattr(
+        lifespan, "open_racer", lambda settings: replace(open_racer(settings), encoder=encoder)
+    )
+    return encoder
+
+
+def test_routing_ends_at_the_requests_own_deadline(serve: Serve, busy: Busy) -> None:
+    """A busy encoder is waited for as long as the request has, and no longer."""
+    gateway = serve(limits={"route_timeout_s": 60.0})
+    try:
+        decision = gateway.route(f"{ONE} MARK", timeout=0.3)
+        response = gateway.ask(f"{ONE} MARK", {"timeout": 0.3})
+        assert not busy.free.is_set()
+    finally:
+        busy.free.set()
+    assert decision["certificate"]["reasons"] == ["router_failed_whole_pool"]
+    assert sorted(decision["selected"]) == sorted(POOL)
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
+
+
+def test_a_vote_ends_at_the_requests_deadline(serve: Serve, pool: FakePool, busy: Busy) -> None:
+    """Meanings not compared in time have no vote: the text with the best router score wins."""
+    gateway = serve(aggregation=MEANING)
+    for name in POOL:
+        pool.say(name, f"MARK {name}")
+    body = {"model": "auto", "messages": user(ONE), "racer": {"alpha": 0.001, "timeout": 3.0}}
+    try:
+        answer = gateway.post("/v1/chat/completions", json=body).json()
+    finally:
+        busy.free.set()
+    assert answer["racer"]["votes"] == {}
+    assert answer["model"] == answer["racer"]["selected"][0]
+    assert answer["racer"]["certificate"]["holds"] is True

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.store import Store
 from racer_core.calibration.kept_order import COMPUTED, TokenPrices
 from racer_core.racer import Racer
 from racer_core.types import LabelledRow, RiskTarget, Score
 from tests.core.conversation_worlds import Talk, TurnRow, kept_by_hand, loss_by_hand
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -29,8 +29,6 @@ from tests.kit.gateway import (
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
 from tests.kit.whole_conversations import ALPHA, ROWS, after, chat, rows_of, stated, talks, upload
-
-SPELL = "Spell the number 3 and then 4"
 
 pytestmark = pytest.mark.usefixtures("pool")  # reset after the test of another module
 
@@ -55,20 +53,12 @@ def scored(racer: Racer, conversations: list[list[LabelledRow]]) -> list[Talk]:
     return found
 
 
-@pytest.fixture(scope="module")
-def calibrated(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
+@pytest.fixture
+def calibrated(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway with rows of whole conversations."""
-    path = configure(
-        tmp_path_factory.mktemp("whole"),
-        noisy_artifact,
-        shared_pool.url,
-        routing={"session_ttl_s": 600},
-    )
-    with running(path, ENVIRONMENT) as gateway:
-        upload(gateway, rows_of(ROWS))
-        yield gateway
+    routing = {"session_ttl_s": 600}
+    case = shared(artifact=noisy_artifact, calibrated=False, group="whole", routing=routing)
+    return case.gateway.once(rows_of(ROWS), alpha=ALPHA)
 
 
 @pytest.fixture(scope="module")
@@ -210,16 +200,6 @@ def test_a_conversation_that_began_elsewhere_is_certified_by_no_conversation(
     assert other.json()["racer"]["certificate"]["guarantee"]["unit"] == "request"
 
 
-def test_a_stored_calibration_has_its_conversations(calibrated: Gateway, racer: Racer) -> None:
-    """The record that is read again has the threshold, and whole conversations as one kind."""
-    with Store(calibrated.settings.store) as store:
-        record = store.record(store.summaries()[0].id)
-    [whole] = [each for each in record.populations if each.conversations]
-    assert whole.calibration.options.unit == "conversation"
-    assert whole.calibration.lambda_hat() == threshold(racer, ROWS)
-    assert [each.later for each in record.populations] == [False, True, True]
-
-
 def test_decisions_of_conversations_can_be_verified(calibrated: Gateway) -> None:
     """Their threshold is recomputed, and their set where no earlier turn chose it."""
     chosen_by = set[str]()
@@ -357,12 +337,11 @@ def test_a_session_is_forgotten_after_its_time(
     tmp_path: Path, noisy_artifact: Path, shared_pool: FakePool
 ) -> None:
     """From its last turn on; without the setting nothing is kept."""
-    for ttl_s, expected in ((0.2, "request"), (60, "conversation"), (None, "request")):
-        path = configure(
-            tmp_path / f"{ttl_s}", noisy_artifact, shared_pool.url, routing={"session_ttl_s": ttl_s}
-        )
+    for ttl_s in (0.2, None):
+        routing = {"session_ttl_s": ttl_s}
+        path = configure(tmp_path / f"{ttl_s}", noisy_artifact, shared_pool.url, routing=routing)
         with running(path, ENVIRONMENT) as gateway:
             upload(gateway, rows_of(ROWS))
             chat(gateway, [ONE], "mine")
             time.sleep(0.3)
-            assert stated(chat(gateway, [ONE, TWO], "mine"))[1] == expected
+            assert stated(chat(gateway, [ONE, TWO], "mine"))[1] == "request"

@@ -42,27 +42,21 @@ atexit.register(lambda: print(gc.isenabled(), *(x for x in {HEAVY} if x in sys.m
 main()
 """
 ROWS = [{"query": "What is 1 plus 2?", "correct": dict.fromkeys(POOL, True)}]
-ASKS: dict[str, tuple[str, Any]] = {
-    "calibrate": ("/calibrate", {"rows": ROWS}),
-    "activate": ("/calibrations/cal-1/activate", {}),
-    "feedback": ("/feedback", {"decision_id": "chatcmpl-1", "correct": {"adder": True}}),
-    "calibrations": ("/calibrations", None),
-    "jobs": ("/calibrations/jobs", None),
-    "decision": ("/decisions/chatcmpl-1", None),
-    "drift": ("/drift", None),
-    "shadow": ("/shadow/rows", None),
-    "waiting": ("/shadow/waiting", None),
-    "judgements": (
-        "/shadow/judgements",
-        {"decision_id": "chatcmpl-1", "judge": "j", "correct": {"adder": True}},
-    ),
+VERDICT = {"decision_id": "chatcmpl-1", "correct": {"adder": True}}
+ASKS: dict[str, Any] = {
+    "/calibrate": {"rows": ROWS},
+    "/calibrations/cal-1/activate": {},
+    "/feedback": VERDICT,
+    "/calibrations": None,
+    "/calibrations/jobs": None,
+    "/decisions/chatcmpl-1": None,
+    "/drift": None,
+    "/shadow/rows": None,
+    "/shadow/waiting": None,
+    "/shadow/judgements": {**VERDICT, "judge": "j"},
 }
 
-EVALUATED = {
-    "method": "weighted",
-    "weight": "p_true",
-    "evaluator": {"candidate": POOL[0]},
-}
+EVALUATED = {"method": "weighted", "weight": "p_true", "evaluator": {"candidate": POOL[0]}}
 
 
 @pytest.fixture
@@ -88,18 +82,17 @@ def test_a_candidate_answers_by_its_name(unrouted: Gateway, pool: FakePool) -> N
     assert set(pool.models_called()) == {"poet"}
 
 
-@pytest.mark.parametrize("case", ASKS)
+@pytest.mark.parametrize("path", ASKS)
 def test_an_endpoint_that_needs_a_router_says_what_to_configure(
-    unrouted: Gateway, pool: FakePool, case: str
+    unrouted: Gateway, pool: FakePool, path: str
 ) -> None:
     """One sentence, and no advice to try again: nothing but the configuration can cure it."""
-    path, body = ASKS[case]
-    requests = (
-        unrouted.get(path, ADMIN_KEY) if body is None else unrouted.post(path, ADMIN_KEY, json=body)
-    )
-    assert requests.status_code == 503, requests.text
-    assert requests.headers["x-should-retry"] == "false"
-    error = requests.json()["error"]
+    method = "GET" if ASKS[path] is None else "POST"
+    with unrouted.http(ADMIN_KEY) as client:
+        response = client.request(method, path, json=ASKS[path])
+    assert response.status_code == 503, response.text
+    assert response.headers["x-should-retry"] == "false"
+    error = response.json()["error"]
     assert (error["type"], error["code"]) == ("api_error", "no_router")
     assert "`racer train`" in error["message"]
     assert "`artifact`" in error["message"]

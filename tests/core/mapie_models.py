@@ -6,12 +6,7 @@ from mapie.regression import SplitConformalRegressor
 from mapie.risk_control import MultiLabelClassificationController
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
-__all__ = [
-    "Given",
-    "MultiLabelClassificationController",
-    "SplitConformalClassifier",
-    "half_width",
-]
+__all__ = ["Given", "MultiLabelClassificationController", "SplitConformalClassifier", "half_width"]
 
 
 class Zero(RegressorMixin, BaseEstimator):

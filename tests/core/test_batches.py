@@ -41,13 +41,6 @@ def test_the_shapes_of_the_encoder_are_few():
     assert all(tokens % 8 == 0 for _, tokens in offered)
 
 
-def test_the_longest_text_has_a_shape_although_it_is_no_power_of_two():
-    """Positions end there: a longer shape would have none for its padding."""
-    assert {tokens for _, tokens in batches.shapes(1, 40)} == {16, 32, 40}
-    assert batches.shapes(2, 64) == [(1, 16), (1, 32), (1, 64), (2, 16), (2, 32), (2, 64)]
-    assert batches.shapes(3, 5) == [(1, 5), (2, 5), (3, 5)]
-
-
 @pytest.mark.parametrize("shortest", [0.0, 0.75, 1.0])
 def test_batches_hold_every_row_once_and_texts_of_like_length(shortest):
     """Batches of a maximum size, longest rows first, each row at least a share of the longest."""
@@ -77,8 +70,7 @@ def splits(rows):
 
 
 @given(
-    lengths=st.lists(st.integers(1, 90), max_size=8),
-    launch=st.sampled_from([0, 20, 200, 2_048]),
+    lengths=st.lists(st.integers(1, 90), max_size=8), launch=st.sampled_from([0, 20, 200, 2_048])
 )
 def test_no_other_batches_of_texts_in_order_cost_less(lengths, launch):
     """Against all ways to cut the sorted texts; one text may be longer than all shapes."""
@@ -107,9 +99,8 @@ def test_one_long_text_pads_no_short_ones(launch):
     assert list(batches.cheapest([12, 512], offered, launch)) == [[1, 0]]
 
 
-@given(lengths=st.lists(st.integers(1, 512), min_size=1, max_size=300))
-def test_every_batch_has_a_graph(lengths):
-    """Up to the model's longest text, however many texts there are."""
-    offered = batches.shapes(256, 512)
-    for rows in batches.cheapest(lengths, offered, 2_048):
-        assert batches.fitting((len(rows), lengths[rows[0]]), offered)
+def test_the_longest_text_has_a_shape_although_it_is_no_power_of_two():
+    """Positions end there: a longer shape would have none for its padding."""
+    assert {tokens for _, tokens in batches.shapes(1, 40)} == {16, 32, 40}
+    assert batches.shapes(2, 64) == [(1, 16), (1, 32), (1, 64), (2, 16), (2, 32), (2, 64)]
+    assert batches.shapes(3, 5) == [(1, 5), (2, 5), (3, 5)]

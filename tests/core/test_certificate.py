@@ -127,13 +127,3 @@ def test_another_calibrations_decision_is_refused():
     assert decision.lambda_hat != rows.lambda_hat()
     with pytest.raises(InputError, match="another calibration"):
         rows.certify(decision)
-
-
-def test_a_score_may_be_a_string():
-    """`prob` is certified as `Score.PROB` is."""
-    rows = calibration()
-    decision = rows.decide(b"query", [0.5, 0.2], score="prob")
-    assert rows.certify(decision) == rows.certify(
-        rows.decide(b"query", [0.5, 0.2], score=Score.PROB)
-    )
-    assert rows.certify(score="prob") == rows.certify(score=Score.PROB)

@@ -12,7 +12,7 @@ import pytest
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.char_ngrams import CharNgramEncoder
-from racer_core.errors import OverlapError, RowsError
+from racer_core.errors import RowsError
 from racer_core.offline.train import train
 from racer_core.records.reader import read_rows
 from racer_core.trained_router import RouterScores
@@ -160,24 +160,6 @@ def test_a_list_whose_rows_share_clusters_certifies_nothing(racer):
     assert racer.calibrate(replace(rows, kind=RowsKind.TRAFFIC)).certify().holds
     assert racer.calibrate(replace(rows, rows=clustered[::2])).certify().holds
     assert racer.calibrate(rows, options=replace(BY_PROB, one_per_cluster=True)).certify().holds
-
-
-def test_a_sample_of_traffic_may_repeat_training_queries_if_it_is_said(racer):
-    """A guess does not excuse them, nor does a list; the training file is no fresh sample."""
-    new, known = synthetic_rows(60, seed=11), synthetic_rows(60, seed=1)
-    mixed = new + known
-    assert racer.calibrate(replace(mixed, kind=RowsKind.TRAFFIC)).n > 0
-    for kind in (None, RowsKind.QUESTIONS):
-        with pytest.raises(OverlapError, match=r"60 of 120 rows .* random sample of traffic"):
-            racer.calibrate(replace(mixed, kind=kind))
-    repeated = known + known[:30]
-    with pytest.raises(OverlapError, match="no fresh sample of traffic"):
-        racer.calibrate(replace(repeated, kind=RowsKind.TRAFFIC))
-    nearly = synthetic_rows(200, seed=1) + new[:1]
-    with pytest.raises(OverlapError, match="no fresh sample of traffic"):
-        racer.calibrate(replace(nearly, kind=RowsKind.TRAFFIC))
-    with pytest.raises(OverlapError, match="no fresh sample of traffic"):
-        racer.calibrate(replace(known[:5] + known[:5], kind=RowsKind.TRAFFIC))
 
 
 def test_validation_rows_may_repeat_training_queries_if_both_are_traffic(tmp_path):

@@ -1,7 +1,6 @@
 """Greedy cover against brute force in rational numbers, and what follows from its definition."""
 
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from racer_core.calibration.cover import greedy_cover
-from racer_core.calibration.prediction_set import prediction_sets
-from tests.core.exact_cover import columns_of, greedy, mass
-from tests.kit.strategies import pool_of, thresholds
+from tests.core.exact_cover import columns_of, greedy
+from tests.kit.strategies import pool_of
 
 PRICES = [0.25, 1.0, 4.0]  # powers of two: a mass per price is as exact as the mass
 
@@ -53,75 +51,6 @@ def test_scores_are_those_of_brute_force(world, priced):
         assert found[int(taken.name[1:])] == pytest.approx(float(taken.before), rel=0, abs=1e-8)
 
 
-@given(world=worlds(), priced=st.booleans(), threshold=thresholds)
-def test_sets_are_prefixes_of_the_exact_order(world, priced, threshold):
-    """Away from ties with lambda, C is what was taken while lambda was not yet exceeded."""
-    votes, patterns, prices = world
-    order = by_hand(votes, patterns, prices if priced else None)
-    assume(all(abs(float(each.before) - threshold) > 1e-8 for each in order))
-    found = greedy_cover(in_doubles(votes), patterns, np.array(prices) if priced else None)
-    inside = prediction_sets(found, threshold)[0]
-    expected = {each.name for each in order if each.before <= threshold}
-    assert {f"m{column}" for column in np.flatnonzero(inside)} == expected
-
-
-@given(world=worlds(), priced=st.booleans())
-def test_mass_before_is_the_union_of_what_was_taken_before(world, priced):
-    """By definition: s(x, m) = W(patterns that a candidate before m has right), by set union."""
-    votes, patterns, prices = world
-    weights = [Fraction(vote, sum(votes)) for vote in votes]
-    found = greedy_cover(in_doubles(votes), patterns, np.array(prices) if priced else None)[0]
-    order = [int(taken.name[1:]) for taken in by_hand(votes, patterns, prices if priced else None)]
-    for place, column in enumerate(order):
-        union = {g for m in order[:place] for g in np.flatnonzero(patterns[:, m]).tolist()}
-        assert found[column] == pytest.approx(float(mass(weights, frozenset(union))), abs=1e-8)
-
-
-@given(world=worlds(), priced=st.booleans())
-def test_each_step_adds_at_least_as_much_as_any_other_would(world, priced):
-    """The invariant of the greedy order, read off the scores alone; without prices gains fall.
-
-    Columns share a score only where they add nothing, so sorting the scores gives the order back.
-    """
-    votes, patterns, prices = world
-    weights, price = in_doubles(votes), np.array(prices if priced else [1.0] * len(prices))
-    order = np.argsort(greedy_cover(weights, patterns, price)[0], kind="stable").tolist()
-    covered = np.zeros(len(votes), dtype=bool)
-    gains = []
-    for place, column in enumerate(order):
-        offers = {c: weights[0, patterns[:, c] & ~covered].sum() / price[c] for c in order[place:]}
-        assert offers[column] >= max(offers.values()) - 1e-8
-        gains.append(offers[column] * price[column])
-        covered |= patterns[:, column]
-    if not priced:
-        assert all(later <= sooner + 1e-8 for sooner, later in pairwise(gains))
-
-
-@given(world=worlds())
-def test_scores_are_masses(world):
-    """Within [0, 1], the first one 0, and at most the mass that the whole pool covers."""
-    votes, patterns, prices = world
-    weights = in_doubles(votes)
-    for score in (
-        greedy_cover(weights, patterns)[0],
-        greedy_cover(weights, patterns, np.array(prices))[0],
-    ):
-        assert score.min() == 0.0
-        assert score.max() <= weights[0, patterns.any(axis=1)].sum() + 1e-8
-        assert score.max() <= 1.0 + 1e-8
-
-
-@given(world=worlds(max_columns=4))
-def test_equal_prices_change_nothing(world):
-    """``cover_cost`` is ``cover`` when calls cost the same."""
-    votes, patterns, _ = world
-    weights = in_doubles(votes)
-    same = np.full(patterns.shape[1], 4.0)
-    np.testing.assert_array_equal(
-        greedy_cover(weights, patterns, same), greedy_cover(weights, patterns)
-    )
-
-
 def test_greedy_by_hand():
     """Copies enter last, complements first; a cheap one may come before a better one."""
     # Half the mass on {a, b} (copies), three tenths on {c}, a fifth on {b, d}.
@@ -142,20 +71,6 @@ def test_columns_that_add_equally_much_are_taken_from_left_to_right():
     assert greedy_cover(np.array([[0.5, 0.5]]), none_right).tolist() == [[0.0, 0.0, 0.0]]
 
 
-def test_nothing_known_is_no_error():
-    """Weights of 0, or no patterns: no candidate adds mass."""
-    assert greedy_cover(np.zeros((2, 3)), np.ones((3, 2), bool)).tolist() == [[0.0, 0.0]] * 2
-    assert greedy_cover(np.zeros((2, 0)), np.ones((0, 2), bool)).tolist() == [[0.0, 0.0]] * 2
-    assert greedy_cover(np.zeros((0, 3)), np.ones((3, 2), bool)).shape == (0, 2)
-
-
-def test_weights_of_the_caller_are_left_alone():
-    """The mass that is left is taken from a copy."""
-    weights = np.array([[0.5, 0.5]])
-    greedy_cover(weights, np.eye(2, dtype=bool))
-    assert weights.tolist() == [[0.5, 0.5]]
-
-
 @given(world=worlds(max_columns=4), seed=st.integers(0, 99))
 def test_a_query_does_not_see_the_rest_of_its_batch(world, seed):
     """Each row's result does not depend on the other rows or on its place."""
@@ -169,11 +84,3 @@ def test_a_query_does_not_see_the_rest_of_its_batch(world, seed):
         for place, row in enumerate(order):
             alone = greedy_cover(batch[[row]], patterns, each)
             np.testing.assert_array_equal(together[place], alone[0])
-
-
-def test_a_hundred_candidates():
-    """Identity patterns: in order of weight, with the sum of the larger ones before each."""
-    weights = np.random.default_rng(1).permutation(np.arange(1, 101)) / 5050
-    score = greedy_cover(weights[None, :], np.eye(100, dtype=bool))[0]
-    expected = [weights[weights > own].sum() for own in weights]
-    np.testing.assert_allclose(score, expected, atol=1e-7)

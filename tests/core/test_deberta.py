@@ -35,31 +35,16 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lengths", [(1,), (2,), (7, 7), (MOST,), (MOST, 1, 33, 5)], ids=str)
+@pytest.mark.parametrize("lengths", [(1,), (MOST, 1, 33, 5)], ids=str)
 def test_hidden_states_are_those_of_transformers(kind, lengths):
-    """To 1e-5 of values around 1, in float32, with padding and without, at the longest too."""
-    eager, lean = both(model(**KINDS[kind]), *texts(*lengths))
+    """To 1e-5 of values around 1, in float32, with padding and without; an order reversed shows."""
+    made, (ids, mask) = model(**KINDS[kind]), texts(*lengths)
+    eager, lean = both(made, ids, mask)
     assert np.abs(eager).max() > 1.0
     np.testing.assert_allclose(lean, eager, atol=1e-5)
-
-
-def test_positions_count():
-    """Else the comparison above would say nothing about them: an order reversed changes a state."""
-    ids, mask = texts(9)
-    made = model()
-    there, _ = both(made, ids, mask)
-    back, _ = both(made, ids.flip(1), mask)
-    assert np.abs(there - back[::-1]).max() > 0.1
-
-
-def test_bfloat16_errs_no_more_than_transformers_does():
-    """Both against float32; rounding alone explains the difference between the two."""
-    ids, mask = texts(MOST, 20, 3)
-    exact, _ = both(model(), ids, mask)
-    eager, lean = both(model(torch.bfloat16), ids, mask)
-    errors = [np.sqrt(np.mean((each - exact) ** 2)) for each in (eager, lean)]
-    assert errors[1] < 1.5 * errors[0]
-    assert errors[0] < 0.1
+    if lengths == (1,):
+        back, _ = both(made, texts(9)[0].flip(1), texts(9)[1])
+        assert np.abs(both(made, *texts(9))[0] - back[::-1]).max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -73,13 +58,9 @@ def test_bfloat16_errs_no_more_than_transformers_does():
     ids=str,
 )
 def test_unsupported_models_stay_with_transformers(other):
-    """Those models stay with transformers."""
+    """Nor does another kind of model fit."""
     assert deberta.fits(model())
     assert not deberta.fits(model(**other))
-
-
-def test_another_kind_of_model_does_not_fit():
-    """Whatever it is called."""
     config = transformers.BertConfig(
         vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
     )
@@ -100,13 +81,6 @@ def test_the_encoder_embeds_alike_by_either(tiny_encoder, pooling):
 
 
 @pytest.mark.parametrize("forward", ["transformers", "lean"])
-def test_training_opens_the_requested_forward(tiny_encoder, forward):
-    """Either forward, regardless of the machine's default."""
-    choice = EncoderChoice(name=str(tiny_encoder), backend="cpu", forward=forward)
-    assert choice.open().spec.forward == forward
-
-
-@pytest.mark.parametrize("forward", ["transformers", "lean"])
 def test_an_artifact_is_opened_by_the_forward_that_it_was_made_with(tiny_encoder, forward):
     """Whatever would be taken for a new one; a manifest that says nothing was transformers'."""
     made = HuggingFaceEncoder(str(tiny_encoder), backend="cpu", forward=forward).spec
@@ -122,3 +96,10 @@ def test_the_lean_forward_of_a_model_that_it_does_not_know_is_refused(tiny_encod
     assert HuggingFaceEncoder(str(tmp_path), backend="cpu").spec.forward == "transformers"
     with pytest.raises(ArtifactError, match="lean"):
         HuggingFaceEncoder(str(tmp_path), backend="cpu", forward="lean")
+
+
+@pytest.mark.parametrize("forward", ["transformers", "lean"])
+def test_training_opens_the_requested_forward(tiny_encoder, forward):
+    """Either forward, regardless of the machine's default."""
+    choice = EncoderChoice(name=str(tiny_encoder), backend="cpu", forward=forward)
+    assert choice.open().spec.forward == forward

@@ -63,12 +63,6 @@ def test_another_encoder_has_embeddings_of_its_own(tmp_path, changes):
     assert (other.encoded_texts, moved.encoded_texts) == (["one"], [])
 
 
-def test_no_texts_are_no_rows(tmp_path):
-    """The shape is the encoder's."""
-    cached = CachedEncoder(Counting(), tmp_path / "cache.sqlite")
-    assert cached.encode([]).embeddings.shape == Counting().encode([]).embeddings.shape
-
-
 @pytest.mark.parametrize("damage", ["text", "folder", "foreign", "cut"])
 def test_a_damaged_file_is_one_sentence(tmp_path, damage):
     """Not a traceback of SQLite's; the file is named."""

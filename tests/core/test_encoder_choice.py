@@ -24,7 +24,7 @@ from tests.kit.synthetic import synthetic_rows
 
 stats = LazyModule("scipy.stats")
 
-DRAWS = 400
+DRAWS = 200
 ROWS = 60
 
 
@@ -61,7 +61,7 @@ def test_rows_of_a_unit_count_as_one():
     """Ten copies of a row are no evidence; taken for rows of their own they would be."""
     rng = np.random.default_rng(2)
     units = np.repeat(np.arange(20), 10)
-    draws = [np.repeat(noise(rng, 20, 2), 10, axis=0) for _ in range(DRAWS // 2)]
+    draws = [np.repeat(noise(rng, 20, 2), 10, axis=0) for _ in range(DRAWS)]
     limit = stats.binom.isf(1e-6, len(draws), ERROR_RATE)
     assert sum(chosen(sizes, units) != 0 for sizes in draws) <= limit
     assert sum(chosen(sizes) != 0 for sizes in draws) > 2 * limit
@@ -79,12 +79,6 @@ def test_a_dearer_encoder_with_smaller_sets_is_chosen():
     expected = 1.96 * stats.sem(sizes[:, 0] - best, ddof=0)
     assert first.half_width == pytest.approx(expected)
     assert first.size - first.difference == pytest.approx(best.mean())
-
-
-def test_the_order_given_does_not_matter():
-    """Encoders are ordered by their time."""
-    encoders = measured(noise(np.random.default_rng(4), 100, 3))
-    assert compare(encoders, np.arange(100)) == compare(encoders[::-1], np.arange(100))
 
 
 @dataclass(frozen=True)

@@ -5,55 +5,20 @@ The oracle is the same call with members, so a test has no false alarms.
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.grading import Grade, grade
-from racer_core.aggregation.vote import Method, Weight, aggregate
+from racer_core.aggregation.grading import grade
+from racer_core.aggregation.vote import aggregate
 from racer_core.calibration.decision import whole_pool_decision
 from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.shadow import RIGHT, UNKNOWN, WRONG, feedback_bounds
 from racer_core.errors import CalibrationError, InputError
 from racer_core.offline.evaluation_result import Setting
 from racer_core.offline.protocol import CalibrationScope, Control, Protocol
 from racer_core.offline.tune import AnswerRatings
 from racer_core.types import BINARY_TARGETS, CandidateAnswer, RiskTarget, Score
-from tests.kit.strategies import calibration_options, fingerprints_of, tables
-
-ALPHAS = (0.05, 0.1, 0.34, 0.5, 0.9)
-
-
-def named(options):
-    """The options with names in place of members."""
-    return {name: getattr(value, "value", value) for name, value in options.items()}
-
-
-@given(
-    table=tables(),
-    options=calibration_options(),
-    score=st.sampled_from(list(Score)),
-    target=st.sampled_from(BINARY_TARGETS),
-)
-def test_a_named_risk_has_the_threshold_and_the_sets_of_its_member(table, options, score, target):
-    """``paper`` by name counted the rows of ``answerable``; ``cover_cost`` was ``cover``."""
-    options |= {"score": score, "risk_target": target}
-    by_member, by_name = table.calibration(**options), table.calibration(**named(options))
-    assert by_name.options == by_member.options
-    assert by_name.options.risk_target is target
-    assert by_name.options.score is score
-    assert by_name.n == by_member.n
-    prints = fingerprints_of(len(table))
-    for alpha in ALPHAS:
-        for kind in Score:
-            thresholds = [by_member.lambda_hat(alpha, kind), by_name.lambda_hat(alpha, kind.value)]
-            assert thresholds[0] == thresholds[1]
-            one, other = (
-                made.sets(table.scores, prints, thresholds[0], each, made.neighbours)
-                for made, each in ((by_member, kind), (by_name, kind.value))
-            )
-            np.testing.assert_array_equal(one.selected, other.selected)
-            np.testing.assert_array_equal(one.null_selected, other.null_selected)
+from tests.kit.strategies import calibration_of
 
 
 @pytest.mark.parametrize(
@@ -117,7 +82,6 @@ REFUSED = {
     ),
 }
 ANSWER = CandidateAnswer(candidate="a", text="A", form="A", score=0.5, weight=0.25)
-METHODS = (Method.MAJORITY, Method.WEIGHTED, Method.LOG_ODDS)
 
 
 def bounds(risk_target):
@@ -134,22 +98,17 @@ def test_functions_refuse_another_name(call):
         call("wrong")
 
 
-def test_functions_read_names_as_members():
-    """Votes, weights, grades, and the bounds of feedback."""
-    answers = [ANSWER, CandidateAnswer(candidate="b", text="B", form="B", score=0.25, weight=0.5)]
-    for method in METHODS:
-        for weight in Weight:
-            one, other = (
-                aggregate(answers, method=m, weight=w, temperature=0.5)
-                for m, w in ((method, weight), (method.value, weight.value))
-            )
-            assert one == other
-    assert all(
-        grade("The answer is 7", "7", kind) == grade("The answer is 7", "7", kind.value)
-        for kind in (Grade.NUMBER, Grade.EXACT)
-    )
-    assert bounds("paper") == bounds(RiskTarget.PAPER) != bounds("answerable")
-    decision = whole_pool_decision(
-        ["a"], [0.5], risk_target="paper", alpha=0.1, score=Score.GAP, truncated=False
-    )
-    assert decision.null_selected
+@pytest.mark.parametrize("target", BINARY_TARGETS)
+@pytest.mark.parametrize("score", list(Score))
+def test_names_of_a_calibration_are_its_members(score, target):
+    """``paper`` by name counted the rows of ``answerable``; ``cover_cost`` was ``cover``."""
+    rng = np.random.default_rng(1)
+    scores, labels = rng.random((40, 3)), rng.random((40, 3)) < 0.5
+    known = {"patterns": PatternModel.of(labels), "prices": (1.0, 2.0, 4.0)}
+    by_member = calibration_of(scores, labels, risk_target=target, score=score, **known)
+    by_name = calibration_of(scores, labels, risk_target=target.value, score=score.value, **known)
+    assert by_name.options == by_member.options
+    assert (by_name.options.risk_target, by_name.options.score) == (target, score)
+    assert by_name.options.risk_target is target
+    assert by_name.lambda_hat(0.2, score.value) == by_member.lambda_hat(0.2, score)
+    assert by_name.decide(b"q", [0.5] * 3, score=score.value).score is score

@@ -14,7 +14,7 @@ from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import EvaluatorKey
 from racer_core.offline.evaluation_tables import evaluators, unmeasured
 from racer_core.offline.evaluators import MIN_ROWS, EvaluatorChoice, RatedAnswers
-from racer_core.offline.protocol import Protocol, Shares, split, split_benchmarks
+from racer_core.offline.protocol import Protocol, Shares, split
 from racer_core.offline.selection import ScoredRows
 from racer_core.offline.table import EvaluationTable, build_table
 from racer_core.offline.votes import Rule
@@ -69,13 +69,6 @@ def test_auc_is_the_share_of_pairs_within_questions(table):
     assert quality.failed == pytest.approx(gaps / (3 * len(table)))
 
 
-def test_an_evaluator_of_easy_questions_alone_is_no_better_than_chance():
-    """It is surer where questions are easy, which moves no vote; pooled, its AUC is 0.875."""
-    rows = [row(i, POOL, {"judge": (0.9,) * 3}) for i in range(50)]
-    rows += [row(i + 50, "a", {"judge": (0.1,) * 3}) for i in range(50)]
-    assert RatedAnswers.of(rows, POOL).qualities()[0].auc == 0.5
-
-
 KNOWS, ERRS = (0.9, 0.1, 0.1), (0.1, 0.9, 0.9)
 
 
@@ -90,14 +83,6 @@ def test_a_group_has_an_evaluator_of_its_own_where_it_has_the_rows(count, own):
     ratings = rated.ratings(Weight.P_TRUE, choice)
     np.testing.assert_array_equal(ratings[0], KNOWS)
     np.testing.assert_array_equal(ratings[-1], KNOWS if own else ERRS)
-
-
-def test_a_group_that_one_evaluator_rated_keeps_it():
-    """As labelled with `evaluators` of the configuration: no other one has rated its rows."""
-    rows = [row(i, "a", {"scholar": KNOWS}, "law") for i in range(100)]
-    rows += [row(1_000 + i, "a", {"abacist": ERRS}, "sums") for i in range(3)]
-    choice = RatedAnswers.of(rows, POOL).choose(Weight.P_TRUE)
-    assert choice == EvaluatorChoice(common="scholar", of_groups={"sums": "abacist"})
 
 
 def test_a_kind_that_some_rows_lack_is_not_measured():
@@ -157,11 +142,7 @@ def outvoted_evaluation():
 
 
 def test_an_informed_p_true_wins_where_the_majority_is_wrong(outvoted_evaluation):
-    """By INFORMED - MAJORITY_RIGHT = 0.6 on whole pools: every vote's accuracy is known exactly.
-
-    At a small T the informed rows are right and the others wrong, whichever side is the majority.
-    Verdicts that are all alike leave the majority.
-    """
+    """By INFORMED - MAJORITY_RIGHT = 0.6 on whole pools: every vote's accuracy is known exactly."""
     rows, evaluation = outvoted_evaluation
     controls = {name: np.array(runs) for name, runs in evaluation.controls[ONE].items()}
     informed = np.mean([
@@ -203,76 +184,6 @@ def test_the_informed_evaluator_is_chosen_and_shown(outvoted_evaluation):
         ("p_true", "coin", 0.0),
     }
     assert not any("evaluator" in each for each in unmeasured(evaluation))
-
-
-def test_qualities_have_the_jackknife_s_errors_over_rows():
-    """Every pair of rows left out, and then counted twice, in turn; all splits measured again.
-
-    The bootstrap's own error is 1.6 %, and the jackknife is linear: 10 % are allowed.
-    The report has 1.96 of it beside the spread over splits, and results.json has it too.
-    """
-    rows = outvoted(160, seed=8)
-    protocol = Protocol(splits=6, alphas=(0.3,), scores=(Score.STATIC,), seed=5)
-    table = build_table({ONE: rows}, encoder=CharNgramEncoder(), router="knn", protocol=protocol)
-    pairs = np.arange(len(table.rows.labels)) // 2
-    table = replace(table, clusters=pairs)
-    evaluation = evaluate(table, encoder="char-ngrams", router="knn")
-    rng = np.random.default_rng(protocol.seed)
-    validations = []
-    for _ in range(protocol.splits):
-        units = table.rows.split_units
-        ((_, part),) = split_benchmarks(table.benchmarks, units, protocol, rng).items()
-        validations.append(part.validation)
-        rng.random((len(part.test), len(POOL)))  # the random sets
-
-    def figures(pair, times):
-        """The mean over splits of each evaluator's AUC and accuracy."""
-        found = []
-        for validation in validations:
-            counted = np.repeat(validation, np.where(pairs[validation] == pair, times, 1))
-            found.append([(q.auc, q.accuracy) for q in table.rated.at(counted).qualities()])
-        return np.mean(found, axis=0)
-
-    whole = figures(0, times=1)
-    taking_part = np.unique(pairs[np.concatenate(validations)])
-    share = np.array([(figures(each, 2) - figures(each, 0)) / 2 for each in taking_part])
-    count = len(share)
-    expected = np.sqrt(count / (count - 1) * (share**2).sum(axis=0))
-    (grid,) = evaluators(evaluation)
-    shown = evaluation.as_json()["evaluators"]
-    for number, (key, line) in enumerate(zip(evaluation.evaluators, grid.rows, strict=True)):
-        for place, name in enumerate(("auc", "accuracy")):
-            assert np.mean(evaluation.evaluators[key][name]) == pytest.approx(whole[number, place])
-            error = evaluation.se_rows(key, name)
-            assert error == pytest.approx(expected[number, place], rel=0.1, abs=1e-12)
-            assert shown[number]["se_rows"][name] == error
-            assert f" ±{1.96 * error:.3f} (" in line[3 + place]
-    assert (expected[2:] > 0.0).all()
-
-
-def test_votes_without_confidences_are_said_to_be_unmeasured(outvoted_evaluation):
-    """A kind that one row lacks is left out everywhere, and the reason has the number of rows."""
-    rows, _ = outvoted_evaluation
-    gaps = tuple(
-        replace(row, confidences={"judge": {"p_true": row.confidences["judge"]["p_true"]}})
-        for row in rows.rows
-    )
-    protocol = Protocol(splits=1, alphas=(0.3,), scores=(Score.STATIC,))
-    table = build_table(
-        {ONE: replace(rows, rows=gaps)},
-        encoder=CharNgramEncoder(),
-        router="knn",
-        protocol=protocol,
-    )
-    evaluation = evaluate(table, encoder="char-ngrams", router="knn")
-    assert "full pool p_true" in evaluation.controls[ONE]
-    assert "full pool verbal" not in evaluation.controls[ONE]
-    (reason,) = [each for each in unmeasured(evaluation) if "evaluator" in each]
-    assert reason == (
-        "the vote weighted by an evaluator's verbal, as 360 rows record no such confidences: "
-        "`racer label --evaluator NAME --confidence verbal` records them"
-    )
-    assert evaluation.as_json()["unrated"] == {"verbal": 360}
 
 
 def test_the_evaluator_and_its_temperature_are_chosen_on_validation_rows():
@@ -327,8 +238,7 @@ def test_the_evaluator_and_its_temperature_are_chosen_on_validation_rows():
     assert runs["accuracy_p_true"] == [0.0]
     assert evaluation.controls[ONE]["full pool p_true"] == [0.0]
     by_router = replace(
-        table,
-        rated=replace(table.rated, values={Weight.P_TRUE: {"router": table.rows.scores}}),
+        table, rated=replace(table.rated, values={Weight.P_TRUE: {"router": table.rows.scores}})
     )
     (runs,) = evaluate(by_router, encoder="char-ngrams", router="knn").cells.values()
     assert runs["accuracy_p_true"] == runs["accuracy_weighted"]

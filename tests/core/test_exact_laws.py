@@ -18,11 +18,11 @@ stats = LazyModule("scipy.stats")
 FALSE_ALARM = 1e-6
 
 
-@pytest.mark.parametrize(("n", "alpha", "trials"), [(19, 0.10, 4_000), (99, 0.05, 60_000)])
+@pytest.mark.parametrize(("n", "alpha", "trials"), [(19, 0.10, 4_000), (99, 0.05, 40_000)])
 def test_misrouting_risk_has_its_exact_value(n, alpha, trials):
     """For continuous scores risk = floor(alpha(n+1))/(n+1) = alpha here, Theorem 4.5 sharpened.
 
-    A rank off by one moves it by 1/(n+1) and passes with probability below 2e-6.
+    A rank off by one moves it by 1/(n+1) and passes with probability below 6e-5.
     """
     draws = np.random.default_rng(20260201).standard_normal((trials, n + 1))
     missed = sum(row[-1] > calibrate_threshold(row[:-1], alpha) for row in draws)
@@ -147,17 +147,6 @@ def test_misses_and_false_abstentions_stay_below_alpha_together():
     assert unknown > stats.binom.isf(FALSE_ALARM, trials, alpha)
 
 
-def test_tau_that_alpha_cannot_pay_for_does_not_break_the_bound():
-    """Tau makes 30 % abstain at alpha 0.1: no finite threshold is valid, the whole pool is called.
-
-    Abstaining all the same (risk 0.3) passes with probability below 1e-9.
-    """
-    n, alpha, trials, fog = 19, 0.1, 2_000, 0.8
-    world = World(6, trials * (n + 1), answerable=True, fog=fog)
-    missed = misses(world, n, alpha=alpha, null_threshold=tau_for(0.3, fog))
-    assert_at_most(missed, trials, p=alpha, false_alarm=FALSE_ALARM)
-
-
 @pytest.mark.parametrize("target", BINARY_TARGETS)
 def test_smoothing_on_both_sides_keeps_the_law(target):
     """Most critical gaps are exactly 0; smoothed there are no ties, so the risk is 0.2 = 10/50.
@@ -170,15 +159,3 @@ def test_smoothing_on_both_sides_keeps_the_law(target):
     world = World(8, trials * (n + 1), answerable=answerable, fog=0.0)
     missed = misses(world, n, alpha=0.2, risk_target=target, smoothing_salt=b"both")
     assert_binomial(missed, trials, p=0.2, false_alarm=FALSE_ALARM)
-
-
-def test_smoothing_the_query_alone_breaks_the_law():
-    """Negative control: lambda_hat sits on the atom at 0, and every smoothed score lies above it.
-
-    The risk is 0.74 instead of 0.2; a count of at most 0.6 has probability below 1e-9.
-    """
-    n, trials = 49, 500
-    world = World(9, trials * (n + 1), fog=0.0)
-    paper = {"alpha": 0.2, "risk_target": RiskTarget.PAPER}
-    missed = misses(world, n, **paper, served={**paper, "smoothing_salt": b"one side"})
-    assert missed / trials > 0.6

@@ -53,7 +53,7 @@ DIGESTS = {
         Equality.JSON: "078d0d380244d65d",
         Equality.TOOL_CALL: "24a4cd4cfba55f8d",
         Equality.MATH: "0278c1b7bdfac0ce",
-    },
+    }
 }
 ADVICE = "normal forms changed: raise FORMS_VERSION, and write their digests down"
 

@@ -24,18 +24,6 @@ def test_a_gpu_is_taken_in_bfloat16_and_agrees_with_the_cpu(tiny_encoder):
     assert (cosines > 0.99).all()
 
 
-def test_the_lean_forward_agrees_with_transformers_on_a_gpu(tiny_encoder):
-    """In float32, with padding; the lean forward is the default."""
-    texts = ["a", "a b c d e f g h", "h g"]
-    options = {"backend": "cuda", "dtype": "float32"}
-    default = HuggingFaceEncoder(tiny_encoder, **options)
-    assert default.spec.forward == "lean"
-    lean = default.encode(texts).embeddings
-    other = HuggingFaceEncoder(tiny_encoder, **options, forward="transformers")
-    theirs = other.encode(texts).embeddings
-    np.testing.assert_allclose(lean, theirs, atol=1e-3)  # products may be rounded to TF32
-
-
 def exact(ids, mask):
     """What transformers embeds in float32 on the CPU, each of length 1."""
     with torch.inference_mode():
@@ -83,22 +71,6 @@ def test_a_replay_gives_what_the_same_kernels_give_without_a_graph(recorded, sha
         np.testing.assert_allclose(
             unit(recorded(ids, mask)), unit(plain(ids, mask)), atol=2e-3
         )  # a library may choose another kernel while it is recorded
-
-
-def test_a_batch_beyond_the_largest_runs_without_a_graph(recorded):
-    """Of nine texts, where eight is the most: as near to float32 as a recorded one."""
-    ids, mask = texts(MOST, *range(1, 9))
-    cosines = (unit(recorded(ids, mask)) * exact(ids, mask)).sum(1)
-    assert (cosines > 0.99).all()
-
-
-def test_embeddings_do_not_depend_on_the_batch_within_bfloat16(recorded):
-    """As nearly as bfloat16 allows: other shapes take other kernels, which add in other orders."""
-    ids, mask = texts(20, 7, 40, 20, 3)
-    together = unit(recorded(ids, mask))
-    for row, length in enumerate(mask.sum(1).tolist()):
-        alone = unit(recorded(ids[row : row + 1, :length], mask[row : row + 1, :length]))
-        assert float(alone[0] @ together[row]) > 0.999
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

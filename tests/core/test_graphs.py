@@ -63,21 +63,6 @@ def test_padding_to_a_shape_changes_no_embedding(kind, lengths, pooling):
     np.testing.assert_allclose(run(ids, mask), exact(made, ids, mask, pooling), atol=1e-5)
 
 
-def test_an_embedding_does_not_depend_on_the_batch():
-    """Alone, among others, and in any row: to 1e-5, in float32."""
-    run = graphs.Graphs(
-        graphs.embedder(deberta.LeanDeberta(model(), MOST), "mean"),
-        shapes=SHAPES,
-        device="cpu",
-        recorder=ReplayRecorder(),
-    )
-    ids, mask = texts(20, 7, 40, 20, 3)
-    together = run(ids, mask)
-    for row, length in enumerate(mask.sum(1).tolist()):
-        alone = run(ids[row : row + 1, :length], mask[row : row + 1, :length])
-        np.testing.assert_allclose(alone[0], together[row], atol=1e-5)
-
-
 def test_nothing_that_is_recorded_looks_at_a_value():
     """Tensors without values go through: a look would wait for the GPU, which no graph can."""
     lean = deberta.LeanDeberta(model(), MOST)
@@ -91,10 +76,7 @@ def test_nothing_that_is_recorded_looks_at_a_value():
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_are_aligned_for_the_kernels_of_a_gpu(monkeypatch, shape):
-    """To 8 numbers, of the bias and of the products that it is made of.
-
-    Else the fused attention copies the bias, and products take slower kernels, in each layer.
-    """
+    """To 8 numbers, of the bias and of the products that it is made of."""
     strides, attention, product = [], torch.nn.functional.scaled_dot_product_attention, torch.bmm
 
     def attending(*args, attn_mask, **options):
@@ -141,45 +123,6 @@ def test_every_shape_is_recorded_once_and_the_largest_first():
     assert made[4:] == [made[each] for each in recorder.replayed]
     assert [made[each] for each in recorder.replayed[:3]] == [(1, 16), (1, 16), (1, 32)]
     assert len(recorder.shapes) == 4
-
-
-@pytest.mark.parametrize("batch", [(5, 16), (4, 33), (5, 33)], ids=str)
-def test_a_batch_beyond_the_largest_runs_as_it_is(batch):
-    """Without padding and without a recording."""
-    seen, recorder = [], ReplayRecorder()
-
-    def embed(ids, mask):
-        seen.append(tuple(ids.shape))
-        return mask.sum(1, keepdim=True).float()
-
-    run = graphs.Graphs(embed, shapes=[(4, 16), (4, 32)], device="cpu", recorder=recorder)
-    assert run(*tokens_of(batch)).shape == (batch[0], 1)
-    assert seen[-1] == batch
-    assert recorder.replayed == []
-
-
-def test_results_are_the_callers_own():
-    """The next batch is computed where these came from."""
-    run = graphs.Graphs(
-        lambda ids, mask: ids.float(), shapes=[(2, 16)], device="cpu", recorder=ReplayRecorder()
-    )
-    first = run(*tokens_of((2, 16)))
-    run(torch.zeros((2, 16), dtype=torch.int64), torch.ones((2, 16), dtype=torch.int64))
-    assert first.tolist() == [[7.0] * 16] * 2
-
-
-def test_padding_rows_of_a_batch_hold_a_token():
-    """Attention over padding alone would be undefined."""
-    seen = []
-
-    def embed(ids, mask):
-        seen.append(mask.clone())
-        return ids.float()
-
-    graphs.Graphs(embed, shapes=[(4, 16)], device="cpu", recorder=ReplayRecorder())(
-        *tokens_of((1, 2))
-    )
-    assert seen[-1].sum(1).tolist() == [2, 16, 16, 16]
 
 
 # The encoder ------------------------------------------------------------------------------------
@@ -257,3 +200,13 @@ def test_too_little_memory_is_an_error_that_says_what_to_set(tiny_encoder, monke
     with pytest.raises(ArtifactError, match=r"--forward transformers.*--backend cpu") as caught:
         HuggingFaceEncoder(str(tiny_encoder), **options).encode(["a"])
     assert "\n" not in str(caught.value)
+
+
+def test_results_are_the_callers_own():
+    """The next batch is computed where these came from."""
+    run = graphs.Graphs(
+        lambda ids, mask: ids.float(), shapes=[(2, 16)], device="cpu", recorder=ReplayRecorder()
+    )
+    first = run(*tokens_of((2, 16)))
+    run(torch.zeros((2, 16), dtype=torch.int64), torch.ones((2, 16), dtype=torch.int64))
+    assert first.tolist() == [[7.0] * 16] * 2

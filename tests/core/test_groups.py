@@ -12,14 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.calibration.calibration import Calibration
-from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
+from racer_core.types import RiskTarget, Score
 from tests.core.kinds import Kinds, missed
 from tests.core.laws import assert_split_risk
-from tests.kit.lazy import LazyModule
 from tests.kit.strategies import calibration_of, calibration_options, fingerprints_of, tables
 from tests.kit.synthetic import synthetic_rows
-
-stats = LazyModule("scipy.stats")
 
 FALSE_ALARM = 1e-6
 names = st.sampled_from(["a", "b", None])
@@ -51,18 +48,6 @@ def test_a_group_is_calibrated_on_its_own_rows(table, options, data):
             assert group.lambda_hat(alpha, kind) == alone.lambda_hat(alpha, kind)
 
 
-@given(table=tables(), options=calibration_options(), alpha=st.sampled_from([0.1, 0.3, 0.5]))
-def test_one_group_for_all_is_no_group(table, options, alpha):
-    """Queries of no group belong to a population without rows: the whole pool is called."""
-    plain = table.calibration(**options)
-    grouped = replace(plain, groups=("a",) * len(table))
-    for one in (grouped.group("a"), plain.group(None)):
-        assert one.lambda_hat(alpha, Score.COVER) == plain.lambda_hat(alpha, Score.COVER)
-    rest = grouped.group(None)
-    assert rest.n == 0
-    assert math.isinf(rest.lambda_hat(alpha, Score.GAP))
-
-
 def grouped(sizes, *, unanswerable=0, **options):
     """A calibration with given numbers of answerable rows per group; the first has others too."""
     groups = [name for name, size in sizes.items() for _ in range(size)]
@@ -83,29 +68,6 @@ def test_smallest_group_with_a_finite_threshold(alpha, enough):
         assert math.isfinite(own.lambda_hat(alpha, Score.GAP)) == (size == enough)
         assert own.decide(b"q", [0.5, 0.25], alpha=alpha).trivial == (size < enough)
         assert calibration.group(None).n == 30
-
-
-def test_easy_rows_of_a_group_do_not_lend_the_others_their_risk():
-    """P(miss) <= alpha over all queries, each served by its rows: those of no group omit "easy".
-
-    With the easy rows in it the miss rate of the others would be 0.61 and of all queries 0.14.
-    """
-    rng = np.random.default_rng(5)
-    trials, alpha, missed_by_rest = 400, 0.1, 0
-    for _ in range(trials):
-        easy, hard = rng.random(230), 10.0 + rng.random(20)
-        scores = np.concatenate([easy, hard])[:, None] / 20.0  # s = 1 - r rises with it
-        calibration = calibration_of(
-            1.0 - scores,
-            np.ones((250, 1), dtype=bool),
-            groups=("easy",) * 230 + (None,) * 20,
-            score=Score.PROB,
-        )
-        rest = calibration.group(None)
-        query = (10.0 + rng.random()) / 20.0
-        missed_by_rest += query > rest.lambda_hat(alpha, Score.PROB)
-    # Exactly 2/21; more than 0.61 of that world, or 0.1 in 400 by chance, with probability 1e-6.
-    assert missed_by_rest <= stats.binom.isf(FALSE_ALARM, trials, 2 / 21)
 
 
 def test_delta_asks_for_larger_groups():
@@ -137,17 +99,6 @@ def test_a_group_that_no_row_names_has_no_rows(name):
     assert replace(calibration, groups=None).group(None).n == 45
 
 
-def test_a_group_of_a_sub_pool_and_a_sub_pool_of_a_group_are_the_same():
-    """An outage while a tenant asks: both ways of taking rows and columns commute."""
-    world = Kinds(1)
-    calibration = world.calibration(world.draw(200))
-    left = ["m3", "m0"]
-    one, other = calibration.restrict(left).group("1"), calibration.group("1").restrict(left)
-    assert one.n == other.n
-    for kind in Score:
-        assert one.lambda_hat(0.1, kind) == other.lambda_hat(0.1, kind)
-
-
 def blocks(seed, trials, n, queries):
     """For each trial the rows (n of each kind) and the queries of each kind, all answerable."""
     world = Kinds(seed)
@@ -169,10 +120,18 @@ def stacked(parts):
     )
 
 
+def assert_law(misses, trials, n, queries, alpha):
+    """Within the law of distinct scores."""
+    rate = misses / trials / queries
+    assert_split_risk(
+        rate, splits=trials, n=n, n_test=queries, alpha=alpha, false_alarm=FALSE_ALARM
+    )
+
+
 @pytest.mark.parametrize("score", [Score.COVER, Score.STATIC])
 def test_risk_within_each_group_has_its_exact_value(score):
-    """0.1 in every kind, n = 19 of each; a rank off passes with probability below 1e-8."""
-    trials, n, queries, alpha = 600, 19, 10, 0.1
+    """0.1 in every kind, n = 19 of each; a rank off passes with probability below 1e-3."""
+    trials, n, queries, alpha = 400, 19, 10, 0.1
     misses = [0, 0, 0]
     for world, trial, rows, tested in blocks(11, trials, n, queries):
         salt = f"trial {trial}".encode()
@@ -181,59 +140,25 @@ def test_risk_within_each_group_has_its_exact_value(score):
             group = calibration.group(str(kind))
             misses[kind] += missed(group, tested[kind], group.lambda_hat(alpha, score), trial)
     for count in misses:
-        assert_split_risk(
-            count / trials / queries,
-            splits=trials,
-            n=n,
-            n_test=queries,
-            alpha=alpha,
-            false_alarm=FALSE_ALARM,
-        )
-
-
-def test_pooled_threshold_does_not_bound_the_risk_within_a_group():
-    """Negative control: calibrated for 0.2 on all kinds, one kind is missed far more often.
-
-    One query of each kind a trial, so that trials are independent; were the risk of every kind at
-    most 0.2, a kind would be missed so often with probability 3e-6.
-    """
-    trials, n, alpha = 500, 19, 0.2
-    misses = [0, 0, 0]
-    for world, trial, rows, tested in blocks(11, trials, n, 1):
-        calibration = world.calibration(
-            stacked(rows), score=Score.STATIC, smoothing_salt=f"trial {trial}".encode()
-        )
-        threshold = calibration.lambda_hat(alpha, Score.STATIC)
-        for kind in range(3):
-            misses[kind] += missed(calibration, tested[kind], threshold, trial)
-    assert max(misses) > stats.binom.isf(FALSE_ALARM, trials, alpha)
+        assert_law(count, trials, n, queries, alpha)
 
 
 def test_rows_of_no_group_keep_their_law():
     """24 rows of no group beside eight of another kind, alpha = 0.08 = 2/25.
 
-    A rank off by one passes with probability below 1e-9.
+    A rank off by one passes with probability below 1e-3.
     """
-    trials, queries, alpha = 1_000, 8, 0.08
-    world = Kinds(12)
-    drawn = world.draw(trials * (32 + queries), answerable=True)
-    misses = 0
+    trials, queries, alpha = 600, 8, 0.08
+    world, misses = Kinds(12), 0
     for trial in range(trials):
-        block = drawn[trial * (32 + queries) : (trial + 1) * (32 + queries)]
+        block = world.draw(32 + queries, answerable=True)
         salt = f"trial {trial}".encode()
         rows = replace(block[:32], groups=np.array([None] * 24 + ["small"] * 8))
         calibration = world.calibration(rows, score=Score.COVER, smoothing_salt=salt)
         served = calibration.group(None)
         assert math.isinf(calibration.group("small").lambda_hat(alpha, Score.COVER))
         misses += missed(served, block[32:], served.lambda_hat(alpha, Score.COVER), trial)
-    assert_split_risk(
-        misses / trials / queries,
-        splits=trials,
-        n=24,
-        n_test=queries,
-        alpha=alpha,
-        false_alarm=FALSE_ALARM,
-    )
+    assert_law(misses, trials, 24, queries, alpha)
 
 
 def test_groups_of_rows_reach_the_calibration(racer):
@@ -247,14 +172,3 @@ def test_groups_of_rows_reach_the_calibration(racer):
     assert racer.calibrate(rows).groups is None
     answerable = [row for row in tagged if row.group and row.correct]
     assert calibration.group("tenant").n == len(answerable)
-
-
-def test_groups_stay_with_rows_that_bring_their_scores(racer):
-    """Rows of scores alone have groups too."""
-    row = LabelledRow(
-        query="", correct=frozenset({"adder"}), scores=(0.5, 0.25, 0.125), group="tenant"
-    )
-    rows = LabelledRows(pool=racer.pool, rows=(row, replace(row, group=None)))
-    calibration = racer.calibrate(rows)
-    assert calibration.groups == ("tenant", None)
-    assert calibration.neighbours is None

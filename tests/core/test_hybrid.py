@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.tools.evaluation import OFF, with_cache
+from app.tools.evaluation import with_cache
 from racer_core import artifacts
 from racer_core.encoder.base import EncoderOutput
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -18,7 +18,6 @@ from racer_core.racer import Racer
 from tests.kit.synthetic import synthetic_rows
 
 TEXTS = ["a b c", "a b", "h g f e", "abc abd", "unheard words"]
-LONG = " ".join("abcdefgh" * 12)
 
 
 def opened(folder, **options):
@@ -40,30 +39,11 @@ def cosines(encoder):
     return embeddings @ embeddings.T
 
 
-def test_embeddings_are_float32_of_length_one(hybrid):
-    """Both parts side by side."""
-    embeddings = hybrid.encode(TEXTS).embeddings
-    assert embeddings.dtype == np.float32
-    assert embeddings.shape == (len(TEXTS), 32 + 4096)
-    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1.0, atol=1e-6)
-
-
 def test_a_cosine_is_the_mean_of_the_two_cosines(hybrid):
     """Neither part has more weight than the other."""
     semantic, lexical = cosines(hybrid.semantic), cosines(CharNgramEncoder())
     np.testing.assert_allclose(cosines(hybrid), (semantic + lexical) / 2.0, atol=1e-6)
     assert np.abs(semantic - lexical).max() > 0.1  # so that one of them alone would show
-
-
-def test_no_texts_are_no_rows(hybrid):
-    """Of the width of all others."""
-    assert hybrid.encode([]).embeddings.shape == (0, 32 + 4096)
-
-
-def test_truncated_is_what_the_semantic_encoder_cut(tiny_encoder):
-    """Row by row, in the order of the texts."""
-    hybrid = opened(tiny_encoder, max_tokens=8)
-    assert hybrid.encode(["a b", LONG, "a"]).truncated.tolist() == [False, True, False]
 
 
 def test_its_identity_is_the_semantic_encoders_but_for_the_mark(hybrid):
@@ -104,20 +84,6 @@ def test_an_artifact_of_another_mark_is_refused(artifact, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_ngrams_beside_ngrams_do_not_exist():
-    """A manifest that says so is refused, and the difference is named."""
-    with pytest.raises(ArtifactError, match="lexical True became False"):
-        artifacts.open_encoder(replace(CharNgramEncoder().spec, lexical=True))
-
-
-def test_an_encoder_without_the_mark_is_opened_plain(tiny_encoder):
-    """No n-grams for artifacts that never had any."""
-    plain = EncoderChoice(name=str(tiny_encoder), backend="cpu", dtype="float32").open()
-    assert not isinstance(artifacts.open_encoder(plain.spec), HybridEncoder)
-    marked = artifacts.open_encoder(replace(plain.spec, lexical=True))
-    assert isinstance(marked, HybridEncoder)
-
-
 class Counting:
     """A semantic encoder that records its texts."""
 
@@ -148,17 +114,3 @@ def test_the_cache_stands_in_front_of_the_semantic_half(hybrid, tmp_path):
     np.testing.assert_array_equal(
         embeddings, HybridEncoder(Counting(hybrid.spec)).encode(TEXTS).embeddings
     )
-
-
-def test_a_plain_run_finds_what_a_hybrid_one_embedded(hybrid, tmp_path):
-    """What the cache holds is the semantic embedding alone."""
-    file = str(tmp_path / "cache.sqlite")
-    with_cache(HybridEncoder(Counting(hybrid.semantic.spec)), file).encode(TEXTS)
-    plain = Counting(hybrid.semantic.spec)
-    assert with_cache(plain, file).encode(TEXTS).embeddings.shape == (len(TEXTS), 3)
-    assert plain.encoded_texts == []
-
-
-def test_no_cache_is_no_cache(hybrid):
-    """`off` leaves the encoder as it is."""
-    assert with_cache(hybrid, OFF) == hybrid

@@ -6,9 +6,7 @@ Statistical tests have a fixed seed and a false-alarm probability of 1e-6 for wh
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,11 +41,6 @@ def corrected(draw: Draw) -> float:
     return float(draw.thresholds([ALPHA], DELTA)[0])
 
 
-def at_its_word(draw: Draw) -> float:
-    """The exact binomial rule on all of the judge's verdicts."""
-    return binomial(draw.judge)
-
-
 def binomial(rows: Losses) -> float:
     """The exact binomial rule."""
     critical = np.sort(rows.critical[rows.counted])
@@ -60,11 +53,6 @@ def binomial(rows: Losses) -> float:
 def test_the_risk_exceeds_alpha_in_at_most_delta_of_500_draws(kind: str):
     """Whatever the judge gets wrong. 100 are expected at most; measured are 14 and 65."""
     assert_at_most(broken(kind, 1, corrected), DRAWS, DELTA, FALSE_ALARM)
-
-
-def test_a_judge_taken_at_its_word_breaks_the_bound():
-    """The power of the test above: 486 draws break it."""
-    assert broken("lenient 0.15", 1, at_its_word) > stats.binom.isf(FALSE_ALARM, DRAWS, DELTA)
 
 
 def test_a_good_judge_makes_sets_smaller_than_labels_alone():
@@ -84,36 +72,8 @@ def labels_alone(draw: Draw, alpha: float, delta: float) -> float:
     return threshold_from_sorted(critical, allowed_misses(len(critical), alpha, delta))
 
 
-def test_a_lenient_judge_of_many_rows_costs_little():
-    """It calls nearly every first choice right: its critical scores are no levels for people's."""
-    rng = np.random.default_rng(12)
-    wrong = errors("lenient 0.3", WORLD)
-    draws = [Draw.of(WORLD, wrong, 5_000, 300, rng) for _ in range(10)]
-    ours = np.mean([WORLD.size(float(each.thresholds([0.05], 0.05)[0])) for each in draws])
-    alone = np.mean([WORLD.size(labels_alone(each, 0.05, 0.05)) for each in draws])
-    assert ours < 1.06 * alone
-
-
-def test_a_useless_judge_costs_little():
-    """Verdicts at random: the judge gets nearly no weight, and sets are nearly the binomial rule's.
-
-    Mean sizes of 10 draws; the bets and the first weights lose 2 %.
-    """
-    rng = np.random.default_rng(3)
-    wrong = np.full(WORLD.labels.shape, 0.5), np.full(WORLD.labels.shape, 0.5)
-    draws = [Draw.of(WORLD, wrong, 3_000, 300, rng) for _ in range(10)]
-    found = [each.corrected([0.1], 0.05) for each in draws]
-    assert np.mean([each.weights[0] for each in found]) < 0.1
-    ours = np.mean([WORLD.size(float(each.thresholds[0])) for each in found])
-    alone = np.mean([WORLD.size(labels_alone(each, 0.1, 0.05)) for each in draws])
-    assert ours < 1.04 * alone
-
-
 def test_rows_without_verdict_or_label_are_missed_at_every_level():
-    """Verdicts are missing of exactly the hardest tenth of queries; the bound holds.
-
-    Dropped, such rows would make the risk of the same queries larger than alpha in most draws.
-    """
+    """Verdicts are missing of exactly the hardest tenth of queries; the bound holds."""
     ordered = np.sort(WORLD.losses.critical[WORLD.losses.counted])
     hardest = ordered[int(0.9 * len(ordered))]
 
@@ -121,10 +81,7 @@ def test_rows_without_verdict_or_label_are_missed_at_every_level():
         lost = draw.people.counted & (draw.people.critical > hardest)
         rows = len(lost)
         people, judge = (
-            Losses(
-                critical=np.where(lost, np.inf, each.critical),
-                counted=each.counted | lost,
-            )
+            Losses(critical=np.where(lost, np.inf, each.critical), counted=each.counted | lost)
             for each in (draw.people, draw.judge)
         )
         chosen = np.flatnonzero(~lost) if drop else np.arange(rows)
@@ -205,31 +162,6 @@ def test_rows_without_verdict_keep_their_places_in_the_random_order():
     assert 0.0 < share < 0.3
 
 
-def test_tied_scores_are_levels_together():
-    """Every finite score is 0 or 0.5: the threshold is one of them, or none."""
-    rng = np.random.default_rng(9)
-    draw = Draw.of(WORLD, errors("symmetric 0.05", WORLD), 600, 100, rng)
-
-    def tied(rows: Losses) -> Losses:
-        halves = np.where(rows.critical < 0.3, 0.0, 0.5)
-        return replace(rows, critical=np.where(np.isinf(rows.critical), np.inf, halves))
-
-    people, judge = tied(draw.people), tied(draw.judge)
-    found = replace(draw, people=people, judge=judge).corrected([0.05, 0.3], 0.1)
-    assert set(found.thresholds) <= {0.0, 0.5, math.inf}
-    assert found.thresholds[1] < math.inf
-
-
-def test_no_judged_row_beside_the_labels_leaves_the_labels_alone():
-    """The weight is 0; the threshold is near the binomial rule's."""
-    draw = Draw.of(WORLD, errors("symmetric 0.1", WORLD), 300, 300, np.random.default_rng(10))
-    found = draw.corrected([0.2], 0.1)
-    assert found.weights == 0.0
-    assert abs(
-        WORLD.risk(float(found.thresholds[0])) - WORLD.risk(labels_alone(draw, 0.2, 0.1))
-    ) < (0.03)
-
-
 def test_without_rows_that_count_no_level_passes():
     """Nothing is certified from nothing."""
     rows = losses(np.zeros((50, 2)), np.zeros((50, 2), bool))
@@ -238,11 +170,3 @@ def test_without_rows_that_count_no_level_passes():
         rows, rows, parts, np.array([0.1]), 0.05, nonconformity=np.zeros((50, 2))
     )
     assert found.thresholds == math.inf
-
-
-def test_a_threshold_of_5_000_rows_takes_well_below_a_second():
-    """Measured: 0.03 s. The bound is generous for a busy machine."""
-    draw = Draw.of(WORLD, errors("symmetric 0.1", WORLD), 5_000, 300, np.random.default_rng(11))
-    start = time.process_time()
-    draw.thresholds([0.1], 0.05)
-    assert time.process_time() - start < 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -131,54 +132,6 @@ def test_the_certificate_names_the_judge_and_delta():
     assert plain.certify().as_json()["guarantee"]["labels"] is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"delta": None}, "need delta"),
-        ({"one_per_cluster": True}, "not clusters"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str):
-    """One clear error each."""
-    with pytest.raises(CalibrationError, match=message):
-        judged_rows(**options)
-
-
-def test_weights_and_unjudged_labels_are_refused():
-    """Weights of one rate are none."""
-    rows = judged_rows(delta=0.2)
-    weights = np.ones(500)
-    assert replace(rows, weights=weights * 3.0).lambda_hat() == rows.lambda_hat()
-    weights[0] = 2.0
-    with pytest.raises(CalibrationError, match="cannot have weights"):
-        replace(rows, weights=weights, options=replace(rows.options, max_weight=2.0))
-    judged = verdicts_of(rows)
-    judged[7] = -1
-    with pytest.raises(CalibrationError, match="row 8 has a label and no verdicts"):
-        replace(rows, judged=judged)
-
-
-def test_other_scores_are_not_offered():
-    """Only the calibration's own score has thresholds."""
-    rows = judged_rows()
-    assert rows.offered == (Score.GAP,)
-    with pytest.raises(CalibrationError, match="choose one of"):
-        rows.lambda_hat(score=Score.PROB)
-
-
-def test_a_judge_below_chance_is_refused():
-    """Its verdicts are swapped; at chance, or a little above, it only gets no weight."""
-    with pytest.raises(CalibrationError, match="below chance"):
-        refuse_uncounted(judged_rows(wrong=0.9))
-    refuse_uncounted(judged_rows(wrong=0.3))
-
-
-def test_verdicts_without_labels_are_refused():
-    """A judge is not taken at its word."""
-    with pytest.raises(CalibrationError, match="corrected by people's labels"):
-        refuse_uncounted(judged_rows(people=0))
-
-
 def test_the_evidence_has_the_judges_errors():
     """By candidate."""
     errors = judged_rows(wrong=0.2, people=500).judge_errors()
@@ -207,3 +160,28 @@ def test_verdicts_of_another_shape_are_refused(judged: Any):
     """Each candidate of the pool has one."""
     with pytest.raises(InputError, match="each candidate of the pool to true or false"):
         parse_row({"query": "q", "judged": judged}, POOL, takes_unlabelled=True)
+
+
+def test_rows_that_a_judge_cannot_calibrate_are_refused():
+    """Each with one clear error; weights of one rate are none, and a judge at chance is taken."""
+    rows = judged_rows(delta=0.2)
+    weights = np.ones(500)
+    assert replace(rows, weights=weights * 3.0).lambda_hat() == rows.lambda_hat()
+    weights[0] = 2.0
+    judged = verdicts_of(rows)
+    judged[7] = -1
+    refuse_uncounted(judged_rows(wrong=0.3))
+    assert rows.offered == (Score.GAP,)
+    weighted = replace(rows.options, max_weight=2.0)
+    refused: dict[str, Callable[[], object]] = {
+        "need delta": lambda: judged_rows(delta=None),
+        "not clusters": lambda: judged_rows(one_per_cluster=True),
+        "cannot have weights": lambda: replace(rows, weights=weights, options=weighted),
+        "row 8 has a label and no verdicts": lambda: replace(rows, judged=judged),
+        "choose one of": lambda: rows.lambda_hat(score=Score.PROB),
+        "below chance": lambda: refuse_uncounted(judged_rows(wrong=0.9)),
+        "corrected by people's labels": lambda: refuse_uncounted(judged_rows(people=0)),
+    }
+    for message, use in refused.items():
+        with pytest.raises(CalibrationError, match=message):
+            use()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 import pytest
@@ -27,15 +26,12 @@ from tests.core.conversation_worlds import (
     drawn_talk,
     kept_by_hand,
     loss_by_hand,
-    nonconformity,
 )
 from tests.kit.strategies import alphas
 
 scores = st.sampled_from([Score.PROB, Score.GAP])
-targets = st.sampled_from([RiskTarget.ANSWERABLE, RiskTarget.QUALITY])
 token_prices = st.tuples(*[st.integers(0, 4).map(float)] * 3)
 OWN = 0.1  # alpha of a calibration, by which it keeps orders whatever alpha a request has
-LEVELS = [each / 8 for each in range(-1, 9)]
 
 
 def served(calibration: Calibration, talk: Talk, alpha: float) -> list[set[str]]:
@@ -51,27 +47,6 @@ def served(calibration: Calibration, talk: Talk, alpha: float) -> list[set[str]]
 
 
 # The order --------------------------------------------------------------------------------------
-
-
-@given(talks=conversations(), score=scores)
-def test_a_conversation_calls_as_many_candidates_as_its_turns_would_alone(talks, score):
-    """At every threshold: the order chooses which they are, and the first turn chooses its own."""
-    for talk in talks:
-        kept = kept_by_hand(talk, score, 0.3)
-        plain = [nonconformity(row.scores, score) for row in talk]
-        assert [sorted(each) for each in kept] == [sorted(each) for each in plain]
-        assert kept[0] == plain[0]
-
-
-@given(talks=conversations(), score=scores, target=targets)
-def test_losses_of_conversations_do_not_grow_with_the_threshold(talks, score, target):
-    """Sets of all turns are nested: what was called at one turn changes no later order."""
-    for talk in talks:
-        kept = kept_by_hand(talk, score, 0.3)
-        losses = [loss_by_hand(talk, kept, level, target) for level in LEVELS]
-        if losses[0] is not None:
-            assert losses == sorted(losses, reverse=True)
-            assert losses[-1] == 0
 
 
 @given(talks=conversations(), score=scores, alpha=alphas, data=st.data())
@@ -116,12 +91,6 @@ def test_the_cost_of_a_warm_call_counts_its_price_and_its_computation():
     expected = [computed, (price + computed) / 2, computed, (1.0 + computed) / 2]
     assert costs[0] == pytest.approx(expected)
     assert costs[1:].tolist() == [[1.0] * 4] * 2
-
-
-def test_candidates_that_left_the_pool_leave_the_order():
-    """Those behind them move up; what the order lacks follows by its scores."""
-    turn = Continuation(("b", "gone", "a"), TurnSizes(0, 1, 0))
-    assert turn.columns(("a", "b", "c")).tolist() == [[1, 0, -1]]
 
 
 @given(talks=conversations(), score=scores)
@@ -181,10 +150,7 @@ def min_step(calibration: Calibration) -> float:
 @settings(max_examples=40)
 @given(talks=conversations(least=2, most=6), score=scores, alpha=alphas)
 def test_the_next_conversation_is_missed_with_at_most_alpha(talks, score, alpha):
-    """Exactly, whichever of exchangeable conversations is the next: the mean over all of them.
-
-    The expectation given the multiset of all, in rational arithmetic.
-    """
+    """Exactly, whichever of exchangeable conversations is the next: the mean over all of them."""
     for target in (RiskTarget.ANSWERABLE, RiskTarget.QUALITY):
         losses: list[Fraction] = []
         for number, talk in enumerate(talks):
@@ -273,40 +239,6 @@ def test_an_evaluation_keeps_orders_by_the_alpha_that_it_measures():
     assert measured[0][0].cached > measured[0][1].cached
 
 
-def test_turns_that_choose_alone_keep_no_order():
-    """They are measured by S itself, at the threshold of the same conversations."""
-    rng = np.random.default_rng(6)
-    talks = [drawn_talk(rng) for _ in range(40)]
-    rows = calibration_of(talks, alpha=0.3)
-    alone = evaluate_conversations(rows, alphas=(0.3,), splits=1, seed=2).measures[1]
-    half = np.random.default_rng(2).permutation(40) < 20
-    plain = [[nonconformity(row.scores, Score.PROB) for row in talk] for talk in talks]
-    of_each = partial(loss_by_hand, target=RiskTarget.ANSWERABLE)
-    own = [talk for talk, is_own in zip(talks, half, strict=True) if is_own]
-    lambda_hat = plain_threshold(own, 0.3)
-    losses = [
-        of_each(talk, s, lambda_hat)
-        for talk, s, is_own in zip(talks, plain, half, strict=True)
-        if not is_own
-    ]
-    counted = [each for each in losses if each is not None]
-    assert alone.risk == pytest.approx(float(sum(counted) / len(counted)))
-
-
-def plain_threshold(talks: list[Talk], alpha: float) -> float:
-    """The threshold of turns that choose alone: the smallest S that bounds the mean loss."""
-    plain = [[nonconformity(row.scores, Score.PROB) for row in talk] for talk in talks]
-    for level in sorted({s for of_talk in plain for each in of_talk for s in each}):
-        found = [
-            loss_by_hand(t, s, level, RiskTarget.ANSWERABLE)
-            for t, s in zip(talks, plain, strict=True)
-        ]
-        losses = [each for each in found if each is not None]
-        if float(sum(losses, Fraction(0)) + 1) <= alpha * (len(losses) + 1):
-            return level
-    return math.inf
-
-
 # The certificate --------------------------------------------------------------------------------
 
 
@@ -366,3 +298,9 @@ def test_rows_that_are_no_whole_conversations_are_refused(changes, message):
     rows = calibration_of([talk, talk, talk])
     with pytest.raises(CalibrationError, match=message):
         replace(rows, **changes)
+
+
+def test_candidates_that_left_the_pool_leave_the_order():
+    """Those behind them move up; what the order lacks follows by its scores."""
+    turn = Continuation(("b", "gone", "a"), TurnSizes(0, 1, 0))
+    assert turn.columns(("a", "b", "c")).tolist() == [[1, 0, -1]]

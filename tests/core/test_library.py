@@ -1,13 +1,9 @@
 """`import racer_core`: the public names, and what importing and using them loads."""
 
 import ast
-import inspect
-import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 import racer_core
 
@@ -17,6 +13,7 @@ ARRAYS = """
 import sys
 import numpy as np
 import racer_core as rc
+import racer_core.records.reader, racer_core.routers.mlp, racer_core.racer
 
 rng = np.random.default_rng(0)
 X, correct = rng.normal(size=(300, 4)), rng.random((300, 3)) < 0.6
@@ -81,15 +78,3 @@ def test_every_public_name_exists_and_type_checkers_see_the_same_object():
 def test_an_unknown_name_is_an_attribute_error():
     """As for any module, so that ``hasattr`` and completion work."""
     assert not hasattr(racer_core, "calibrat")
-
-
-@pytest.mark.parametrize("name", racer_core.__all__)
-def test_every_public_name_is_documented(name):
-    """A sentence; and for a function its arguments, and its errors where it raises one."""
-    value = getattr(racer_core, name)
-    text = inspect.getdoc(value) or ""
-    assert re.match(r"[^\n]+[.:]", text), name
-    if inspect.isfunction(value):
-        arguments = [each for each in inspect.signature(value).parameters if each != "self"]
-        for argument in arguments:
-            assert re.search(rf"(?m)^    {argument}: |``{argument}``", text), (name, argument)

@@ -97,10 +97,7 @@ def runs(tmp_path):
 
 
 def test_a_folder_of_runs_is_a_file_of_rows(runs):
-    """Models join by task and document in any order of lines; `read_rows` reads the folder.
-
-    Fails when labels, answers, references or names end up with another model or document.
-    """
+    """Models join by task and document in any order of lines; `read_rows` reads the folder."""
     rows = read_rows(runs)
     assert rows.pool == ("large", "org/small")
     by_query = {row.query: row for row in rows.rows}
@@ -156,15 +153,6 @@ def test_the_latest_run_of_a_task_counts(tmp_path):
     assert [(row.task, row.answers["m"]) for row in rows.rows] == [("more", "6"), ("sums", "1")]
 
 
-def test_task_names_may_hold_underscores_and_files_may_be_packed(tmp_path):
-    """`mmlu_high_school_biology` is one task; gzip is unpacked."""
-    folder = run(tmp_path, "m", {"mmlu_high_school_biology": [generated(0, "1", 1)]})
-    path = next(folder.glob("samples_*"))
-    path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
-    path.unlink()
-    assert read_lm_eval(tmp_path).rows.rows[0].task == "mmlu_high_school_biology"
-
-
 def test_missing_documents_are_counted_and_named(tmp_path):
     """They are no wrong answers. Fails when a lacking document is labelled, or dropped unasked."""
     run(tmp_path, "a", {"sums": [generated(i, "x", 1) for i in range(30)]})
@@ -176,12 +164,6 @@ def test_missing_documents_are_counted_and_named(tmp_path):
     assert read.dropped == 15
     assert len(read.rows) == 15
     assert all(row.correct == {"a"} for row in read.rows.rows)
-
-
-def test_a_task_that_one_model_did_not_run_is_missing_documents(runs, tmp_path):
-    """A whole file that is not there is named by its documents."""
-    next((runs / "large").glob("samples_picks*")).unlink()
-    assert "large lacks 1 of 3 documents: picks 0" in refusal(runs)
 
 
 def test_different_documents_under_one_number_are_refused(tmp_path):
@@ -262,31 +244,6 @@ def test_metrics_that_are_not_binary_are_refused(tmp_path):
     assert read_lm_eval(tmp_path).rows.labels(["m"])[:, 0].tolist() == [True] * 5 + [False] * 5
 
 
-def test_a_metric_must_be_there_in_every_line(tmp_path):
-    """A line without it is no wrong answer."""
-    line = generated(1, "2", 1)
-    del line["exact_match"]
-    run(tmp_path, "m", {"sums": [generated(0, "1", 1), line]})
-    assert "line 2: no metric 'exact_match'" in refusal(tmp_path)
-
-
-def conversation(question):
-    """A prompt as the harness logs it for chat servers."""
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "an example"},
-        {"role": "assistant", "content": "its answer"},
-        {"role": "user", "content": question},
-    ]
-    return [json.dumps(messages)]
-
-
-def test_of_a_conversation_the_last_user_message_is_the_query(tmp_path):
-    """Chat servers are logged as JSON; that is not what a user would send."""
-    run(tmp_path, "m", {"sums": [generated(0, "1", 1, prompt=conversation("And 0 plus 1?"))]})
-    assert read_lm_eval(tmp_path).rows.queries == ["And 0 plus 1?"]
-
-
 def test_rendered_chat_templates_are_no_queries(tmp_path):
     """Control tokens of one model mean nothing to the others: the document's question is taken."""
     lines = [generated(0, "1", 1, prompt="<|im_start|>user\nWhat is 0 plus 1?<|im_end|>\n")]
@@ -305,52 +262,6 @@ def test_different_prompts_fall_back_to_the_question_with_its_choices(tmp_path):
     named = read_lm_eval(tmp_path, question="question")
     assert named.rows.queries == ["Which one, 0?"]
     assert "no text 'body'" in refusal(tmp_path, question="body")
-
-
-def test_prompts_that_differ_between_options_are_no_query(tmp_path):
-    """As in Winogrande, where the option stands inside the sentence; options are then numbers."""
-    doc = {"sentence": "The _ barked.", "option1": "cat", "option2": "dog"}
-    calls = [["The cat", " barked."], ["The dog", " barked."]]
-    line = sample(0, doc, calls, [[-5, False], [-1, False]], 1, acc=1.0)
-    run(tmp_path, "m", {"winogrande": [line]})
-    row = read_lm_eval(tmp_path).rows.rows[0]
-    assert (row.query, row.answers, row.reference) == ("The _ barked.", {"m": "1"}, "1")
-
-
-def test_a_document_without_a_known_question_must_be_named(tmp_path):
-    """The place is named, and what to do."""
-    calls = [["The cat", " barked."], ["The dog", " barked."]]
-    line = sample(7, {"body": "b"}, calls, [[-5, False], [-1, False]], 1, acc=1.0)
-    run(tmp_path, "m", {"odd": [line]})
-    message = refusal(tmp_path)
-    assert "document odd 7" in message
-    assert "name it (question)" in message
-    assert read_lm_eval(tmp_path, question="body").rows.queries == ["b"]
-
-
-def test_options_scored_without_a_prompt_are_left_aside(tmp_path):
-    """Mutual information asks each option twice; the answer is chosen among the prompted ones."""
-    line = scored(0, ["cat", "dog"], [-2.0, -1.0], 1, acc=1.0)
-    line["arguments"] |= {"gen_args_2": {"arg_0": "", "arg_1": " cat"}}
-    line["filtered_resps"].append(["-0.1", "False"])
-    run(tmp_path, "m", {"picks": [line]})
-    row = read_lm_eval(tmp_path).rows.rows[0]
-    assert (row.query, row.answers["m"]) == ("Which one, 0?\nAnswer:", "dog")
-
-
-def test_a_scored_continuation_is_no_answer(tmp_path):
-    """As in LAMBADA: the log has the likelihood of a given text, not a generated answer."""
-    line = sample(0, {"text": "A b"}, [["A", " b"]], [[-3.0, True]], " b", acc=1.0)
-    run(tmp_path, "m", {"lambada": [line]})
-    assert read_lm_eval(tmp_path).rows.rows[0].answers == {"m": None}
-
-
-def test_arguments_as_lists_are_read_too(tmp_path):
-    """As `simple_evaluate` returns them, and older versions wrote them."""
-    line = generated(0, "1", 1)
-    line["arguments"] = [[*call.values()] for call in line["arguments"].values()]
-    run(tmp_path, "m", {"sums": [line]})
-    assert read_lm_eval(tmp_path).rows.queries == ["Q: What is 0 plus 1?\nA:"]
 
 
 @pytest.mark.parametrize(
@@ -379,27 +290,6 @@ def test_a_broken_line_is_named(tmp_path, line, words):
     assert f"m/samples_sums_{TIME}.jsonl {words}" in message
 
 
-def test_documents_of_one_prompt_are_rows_of_their_own(tmp_path):
-    """Sampled answers to one prompt are right one time and wrong the next."""
-    run(tmp_path, "m", {"sums": [generated(i, "1", i, prompt="the same") for i in range(2)]})
-    read = read_lm_eval(tmp_path).rows
-    assert [len(row.correct) for row in read.rows] == [0, 1]
-    assert read.duplicates == 1
-
-
-def test_blank_queries_are_named_by_document(tmp_path):
-    """The common checks of rows hold for joined documents too; a long prompt is read whole."""
-    run(tmp_path, "m", {"sums": [generated(2, "1", 1, prompt=" ")]})
-    assert "document sums 2: query is empty" in refusal(tmp_path)
-
-
-def test_a_long_prompt_is_a_query(tmp_path):
-    """A few-shot prompt is whole, or cut where the caller says."""
-    run(tmp_path, "m", {"sums": [generated(2, "1", 1, prompt="x" * 9000)]})
-    assert len(read_lm_eval(tmp_path).rows.queries[0]) == 9_000
-    assert len(read_lm_eval(tmp_path, max_query_chars=100).rows.queries[0]) == 100
-
-
 def test_a_folder_without_samples_and_broken_results(tmp_path):
     """One sentence that says which flag writes them."""
     (tmp_path / "samples_of_mine.jsonl").write_text("{}\n")
@@ -409,3 +299,66 @@ def test_a_folder_without_samples_and_broken_results(tmp_path):
     (folder / f"results_{TIME}.json").write_text("{")
     with pytest.raises(InputError, match=r"results_.*cannot be read"):
         read_lm_eval(tmp_path)
+
+
+CONVERSATION = [
+    json.dumps(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "an example"},
+            {"role": "assistant", "content": "its answer"},
+            {"role": "user", "content": "And 0 plus 1?"},
+        ]
+    )
+]
+
+
+OPTIONS = {"sentence": "The _ barked.", "option1": "cat", "option2": "dog"}
+
+
+CALLS = [["The cat", " barked."], ["The dog", " barked."]]
+
+
+UNPROMPTED = scored(0, ["cat", "dog"], [-2.0, -1.0], 1, acc=1.0)
+
+
+LISTED = generated(0, "1", 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "query", "answer"),
+    [
+        (generated(0, "1", 1, prompt=CONVERSATION), "And 0 plus 1?", "1"),  # what a user would send
+        (UNPROMPTED, "Which one, 0?\nAnswer:", "dog"),  # mutual information asks each option twice
+        (sample(0, {"text": "A b"}, [["A", " b"]], [[-3.0, True]], " b", acc=1.0), "A", None),
+        (LISTED, "Q: What is 0 plus 1?\nA:", "1"),  # as `simple_evaluate` returns them
+        (sample(0, OPTIONS, CALLS, [[-5, False], [-1, False]], 1, acc=1.0), "The _ barked.", "1"),
+    ],
+    ids=["conversation", "unprompted", "continuation", "lists", "winogrande"],
+)
+def test_query_and_answer_of_a_line(tmp_path, line, query, answer):
+    """Prompts as JSON, options without a prompt, likelihoods alone, lists, prompts of options."""
+    run(tmp_path, "m", {"task": [line]})
+    row = read_lm_eval(tmp_path).rows.rows[0]
+    assert (row.query, row.answers) == (query, {"m": answer})
+
+
+def test_documents_without_a_known_or_readable_question_are_named(tmp_path):
+    """The place is named, and what to do."""
+    line = sample(7, {"body": "b"}, CALLS, [[-5, False], [-1, False]], 1, acc=1.0)
+    run(tmp_path / "odd", "m", {"odd": [line]})
+    message = refusal(tmp_path / "odd")
+    assert "document odd 7" in message
+    assert "name it (question)" in message
+    assert read_lm_eval(tmp_path / "odd", question="body").rows.queries == ["b"]
+    run(tmp_path / "blank", "m", {"sums": [generated(2, "1", 1, prompt=" ")]})
+    assert "document sums 2: query is empty" in refusal(tmp_path / "blank")
+
+
+def test_task_names_may_hold_underscores_and_files_may_be_packed(tmp_path):
+    """`mmlu_high_school_biology` is one task; gzip is unpacked."""
+    folder = run(tmp_path, "m", {"mmlu_high_school_biology": [generated(0, "1", 1)]})
+    path = next(folder.glob("samples_*"))
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    assert read_lm_eval(tmp_path).rows.rows[0].task == "mmlu_high_school_biology"

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from racer_core.calibration.martingales import (
-    EPSILONS,
-    JUMP,
     ExchangeabilityMartingale,
     ProjectionMartingale,
     UpwardMartingale,
@@ -75,24 +73,21 @@ def test_smoothed_p_value_is_uniform_whichever_value_is_newest(values):
         assert np.mean(np.array(p) <= x) == pytest.approx(x, abs=1e-3)
 
 
-def expected_capital(values, first, cap, evict):
+def expected_capital(values, first, cap):
     """Mean capital over every order of the values and every eviction, by enumeration.
 
     The capital is linear in each tie draw, and these are independent: 1/2 for all of them is the
-    exact mean over them. ``evict`` lists the evictions possible after an update, as draws.
+    exact mean over them. Each value of a full bag leaves with the same probability, the newest too.
     """
-    total, weight = 0.0, 0.0
+    total = 0.0
     for order in itertools.permutations(values):
         paths = [(martingale(order[:first], cap=cap), 1.0)]
         for value in order[first:]:
-            paths = [
-                (step(monitor, value, draw), mass * share)
-                for monitor, mass in paths
-                for draw, share in evict(monitor, value)
-            ]
+            size = first + 1 if cap == first else 1
+            draws = [(k + 0.5) / size for k in range(size)]
+            paths = [(step(old, value, draw), mass / size) for old, mass in paths for draw in draws]
         total += sum(mass * monitor.e_value for monitor, mass in paths)
-        weight += sum(mass for _, mass in paths)
-    return total / weight
+    return total / math.factorial(len(values))
 
 
 def step(monitor, value, draw):
@@ -102,65 +97,31 @@ def step(monitor, value, draw):
     return copy
 
 
-def evict_any(monitor, value):
-    """Each value of a full bag leaves with the same probability, the newest too."""
-    size = len(monitor.bag) + 1
-    if size <= monitor.cap:
-        return [(0.0, 1.0)]
-    return [((k + 0.5) / size, 1.0 / size) for k in range(size)]
-
-
-def evict_newest(monitor, value):
-    """The bag never changes."""
-    return [((np.searchsorted(monitor.bag, value) + 0.5) / (monitor.cap + 1), 1.0)]
-
-
-@pytest.mark.parametrize("values", [(1, 2, 3, 4, 5), (0, 0, 1, 1, 2), (7, 7, 7, 7, 7)])
-@pytest.mark.parametrize(("first", "cap"), [(2, 2), (1, 2), (3, 10), (0, 10)])
+@pytest.mark.parametrize("values", [(1, 2, 3, 4, 5), (0, 0, 1, 1, 2)])
+@pytest.mark.parametrize(("first", "cap"), [(2, 2), (0, 10)])
 def test_capital_has_mean_one_in_every_order(values, first, cap):
     """The martingale property, exactly, ties and evictions included: 1 to 1e-12."""
-    assert expected_capital(values, first, cap, evict_any) == pytest.approx(1.0, abs=1e-12)
-
-
-def test_a_fixed_bag_would_not_be_fair():
-    """Negative control: p-values against the same two values share its accidents; mean above 1."""
-    assert expected_capital((1, 2, 3, 4, 5), 2, 2, evict_newest) > 1.0 + 1e-3
+    assert expected_capital(values, first, cap) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_unchanged_queries_alarm_no_more_often_than_stated():
-    """Level 0.2 over 1,500 queries, a bag of 50 that is replaced 30 times; Ville's inequality."""
-    rng, runs = np.random.default_rng(31), 300
-    alarms = sum(
-        feed(
-            martingale(rng.standard_normal(50), level=0.2, cap=50), rng.standard_normal(1_500), rng
-        )
-        is not None
+    """Level 0.2 over 500 queries, a bag of 20 that is replaced 25 times; false alarm 1e-6."""
+    rng, runs = np.random.default_rng(31), 80
+    fresh = (
+        feed(martingale(rng.standard_normal(20), level=0.2, cap=20), rng.standard_normal(500), rng)
         for _ in range(runs)
     )
-    assert_at_most(alarms, runs, 0.2, FALSE_ALARM)
+    assert_at_most(sum(alarm is not None for alarm in fresh), runs, 0.2, FALSE_ALARM)
 
 
-def test_betting_on_a_fixed_bag_alarms_without_cause():
-    """Negative control for the test above: the same bets against 50 values that never change."""
-    rng, runs, alarms = np.random.default_rng(32), 60, 0
-    for _ in range(runs):
-        bag, wager = sorted(rng.standard_normal(50).tolist()), Wager(len(EPSILONS), JUMP)
-        for value, draw in zip(rng.standard_normal(1_500), rng.random(1_500), strict=True):
-            p = smoothed_p_value(bag, value, draw)
-            wager.settle([1.0 + epsilon * (p - 0.5) for epsilon in EPSILONS])
-        alarms += wager.log_peak >= -math.log(0.2)
-    assert alarms > stats.binom.isf(FALSE_ALARM, runs, 0.2)
-
-
-@pytest.mark.parametrize("before", [0, 2_000])
-@pytest.mark.parametrize("shift", [-1.0, 1.0])
+@pytest.mark.parametrize(("before", "shift"), [(0, 1.0), (2_000, -1.0)])
 def test_new_kinds_of_queries_are_seen_soon(before, shift):
     """A shift by one standard deviation, early or late, up or down: median delay 22 or 60 queries.
 
     200 is generous; a stream without restarts needs several times that after 2,000 quiet queries.
     """
     rng, delays = np.random.default_rng(33), []
-    for _ in range(15):
+    for _ in range(7):
         values = rng.standard_normal(before + 400)
         values[before:] += shift
         alarm = feed(martingale(rng.standard_normal(1_000)), values, rng)
@@ -168,56 +129,20 @@ def test_new_kinds_of_queries_are_seen_soon(before, shift):
     assert 0 < np.median(delays) < 200
 
 
-def test_the_first_query_is_compared_with_calibration():
-    """A value above all 99 calibration rows has p <= 1/100 at once."""
-    monitor = martingale(range(99))
-    assert monitor.update(1e6, 0.999, 0.0) <= 0.01
-    assert martingale(range(99)).update(-1e6, 0.0, 0.0) == 0.99
-
-
-def test_memory_is_bounded():
-    """Neither many rows nor many queries make the bag larger than its cap; it stays sorted."""
-    rng = np.random.default_rng(34)
-    monitor = martingale(rng.random(500), cap=100)
-    assert len(monitor.bag) == 100
-    feed(monitor, rng.random(300), rng)
-    assert len(monitor.bag) == 100
-    assert monitor.bag == sorted(monitor.bag)
-
-
-@pytest.mark.parametrize(
-    ("value", "tie", "evict"),
-    [(NAN, 0.5, 0.5), (math.inf, 0.5, 0.5), (0.5, 1.0, 0.5), (0.5, 0.5, -0.1), (0.5, NAN, 0.5)],
-)
-def test_values_that_are_not_finite_are_refused_without_a_change(value, tie, evict):
-    """A NaN would sort anywhere; a draw of 1 would evict past the end."""
-    monitor = martingale([0.1, 0.2])
-    before = monitor.to_state()
-    with pytest.raises(InputError):
-        monitor.update(value, tie, evict)
-    assert monitor.to_state() == before
-
-
-def test_calibration_values_must_be_finite():
-    """One NaN in the bag would spoil every search in it."""
-    with pytest.raises(InputError, match="finite"):
-        martingale([0.1, NAN])
-
-
 # --- the wager's arithmetic ---------------------------------------------------------------------
 
 
 def test_capital_neither_overflows_nor_vanishes():
-    """10,000 doublings are 2**10,000; then 200,000 halvings bring it back to what is kept back."""
+    """10,000 doublings are 2**10,000; then 30,000 halvings bring it back to what is kept back."""
     wager = Wager(2)
     for _ in range(10_000):
         wager.settle([2.0, 1.0])
     # Half of what was released in the first round (0.41) has doubled every time, and so on.
     assert wager.log_value == pytest.approx(10_000 * math.log(2.0), abs=2.0)
     peak = wager.log_peak
-    for _ in range(200_000):
+    for _ in range(30_000):
         wager.settle([0.5, 0.5])
-    assert wager.log_value == pytest.approx(-math.log1p(math.log1p(210_000)), abs=1e-4)
+    assert wager.log_value == pytest.approx(-math.log1p(math.log1p(40_000)), abs=1e-3)
     assert wager.log_peak == peak
 
 
@@ -283,46 +208,24 @@ def test_weights_undo_unequal_sampling():
 
 
 def test_risk_at_the_boundary_alarms_no_more_often_than_stated():
-    """Level 0.2 over 2,000 losses at mean rho; looked at after each."""
-    rng, runs = np.random.default_rng(41), 300
-    alarms = sum(
-        judge(RiskEProcess(0.1, level=0.2), rng.random(2_000) < 0.1) is not None
-        for _ in range(runs)
-    )
+    """Level 0.2 over 800 losses, at mean rho, and at the risk of 100 calibrations of 99 rows.
+
+    The latter watch what 9 misses promise at 0.15; the 95 % point fails for the other 0.05.
+    """
+    rng, runs = np.random.default_rng(41), 100
+    alarms = calibrated = 0
+    for _ in range(runs):
+        alarms += judge(RiskEProcess(0.1, level=0.2), rng.random(800) < 0.1) is not None
+        risk = rng.beta(10, 90)  # the exact law of the realised risk at 9 misses
+        promised = RiskEProcess.for_calibration(distinct(99, 9), level=0.15)
+        calibrated += judge(promised, rng.random(800) < risk) is not None
     assert_at_most(alarms, runs, 0.2, FALSE_ALARM)
-
-
-def alarms_after_calibrating(build, runs, seed):
-    """Alarms over calibration sets of n = 99 at alpha = 0.1 and 3,000 losses without any drift."""
-    rng = np.random.default_rng(seed)
-    risks = rng.beta(10, 90, runs)  # the exact law of the realised risk at 9 misses
-    return sum(judge(build(), rng.random(3_000) < risk) is not None for risk in risks)
+    assert_at_most(calibrated, runs, 0.2, FALSE_ALARM)
 
 
 def distinct(n, misses):
     """The risk of the threshold that leaves this number of n distinct scores above it."""
     return RealisedRisk(n=n, misses=misses, missed=misses, tied=1)
-
-
-def promised():
-    """Watch what 9 misses of 99 promise; the 95 % point fails for the other 0.05."""
-    return RiskEProcess.for_calibration(distinct(99, 9), level=0.15)
-
-
-def naive():
-    """Watch alpha as if every calibrated threshold kept it."""
-    return RiskEProcess(0.1, level=0.2)
-
-
-def test_calibration_luck_is_part_of_the_false_alarm():
-    """Over calibration sets and losses together the alarm is false with probability <= delta."""
-    assert_at_most(alarms_after_calibrating(promised, 200, 42), 200, 0.2, FALSE_ALARM)
-
-
-def test_watching_alpha_itself_alarms_without_drift():
-    """Negative control: half of all calibrated thresholds exceed alpha; the watch finds them."""
-    alarms = alarms_after_calibrating(naive, 200, 42)
-    assert alarms > stats.binom.isf(FALSE_ALARM, 200, 0.2)
 
 
 def test_rho_is_the_beta_point_of_the_calibration():
@@ -335,8 +238,8 @@ def test_rho_is_the_beta_point_of_the_calibration():
 
 
 def test_the_alarm_comes_within_the_stated_number_of_losses():
-    """95 % of 400 changes after 50 quiet losses; false alarm 1e-6. Half as many miss it often."""
-    rng, runs = np.random.default_rng(43), 400
+    """95 % of 200 changes after 50 quiet losses; false alarm 1e-6. Half as many miss it often."""
+    rng, runs = np.random.default_rng(43), 200
     monitor = RiskEProcess(0.08, level=0.005)
     judge(monitor, [0.0] * 50)
     state, stated = monitor.to_state(), monitor.alarm_within(0.5)
@@ -348,89 +251,12 @@ def test_the_alarm_comes_within_the_stated_number_of_losses():
 
     assert raised(stated) >= stats.binom.ppf(FALSE_ALARM, runs, 0.95)
     assert raised(stated // 2) < stats.binom.ppf(FALSE_ALARM, runs, 0.95)
-
-
-def test_the_stated_number_of_losses_is_enough_in_any_order():
-    """Nearly all losses are 1: certain. A rate of at most rho may raise none."""
-    monitor = RiskEProcess(0.08, level=0.005)
-    count = monitor.alarm_within(0.999)
-    assert judge(monitor, [1.0] * count) is not None
-    assert (monitor.alarm_within(0.5), RiskEProcess(0.5, level=0.1).alarm_within(0.5)) == (0, None)
-
-
-def test_without_a_finite_threshold_there_is_no_risk_to_watch():
-    """The whole pool is called then."""
-    with pytest.raises(CalibrationError, match="no finite threshold"):
-        RiskEProcess.for_calibration(None, level=0.05)
-
-
-@pytest.mark.parametrize(("n", "misses"), [(1, 0), (10, 9), (10**6, 0), (10**6, 99_999)])
-def test_extreme_calibrations_can_be_watched(n, misses):
-    """From rho near 1 to rho near 4e-6: finite bets, and a run of errors raises the alarm."""
-    monitor, fresh = (
-        RiskEProcess.for_calibration(distinct(n, misses), level=0.025) for _ in range(2)
-    )
-    assert judge(monitor, itertools.repeat(1.0, 10_000)) is not None
-    assert judge(fresh, [0.0] * 1_000) is None
-
-
-@pytest.mark.parametrize(("before", "bound"), [(0, 100), (5_000, 250)])
-def test_worse_answers_are_seen_soon(before, bound):
-    """Risk 0.3 instead of 0.1, at once or after 5,000 losses: median delay 25 or 77 losses."""
-    rng, delays = np.random.default_rng(44), []
-    for _ in range(11):
-        risks = np.where(np.arange(before + 2_000) < before, 0.1, 0.3)
-        alarm = judge(RiskEProcess(0.1, level=0.05), rng.random(risks.size) < risks)
-        delays.append(math.inf if alarm is None else alarm - before)
-    assert 0 < np.median(delays) < bound
-
-
-def test_a_long_good_time_does_not_hide_a_change():
-    """After 5,000 losses of 0 twelve errors in a row alarm: money kept back is still there.
-
-    Had all been bet at the start, no bet would be worth more than 0.9961**5000 = 3e-9 of its share.
-    """
-    monitor = RiskEProcess(0.1, level=0.05)
-    assert judge(monitor, [0.0] * 5_000) is None
-    assert judge(monitor, [1.0] * 12) is not None
-
-
-def test_an_alarm_stays():
-    """The statement is about ever reaching the level, so a lucky streak does not unsay it."""
-    monitor = RiskEProcess(0.1, level=0.05)
-    judge(monitor, [1.0] * 20)
-    monitor.update(0.0)
-    for _ in range(2_000):
-        monitor.update(0.0)
-    assert monitor.e_value < 1.0
-    assert monitor.alarmed
-
-
-@pytest.mark.parametrize(
-    ("loss", "weight"),
-    [(NAN, 1.0), (-0.1, 1.0), (1.1, 1.0), (0.5, NAN), (0.5, 0.0), (0.5, -1.0), (0.5, 2.5)],
-)
-def test_impossible_losses_and_weights_are_refused(loss, weight):
-    """A weight above ``max_weight`` could make a factor negative."""
-    monitor = RiskEProcess(0.1, level=0.05, max_weight=2.0)
-    before = monitor.to_state()
-    with pytest.raises(InputError):
-        monitor.update(loss, weight)
-    assert monitor.to_state() == before
-
-
-@pytest.mark.parametrize("rho", [0.0, 1.0, NAN, True])
-def test_rho_must_be_a_probability_between(rho):
-    """At 0 the first error would be infinite evidence, at 1 nothing would be."""
-    with pytest.raises(InputError, match="rho"):
-        RiskEProcess(rho, level=0.05)
-
-
-@pytest.mark.parametrize("max_weight", [0.0, -1.0, NAN, math.inf])
-def test_largest_weight_must_be_positive(max_weight):
-    """It divides every weight."""
-    with pytest.raises(InputError, match="max_weight"):
-        RiskEProcess(0.1, level=0.05, max_weight=max_weight)
+    certain = monitor.from_state(state)  # a rate of at most rho raises none
+    assert judge(certain, [1.0] * certain.alarm_within(0.999)) is not None
+    assert (certain.alarm_within(0.5), RiskEProcess(0.5, level=0.1).alarm_within(0.5)) == (0, None)
+    for _ in range(1_000):
+        certain.update(0.0)
+    assert certain.alarmed  # a lucky streak does not unsay it
 
 
 # --- embeddings ---------------------------------------------------------------------------------
@@ -451,35 +277,83 @@ def feed_vectors(monitor, vectors, rng):
     return None
 
 
+@pytest.mark.parametrize(
+    ("use", "named"),
+    [
+        (lambda: RiskEProcess.for_calibration(None, level=0.05), "no finite threshold"),
+        *((lambda rho=rho: RiskEProcess(rho, level=0.05), "rho") for rho in (0.0, 1.0, NAN, True)),
+        *(
+            (lambda most=most: RiskEProcess(0.1, level=0.05, max_weight=most), "max_weight")
+            for most in (0.0, -1.0, NAN, math.inf)
+        ),
+        (lambda: martingale([0.1, NAN]), "finite"),
+        *(
+            (lambda weights=weights: split_false_alarm(0.05, weights), "sum to one")
+            for weights in ({}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": NAN, "b": 1.0})
+        ),
+        (
+            lambda: DriftState(
+                delta=0.05, streams={name: RiskEProcess(0.1, level=0.05) for name in "ab"}
+            ),
+            "split_false_alarm",
+        ),
+    ],
+)
+def test_watches_that_prove_nothing_are_refused(use, named):
+    """At rho 0 the first error would be infinite evidence; two streams at 0.05 are not 0.05."""
+    with pytest.raises((InputError, CalibrationError), match=named):
+        use()
+
+
+@pytest.mark.parametrize(
+    ("made", "arguments"),
+    [
+        *(
+            (lambda: martingale([0.1, 0.2]), values)
+            for values in (
+                (NAN, 0.5, 0.5), (math.inf, 0.5, 0.5), (0.5, 1.0, 0.5), (0.5, 0.5, -0.1),
+                (0.5, NAN, 0.5),
+            )
+        ),
+        *(
+            (lambda: RiskEProcess(0.1, level=0.05, max_weight=2.0), values)
+            for values in (
+                (NAN, 1.0), (-0.1, 1.0), (1.1, 1.0), (0.5, NAN), (0.5, 0.0), (0.5, 2.5),
+            )
+        ),
+        *(
+            (lambda: projection([[0.1, 0.2], [0.3, 0.4]]), (vector, [(0.5, 0.5)] * 2))
+            for vector in ([0.1], [0.1, NAN], [0.1, 0.2, 0.3])
+        ),
+    ],
+)  # fmt: skip
+def test_impossible_values_are_refused_without_a_change(made, arguments):
+    """A NaN would sort anywhere, a draw of 1 evict past the end, a factor could be negative."""
+    monitor = made()
+    before = json.dumps(monitor.to_state())
+    with pytest.raises(InputError):
+        monitor.update(*arguments)
+    assert json.dumps(monitor.to_state()) == before
+
+
 def test_unchanged_vectors_alarm_no_more_often_than_stated():
-    """Level 0.2 over 400 queries; three coordinates, of which two are the same number."""
-    rng, runs, alarms = np.random.default_rng(48), 200, 0
+    """Level 0.2 over 200 queries; three coordinates, of which two are the same number."""
+    rng, runs, alarms = np.random.default_rng(48), 60, 0
     for _ in range(runs):
-        values = rng.standard_normal((450, 2)).round(1)[:, [0, 1, 1]]
-        monitor = projection(values[:50], level=0.2, cap=50)
-        alarms += feed_vectors(monitor, values[50:], rng) is not None
+        values = rng.standard_normal((230, 2)).round(1)[:, [0, 1, 1]]
+        monitor = projection(values[:30], level=0.2, cap=30)
+        alarms += feed_vectors(monitor, values[30:], rng) is not None
     assert_at_most(alarms, runs, 0.2, FALSE_ALARM)
 
 
-@pytest.mark.parametrize("coordinate", [0, 5])
-def test_a_shift_of_one_coordinate_of_six_is_seen(coordinate):
+def test_a_shift_of_one_coordinate_of_six_is_seen():
     """By one standard deviation, after 1,000 queries like the rows: within 400 queries."""
     rng = np.random.default_rng(49)
     values = rng.standard_normal((2_400, 6))
-    values[2_000:, coordinate] -= 1.0
+    values[2_000:, 5] -= 1.0
     alarm = feed_vectors(projection(values[:1_000]), values[1_000:], rng)
     assert alarm is not None
     assert 1_000 < alarm < 1_400
-
-
-@pytest.mark.parametrize("vector", [[0.1], [0.1, NAN], [0.1, 0.2, 0.3]])
-def test_an_impossible_vector_is_refused_and_changes_nothing(vector):
-    """Every coordinate is checked before the first bag changes."""
-    monitor = projection([[0.1, 0.2], [0.3, 0.4]])
-    before = json.dumps(monitor.to_state())
-    with pytest.raises(InputError, match="projection"):
-        monitor.update(vector, [(0.5, 0.5)] * 2)
-    assert json.dumps(monitor.to_state()) == before
 
 
 # --- critical scores of judged queries ----------------------------------------------------------
@@ -493,10 +367,7 @@ def upward(calibration, *, tail=0.1, level=0.05, cap=10_000, seed=0):
 
 @pytest.mark.parametrize("tail", [0.001, 0.05, 0.1, 0.5, 0.97])
 def test_every_bet_on_larger_values_is_fair(tail):
-    """Each factor has mean 1 over a uniform p, exactly, and none is below 1/4.
-
-    Each is linear on both sides of the tail, so its mean there is its value in the middle.
-    """
+    """Each factor has mean 1 over a uniform p, exactly, and none is below 1/4."""
     monitor = upward([0.0], tail=tail)
     below = np.array(monitor.factors(tail / 2.0))
     above = np.array(monitor.factors((tail + 1.0) / 2.0))
@@ -507,47 +378,17 @@ def test_every_bet_on_larger_values_is_fair(tail):
 
 @pytest.mark.parametrize("decimals", [0, 6])
 def test_unchanged_critical_scores_alarm_no_more_often_than_stated(decimals):
-    """Level 0.2 over 600 judged queries; with values of which most tie, and a bag that evicts."""
-    rng, runs = np.random.default_rng(45), 200
-    alarms = sum(
+    """Level 0.2 over 300 judged queries; with values of which most tie, and a bag that evicts."""
+    rng, runs = np.random.default_rng(45), 60
+    fresh = (
         feed(
-            upward(rng.standard_normal(50).round(decimals), level=0.2, cap=50),
-            rng.standard_normal(600).round(decimals),
+            upward(rng.standard_normal(30).round(decimals), level=0.2, cap=30),
+            rng.standard_normal(300).round(decimals),
             rng,
         )
-        is not None
         for _ in range(runs)
     )
-    assert_at_most(alarms, runs, 0.2, FALSE_ALARM)
-
-
-def test_smaller_critical_scores_raise_no_alarm():
-    """Queries that became easier miss less: 2,000 of them, one standard deviation lower."""
-    rng = np.random.default_rng(46)
-    monitor = upward(rng.standard_normal(500), level=0.2)
-    assert feed(monitor, rng.standard_normal(2_000) - 1.0, rng) is None
-
-
-def test_critical_scores_show_a_larger_risk_sooner_than_losses():
-    """Risk 0.1 becomes 0.15 with 1,000 rows: the medians are about 300 and 1,350 judged queries.
-
-    All critical scores move, by 0.245 standard deviations: one in ten was above the threshold of
-    the rows, and 0.15 are now.
-    """
-    rng, shift = np.random.default_rng(47), stats.norm.isf(0.1) - stats.norm.isf(0.15)
-    delays: dict[str, list[float]] = {"critical": [], "loss": []}
-    for _ in range(21):
-        rows, values = rng.standard_normal(1_000), rng.standard_normal(800) + shift
-        alarms = {
-            "critical": feed(upward(rows, level=0.0025), values, rng),
-            "loss": judge(
-                RiskEProcess.for_calibration(distinct(1_000, 99), level=0.0025),
-                values > stats.norm.isf(0.1),
-            ),
-        }
-        for name, alarm in alarms.items():
-            delays[name].append(math.inf if alarm is None else alarm)
-    assert np.median(delays["critical"]) < 600 < np.median(delays["loss"])
+    assert_at_most(sum(alarm is not None for alarm in fresh), runs, 0.2, FALSE_ALARM)
 
 
 # --- several streams ----------------------------------------------------------------------------
@@ -571,38 +412,6 @@ def watch_of(delta=0.06):
             ),
         },
     )
-
-
-def test_shares_add_up_to_the_stated_false_alarm():
-    """The total is delta."""
-    watch = watch_of()
-    assert sum(stream.false_alarm for stream in watch.streams.values()) == pytest.approx(0.06)
-    assert watch.raised == ()
-    assert not watch.alarmed
-
-
-def test_a_watch_names_the_streams_that_raised():
-    """The others stay silent."""
-    watch = watch_of()
-    judge(watch.streams["risk"], [1.0] * 200)
-    assert watch.raised == ("risk",)
-    assert watch.alarmed
-
-
-def test_streams_that_alarm_more_often_than_stated_are_refused():
-    """Two at 0.05 are not 0.05."""
-    streams = {name: RiskEProcess(0.1, level=0.05) for name in ("one", "two")}
-    with pytest.raises(InputError, match="split_false_alarm"):
-        DriftState(delta=0.05, streams=streams)
-
-
-@pytest.mark.parametrize(
-    "weights", [{}, {"a": 0.5}, {"a": 1.5, "b": -0.5}, {"a": NAN, "b": 1.0}, {"a": 1.0, "b": 0.0}]
-)
-def test_weights_of_streams_must_sum_to_one(weights):
-    """More would break the total; less would waste it unseen."""
-    with pytest.raises(InputError, match="sum to one"):
-        split_false_alarm(0.05, weights)
 
 
 def test_a_restart_loses_nothing():

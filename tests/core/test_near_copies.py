@@ -58,19 +58,6 @@ def test_near_copies_are_not_reported_if_half_of_the_rows_are_near(
     assert count_near_copies(values) == count
 
 
-def test_the_inverted_file_reports_the_cosines_of_the_exact_search() -> None:
-    """Rows stand in another order there."""
-    rng = np.random.default_rng(0)
-    rows = rng.standard_normal((400, 16)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    queries = rows[:20].astype(np.float64)
-    index = build_inverted_file(rows, 10)
-    for chosen in (np.arange(20), np.arange(380, 400)):
-        exact = ExactSearch(rows).similarity(queries, chosen)
-        assert index.similarity(queries, chosen) == pytest.approx(exact, abs=1e-6)
-    assert ExactSearch(rows).similarity(queries, np.arange(20)) == pytest.approx(1.0, abs=1e-5)
-
-
 def rows(texts: list[str]) -> LabelledRows:
     """Rows that the first of two candidates answers right."""
     labelled = [LabelledRow(query=text, correct=frozenset({"one"})) for text in texts]
@@ -87,3 +74,16 @@ def test_training_counts_near_copies_among_validation_rows(
         rows(TRAINING), rows([copy, *OTHERS]), tmp_path, encoder=CharNgramEncoder(), kind=kind
     )
     assert artifact.validation_copies == count
+
+
+def test_the_inverted_file_reports_the_cosines_of_the_exact_search() -> None:
+    """Rows stand in another order there."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((400, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    queries = rows[:20].astype(np.float64)
+    index = build_inverted_file(rows, 10)
+    for chosen in (np.arange(20), np.arange(380, 400)):
+        exact = ExactSearch(rows).similarity(queries, chosen)
+        assert index.similarity(queries, chosen) == pytest.approx(exact, abs=1e-6)
+    assert ExactSearch(rows).similarity(queries, np.arange(20)) == pytest.approx(1.0, abs=1e-5)

@@ -88,10 +88,7 @@ def copy(folder, tmp_path):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_embeddings_are_near_those_of_float32(folder, model, pooling):
-    """Rounding to 8 bits: MiniLM's real weights had a mean distance of 7e-3, a seventh of 0.05.
-
-    Each must also be nearest to its own float32, as random weights put all texts near each other.
-    """
+    """Rounding to 8 bits: MiniLM's real weights had a mean distance of 7e-3, a seventh of 0.05."""
     options = {"pooling": pooling, "backend": "cpu", "dtype": "float32"}
     fine = HuggingFaceEncoder(str(model), max_tokens=LIMIT, **options).encode([*TEXTS, LONG])
     found = OnnxEncoder(str(folder / "encoder"), pooling=pooling).encode([*TEXTS, LONG])
@@ -101,15 +98,6 @@ def test_embeddings_are_near_those_of_float32(folder, model, pooling):
     assert cosines.argmax(axis=1).tolist() == list(range(len(cosines)))
     np.testing.assert_allclose(np.linalg.norm(found.embeddings, axis=1), 1.0, atol=1e-6)
     assert found.truncated.tolist() == fine.truncated.tolist() == [False] * len(TEXTS) + [True]
-
-
-def test_tokens_are_those_of_transformers(encoder, tiny_encoder):
-    """Special tokens and the cut included."""
-    theirs = HuggingFaceEncoder(str(tiny_encoder), max_tokens=LIMIT, backend="cpu", dtype="float32")
-    for own, other in zip(
-        encoder.tokenized([*TEXTS, LONG, ""]), theirs.tokenized([*TEXTS, LONG, ""]), strict=True
-    ):
-        assert np.array_equal(own.ids, other.ids)
 
 
 def test_a_text_has_the_same_bits_alone_and_in_every_batch(encoder):

@@ -1,7 +1,6 @@
 """W(x, g): counted among neighbours or tilted by scores, against rational arithmetic by hand."""
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -86,99 +85,6 @@ def test_tilt_by_hand(model, f):
     expected = np.array(tilted_weights(model, f), dtype=float)
     found = model.weights(np.array([f]), None)
     np.testing.assert_allclose(found[0], expected, rtol=1e-9, atol=1e-12)
-
-
-@given(
-    model=pattern_models(columns=4),
-    f=st.lists(probabilities, min_size=4, max_size=4),
-    near=st.one_of(st.none(), st.lists(st.integers(0, 7), min_size=REACH, max_size=REACH)),
-)
-def test_weights_are_a_distribution(model, f, near):
-    """W >= 0 with sum 1, at certain scores too; every pattern seen in training keeps a weight."""
-    ids = None if near is None else np.array([near]) % len(model.frequencies)
-    weights = model.weights(np.array([f]), ids)
-    assert weights.shape == (1, len(model.frequencies))
-    assert (weights > 0.0).all()
-    assert weights.sum() == pytest.approx(1.0, abs=1e-12)
-
-
-@given(model=pattern_models(columns=3))
-def test_tilt_by_the_base_rates_changes_nothing(model):
-    """A router that only knows how often each candidate is right leaves the frequencies."""
-    base = model.frequencies @ model.patterns
-    weights = model.weights(base[None, :], None)
-    np.testing.assert_allclose(weights[0], model.frequencies, rtol=1e-12)
-
-
-@given(
-    model=pattern_models(columns=3),
-    f=st.lists(probabilities, min_size=3, max_size=3),
-    column=st.integers(0, 2),
-    more=probabilities,
-)
-def test_tilt_is_monotone_in_every_score(model, f, column, more):
-    """A higher f(x, m) never lowers the odds of a pattern with m against one without."""
-    low, high = sorted((f[column], more))
-    pair = [[*f[:column], each, *f[column + 1 :]] for each in (low, high)]
-    before, after = model.weights(np.array(pair), None)
-    right = model.patterns[:, column]
-    for g in np.flatnonzero(right):
-        for h in np.flatnonzero(~right):
-            assert after[g] / after[h] >= before[g] / before[h] * (1 - 1e-9)
-    assert after[right].sum() >= before[right].sum() - 1e-12
-
-
-def test_tilt_is_weaker_at_a_higher_temperature():
-    """T divides the log-odds: at T = 1 they are added in full, at a large T hardly."""
-    model = replace(PatternModel.of(np.array([[True], [False]])), temperature=1.0)
-    for temperature, chance in ((1.0, 0.9), (2.0, 0.75), (1e9, 0.5)):
-        weights = replace(model, temperature=temperature).weights(np.array([[0.9]]), None)
-        assert weights[0, model.patterns[:, 0]] == pytest.approx(chance, abs=1e-6)
-
-
-def test_certain_scores_tilt_as_far_as_0_98_and_no_further():
-    """A score of 1 from few neighbours is not certainty; and nothing becomes inf or NaN."""
-    model = replace(PatternModel.of(np.array([[True], [False]])), temperature=1.0)
-    weights = model.weights(np.array([[1.0], [0.98], [0.0], [0.02]]), None)
-    np.testing.assert_array_equal(weights[::2], weights[1::2])
-    assert weights[0, model.patterns[:, 0]] == pytest.approx(0.98)
-
-
-@given(
-    model=pattern_models(columns=4),
-    f=st.lists(probabilities, min_size=4, max_size=4),
-    near=st.one_of(st.none(), st.lists(st.integers(0, 7), min_size=REACH, max_size=REACH)),
-    keep=st.permutations(range(4)),
-    size=st.integers(1, 4),
-)
-def test_smaller_pool_has_the_patterns_of_its_own_training_rows(model, f, near, keep, size):
-    """Patterns that become equal stay apart, and their weights add up to the merged one's."""
-    columns = list(keep[:size])
-    ids = None if near is None else np.array([near]) % len(model.frequencies)
-    restricted = model.restrict(columns)
-    rows = np.repeat(restricted.patterns, training_counts(model), axis=0)
-    merged = replace(
-        PatternModel.of(rows),
-        neighbours=model.neighbours,
-        prior=model.prior,
-        temperature=model.temperature,
-    )
-    places = {tuple(row): i for i, row in enumerate(merged.patterns.tolist())}
-    renamed = np.array([places[tuple(row)] for row in restricted.patterns.tolist()])
-    scores = np.array([f])[:, columns]
-    expected = merged.weights(scores, None if ids is None else renamed[ids])[0]
-    found = restricted.weights(scores, ids)[0]
-    np.testing.assert_allclose(
-        np.bincount(renamed, weights=found, minlength=len(expected)), expected, atol=1e-12
-    )
-
-
-def test_one_pattern_has_all_the_weight():
-    """A training file in which the same candidates are right on every row."""
-    model = PatternModel.of(np.array([[True, False]] * 5))
-    assert model.frequencies.tolist() == [1.0]
-    assert model.weights(np.array([[0.3, 0.9]]), None).tolist() == [[1.0]]
-    assert model.weights(np.array([[0.3, 0.9]]), np.zeros((1, 3), np.uint8)).tolist() == [[1.0]]
 
 
 GOOD = {"patterns": np.eye(2, dtype=bool), "frequencies": np.array([0.25, 0.75])}

@@ -17,14 +17,14 @@ from racer_core.errors import InputError, RowsError
 from racer_core.records.reader import parse_rows, read_rows
 
 ROWS = [
-    {"query": "What is 2 + 2?", "task": "sums", "correct": {"a": True, "b": False}},
+    {"query": "What is 2 + 2?", "task": "sums", "cluster": "u", "correct": {"a": True, "b": False}},
     {"query": 'Say "hi", twice\nplease: ä 😀', "task": "talk", "correct": {"a": False, "b": False}},
 ]
 JSON_LINES = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS).encode()
 CSV = (
-    "query,task,a,b\r\n"
-    "What is 2 + 2?,sums,1,false\r\n"
-    '"Say ""hi"", twice\nplease: ä 😀",talk,0,FALSE\r\n'
+    "query,task,cluster,a,b\r\n"
+    "What is 2 + 2?,sums,u,1,false\r\n"
+    '"Say ""hi"", twice\nplease: ä 😀",talk,,0,FALSE\r\n'
 ).encode()
 
 
@@ -69,7 +69,7 @@ def test_pool_and_labels_of_the_common_rows():
     rows = parse_rows(CSV, "rows.csv")
     assert rows.pool == ("a", "b")
     assert rows.labels(rows.pool).tolist() == [[True, False], [False, False]]
-    assert [row.task for row in rows.rows] == ["sums", "talk"]
+    assert [(row.task, row.cluster) for row in rows.rows] == [("sums", "u"), ("talk", None)]
 
 
 @pytest.mark.parametrize("sign", ["\u0085", "\u2028", "\u2029"])

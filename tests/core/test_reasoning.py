@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -71,14 +71,6 @@ def test_pieces_are_read_as_the_whole_text(words: list[str], sizes: list[int]) -
     assert flags.has_answer is pieces.has_answer
 
 
-def test_reading_takes_linear_time() -> None:
-    """Texts are untrusted: a mebibyte of markers takes seconds of a core at most, not hours."""
-    for unit in ("<think>", "</think>", "<think></think>", "</think><think>", "<", "</think"):
-        begun = time.thread_time()
-        ReasoningFilter().answer(unit * (2**20 // len(unit)))
-        assert time.thread_time() - begun < 5, unit
-
-
 def test_recorded_answers_vote_without_their_reasoning() -> None:
     """Other thoughts and equal answers are one vote; a thought that was cut off is none."""
     given = ["<think>6 * 7</think>42", "<think>21 + 21</think>42.", "<think>6 *", None, "42"]
@@ -87,3 +79,35 @@ def test_recorded_answers_vote_without_their_reasoning() -> None:
     assert row_classes([row], ["b", "a", "c"], Equality.EXACT).tolist() == [[0, 0, -1]]
     bare = answer_classes([given], Equality.EXACT, ReasoningFilter(())).tolist()
     assert bare == [[0, 1, 2, -1, 3]]
+
+
+def test_recorded_tool_calls_vote_as_tool_calls() -> None:
+    """Whatever the equality of texts: their last number is no answer."""
+    answers = {
+        "a": '[{"arguments": {"id": 1, "n": 7}, "name": "f"}]',
+        "b": '[{"name": "f", "arguments": {"n": 7, "id": 1}}]',
+        "c": '[{"arguments": {"id": 2, "n": 7}, "name": "f"}]',
+        "d": "7",
+    }
+    calls = {name: {"tool_calls": 1} for name in "abc"}
+    row = LabelledRow(query="x", correct=frozenset(), answers=answers, calls=calls)
+    assert row_classes([row], "abcd", Equality.NUMBER).tolist() == [[0, 0, 1, 2]]
+    without = replace(row, calls={})
+    assert row_classes([without], "abcd", Equality.NUMBER).tolist() == [[0, 1, 0, 0]]
+
+
+def test_a_list_of_calls_beside_tools_votes_as_tool_calls() -> None:
+    """Hand-written rows have no `calls`; a record without tool calls says that it is a text."""
+    answers = {
+        "a": '[{"arguments": {"id": 1, "n": 7}, "name": "f"}]',
+        "b": '[{"name": "f", "arguments": "{\\"n\\": 7, \\"id\\": 1}"}]',
+        "c": '[{"name": "g", "arguments": {"n": 7}}]',
+        "d": "7",
+    }
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}
+    row = LabelledRow(query="x", correct=frozenset(), answers=answers, request=body)
+    assert row_classes([row], "abcd", Equality.NUMBER).tolist() == [[0, 0, 1, 2]]
+    text = replace(row, calls={"a": {"finish_reason": "stop"}})
+    assert row_classes([text], "abcd", Equality.NUMBER).tolist() == [[0, 1, 2, 0]]
+    plain = replace(row, request={"messages": body["messages"]})
+    assert row_classes([plain], "abcd", Equality.NUMBER).tolist() == [[0, 1, 0, 0]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
-from racer_core.errors import ArtifactError, InputError
+from racer_core.errors import ArtifactError
 from racer_core.routers import registry
 from racer_core.routers.base import Batch
 from tests.kit.commands import install
@@ -111,12 +111,6 @@ def test_two_packages_with_one_name_are_refused(tmp_path, monkeypatch):
         registry.create("lengths", POOL, {})
 
 
-def test_kind_that_is_none_is_an_input_error():
-    """A damaged manifest, or one of another program."""
-    with pytest.raises(InputError, match="unknown router kind 'lengths'"):
-        registry.load({}, {"kind": "lengths"}, POOL)
-
-
 def test_package_cannot_take_the_place_of_a_built_in_router(tmp_path, monkeypatch):
     """An artifact of KNN is loaded as KNN beside any installed routers."""
     points = {"knn": "lengths_router:Lengths"}
@@ -157,9 +151,3 @@ def test_an_exception_of_a_router_names_the_router(tmp_path, monkeypatch):
     with pytest.raises(ArtifactError, match="failed: ZeroDivisionError: division") as caught:
         router.predict(BATCH)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-def test_lists_are_scores_too(tmp_path, monkeypatch):
-    """A router need not use numpy."""
-    router = answering(tmp_path, monkeypatch, "RouterOutput([[0, 1], [0.25, 1]])")
-    assert router.predict(BATCH).scores.tolist() == [[0, 1], [0.25, 1]]

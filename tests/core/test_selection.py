@@ -85,14 +85,6 @@ def test_cost_is_what_the_sets_of_these_rows_cost(score, prices, finds):
         assert found == pytest.approx(expected)
 
 
-def test_too_small_an_alpha_costs_the_whole_pool():
-    """120 rows cannot keep 0.1 %: four calls, or fifteen units."""
-    rows = validation()
-    assert mean_cost(rows, WORLD.patterns, Score.COVER, alpha=0.001) == 4.0
-    prices = (4.0, 1.0, 2.0, 8.0)
-    assert mean_cost(rows, WORLD.patterns, Score.COVER, alpha=0.001, prices=prices) == 15.0
-
-
 def test_fewest_calls_decide_how_many_neighbours_vote():
     """Each number on offer, none beyond the router's reach; everything else stays as it was."""
     rows = validation()
@@ -106,26 +98,6 @@ def test_fewest_calls_decide_how_many_neighbours_vote():
     assert set(NEIGHBOURS) >= {100, 200}
     assert replace(chosen, neighbours=12).temperature == WORLD.patterns.temperature
     assert choose_patterns(WORLD.patterns, rows).neighbours == 12  # its whole reach
-
-
-@pytest.mark.parametrize(("right_ones", "chosen"), [(slice(100), 100), (slice(100, 400), 400)])
-def test_neighbours_that_mislead_are_not_asked(right_ones, chosen):
-    """By hand: one of two candidates is right, and some of 400 neighbours say which.
-
-    The nearest hundred alone, or all others: then 100 mislead, 200 draw, and 400 are enough.
-    """
-    model = PatternModel.of(np.eye(2, dtype=bool))
-    right = np.random.default_rng(22).integers(0, 2, 100)
-    near = np.repeat(1 - right[:, None], 400, axis=1).astype(np.uint8)
-    near[:, right_ones] = right[:, None]
-    rows = ScoredRows(
-        pool=pool_of(2),
-        fingerprints=fingerprints_of(100),
-        scores=np.full((100, 2), 0.5),
-        neighbours=near,
-        labels=model.patterns[right],
-    )
-    assert choose_patterns(model, rows).neighbours == chosen
 
 
 def test_fewest_calls_decide_the_temperature_of_a_router_without_neighbours():
@@ -177,7 +149,7 @@ def test_levels_with_too_few_rows_for_the_test_keep_the_fixed_order():
 def test_cheapest_of_the_scores_that_are_shown_to_be_cheaper_is_chosen(prices):
     """With enough rows; ``cover_cost`` takes part only where there are prices."""
     world = Kinds(26)
-    rows = validation(5000, world=world)
+    rows = validation(3000, world=world)
     chosen = choose_scores(rows, world.patterns, prices=prices, **ANSWERABLE)[ALPHA]
     costs = {
         score: cost_by_hand(rows, world.patterns, score, alpha=ALPHA, prices=prices)
@@ -217,39 +189,28 @@ def test_router_that_knows_nothing_does_not_decide(knows, chosen):
 
 
 def test_router_that_knows_nothing_decides_no_more_often_than_the_error_rate():
-    """``cover`` at some level of the grid, over 100 draws of rows whose neighbours are random.
+    """``cover`` at some level of the grid, over 50 draws of rows whose neighbours are random.
 
-    More than 18 come with a chance below 1e-6 at 5 %. The neighbours are drawn as the training rows
+    More than 12 come with a chance below 1e-6 at 5 %. The neighbours are drawn as the training rows
     are, so that ``cover`` and ``static`` differ by noise alone.
     """
     rng = np.random.default_rng(25)
-    alphas = (0.05, 0.1, 0.2, 0.3)
     world, alarms = Kinds(27), 0
-    for _ in range(100):
-        drawn = world.draw(200)
+    for _ in range(50):
         near = rng.choice(len(world.patterns.patterns), (200, 12), p=world.patterns.frequencies)
-        rows = replace(validation(seed_rows=drawn), neighbours=near.astype(np.uint8))
+        rows = replace(validation(seed_rows=world.draw(200)), neighbours=near.astype(np.uint8))
         rows = replace(rows, scores=rng.random((200, 4)))
         found = choose_scores(
-            rows, world.patterns, alphas=alphas, risk_target=RiskTarget.ANSWERABLE
+            rows, world.patterns, alphas=(0.05, 0.1, 0.2, 0.3), risk_target=RiskTarget.ANSWERABLE
         )
         alarms += set(found.values()) != {Score.STATIC}
-    assert alarms <= 18
+    assert alarms <= 12
 
 
-def test_choosing_is_a_function_of_its_arguments():
-    """No randomness of its own: the noise that breaks ties is keyed."""
-    rows = validation()
-    for prices in (None, (1.0, 2.0, 3.0, 4.0)):
-        answers = {mean_cost(rows, WORLD.patterns, Score.STATIC, prices=prices) for _ in range(3)}
-        assert len(answers) == 1
-
-
-@pytest.mark.parametrize("kind", ["knn", "mlp"])
-def test_training_chooses_on_validation_rows_and_remembers(kind, tmp_path):
+def test_training_chooses_on_validation_rows_and_remembers(tmp_path):
     """The artifact's patterns are those of the training rows, weighed as validation rows say."""
     rows, held_out = synthetic_rows(120, seed=41), synthetic_rows(160, seed=42)
-    artifact = train(rows, held_out, tmp_path, encoder=CharNgramEncoder(), kind=kind)
+    artifact = train(rows, held_out, tmp_path, encoder=CharNgramEncoder(), kind="mlp")
     expected = PatternModel.of(rows.labels(artifact.pool))
     loaded = Racer.load(tmp_path)
     for patterns in (artifact.patterns, loaded.artifact.patterns):
@@ -263,9 +224,5 @@ def test_training_chooses_on_validation_rows_and_remembers(kind, tmp_path):
         neighbours=scored.neighbours,
         labels=held_out.labels(artifact.pool),
     )
-    if kind == "knn":
-        assert artifact.patterns.neighbours in (100, 120)
-        assert scored.neighbours.shape == (160, artifact.patterns.neighbours)  # no more is kept
-    else:
-        assert scored.neighbours is None
-        assert choose_patterns(expected, known).temperature == artifact.patterns.temperature
+    assert scored.neighbours is None
+    assert choose_patterns(expected, known).temperature == artifact.patterns.temperature

@@ -1,7 +1,6 @@
 """Sequences in serving: they decide as calibration does; failures, deadlines and references."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ from racer_core.sequential.critical import tie_noise
 from racer_core.sequential.fit import fit_policy
 from racer_core.sequential.serving import CallSequence, StopReason
 from racer_core.sequential.verdicts import NO_VERDICT
-from tests.core.laws import assert_at_most
-from tests.core.sequential_worlds import FALSE_ALARM, answers, checked
+from tests.core.sequential_worlds import answers, checked
 
 CHANCES = (0.55, 0.75, 0.6, 0.45, 0.85)
 
@@ -130,41 +128,6 @@ def test_a_failure_calls_all_that_are_left(policy):
         assert sequence.winner == survivors.pool[int(winner[0])]
 
 
-def test_going_on_after_a_failure_is_caught():
-    """The most reliable candidate fails: the old threshold lets its successors differ too often.
-
-    The reference is the survivors' full vote; calling all that are left loses nothing.
-    """
-    chances, alpha, trials = (0.5, 0.5, 0.5, 0.5, 1.4), 0.1, 200
-    rng = np.random.default_rng(2)
-    rows, requests = (answers(rng, n, chances, options=8, common=0.0) for n in (500, trials))
-    policy = fit_policy(rows, max_rounds=None)
-    assert policy.order[0] == "e"
-    calibration = SequentialCalibration(policy=policy, answers=rows, salt=b"salt")
-    threshold = calibration.lambda_hat(alpha)
-    survivors = policy.restrict(("b", "a", "d", "c"))
-    left = requests.restrict(survivors.pool)
-    reference = survivors.outcomes(left).winner[:, -1]
-    lost = 0
-    for at, noise in enumerate(tie_noise(b"salt", requests.fingerprints)):
-        row = requests.classes[at]
-        sequence = CallSequence(policy, threshold, float(noise))
-        replay(sequence, row, failing=("e",))
-        chosen = survivors.pool.index(sequence.winner)
-        lost += chosen != reference[at] and row[chosen] != row[reference[at]]
-    assert lost == 0
-    # Tempting: go on with the others by the same threshold, or with nothing in its place.
-    goes_on = SequentialCalibration(policy=survivors, answers=rows.restrict(survivors.pool))
-    null = requests.classes.copy()
-    null[:, requests.pool.index("e")] = -1
-    for tempting in (
-        goes_on.stops(left, threshold),
-        calibration.stops(replace(requests, classes=null), threshold),
-    ):
-        with pytest.raises(AssertionError):
-            assert_at_most(int(tempting.differs.sum()), trials, alpha, FALSE_ALARM)
-
-
 def test_a_deadline_calls_all_others_at_once(policy):
     """Also while answers are outstanding; the answer is then the full vote."""
     sequence = CallSequence(policy, math.inf)
@@ -179,17 +142,6 @@ def test_a_deadline_calls_all_others_at_once(policy):
     assert (sequence.stopped, sequence.rounds) == (StopReason.DEADLINE, 2)
     assert [each.doubt for each in sequence.called] == [None, None]
     assert sequence.call_rest() == ()
-
-
-def test_a_deadline_at_which_all_are_called_changes_nothing(policy):
-    """The last round was in turn: its answer is the reference's."""
-    sequence = CallSequence(policy, math.inf)
-    for _ in range(2):
-        for name in sequence.next_round():
-            assert sequence.rounds == 1 or sequence.call_rest() == ()
-            sequence.add(name, "x")
-    assert sequence.next_round() == ()
-    assert sequence.stopped == StopReason.ALL_CALLED
 
 
 def test_a_failure_leads_to_the_reference_alone():

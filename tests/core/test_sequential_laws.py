@@ -4,12 +4,14 @@ Each test draws thousands of calibrations with one further request each. A count
 fails with probability 1e-6. Each tempting wrong version is seen to break the law that holds beside.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from racer_core.calibration.realised_risk import BAND_DELTA
-from racer_core.calibration.risk_e_process import RiskEProcess
-from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
+from racer_core.calibration.threshold import allowed_misses
+from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.critical import (
     critical_scores,
@@ -18,6 +20,7 @@ from racer_core.sequential.critical import (
     tie_noise,
 )
 from racer_core.sequential.fit import fit_policy
+from racer_core.sequential.policy import Policy
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.core.sequential_worlds import FALSE_ALARM, answers, lost_at, paths, thresholds
 from tests.kit.lazy import LazyModule
@@ -34,11 +37,6 @@ def drawn(doubt, lost, noise=0.0):
     critical = critical_scores(s, lost)
     shape = TRIALS, N + 1, -1
     return s.reshape(shape), lost.reshape(shape), critical.reshape(TRIALS, N + 1)
-
-
-def assert_broken(count, alpha=ALPHA):
-    """More losses than any law with a mean of at most alpha allows."""
-    assert count > stats.binom.isf(FALSE_ALARM, TRIALS, alpha)
 
 
 def world(seed, rounds=5):
@@ -125,17 +123,6 @@ def test_an_alpha_picked_by_its_outcome_has_the_band_and_not_itself():
         assert_at_most(picked, trials, BAND_DELTA, FALSE_ALARM)
 
 
-def test_rows_that_never_lose_may_make_every_threshold_valid():
-    """1 % of rows lose: lambda_hat is -inf, one round is called, and 1 % of requests lose."""
-    doubt, lost = world(5)
-    lost &= np.random.default_rng(55).random(len(lost))[:, None] < 0.01
-    s, lost, critical = drawn(doubt, lost)
-    threshold = thresholds(critical[:, :-1], ALPHA)
-    assert np.isneginf(threshold).mean() > 0.99
-    assert (rounds_called(s[:, -1], -np.inf) == 1).all()
-    assert_at_most(int(lost_at(s[:, -1], lost[:, -1], threshold).sum()), TRIALS, ALPHA, FALSE_ALARM)
-
-
 def test_a_row_that_loses_after_its_last_round_is_missed_by_every_threshold():
     """As the miss of all candidates, or an answer that the full vote has wrong, too."""
     doubt = np.array([[0.1, 0.2, 0.3]] * 4)
@@ -145,159 +132,7 @@ def test_a_row_that_loses_after_its_last_round_is_missed_by_every_threshold():
     np.testing.assert_array_equal(critical_scores(s, lost), [np.inf, -0.1, -0.1, -np.inf])
 
 
-def test_each_group_has_its_own_law_and_a_common_threshold_breaks_the_harder_one():
-    """Requests of the hard group alone."""
-    doubt, lost = world(6)
-    easy, hard = lost & (np.random.default_rng(66).random(lost.shape) < 0.1), lost
-    s, hard, critical = drawn(doubt, hard)
-    own = thresholds(critical[:, :-1], ALPHA)
-    assert_at_most(int(lost_at(s[:, -1], hard[:, -1], own).sum()), TRIALS, ALPHA, FALSE_ALARM)
-    common = np.concatenate([critical[:, :-1], drawn(doubt, easy)[2][:, :-1]], axis=1)
-    both = thresholds(common, ALPHA)
-    assert_broken(int((critical[:, -1:] > both).sum()))
-
-
 # Tempting wrong versions.
-
-
-def test_stopping_at_equality_is_caught():
-    """All doubts are equal, and 30 % of first answers differ: going on at equality loses none."""
-    rng = np.random.default_rng(7)
-    rows = TRIALS * (N + 1)
-    doubt = np.full((rows, 2), 0.3)
-    lost = np.column_stack([rng.random(rows) < 0.3, np.zeros(rows, dtype=bool)])
-    s, lost, critical = drawn(doubt, lost)
-    threshold = thresholds(critical[:, :-1], ALPHA)
-    assert lost_at(s[:, -1], lost[:, -1], threshold).sum() < 0.05 * TRIALS
-    stopped = np.where(np.isneginf(s[:, -1]), s[:, -1], np.nextafter(s[:, -1], np.inf))
-    assert_broken(int(lost_at(stopped, lost[:, -1], threshold).sum()))
-
-
-def alternating(rng):
-    """70 % of rows differ after the second round, 30 % after the first; none at the end."""
-    rows = TRIALS * (N + 1)
-    second = rng.random(rows) < 0.7
-    lost = np.column_stack([~second, second, np.zeros(rows, dtype=bool)])
-    doubt = rng.random((rows, 3)) * np.array([0.4, 0.2, 0.0])
-    return doubt, lost
-
-
-def test_the_raw_loss_is_caught():
-    """The first round without a loss is no critical score: a later one may lose again."""
-    doubt, lost = alternating(np.random.default_rng(8))
-    s, lost, critical = drawn(doubt, lost)
-    right = lost_at(s[:, -1], lost[:, -1], thresholds(critical[:, :-1], ALPHA))
-    assert_at_most(int(right.sum()), TRIALS, ALPHA, FALSE_ALARM)
-    raw = np.take_along_axis(s, (~lost).argmax(axis=2)[:, :, None], axis=2)[:, :, 0]
-    assert_broken(int(lost_at(s[:, -1], lost[:, -1], thresholds(raw[:, :-1], ALPHA)).sum()))
-
-
-def test_a_first_round_or_an_order_that_depends_on_lambda_is_caught():
-    """Below lambda = -0.5 one plan, above it another: losses do not fall in lambda.
-
-    A row's smallest lambda without a loss is then no critical score.
-    """
-    doubt, lost = alternating(np.random.default_rng(9))
-    # Both plans are sure after their first round, which has one candidate or two.
-    small, large = (lost[:, at].reshape(TRIALS, N + 1) for at in (0, 1))
-    smallest = np.where(~small, -np.inf, np.where(~large, -0.5, 0.0))
-    threshold = thresholds(smallest[:, :-1], ALPHA)
-    chosen = np.where(threshold[:, 0] < -0.5, small[:, -1], large[:, -1])
-    assert_broken(int(chosen.sum()))
-    # With one plan for every lambda the law holds: here the first.
-    s, lost, critical = drawn(doubt, lost)
-    right = lost_at(s[:, -1], lost[:, -1], thresholds(critical[:, :-1], ALPHA))
-    assert_at_most(int(right.sum()), TRIALS, ALPHA, FALSE_ALARM)
-
-
-def test_noise_for_each_round_of_a_row_is_caught():
-    """Equal doubts in 8 rounds: the largest of several draws stops early, one draw does not."""
-    rng, rounds = np.random.default_rng(10), 8
-    rows = TRIALS * (N + 1)
-    doubt = np.full((rows, rounds), 0.3)
-    lost = np.arange(rounds) < rng.integers(0, rounds, rows)[:, None]
-    noise = 1e-6 * rng.random(rows)
-    s, losses, critical = drawn(doubt, lost, noise)
-    right = lost_at(s[:, -1], losses[:, -1], thresholds(critical[:, :-1], ALPHA))
-    assert_at_most(int(right.sum()), TRIALS, ALPHA, FALSE_ALARM)
-    # Each round compares its own draw; the critical score has that of its round.
-    each = 1e-6 * rng.random((rows, rounds))
-    wrong = np.where(np.isneginf(round_nonconformity(doubt)), -np.inf, -0.3 + each)
-    critical = critical_scores(wrong, lost).reshape(TRIALS, N + 1)
-    goes_on = np.maximum.accumulate(wrong, axis=1).reshape(TRIALS, N + 1, rounds)[:, -1]
-    threshold = thresholds(critical[:, :-1], ALPHA)
-    assert_broken(int(lost_at(goes_on, losses[:, -1], threshold).sum()))
-
-
-def test_stopping_inside_a_round_is_caught():
-    """Calibrated for rounds that end after 3 and 5 calls, stopped after any call."""
-    doubt, lost = world(11)
-    borders = [2, 4]
-    s, at_borders, critical = drawn(doubt[:, borders], lost[:, borders])
-    threshold = thresholds(critical[:, :-1], ALPHA)
-    right = lost_at(s[:, -1], at_borders[:, -1], threshold)
-    assert_at_most(int(right.sum()), TRIALS, ALPHA, FALSE_ALARM)
-    inside = round_nonconformity(doubt).reshape(TRIALS, N + 1, -1)[:, -1]
-    stopped = lost_at(inside, lost.reshape(TRIALS, N + 1, -1)[:, -1], threshold)
-    assert_broken(int(stopped.sum()))
-
-
-def alarms(runs, rate_before, rate_after, *, bets_first):
-    """How often a test of differences alarms in ``runs`` streams of 12 batches of 40 rows.
-
-    Each batch recalibrates. From the fourth batch on answers differ at another rate.
-    """
-    raised = 0
-    for run in range(runs):
-        rng = np.random.default_rng(1_000 + run)
-        process, threshold = RiskEProcess(0.3, level=0.01), None
-        for batch in range(12):
-            rate = rate_before if batch < 3 else rate_after
-            doubt = rng.random((40, 2))
-            lost = np.column_stack([rng.random(40) < rate, np.zeros(40, dtype=bool)])
-            critical = critical_scores(round_nonconformity(doubt), lost)
-            fresh = float(thresholds(critical[None, :], ALPHA)[0, 0])
-            bet_at = threshold if bets_first else fresh
-            for loss in () if bet_at is None else critical > bet_at:
-                process.update(float(loss))
-            threshold = fresh if batch < 2 else threshold
-            if not bets_first:
-                threshold = fresh
-        raised += process.alarmed
-    return raised
-
-
-def test_rows_that_bet_after_they_calibrated_are_caught():
-    """They lose at most their allowed share by construction: no change would ever be seen.
-
-    A bet with rows that came before the calibration sees it in nearly every stream.
-    """
-    assert alarms(20, 0.3, 0.3, bets_first=True) == 0
-    assert alarms(20, 0.3, 0.9, bets_first=True) >= 18
-    assert alarms(20, 0.3, 0.9, bets_first=False) == 0
-
-
-def test_requests_that_chose_another_promise_are_caught_as_rows():
-    """Of 2 (N + 1) requests half choose the promise, mostly hard ones; the last of them is served.
-
-    Only those are drawn like it. With the others as rows it differs too often.
-    """
-    rng, requests = np.random.default_rng(13), (TRIALS, 2 * (N + 1))
-    hard, doubt = rng.random(requests), rng.random(requests)
-    lost = rng.random(requests) < 0.9 * hard
-    losses = np.stack([lost, np.zeros_like(lost)], axis=2).reshape(-1, 2)
-    doubts = np.stack([doubt, np.zeros_like(doubt)], axis=2).reshape(-1, 2)
-    critical = critical_scores(round_nonconformity(doubts), losses).reshape(requests)
-    chosen = rng.random(requests) < hard
-    own = every = 0
-    for scores, is_chosen in zip(critical, chosen, strict=True):
-        served = int(is_chosen.nonzero()[0][-1])
-        is_chosen[served] = False
-        own += scores[served] > calibrate_threshold(scores[is_chosen], ALPHA)
-        every += scores[served] > calibrate_threshold(np.delete(scores, served), ALPHA)
-    assert_at_most(int(own), TRIALS, ALPHA, FALSE_ALARM)
-    assert own > 0.8 * ALPHA * TRIALS
-    assert_broken(int(every))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
@@ -307,3 +142,49 @@ def test_the_first_round_is_always_called(rounds):
     s = round_nonconformity(doubt)
     assert (rounds_called(s, -np.inf) == 1).all()
     assert (rounds_called(s, np.inf) == rounds).all()
+
+
+def differing_requests(counts_lost):
+    """How many requests differ, where rows that would be lost mostly fail."""
+    count = 0
+    policy = replace(POLICY, reliabilities=(0.6, 0.6, 0.6))
+    for trial in range(300):
+        rows = outvoted(trial, 40)
+        request, rows = rows.at(np.array([39])), rows.at(np.arange(39))
+        lost = policy.outcomes(rows).differs[:, 0]
+        calibration = SequentialCalibration(
+            policy=policy,
+            answers=rows.at(~lost),
+            lost=int(lost.sum()) if counts_lost else 0,
+            salt=str(trial).encode(),
+        )
+        stops = calibration.stops(request, calibration.lambda_hat(0.2))
+        count += int(stops.differs.sum())
+    return count
+
+
+def outvoted(seed, n):
+    """One candidate is often outvoted by two others that agree."""
+    rng = np.random.default_rng(seed)
+    classes = np.zeros((n, 3), np.int16)
+    classes[rng.random(n) < 0.5, 1:] = 1
+    prints = tuple(str(i).encode() for i in range(n))
+    return AnswerClasses(pool=("a", "b", "c"), classes=classes, fingerprints=prints)
+
+
+POLICY = Policy(
+    pool=("a", "b", "c"), reliabilities=(0.9, 0.6, 0.6), order=("a", "b", "c"), borders=(1, 3)
+)
+
+
+def test_lost_rows_keep_the_bound():
+    """Rows without the answers of all candidates count as lost; left out, the bound breaks.
+
+    Which requests candidates fail to answer is the worst that can be: those that would be lost.
+    """
+    assert_at_most(differing_requests(counts_lost=True), 300, 0.2, FALSE_ALARM)
+    assert differing_requests(counts_lost=False) > stats.binom.isf(FALSE_ALARM, 300, 0.2)
+    rows = outvoted(1, 9)
+    calibration = SequentialCalibration(policy=POLICY, answers=rows, lost=3)
+    assert (calibration.n, calibration.lambda_hat(0.2)) == (12, np.inf)
+    assert SequentialCalibration(policy=POLICY, answers=rows).n == 9

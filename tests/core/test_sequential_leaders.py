@@ -34,26 +34,17 @@ def compared(rng, count):
     return AnswerClasses.compared(POOL, equal, readable, prints)
 
 
-def served(policy, threshold, noise, rows, row, arrival, *, is_wrong=False):
-    """The sequence of one row, whose answers arrive in any order within a round.
-
-    The wrong version gives an answer its class when it arrives.
-    """
-    forms: dict[str, str | None] = {}
+def served(policy, threshold, noise, rows, row, arrival):
+    """The sequence of one row, whose answers arrive in any order within a round."""
 
     def is_equal(one, other):
         return bool(rows.equal[row, POOL.index(one), POOL.index(other)])
 
-    sequence = CallSequence(policy, threshold, noise, equals=None if is_wrong else is_equal)
+    sequence = CallSequence(policy, threshold, noise, equals=is_equal)
     while candidates := sequence.next_round():
         for name in sorted(candidates, key=arrival.__getitem__):
             is_readable = rows.classes[row, POOL.index(name)] >= 0
-            form = name if is_readable else None
-            if is_wrong and is_readable:
-                alike = (each for each in forms if forms[each] and is_equal(name, each))
-                form = next((forms[each] for each in alike), name)
-            forms[name] = form
-            sequence.add(name, form)
+            sequence.add(name, name if is_readable else None)
     return sequence
 
 
@@ -80,23 +71,6 @@ def test_serving_decides_as_calibration_does_in_any_order_of_arrival(seed, max_r
         assert sequence.winner == POOL[stops.winner[row]]
         doubts = [each.doubt for each in sequence.called]
         assert doubts == outcomes.doubt[row, : len(doubts)].tolist()
-
-
-def test_classes_by_arrival_are_caught():
-    """The tempting version lets a fast candidate change another row's end."""
-    rng = np.random.default_rng(0)
-    rows = compared(rng, 300)
-    policy = fit_policy(rows, max_rounds=2)
-    found = SequentialCalibration(policy=policy, answers=rows)
-    threshold = found.lambda_hat(0.1)
-    outcomes = policy.outcomes(rows)
-    differing = 0
-    for row in range(len(rows)):
-        arrival = dict(zip(POOL, rng.random(len(POOL)), strict=True))
-        wrong = served(policy, threshold, 0.0, rows, row, arrival, is_wrong=True)
-        doubts = [each.doubt for each in wrong.called]
-        differing += doubts != outcomes.doubt[row, : len(doubts)].tolist()
-    assert differing > 5
 
 
 @settings(max_examples=10, deadline=None)

@@ -83,39 +83,26 @@ def posterior(classes, reliabilities, options):
     return np.array(likelihood) / sum(likelihood)
 
 
-def winning_answer(policy, classes, called):
-    """The answer that the vote of the first calls elects, (n,)."""
-    return classes[np.arange(len(classes)), policy.standing(classes, called)[0]]
-
-
 def test_doubt_is_one_minus_the_posterior_and_the_winner_its_largest():
-    """All answers of four candidates of whom each gives one of three answers or none.
-
-    Where no answers of the others can change the winner's answer, the doubt is 0.
-    """
+    """All answers of four candidates of whom each gives one of three answers or none."""
     reliabilities = (0.55, 0.7, 0.31, 0.62)
     policy = policy_of(reliabilities, options=5)
     every = list(itertools.product((-1, 0, 1, 2), repeat=4))
     classes = np.array(every, dtype=np.int16)
-    last = winning_answer(policy, classes, 4)
+    last = classes[np.arange(len(classes)), policy.standing(classes, 4)[0]]
     for called in range(1, 5):
         columns = [policy.pool.index(name) for name in policy.order[:called]]
         winner, doubt = policy.standing(classes, called)
         for row, given_classes in enumerate(every):
-            chances = posterior(
-                [given_classes[i] for i in columns], [reliabilities[i] for i in columns], 5
-            )
+            own = [given_classes[i] for i in columns]
+            chances = posterior(own, [reliabilities[i] for i in columns], 5)
             answer = given_classes[winner[row]]
             alike = (classes[:, columns] == classes[row, columns]).all(axis=1)
             is_decided = answer >= 0 and (last[alike] == answer).all()
             expected = 1.0 - (chances[answer] if answer >= 0 else 1 / 5)
-            expected = 0.0 if is_decided else expected
-            assert doubt[row] == pytest.approx(expected, abs=1e-12)
+            assert doubt[row] == pytest.approx(0.0 if is_decided else expected, abs=1e-12)
             if answer >= 0:
-                given_chances = [
-                    chances[given_classes[i]] for i in columns if given_classes[i] >= 0
-                ]
-                assert chances[answer] == pytest.approx(max(given_chances))
+                assert chances[answer] == pytest.approx(max(chances[i] for i in own if i >= 0))
 
 
 @settings(max_examples=40)
@@ -172,14 +159,10 @@ def test_the_last_round_has_the_references_answer():
 
 def test_borders():
     """Three and then the rest; two, two and the rest; one by one; small pools."""
-    assert default_borders(8, 2) == (3, 8)
-    assert default_borders(8, 3) == (2, 4, 8)
-    assert default_borders(8, 1) == (8,)
-    assert default_borders(3, 2) == (3,)
-    assert default_borders(4, None) == (1, 2, 3, 4)
-    for calls, rounds, expected in ((6, 1, (6,)), (6, 2, (5, 6)), (6, 3, (3, 5, 6)), (1, 3, (1,))):
-        assert default_borders(calls, rounds, has_reference=True) == expected
-    assert default_borders(3, None, has_reference=True) == (1, 2, 3)
+    plain = {(8, 2): (3, 8), (8, 3): (2, 4, 8), (8, 1): (8,), (3, 2): (3,), (4, None): (1, 2, 3, 4)}
+    assert {terms: default_borders(*terms) for terms in plain} == plain
+    alone = {(6, 1): (6,), (6, 2): (5, 6), (6, 3): (3, 5, 6), (1, 3): (1,), (3, None): (1, 2, 3)}
+    assert {terms: default_borders(*terms, has_reference=True) for terms in alone} == alone
 
 
 def test_tuned_policy_call_the_fewest_candidates():
@@ -196,14 +179,6 @@ def test_tuned_policy_call_the_fewest_candidates():
     inner = [(), *((i,) for i in range(1, 5)), *itertools.combinations(range(1, 5), 2)]
     assert calls(tuned.borders) == min(calls((*each, 5)) for each in inner)
     assert tuned_policy(policy, rows, 0.001, 3) is policy
-
-
-def test_prices_move_cheap_candidates_to_the_front():
-    """By log odds over the square root of the price."""
-    rows = answers(np.random.default_rng(4), 400, CHANCES)
-    assert fit_policy(rows).order[0] == "e"
-    prices = {name: 100.0 if name == "e" else 1.0 for name in rows.pool}
-    assert fit_policy(rows, prices=prices).order[-1] == "e"
 
 
 def test_prices_decide_whether_the_reference_is_called_alone():
@@ -228,9 +203,12 @@ def test_a_policy_survives_json():
         Policy.from_state({"pool": ["a"]})
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
+def test_parts_that_do_not_fit_are_refused():
+    """With the reason."""
+    policy = policy_of(CHANCES, borders=(5,))
+    good = {name: getattr(policy, name) for name in Policy.__dataclass_fields__}
+    good["order"] = ("a", "d", "c", "e", "b")
+    for fields, message in (
         ({"borders": (2, 4)}, "ascend to 5"),
         ({"borders": (3, 2, 5)}, "ascend"),
         ({"borders": (0, 5)}, "ascend"),
@@ -240,15 +218,16 @@ def test_a_policy_survives_json():
         ({"reliabilities": (0.5, 0.5)}, "2 reliabilities"),
         ({"reliabilities": (0.5, 0.5, 0.5, 0.5, 1.0)}, "between 0 and 1"),
         ({"options": 4}, "at least 5"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(fields, message):
-    """With the reason."""
-    policy = policy_of(CHANCES, borders=(5,))
-    good = {name: getattr(policy, name) for name in Policy.__dataclass_fields__}
-    good["order"] = ("a", "d", "c", "e", "b")
-    with pytest.raises(InputError, match=message):
-        Policy(**{**good, **fields})
+    ):
+        with pytest.raises(InputError, match=message):
+            Policy(**{**good, **fields})
+    rows = answers(np.random.default_rng(10), 20, CHANCES)
+    with pytest.raises(InputError, match="another pool"):
+        fit_policy(rows).outcomes(rows.restrict(("a", "b", "c", "d", "e")))
+    with pytest.raises(CalibrationError, match="regrets are counted by labels"):
+        replace(fit_policy(rows), loss=Loss.REGRETS).outcomes(rows)
+    with pytest.raises(CalibrationError, match="must be"):
+        AnswerClasses(pool=("a",), classes=rows.classes, fingerprints=rows.fingerprints)
 
 
 def critical_of(policy, rows, salt=b"salt"):
@@ -272,10 +251,7 @@ def world():
     [(None, Loss.DIFFERS), (2, Loss.DIFFERS), (3, Loss.DIFFERS), (2, Loss.REGRETS)],
 )
 def test_real_votes_obey_the_law(world, reference, max_rounds, loss):
-    """P(differs from the stop on) = m/(n + 1), for a vote, a named reference, and any rounds.
-
-    Regrets obey it, too: class 0 is right.
-    """
+    """P(differs from the stop on) = m/(n + 1), for a vote, a named reference, and any rounds."""
     fitted, rows = world
     policy = replace(fit_policy(fitted, reference=reference, max_rounds=max_rounds), loss=loss)
     differs = replace(policy, loss=Loss.DIFFERS).outcomes(rows.at(np.arange(500))).differs
@@ -315,20 +291,6 @@ def test_a_smaller_pool_obeys_its_own_law_and_not_the_old_thresholds(world):
         fit_policy(fitted, reference="e").restrict(names)
 
 
-def test_groups_have_their_own_rows():
-    """A group's threshold is that of its rows alone."""
-    rows = answers(np.random.default_rng(8), 60, CHANCES)
-    rows = replace(rows, groups=("x", "y", "y") * 20)
-    calibration = SequentialCalibration(policy=fit_policy(rows), answers=rows)
-    own = calibration.group("y")
-    assert own.n == 40
-    assert own.lambda_hat(0.1) == SequentialCalibration(
-        policy=calibration.policy, answers=rows.at(np.arange(60) % 3 > 0)
-    ).lambda_hat(0.1)
-    with pytest.raises(CalibrationError, match="needs rows"):
-        calibration.group("z")
-
-
 def test_too_few_rows_call_everything():
     """Alpha < 1/(n + 1): the whole pool, no risk, and no test of it."""
     rows = answers(np.random.default_rng(9), 20, CHANCES)
@@ -342,49 +304,6 @@ def test_too_few_rows_call_everything():
     risk = calibration.realised_risk(0.2)
     assert risk is not None
     assert calibration.risk_e_process(0.2, level=0.05).rho == risk.upper()
-
-
-def test_answers_of_another_pool_are_refused():
-    """Columns would be read as those of other candidates."""
-    rows = answers(np.random.default_rng(10), 20, CHANCES)
-    with pytest.raises(InputError, match="another pool"):
-        fit_policy(rows).outcomes(rows.restrict(("a", "b", "c", "d", "e")))
-    with pytest.raises(CalibrationError, match="regrets are counted by labels"):
-        replace(fit_policy(rows), loss=Loss.REGRETS).outcomes(rows)
-    with pytest.raises(CalibrationError, match="must be"):
-        AnswerClasses(pool=("a",), classes=rows.classes, fingerprints=rows.fingerprints)
-
-
-@settings(max_examples=15)
-@given(seed=st.integers(0, 10**6))
-def test_one_row_in_python_is_one_of_many_rows(seed):
-    """Serving computes one row, calibration thousands: the same doubts bit by bit, and winners."""
-    rng = np.random.default_rng(seed)
-    rows = answers(rng, 50, CHANCES)
-    policy = policy_of(rng.uniform(0.1, 0.95, 5).tolist())
-    many = policy.outcomes(rows)
-    for row in range(50):
-        forms = dict(zip(rows.pool, rows.classes[row], strict=True))
-        for called in range(1, 6):
-            given_forms = {
-                name: None if forms[name] < 0 else str(forms[name])
-                for name in policy.order[:called]
-            }
-            winner = policy.vote(given_forms)
-            assert winner == policy.pool[many.winner[row, called - 1]]
-            assert policy.doubt(given_forms, winner) == many.doubt[row, called - 1]
-
-
-def test_candidates_that_agreement_cannot_tell_apart_tie_exactly():
-    """Reliabilities of two candidates are equal but for rounding, and the name breaks the tie.
-
-    By that difference a served vote would elect another answer than the same vote in the rows.
-    """
-    rng = np.random.default_rng(3)
-    for _ in range(100):
-        policy = fit_policy(answers(rng, 10, (0.8, 0.7)))
-        winner, _ = policy.standing(np.array([[0, 1]], np.int16), 2)
-        assert policy.pool[winner[0]] == policy.vote({"b": "x", "a": "y"})
 
 
 @pytest.mark.parametrize("verdicts", [None, 5])
@@ -410,3 +329,25 @@ def test_votes_of_200_candidates_are_numbers(verdicts):
     assert not policy.is_decided(forms, pool[0], pool[198:], given_verdicts)
     agreed = dict.fromkeys(pool[:198], "0")
     assert policy.is_decided(agreed, pool[0], pool[198:], given_verdicts)
+
+
+def test_groups_have_their_own_rows():
+    """A group's threshold is that of its rows alone."""
+    rows = answers(np.random.default_rng(8), 60, CHANCES)
+    rows = replace(rows, groups=("x", "y", "y") * 20)
+    calibration = SequentialCalibration(policy=fit_policy(rows), answers=rows)
+    own = calibration.group("y")
+    assert own.n == 40
+    assert own.lambda_hat(0.1) == SequentialCalibration(
+        policy=calibration.policy, answers=rows.at(np.arange(60) % 3 > 0)
+    ).lambda_hat(0.1)
+    with pytest.raises(CalibrationError, match="needs rows"):
+        calibration.group("z")
+
+
+def test_prices_move_cheap_candidates_to_the_front():
+    """By log odds over the square root of the price."""
+    rows = answers(np.random.default_rng(4), 400, CHANCES)
+    assert fit_policy(rows).order[0] == "e"
+    prices = {name: 100.0 if name == "e" else 1.0 for name in rows.pool}
+    assert fit_policy(rows, prices=prices).order[-1] == "e"

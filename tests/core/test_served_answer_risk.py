@@ -145,15 +145,12 @@ WORLDS = {
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_bound_holds_for_the_served_threshold(name: str) -> None:
-    """Below the served rate in at most delta of 1,000 draws of 400 rows.
-
-    The theorem leaves room in these worlds: the bound's size is tested by the next two tests.
-    """
+    """Below the served rate in at most delta of 400 draws of 400 rows."""
     world, rng, broken = WORLDS[name], np.random.default_rng(len(name)), 0
-    for _ in range(1_000):
+    for _ in range(400):
         risk, threshold = served(world, world.draw(rng, 400))
         broken += risk.upper < world.rate(threshold)
-    assert_at_most(broken, 1_000, DELTA, FALSE_ALARM)
+    assert_at_most(broken, 400, DELTA, FALSE_ALARM)
 
 
 def upper_by_hand(first: int, then: int, answers: int | None, rows: int, delta: float) -> float:
@@ -223,60 +220,11 @@ def test_the_first_band_fails_exactly_as_often_as_its_law_says() -> None:
     assert_binomial(broken, runs, p=chance, false_alarm=FALSE_ALARM)
 
 
-def test_the_rows_own_clopper_pearson_bound_does_not() -> None:
-    """Negative control: it fails in more than delta of the draws, though not by much."""
-    world, rng, broken = WORLDS["memorising"], np.random.default_rng(3), 0
-    for _ in range(4_000):
-        risk, threshold = served(world, world.draw(rng, 400))
-        broken += clopper_pearson_upper(risk.errors, risk.answered) < world.rate(threshold)
-    assert broken > stats.binom.isf(FALSE_ALARM, 4_000, DELTA)
-
-
-def test_the_cross_fitted_bound_does_not() -> None:
-    """Negative control: each half judged at the other's threshold; neither threshold is served."""
-    world, rng, broken = WORLDS["window"], np.random.default_rng(4), 0
-    for _ in range(1_000):
-        drawn = world.draw(rng, 400)
-        first = np.arange(400) < 200
-        errors = count = 0
-        for own in (first, ~first):
-            half = {name: values[own] for name, values in drawn.items()}
-            other = {name: values[~own] for name, values in drawn.items()}
-            answered, right = world.judged(half, threshold_of(critical_of(other))[0])
-            errors, count = errors + (answered & ~right).sum(), count + answered.sum()
-        truth = world.rate(threshold_of(critical_of(drawn))[0])
-        broken += clopper_pearson_upper(int(errors), int(count)) < truth
-    assert broken > 2 * stats.binom.isf(FALSE_ALARM, 1_000, DELTA)
-
-
-def test_the_bound_costs_less_than_twice_that_of_a_half_kept_away() -> None:
-    """Without ties, at 1,000 rows: 0.047 above the rate, a half kept is 0.036 above it."""
-    world, rng = WORLDS["hopeless queries, abstention"], np.random.default_rng(5)
-    own: list[float] = []
-    kept: list[float] = []
-    for _ in range(100):
-        drawn = world.draw(rng, 1_000)
-        risk, _ = served(world, drawn)
-        own.append(risk.upper - risk.rate)
-        first = np.arange(1_000) < 500
-        half = {name: values[~first] for name, values in drawn.items()}
-        threshold, _ = threshold_of(critical_of(half))
-        answered, right = world.judged({n: v[first] for n, v in drawn.items()}, threshold)
-        errors, count = int((answered & ~right).sum()), int(answered.sum())
-        kept.append(clopper_pearson_upper(errors, count) - errors / count)
-    assert 0.02 < np.mean(own) < 1.5 * np.mean(kept)
-
-
 def test_a_whole_pool_needs_no_band() -> None:
     """An infeasible alpha calls the whole pool whatever the rows: Clopper-Pearson is exact."""
     yes = np.ones(20, bool)
     risk = served_answer_risk(
-        np.zeros(20),
-        -1,
-        eligible=yes,
-        answered=yes,
-        right=np.arange(20) >= 4,
-        may_be_empty=False,
+        np.zeros(20), -1, eligible=yes, answered=yes, right=np.arange(20) >= 4, may_be_empty=False
     )
     assert (risk.errors, risk.answered, risk.rate) == (4, 20, 0.2)
     assert risk.upper == clopper_pearson_upper(4, 20)

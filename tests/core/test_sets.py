@@ -4,19 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.calibration.augmentation import augment_scores, augment_truth, checked_scores
-from racer_core.calibration.nonconformity import (
-    inverse_probability,
-    score_gap,
-    smoothing_noise,
-)
+from racer_core.calibration.metrics import set_metrics
+from racer_core.calibration.nonconformity import inverse_probability, score_gap, smoothing_noise
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.threshold import critical_scores
 from racer_core.errors import InputError
-from racer_core.types import Score
 from tests.kit.strategies import fingerprints_of, matrices, scores_kinds, tables, thresholds
 
 
@@ -40,17 +36,6 @@ def test_sets_are_closed_and_infinity_selects_the_whole_pool():
     assert prediction_sets(fit, math.inf).all()
 
 
-@given(
-    table=tables(), kind=scores_kinds, pair=st.tuples(thresholds, thresholds), r=st.integers(1, 4)
-)
-def test_loss_never_rises_with_the_threshold(table, kind, pair, r):
-    """Lemma 4.2, for every r: more candidates never turn a hit into a miss."""
-    low, high = sorted(pair)
-    fit, truth = table.nonconformity(kind), augment_truth(table.labels)
-    at_low, at_high = (losses(prediction_sets(fit, each), truth, r) for each in (low, high))
-    assert not np.any(at_high & ~at_low)
-
-
 @given(table=tables(), kind=scores_kinds, threshold=thresholds, r=st.integers(1, 4))
 def test_critical_score_is_where_the_loss_ends(table, kind, threshold, r):
     """A row is missed exactly while lambda is below its critical score, for every r."""
@@ -61,43 +46,11 @@ def test_critical_score_is_where_the_loss_ends(table, kind, threshold, r):
         np.testing.assert_array_equal(missed, critical > each)
 
 
-@given(table=tables(), kind=scores_kinds, threshold=st.floats(0, 1, exclude_max=True))
-def test_empirical_risk_is_right_continuous(table, kind, threshold):
-    """It drops at a score, not after it: between two neighbouring values nothing changes."""
-    fit, truth = table.nonconformity(kind), augment_truth(table.labels)
-    jumps = np.append(critical_scores(fit, truth), threshold)
-    for at in jumps:
-        above = min((jump for jump in np.unique(jumps) if jump > at), default=math.inf)
-        assume(math.nextafter(at, math.inf) < above)
-        here, next_to_it = (
-            losses(prediction_sets(fit, each), truth).mean()
-            for each in (at, math.nextafter(at, math.inf))
-        )
-        assert here == next_to_it
-
-
-@given(table=tables(), r=st.integers(1, 4), threshold=thresholds)
-def test_asking_for_more_right_candidates_never_lowers_the_loss(table, r, threshold):
-    """r-coverage: what fails for r fails for r + 1."""
-    fit, truth = table.nonconformity(Score.PROB), augment_truth(table.labels)
-    sets = prediction_sets(fit, threshold)
-    assert not np.any(losses(sets, truth, r) & ~losses(sets, truth, r + 1))
-    assert np.all(critical_scores(fit, truth, r) <= critical_scores(fit, truth, r + 1))
-
-
 def test_critical_score_is_the_rth_smallest_right_one():
     """By hand: right columns 0.4, 0.1, 0.9; wrong ones do not count; r is capped at |G|."""
     fit = np.array([[0.4, 0.0, 0.1, 0.9]])
     truth = np.array([[True, False, True, True]])
     assert [critical_scores(fit, truth, r)[0] for r in (1, 2, 3, 4)] == [0.1, 0.4, 0.9, 0.9]
-
-
-@given(table=tables())
-def test_best_column_of_the_gap_is_zero(table):
-    """So at lambda >= 0 the argmax of M' is always in the set; no gap is negative."""
-    fit = table.nonconformity(Score.GAP)
-    assert np.all(fit.min(axis=1) == 0.0)
-    np.testing.assert_array_equal(fit.argmin(axis=1), augment_scores(table.scores).argmax(axis=1))
 
 
 @given(table=tables())
@@ -117,28 +70,14 @@ def test_scores_by_hand():
     assert inverse_probability(r).tolist() == [[0.25, 0.5, 0.75], [0.75, 0.875, 0.25]]
 
 
-def test_best_candidate_and_null_model_may_tie():
-    """At max f = 0.5 both have gap 0, and both are in the set."""
-    fit = score_gap(augment_scores(np.array([[0.5, 0.2]])))
-    assert prediction_sets(fit, 0.0).tolist() == [[True, False, True]]
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -0.01, 1.01])
 def test_router_scores_outside_0_and_1_are_refused(bad):
-    """The row is named; a logit or a cosine would make 1 - max f meaningless."""
+    """The row is named; a vector is no matrix, and float32 would bring ties back."""
     with pytest.raises(InputError, match="row 2"):
         checked_scores(np.array([[0.1, 0.2], [0.3, bad]]))
-
-
-@pytest.mark.parametrize("shape", [(3,), (2, 0), (1, 2, 3)])
-def test_router_scores_need_rows_and_columns(shape):
-    """A vector would be read as one candidate or as one query."""
-    with pytest.raises(InputError, match="shape"):
-        checked_scores(np.zeros(shape))
-
-
-def test_router_scores_become_float64():
-    """float32 has 18 values in 0.5 + U[0, 1e-6]: ties would return."""
+    for shape in ((3,), (2, 0), (1, 2, 3)):
+        with pytest.raises(InputError, match="shape"):
+            checked_scores(np.zeros(shape))
     assert checked_scores(np.array([[0.5]], dtype=np.float32)).dtype == np.float64
 
 
@@ -167,3 +106,44 @@ def test_smoothing_is_uniform():
 
     noise = smoothing_noise(b"salt", fingerprints_of(1_000), ["a", "b", "c", "d"])
     assert stats.kstest(noise.ravel() / 1e-6, "uniform").pvalue > 1e-6
+
+
+# G, C without the null model, whether the null model is in C
+TABLE = [
+    ("a", "ab", False),  # hit
+    ("b", "a", False),  # missed: answered without a right candidate
+    ("", "", True),  # no candidate is right, and none was called
+    ("", "a", True),  # the paper counts it as covered; the user got a wrong answer
+    ("", "abc", False),  # missed in every sense
+    ("c", "", True),  # false abstention
+    ("ab", "bc", True),  # hit
+    ("c", "c", False),  # hit
+]
+
+
+def flags(names):
+    """One row per text: which of a, b and c it names."""
+    return np.array([[name in row for name in "abc"] for row in names])
+
+
+def test_metrics_of_a_table_counted_by_hand():
+    """Eight rows, five of them answerable."""
+    right, called, null = zip(*TABLE, strict=True)
+    metrics = set_metrics(flags(called), np.array(null), flags(right))
+    assert metrics.risk == 3 / 8  # rows 2, 5, 6
+    assert metrics.miss_given_answerable == 2 / 5  # rows 2, 6 of 1, 2, 6, 7, 8
+    assert metrics.served_error == 3 / 8  # rows 2, 4, 5
+    assert metrics.false_abstain == 1 / 5  # row 6
+    assert metrics.abstain == 2 / 8  # rows 3, 6
+    assert metrics.size == 10 / 8  # 2 + 1 + 0 + 1 + 3 + 0 + 2 + 1
+
+
+def test_share_of_no_rows_is_nan():
+    """Not 0: a risk that was never measured must not look good."""
+    none_right = set_metrics(flags(["a"]), np.array([False]), flags([""]))
+    assert math.isnan(none_right.miss_given_answerable)
+    assert math.isnan(none_right.false_abstain)
+    assert none_right.risk == none_right.served_error == 1.0
+    nothing = set_metrics(flags(["a"])[:0], np.zeros(0, bool), flags(["a"])[:0])
+    assert math.isnan(nothing.risk)
+    assert math.isnan(nothing.size)

@@ -1,5 +1,7 @@
 """Shadow sampling: sampled queries, bounds from their labels, and bounds from feedback alone."""
 
+from __future__ import annotations
+
 import itertools
 import math
 
@@ -10,7 +12,6 @@ from hypothesis import strategies as st
 
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
-from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.shadow import (
     RIGHT,
     UNKNOWN,
@@ -21,8 +22,9 @@ from racer_core.calibration.shadow import (
     horvitz_thompson,
     is_sampled,
 )
+from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.errors import InputError
-from racer_core.types import BINARY_TARGETS, RiskTarget
+from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.kit.lazy import LazyModule
 
@@ -57,25 +59,16 @@ def test_replicas_agree_and_keys_do_not():
 
 
 def test_samples_are_nested_in_the_rate():
-    """A higher rate samples a superset of the decisions; 0 samples none, 1 all."""
+    """A higher rate samples a superset; 0 samples none, 1 all; a NaN would silently sample none."""
     samples = [
         {decision for decision in ids(500) if is_sampled(KEY, decision, rate)}
         for rate in (0.0, 0.1, 0.4, 1.0)
     ]
     assert all(small <= large for small, large in itertools.pairwise(samples))
-    assert not samples[0]
-    assert len(samples[-1]) == 500
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, NAN])
-def test_a_sampling_rate_outside_0_and_1_is_refused(rate):
-    """NaN would silently sample nothing."""
-    with pytest.raises(InputError, match="shadow_rate"):
-        is_sampled(KEY, b"decision", rate)
-
-
-def test_an_empty_key_is_refused():
-    """Anyone could then tell which queries are watched."""
+    assert (len(samples[0]), len(samples[-1])) == (0, 500)
+    for rate in (-0.1, 1.1, NAN):
+        with pytest.raises(InputError, match="shadow_rate"):
+            is_sampled(KEY, b"decision", rate)
     with pytest.raises(InputError, match="key"):
         is_sampled(b"", b"decision", 0.5)
 
@@ -123,19 +116,9 @@ def test_one_rate_gives_clopper_pearson(errors, n):
     assert (estimate.method, estimate.sampled) == ("clopper_pearson", n)
 
 
-def test_nothing_sampled_says_nothing():
-    """An interval of everything, and no number."""
-    estimate = estimate_risk(np.empty(0), np.empty(0), decisions=100)
-    assert math.isnan(estimate.risk)
-    assert (estimate.lower, estimate.upper, estimate.sampled) == (0.0, 1.0, 0)
-
-
 @pytest.mark.parametrize("fractional", [False, True])
 def test_other_samples_get_an_interval_that_holds(fractional):
-    """Rates that follow the loss, or losses between 0 and 1: delta = 0.2, 400 runs.
-
-    Ignoring the rates puts the interval around 0.5 instead of 0.2: it would never hold.
-    """
+    """Rates that follow the loss, or losses between 0 and 1: delta = 0.2, 400 runs."""
     rng, runs, missed, widths = np.random.default_rng(71), 400, 0, []
     for _ in range(runs):
         wrong = rng.random(3_000) < 0.2
@@ -154,25 +137,17 @@ def test_other_samples_get_an_interval_that_holds(fractional):
 @pytest.mark.parametrize(
     ("losses", "rates", "decisions"),
     [
-        ([NAN], [0.5], 10),
-        ([1.5], [0.5], 10),
-        ([0.5], [NAN], 10),
-        ([0.5], [0.0], 10),
-        ([0.5], [1.5], 10),
-        ([0.5], [0.5, 0.5], 10),
-        ([0.0, 1.0], [0.5, 0.5], 1),
+        ([NAN], [0.5], 10), ([1.5], [0.5], 10), ([0.5], [NAN], 10), ([0.5], [0.0], 10),
+        ([0.5], [1.5], 10), ([0.5], [0.5, 0.5], 10), ([0.0, 1.0], [0.5, 0.5], 1),
     ],
-)
+)  # fmt: skip
 def test_samples_that_cannot_be_are_refused(losses, rates, decisions):
-    """A NaN would become the estimate."""
+    """A NaN would become the estimate; no sample at all bounds nothing, and is no number."""
     with pytest.raises(InputError):
         estimate_risk(np.array(losses), np.array(rates), decisions)
-
-
-def test_a_single_fractional_loss_bounds_nothing():
-    """No variance can be seen in one number."""
-    estimate = estimate_risk(np.array([0.4]), np.array([0.5]), 10)
-    assert (estimate.lower, estimate.upper) == (0.0, 1.0)
+    estimate = estimate_risk(np.empty(0), np.empty(0), decisions=100)
+    assert math.isnan(estimate.risk)
+    assert (estimate.lower, estimate.upper, estimate.sampled) == (0.0, 1.0, 0)
 
 
 # --- feedback -----------------------------------------------------------------------------------
@@ -187,36 +162,6 @@ def bounds(verdicts, selected, null=False, target=RiskTarget.ANSWERABLE, r=1):
 
 
 PAPER, ANSWERABLE = RiskTarget.PAPER, RiskTarget.ANSWERABLE
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "selected", "null", "target", "expected"),
-    [
-        # A right candidate was called: loss 0, whichever other candidates are right.
-        ([RIGHT, UNKNOWN, UNKNOWN], [True, False, False], False, PAPER, (0, 0)),
-        ([RIGHT, UNKNOWN, UNKNOWN], [True, False, False], False, ANSWERABLE, (0, 0)),
-        # All called were wrong, the null model not in the set: the paper's loss is 1.
-        ([WRONG, UNKNOWN, UNKNOWN], [True, False, False], False, PAPER, (1, 1)),
-        # With the null model in it, it depends on the others.
-        ([WRONG, UNKNOWN, UNKNOWN], [True, False, False], True, PAPER, (0, 1)),
-        # Whether the row counts at all depends on the others.
-        ([WRONG, UNKNOWN, UNKNOWN], [True, False, False], False, ANSWERABLE, (0, 1)),
-        # A candidate that was not called is known to be right.
-        ([WRONG, RIGHT, UNKNOWN], [True, False, False], False, ANSWERABLE, (1, 1)),
-        ([WRONG, RIGHT, UNKNOWN], [True, False, False], True, PAPER, (1, 1)),
-        # The whole pool and the null model were chosen: nothing can be missed.
-        ([UNKNOWN] * 3, [True] * 3, True, PAPER, (0, 0)),
-        # The whole pool was wrong: no candidate is right.
-        ([WRONG] * 3, [True] * 3, False, PAPER, (1, 1)),
-        ([WRONG] * 3, [True] * 3, False, ANSWERABLE, (0, 1)),
-        # Abstained: right only if no candidate is right, which is not known; an empty set never is.
-        ([UNKNOWN] * 3, [False] * 3, True, PAPER, (0, 1)),
-        ([UNKNOWN] * 3, [False] * 3, False, PAPER, (1, 1)),
-    ],
-)
-def test_one_decision(verdicts, selected, null, target, expected):
-    """Each line is a case of the definition."""
-    assert bounds(verdicts, selected, null, target) == expected
 
 
 def completions(verdicts):
@@ -253,25 +198,6 @@ def test_bounds_are_the_extremes_over_all_truths(verdicts, bits, target, r):
     found = feedback_bounds(known, selected, null, target, r)
     assert (found.lower, found.upper) == pytest.approx((min(possible), max(possible)), abs=1e-12)
     assert found.decisions == len(known)
-
-
-def test_identified_counts_decisions_that_are_settled():
-    """A hit and a known miss are; a wrong set with an uncalled candidate is not."""
-    verdicts = np.array([[RIGHT, UNKNOWN], [WRONG, RIGHT], [WRONG, UNKNOWN]], dtype=np.int8)
-    selected = np.array([[True, False]] * 3)
-    found = feedback_bounds(verdicts, selected, np.zeros(3, bool), ANSWERABLE)
-    assert (found.lower, found.upper) == (0.5, pytest.approx(2 / 3))
-    assert (found.identified, found.decisions) == (2, 3)
-    paper = feedback_bounds(verdicts, selected, np.zeros(3, bool), PAPER)
-    assert (paper.lower, paper.upper, paper.identified) == (pytest.approx(2 / 3),) * 2 + (3,)
-
-
-def test_no_decisions_bound_nothing():
-    """[0, 1], not NaN."""
-    found = feedback_bounds(
-        np.empty((0, 3), np.int8), np.empty((0, 3), bool), np.empty(0, bool), PAPER
-    )
-    assert (found.lower, found.upper, found.decisions, found.identified) == (0.0, 1.0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -344,22 +270,67 @@ def test_the_sample_holds_the_risk_only_with_refusals_in_it():
     assert called.upper < truth
 
 
-def test_wrong_refusals_are_seen_only_in_a_sample_with_refusals():
-    """The only change: some candidate can now answer the refused queries. Level 1e-6.
+TURN_KEY = b"a key of the tests"
 
-    Before it no alarm in 600 queries; after it one within 3,000. A sample of the called alone
-    is blind to it.
+ALPHA = 0.1
+
+ROWS = 19
+
+TRIALS = 400
+
+LONG = 15  # later turns of a long conversation
+
+RATE = 1 / 16
+
+
+def test_every_turn_is_drawn_at_its_rate() -> None:
+    """Whatever its number, and however many there are. False alarm below 1e-6."""
+    low, high = stats.binom.interval(1.0 - 1e-7, 2_000, 0.15)
+    for turn in (0, 1, 2, 7, 300, 2**60):
+        drawn = sum(is_sampled(TURN_KEY, b"c%d" % each, 0.15, turn) for each in range(2_000))
+        assert low <= drawn <= high
+
+
+@pytest.mark.parametrize("turns", [1, 2, 8, 32])
+def test_of_as_many_turns_as_the_rate_allows_one_is_drawn(turns: int) -> None:
+    """Exactly one at the rate 1 / turns, a power of two; a lower rate draws a part of them."""
+    for each in range(200):
+        name = b"conversation %d" % each
+        drawn = {turn for turn in range(turns) if is_sampled(TURN_KEY, name, 1 / turns, turn)}
+        assert len(drawn) == 1
+        assert {t for t in range(turns) if is_sampled(TURN_KEY, name, 0.7 / turns, t)} <= drawn
+
+
+def traffic(rng: np.random.Generator, conversations: int) -> tuple[FloatArray, FloatArray]:
+    """The critical scores of all requests, and their conversations; half of them are long.
+
+    The score is that of the conversation, larger if the turn is late, or the conversation long.
     """
-    rng = np.random.default_rng(72)
-    calibration = calibrated(rng, hopeless_right=0.0)
-    seen, blind = (
-        RiskEProcess.for_calibration(calibration.realised_risk(0.2), level=FALSE_ALARM)
-        for _ in range(2)
-    )
-    for count, hopeless_right, alarms in ((600, 0.0, False), (3_000, 1.0, True)):
-        losses, refused = judged(calibration, *queries(rng, count, hopeless_right=hopeless_right))
-        for loss, was_refused in zip(losses.tolist(), refused, strict=True):
-            seen.update(loss)
-            if not was_refused:
-                blind.update(loss)
-        assert (seen.alarmed, blind.alarmed) == (alarms, False)
+    length = np.where(rng.random(conversations) < 0.5, LONG, 1)
+    names = np.repeat(np.arange(conversations), length)
+    turn = np.concatenate([np.arange(1, 1 + each) for each in length])
+    return rng.random(conversations)[names] + 0.01 * turn + 0.3 * (length[names] > 1), names
+
+
+def test_rows_drawn_by_their_conversation_have_the_exact_law_of_a_random_request() -> None:
+    """How often a threshold's risk is above the 95 % point of independent rows. False alarm 1e-6.
+
+    Half of the conversations are long, and as hard as a whole.
+    """
+    rng, found = np.random.default_rng(1), 0
+    requests = np.sort(traffic(rng, 20_000)[0])
+    misses = allowed_misses(ROWS, ALPHA, None)
+    largest = stats.beta.ppf(0.95, misses + 1, ROWS - misses)
+    for trial in range(TRIALS):
+        scores, names = traffic(rng, 110)
+        turns = np.arange(len(names)) - np.searchsorted(names, names) + 1
+        rows = [
+            score
+            for score, name, turn in zip(scores, names, turns.tolist(), strict=True)
+            if is_sampled(TURN_KEY, b"%d %d" % (trial, name), RATE, turn)
+        ][:ROWS]
+        assert len(rows) == ROWS
+        limit = threshold_from_sorted(np.sort(rows), misses)
+        found += 1.0 - np.searchsorted(requests, limit, "right") / len(requests) > largest
+    low, high = stats.binom.interval(1.0 - 1e-6, TRIALS, 0.05)
+    assert low <= found <= high

@@ -66,16 +66,6 @@ def test_scores_of_a_file_give_the_sets_of_the_router_that_made_them():
     assert cells(measured(every)) != of_the_router
 
 
-def test_votes_of_a_file_of_scores_are_fitted_on_the_training_rows():
-    """Scores that were computed elsewhere have not learned the training rows of a division."""
-    rows = synthetic_rows(400, seed=41, answers=True)
-    scores = np.random.default_rng(0).uniform(size=(400, 3))
-    source = FixedSource("random", ScoreMatrix.of(rows.queries, scores))
-    table = build_table({NAME: rows}, router=source, protocol=PROTOCOL)
-    assert table.stacked is not None
-    assert table.n_train == 160
-
-
 @pytest.fixture(scope="module")
 def racer(tmp_path_factory):
     """An artifact with a tau that refuses some queries."""
@@ -200,16 +190,6 @@ def test_router_dc_has_not_learned_the_rows_that_map_its_cosines(tiny_encoder, t
     held_out = {racer.fingerprint(query) for query in rows.queries[::HELD_OUT]}
     assert racer.artifact.validation_fingerprints == held_out
     assert len(racer.artifact.training_fingerprints) == 54
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("knn", {"neighbours": 3}), ("mlp", {"epochs": 0}), ("routerdc", {"steps": -1})],
-)
-def test_wrong_options_are_refused_before_anything_is_embedded(kind, options):
-    """By the name of the option."""
-    with pytest.raises(InputError, match=next(iter(options))):
-        trained_source(RouterChoice(kind=kind, options=options), CharNgramEncoder())
 
 
 # --- matrices of scores ------------------------------------------------------------------------

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 
 from racer_core.aggregation.stacked import StackedVote
-from racer_core.aggregation.vote import Method, aggregate
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
 from racer_core.errors import InputError
 from racer_core.sequential.critical import critical_scores, round_nonconformity, rounds_called
 from racer_core.sequential.fit import fit_policy
 from racer_core.sequential.reliability import log_odds
 from racer_core.sequential.stacked import LogisticScore, StackedPolicy, fit_stacked_policy
-from racer_core.types import CandidateAnswer
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.core.sequential_worlds import FALSE_ALARM, NAMES, answers, thresholds
 
@@ -65,22 +63,6 @@ def test_doubt_is_the_posterior_of_the_softmax_and_zero_where_nothing_can_change
     assert not outcomes.differs[outcomes.doubt == 0.0].any()
 
 
-def test_equal_counts_give_the_majority_vote_in_the_order_of_reliabilities():
-    """The full vote is the gateway's majority, its ties by reliability."""
-    rows = answers(np.random.default_rng(10), 200, CHANCES, unreadable=0.2)
-    reliabilities = np.array([0.61, 0.7, 0.5, 0.4, 0.8])
-    policy = StackedPolicy(vote=StackedVote(rows.pool, np.ones(5), np.zeros(5)))
-    scores = np.broadcast_to(reliabilities, (200, 5))
-    assert (policy.order(scores) == [4, 1, 0, 2, 3]).all()
-    winner = policy.outcomes(rows, scores).winner[:, -1]
-    for row, found in zip(rows.classes, winner, strict=True):
-        voters = [
-            CandidateAnswer(candidate=name, text="", form=None if c < 0 else str(c), score=p)
-            for name, c, p in zip(rows.pool, row, reliabilities, strict=True)
-        ]
-        assert rows.pool[found] == aggregate(voters, method=Method.MAJORITY).winner
-
-
 @pytest.mark.parametrize("is_logistic", [False, True])
 def test_orders_of_each_request_obey_the_law(is_logistic):
     """P(differs from the stop on) = m/(n + 1), whichever score; it is fitted on other rows."""
@@ -114,10 +96,7 @@ def test_a_logistic_score_finds_the_chances():
 
 
 def test_the_logistic_score_is_taken_only_where_held_out_rows_gain_by_it():
-    """Scores tell hard requests from easy ones, and the counts ignore it; fresh rows gain, too.
-
-    The posterior stays where rows are few, and where they follow its model.
-    """
+    """Scores tell hard requests from easy ones, and the counts ignore it; fresh rows gain, too."""
     rng, rows = np.random.default_rng(9), answers(np.random.default_rng(9), 3_000, (0.7,) * 5)
     is_hard = rng.random((3_000, 1)) < 0.3
     wrong = rng.integers(1, 4, (3_000, 5))

@@ -1,7 +1,6 @@
 """The one JSON reader: stricter than the standard library, and never quoting what it read."""
 
 import json
-import re
 
 import pytest
 from hypothesis import example, given, settings
@@ -91,11 +90,6 @@ def test_nesting_of_64_levels_is_read():
     assert strict_json.loads(text) == json.loads(text)
 
 
-def test_surrogate_pairs_are_characters():
-    """An emoji escaped as JSON asks for it."""
-    assert strict_json.loads(r'"\ud83d\ude00 \\ud800"') == "\U0001f600 \\ud800"
-
-
 @given(data=st.binary(max_size=60))
 @example(data=b'{"a":1' + b"0" * 400 + b"}")
 def test_any_bytes_are_read_or_refused(data):
@@ -107,17 +101,6 @@ def test_any_bytes_are_read_or_refused(data):
     assert value == json.loads(data)
 
 
-@given(text=st.text(st.sampled_from('[]{}",:\\u0dD8eE1.-+ntrfals'), max_size=40))
-def test_any_text_of_json_signs_is_read_or_refused(text):
-    """The same, closer to JSON."""
-    try:
-        value = strict_json.loads(text)
-    except InputError:
-        return
-    assert value == json.loads(text)
-
-
-PARTS = ["a", ":", "\\u003a", "\\u003A", '\\"', "\\\\", "\\ud800", "1" * 19, "ä"]
 literals = st.one_of(
     st.sampled_from(["0", "-0", "-0.0", "-0e1", "1.0", "1E+2", "1e-400", "1e400", "NaN", "true"]),
     st.sampled_from([2**63 - 1, 2**63, 2**64, -(2**63), -(2**63) - 1, 10**18, 10**19]).map(str),
@@ -172,14 +155,6 @@ def test_the_fast_reader_and_the_strict_decoder_agree(text, blanks):
 
     data = text.encode() + b" " * blanks
     assert outcome(strict_json.loads, data) == outcome(strict_json.decode_strictly, data)
-
-
-@given(document=documents)
-def test_ordinary_documents_are_read_fast(document):
-    """A long number or an escaped colon is rare; everything else must not pay twice."""
-    text = json.dumps(document)
-    if "\\u003" not in text and not re.search(r"\d{19}", text):
-        assert strict_json.read_alike(text.encode()) == document
 
 
 @pytest.mark.parametrize("text", ["[]", "1", '"{}"', "null"])

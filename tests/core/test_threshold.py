@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from racer_core.calibration.null_threshold import choose_null_threshold
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.threshold import (
     allowed_misses,
@@ -17,7 +18,7 @@ from racer_core.calibration.threshold import (
 )
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import checked_alpha
-from tests.kit.strategies import alpha_texts, nonconformities
+from tests.kit.strategies import alpha_texts, nonconformities, tables
 
 endless = st.sampled_from([math.inf, -math.inf])  # a row that every threshold misses, or none
 critical = st.lists(st.one_of(nonconformities, endless), min_size=1, max_size=40)
@@ -39,25 +40,6 @@ def test_lambda_hat_is_the_smallest_valid_threshold(scores, alpha):
     assert calibrate_threshold(np.array(scores), float(alpha)) == expected
 
 
-@given(scores=critical, pair=st.tuples(alpha_texts, alpha_texts))
-def test_larger_alpha_never_raises_the_threshold(scores, pair):
-    """Sets are nested in alpha because lambda_hat falls with it."""
-    low, high = sorted(map(float, pair))
-    array = np.array(scores)
-    assert calibrate_threshold(array, high) <= calibrate_threshold(array, low)
-
-
-@given(scores=critical, alpha=alpha_texts, seed=st.integers(0, 99))
-def test_order_of_rows_does_not_matter(scores, alpha, seed):
-    """Exchangeability: lambda_hat is a function of the multiset, and the input stays as it was."""
-    given_order = np.array(scores)
-    shuffled = np.random.default_rng(seed).permutation(given_order)
-    assert calibrate_threshold(shuffled, float(alpha)) == calibrate_threshold(
-        given_order, float(alpha)
-    )
-    np.testing.assert_array_equal(given_order, scores)
-
-
 def test_budget_is_exact_wherever_alpha_times_rows_is_whole():
     """8,400 pairs on the 0.01 grid; ceil((n+1)(1-alpha)) is wrong in 19 % of them, floor in 2 %."""
     wrong = [
@@ -68,15 +50,6 @@ def test_budget_is_exact_wherever_alpha_times_rows_is_whole():
         and allowed_misses(n, hundredths / 100) != hundredths * (n + 1) // 100 - 1
     ]
     assert wrong == []
-
-
-@pytest.mark.parametrize(
-    ("n", "alpha", "misses"),
-    [(24, 0.44, 10), (99, 0.29, 28), (149, 0.18, 26), (1_999, 0.01, 19), (99, 0.03, 2)],
-)
-def test_budget_where_other_formulas_fail(n, alpha, misses):
-    """Each of these is the first failure of a formula in use elsewhere."""
-    assert allowed_misses(n, alpha) == misses
 
 
 @pytest.mark.parametrize(
@@ -98,44 +71,16 @@ def test_edge_cases(scores, alpha, expected):
     assert calibrate_threshold(np.array(scores), alpha) == expected
 
 
-@pytest.mark.parametrize("scores", [[], [0.1, math.nan]])
-def test_scores_without_an_order_are_refused(scores):
-    """NaN sorts last and would act as +inf in silence."""
-    with pytest.raises(CalibrationError):
-        calibrate_threshold(np.array(scores), 0.1)
-
-
-def test_no_valid_threshold_is_infinite():
-    """-1 misses means infeasible; it must not read the array from its end."""
-    assert threshold_from_sorted(np.array([0.1, 0.2]), -1) == math.inf
-    assert threshold_from_sorted(np.array([0.1, 0.2]), 0) == 0.2
-
-
 @pytest.mark.parametrize(
     ("n", "alpha", "misses"),
     [
-        (300, 0.1, 21),
-        (1_000, 0.1, 84),
-        (10_000, 0.1, 950),
-        (1_000, 0.05, 38),
-        (1_000, 0.01, 4),
-        (28, 0.1, -1),
-        (29, 0.1, 0),
-        (58, 0.05, -1),
-        (59, 0.05, 0),
-        (298, 0.01, -1),
-        (299, 0.01, 0),
+        (300, 0.1, 21), (1_000, 0.1, 84), (10_000, 0.1, 950), (1_000, 0.05, 38), (1_000, 0.01, 4),
+        (28, 0.1, -1), (29, 0.1, 0), (58, 0.05, -1), (59, 0.05, 0), (298, 0.01, -1), (299, 0.01, 0),
     ],
-)
+)  # fmt: skip
 def test_delta_rule_allows_what_the_exact_binomial_allows(n, alpha, misses):
     """Exact binomial rule, delta = 0.05; feasible from n >= ln(delta)/ln(1 - alpha) on."""
     assert allowed_misses(n, alpha, delta=0.05) == misses
-
-
-def test_critical_score_needs_a_right_column():
-    """A row whose truth is empty was not augmented; its minimum would be +inf by accident."""
-    with pytest.raises(CalibrationError, match="augment"):
-        critical_scores(np.array([[0.1, 0.2]]), np.array([[False, False]]))
 
 
 BAD_ALPHAS = [0, 1, 0.0, 1.0, -0.1, 10, math.nan, math.inf, True, False, "0.1", None, 10**400]
@@ -152,15 +97,67 @@ def test_alpha_outside_the_open_interval_is_refused(alpha):
         CalibrationOptions(alpha=alpha)
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, True])
-def test_delta_outside_the_open_interval_is_refused(delta):
-    """A share of calibration sets; the error names it and not alpha."""
-    with pytest.raises(InputError, match="delta") as caught:
-        CalibrationOptions(delta=delta)
-    assert caught.value.param == "delta"
+def column(*p_null):
+    """Scores of one candidate, so that p_null is as given (multiples of 1/64 are exact)."""
+    return 1.0 - np.array(p_null)[:, None]
 
 
-def test_at_least_one_right_candidate_is_wanted():
-    """With r = 0 every set would be right."""
+@given(table=tables(), budget=st.sampled_from([0.0, 0.01, 0.2, 0.5]))
+def test_tau_is_the_smallest_observed_value_within_the_budget(table, budget):
+    """Every smaller p_null breaks the budget; None only when the largest does too."""
+    p_null = 1.0 - table.scores.max(axis=1)
+    answerable = p_null[table.labels.any(axis=1)]
+
+    def abstained(tau):
+        return sum(value >= tau for value in answerable) / len(answerable)
+
+    tau = choose_null_threshold(table.scores, table.labels, budget)
+    if tau is None:
+        assert abstained(p_null.max()) > budget
+    else:
+        assert tau in p_null
+        assert abstained(tau) <= budget
+        assert all(abstained(other) > budget for other in p_null if other < tau)
+
+
+def test_budget_is_a_bound_that_may_be_reached():
+    """One of 100 answerable rows may abstain at 1 %, so tau is that row's p_null, closed."""
+    p_null = [*np.linspace(0.0, 0.5, 99), 0.75, 0.875]
+    labels = np.array([[True]] * 100 + [[False]])
+    assert choose_null_threshold(column(*p_null), labels, 0.01) == 0.75
+    assert choose_null_threshold(column(*p_null), labels, 0.009) == 0.875
+
+
+def test_unanswerable_rows_cost_nothing():
+    """Abstaining where no candidate is right costs nothing of the budget."""
+    labels = np.array([[True], [False], [False]])
+    assert choose_null_threshold(column(0.25, 0.5, 0.75), labels, 0.0) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("p_null", "labels"),
+    [([0.25, 0.75], [False, False]), ([0.25, 0.75], [True, True]), ([0.5, 0.5], [True, False])],
+)
+def test_no_tau_without_a_value_that_keeps_the_budget(p_null, labels):
+    """No answerable rows, or an answerable row has the largest p_null: never abstain by tau."""
+    assert choose_null_threshold(column(*p_null), np.array(labels)[:, None]) is None
+
+
+def test_scores_and_options_without_a_threshold_are_refused():
+    """NaN sorts last and would act as +inf; an empty truth was not augmented; r = 0 is always met.
+
+    -1 misses means infeasible, and must not read the array from its end.
+    """
+    for scores in ([], [0.1, math.nan]):
+        with pytest.raises(CalibrationError):
+            calibrate_threshold(np.array(scores), 0.1)
+    with pytest.raises(CalibrationError, match="augment"):
+        critical_scores(np.array([[0.1, 0.2]]), np.array([[False, False]]))
     with pytest.raises(CalibrationError, match="r must be"):
         CalibrationOptions(r=0)
+    for delta in (0.0, 1.0, True):
+        with pytest.raises(InputError, match="delta") as caught:
+            CalibrationOptions(delta=delta)
+        assert caught.value.param == "delta"
+    assert threshold_from_sorted(np.array([0.1, 0.2]), -1) == math.inf
+    assert threshold_from_sorted(np.array([0.1, 0.2]), 0) == 0.2

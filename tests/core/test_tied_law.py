@@ -100,22 +100,12 @@ def test_the_risk_is_the_beta_variable_rounded_down(n: int, alpha: float) -> Non
 def test_the_bounds_hold_for_every_law_of_ties(n: int, alpha: float) -> None:
     """Enumerated: the upper one fails for 5 % and the ties' level, the lower one for that level."""
     misses = allowed_misses(n, alpha)
-    for masses in worlds(60, seed=100 + n):
+    for masses in worlds(30, seed=100 + n):
         found = outcomes(masses, n, misses)
         above = sum(chance for chance, risk, rank in found if risk > upper(rank))
         below = sum(p for p, risk, rank in found if not rank.is_distinct and risk < lower(rank))
         assert above <= 0.05 + TIE_LEVEL
         assert below <= TIE_LEVEL
-
-
-def test_where_most_rows_tie_the_beta_law_is_far_above_the_risk() -> None:
-    """The demo's case: 97.5 % of 1,000 rows tie and 2.5 % are missed, at alpha 0.1."""
-    risk = RealisedRisk(n=1_000, misses=99, missed=25, tied=975)
-    assert 0.008 < risk.lower() < 0.025 < risk.upper() < 0.052
-    beta = stats.beta(100, 901)
-    assert risk.upper() < beta.ppf(0.05) < beta.ppf(0.95)
-    low, high = risk.misses_among(400)
-    assert 0 <= low < 10 < high < 35
 
 
 @pytest.mark.parametrize(("n", "misses"), [(9, 0), (300, 29), (1_000, 99), (1_000, 84)])
@@ -132,11 +122,7 @@ def test_distinct_scores_have_the_exact_law(n: int, misses: int) -> None:
 
 
 def test_rows_that_are_never_missed_tie_although_one_row_alone_shows_it() -> None:
-    """30 % of queries are never missed; a threshold of -inf misses the other 70 %.
-
-    Enumerated: every calibration set of four rows. Most have a single row of -inf, whose risk is
-    nevertheless no Beta variable.
-    """
+    """30 % of queries are never missed; a threshold of -inf misses the other 70 %."""
     n, misses = 4, 3
     below = chance_of_one = 0.0
     for never in range(n + 1):
@@ -162,9 +148,9 @@ WORLDS = {
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_bounds_hold_for_a_thousand_rows(name: str) -> None:
-    """4,000 calibrations; the risk is that of the world, and queries to come are drawn from it."""
+    """1,500 calibrations; the risk is that of the world, and queries to come are drawn from it."""
     spread, masses = WORLDS[name]
-    n, alpha, trials, future = 1_000, 0.1, 4_000, 500
+    n, alpha, trials, future = 1_000, 0.1, 1_500, 500
     misses = allowed_misses(n, alpha)
     rng = np.random.default_rng(len(name))
     edges = np.cumsum(masses)[:-1]  # of U: the score falls in U; atoms have the smallest scores
@@ -194,12 +180,9 @@ def test_the_bounds_hold_for_a_thousand_rows(name: str) -> None:
 
 @pytest.mark.parametrize("atoms", [4, 10_000])
 def test_the_band_holds_for_an_alpha_picked_by_its_outcome(atoms: int) -> None:
-    """The worst alpha of 49 picked with the true risks in view: the strongest choice there is.
-
-    Scores that tie and scores that do not. The 95 % point of each alpha alone is the control.
-    """
+    """The worst alpha of 49 picked with the true risks in view: the strongest choice there is."""
     rng = np.random.default_rng(73 + atoms)
-    n, trials, broken, beyond = 200, 1_000, 0, 0
+    n, trials, broken, beyond = 200, 400, 0, 0
     alphas = np.arange(1, 50) / 100
     for _ in range(trials):
         ascending = np.sort(rng.integers(atoms, size=n).astype(float))

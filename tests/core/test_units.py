@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from racer_core.errors import CalibrationError
 from racer_core.offline.protocol import Protocol, halves, split_benchmarks
 from racer_core.offline.table import benchmark_units, draw_division
-from racer_core.records.reader import parse_rows
+from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import one_per_unit, renumbered, rows_kind, rows_units, units_of
 from racer_core.types import LabelledRow, LabelledRows, RowsKind
 from tests.core.laws import assert_binomial
@@ -117,11 +117,6 @@ def test_the_kind_is_what_was_said_or_a_guess(rows, kind):
     assert rows_kind(rows) is kind
 
 
-def test_rows_without_queries_and_clusters_are_units_of_their_own():
-    """Rows of router scores share nothing."""
-    assert units_of((None, None, "p", "p"), None).tolist() == [0, 1, 2, 2]
-
-
 def test_one_row_of_each_unit_is_drawn_uniformly_and_alike_each_time():
     """False-alarm probability 1e-6 a row of each unit, over 4,000 keys."""
     units = np.array([0, 1, 1, 0, 1, 2, 0, 0])
@@ -133,27 +128,54 @@ def test_one_row_of_each_unit_is_drawn_uniformly_and_alike_each_time():
     np.testing.assert_array_equal(one_per_unit(units, b"7"), drawn[7])
 
 
+def prints(ids):
+    """A fingerprint for each query."""
+    return [b"%d" % each for each in ids]
+
+
+def zipf(count):
+    """Chances of queries in falling order."""
+    chances = 1.0 / np.arange(1, count + 1)
+    return chances / chances.sum()
+
+
 @pytest.mark.parametrize(
-    ("name", "data"),
+    ("chances", "trained", "rows"),
     [
-        ("r.csv", "query,a,cluster\nx,1,u\ny,0,\n"),
-        (
-            "r.jsonl",
-            '{"query":"x","correct":{"a":true},"cluster":"u"}\n{"query":"y","correct":{"a":false}}',
-        ),
-        (
-            "r.json",
-            '{"rows":[{"query":"x","correct":{"a":true},"cluster":"u"},'
-            '{"query":"y","correct":{"a":false}}]}',
-        ),
-        (
-            "r.csv",
-            "sample_id,prompt,eval_name,a,a|model_response,cluster\n1,x,t,1,one,u\n2,y,t,0,two,\n",
-        ),
+        (np.full(200, 1 / 200), 600, 300), (np.full(2_000, 1 / 2_000), 6_000, 300),
+        (np.full(2_000, 1 / 2_000), 1_000, 1_000), (zipf(500), 4_000, 1_000),
+        (zipf(100_000), 2_000, 2_000), (zipf(100_000), 20_000, 500),
     ],
-)
-def test_clusters_are_read_from_every_format(name, data):
-    """A column of its own, and no candidate."""
-    rows = parse_rows(data.encode(), name)
-    assert [row.cluster for row in rows.rows] == ["u", None]
-    assert rows.pool == ("a",)
+)  # fmt: skip
+def test_a_fresh_sample_of_narrow_or_broad_traffic_is_fresh(chances, trained, rows):
+    """However much of it the training rows held: 20 of 20 draws."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        seen = set(prints(rng.choice(len(chances), trained, p=chances)))
+        drawn = prints(rng.choice(len(chances), rows, p=chances))
+        assert is_fresh_traffic(drawn, seen, RowsKind.TRAFFIC)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9, 0.98])
+def test_training_rows_with_some_new_ones_are_not_fresh(share):
+    """Their own file repeats too little to explain so many queries of training."""
+    trained = prints(range(1_000))
+    count = round(1_000 * (1 - share) / share)
+    rows = trained + prints(range(1_000, 1_000 + count))
+    assert not is_fresh_traffic(rows, set(trained), RowsKind.TRAFFIC)
+    repeated = rows + rows[:200]
+    assert not is_fresh_traffic(repeated, set(trained), RowsKind.TRAFFIC)
+
+
+def test_up_to_half_of_the_queries_may_be_known():
+    """Of a collected training list that covers common queries; only if traffic was said."""
+    trained = set(prints(range(40)))
+    rows = prints(range(80))
+    assert is_fresh_traffic(rows, trained, RowsKind.TRAFFIC)
+    assert not is_fresh_traffic(rows[:79], trained, RowsKind.TRAFFIC)
+    assert not is_fresh_traffic(rows, trained, None)
+
+
+def test_rows_without_queries_and_clusters_are_units_of_their_own():
+    """Rows of router scores share nothing."""
+    assert units_of((None, None, "p", "p"), None).tolist() == [0, 1, 2, 2]

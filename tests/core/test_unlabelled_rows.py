@@ -15,7 +15,7 @@ from racer_core.calibration.threshold import allowed_misses
 from racer_core.errors import CalibrationError
 from racer_core.trained_router import refuse_uncounted
 from racer_core.types import RiskTarget, Score
-from tests.core.laws import assert_at_most, assert_binomial
+from tests.core.laws import assert_binomial
 from tests.kit.lazy import LazyModule
 from tests.kit.strategies import alphas, calibration_of, calibration_options, tables
 
@@ -46,9 +46,9 @@ def test_labels_that_are_missing_of_exactly_the_misses_keep_the_law():
     Labels are missing of the hardest tenth of queries. The threshold is that of the full labels, or
     all candidates are called where more than 3 of 19 labels are missing. If unlabelled rows were
     dropped, the risk would be 0.28 of the same queries: a count within the law has a probability
-    below 1e-9.
+    below 1e-5.
     """
-    trials = 4_000
+    trials = 2_000
     draws = np.random.default_rng(17).random((trials, N + 1))
     missed, dropped = 0, 0
     for row in draws:
@@ -60,19 +60,6 @@ def test_labels_that_are_missing_of_exactly_the_misses_keep_the_law():
     law = ALPHA * stats.beta(misses + 2, N - misses).sf(UNLABELLED)
     assert_binomial(missed, trials, p=law, false_alarm=FALSE_ALARM)
     assert dropped > stats.binom.isf(FALSE_ALARM, trials, ALPHA)
-
-
-def test_unlabelled_queries_that_no_candidate_answers_only_lower_the_risk():
-    """Which of the unlabelled rows count is unknown: all do. The risk of answerable queries."""
-    trials, extra = 2_000, 4
-    draws = np.random.default_rng(18).random((trials, N + 1))
-    missed = 0
-    for row in draws:
-        critical = np.concatenate([row[:-1], np.zeros(extra)])
-        unlabelled = np.concatenate([row[:-1] > 1.0 - UNLABELLED, np.ones(extra, bool)])
-        missed += row[-1] > calibrated(critical, unlabelled, alpha=0.4).lambda_hat()
-    assert_at_most(missed, trials, p=0.4, false_alarm=FALSE_ALARM)
-    assert missed > 0
 
 
 def test_delta_holds_with_missing_labels():

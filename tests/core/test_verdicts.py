@@ -14,20 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
+from racer_core.calibration.threshold import allowed_misses
 from racer_core.errors import CalibrationError, InputError
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.coverage import fit_coverage_policy
-from racer_core.sequential.critical import critical_scores, round_nonconformity, rounds_called
+from racer_core.sequential.critical import critical_scores
 from racer_core.sequential.fit import fit_policy, tuned_policy
 from racer_core.sequential.policy import Loss, Policy
 from racer_core.sequential.reliability import one_coin_reliabilities
 from racer_core.sequential.verdicts import NO_VERDICT, VERDICTS, VerdictRates, verdict_of
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.core.sequential_worlds import FALSE_ALARM, NAMES, answers, checked, thresholds
-from tests.kit.lazy import LazyModule
-
-stats = LazyModule("scipy.stats")
 
 CHANCES = (0.55, 0.75, 0.6, 0.45, 0.85)
 N, ALPHA, TRIALS = 29, 0.1, 1_500
@@ -50,10 +47,7 @@ def rates_by_verdict(rates, verdict):
 
 
 def test_vote_and_doubt_follow_bayes_rule_over_all_answers_and_verdicts():
-    """Three candidates, each with one of two answers or none, and one of three verdicts.
-
-    q is 0 where the fourth cannot change the winner, whatever its answer and its verdict.
-    """
+    """Three candidates, each with one of two answers or none, and one of three verdicts."""
     reliabilities, options = (0.55, 0.7, 0.31, 0.6), 5
     odds = 6.0 * np.array(RATES.right) / np.array(RATES.wrong)
     change = np.maximum(odds, 1 / odds).max()
@@ -190,131 +184,7 @@ def test_checked_votes_and_misses_obey_the_law(world, fit, terms):
     assert calls[0] < calls[1]
 
 
-def test_the_order_of_coverage_and_its_smaller_pools(world):
-    """Greedy; without a candidate the rows that it alone could answer leave the condition."""
-    fitted, rows = world
-    policy = fit_coverage_policy(fitted, max_rounds=2)
-    assert policy.order[0] == "e"
-    assert policy.borders == (3, 5)
-    assert sorted(tuned_policy(policy, fitted.answerable(), 0.1, 2).order) == sorted(rows.pool)
-    whole = SequentialCalibration(policy=policy, answers=rows.at(np.arange(400)))
-    smaller = whole.restrict(("a", "b", "c"))
-    assert smaller.n < whole.n
-    assert smaller.answers.labels.any(axis=1).all()
-    assert not smaller.policy.outcomes(smaller.answers).differs[:, -1].any()
-
-
 # Tempting wrong versions.
-
-
-def assert_broken(count):
-    """More losses than any law with a mean of at most alpha allows."""
-    assert count > stats.binom.isf(FALSE_ALARM, TRIALS, ALPHA)
-
-
-def test_no_verdict_that_is_read_as_a_bad_one_in_serving_alone_is_caught():
-    """A checker that is never wrong is down for half of the requests, in the rows as well.
-
-    Read as "wrong" for every answer, its silence makes the answer of the fewest the likeliest.
-    """
-    rng = np.random.default_rng(8)
-
-    def drawn(number):
-        rows = checked(rng, answers(rng, number, CHANCES, unreadable=0.0))
-        is_down = rng.random((number, 1)) < 0.5
-        verdicts = np.where(is_down, NO_VERDICT, np.where(rows.labels, 5, 0))
-        return replace(rows, verdicts=verdicts.astype(np.int8))
-
-    fitted, rows = drawn(400), drawn(TRIALS * (N + 1))
-    policy = fit_policy(fitted, max_rounds=None)
-    critical = critical_of(policy, rows)
-    threshold = thresholds(critical[:, :-1], ALPHA)
-    assert_at_most(int((critical[:, -1:] > threshold).sum()), TRIALS, ALPHA, FALSE_ALARM)
-    requests = rows.at(np.arange(TRIALS) * (N + 1) + N)
-    bad = np.where(requests.verdicts == NO_VERDICT, 0, requests.verdicts).astype(np.int8)
-    wrong = policy.outcomes(replace(requests, verdicts=bad))
-    s = round_nonconformity(wrong.doubt)
-    winner = wrong.winner[np.arange(TRIALS), (s <= threshold).sum(axis=1) - 1]
-    reference = policy.outcomes(requests).winner[:, -1]
-    same = requests.same[np.arange(TRIALS), winner, reference] | (winner == reference)
-    assert_broken(int((~same).sum()))
-
-
-def test_rows_whose_labels_are_missing_count_as_misses_and_leaving_them_out_is_caught(world):
-    """Labels are missing where one call would miss: nine in ten of these, whatever is right.
-
-    Rows without a right candidate are left out where their labels are known, else they are lost.
-    """
-    fitted, _ = world
-    rng, policy = np.random.default_rng(10), fit_coverage_policy(fitted, max_rounds=None)
-    rows = checked(rng, answers(rng, TRIALS * (N + 1), tuple(each / 2 for each in CHANCES)))
-    s = round_nonconformity(policy.outcomes(rows).doubt, rng.random(len(rows)) * 1e-6)
-    critical = critical_scores(s, policy.outcomes(rows).differs).reshape(TRIALS, N + 1)
-    is_hard = (~rows.labels[:, rows.pool.index(policy.order[0])]).reshape(TRIALS, N + 1)
-    is_unknown = is_hard & (rng.random(is_hard.shape) < 0.9)
-    is_right = rows.labels.any(axis=1).reshape(TRIALS, N + 1)
-    assert 0.5 < is_right.mean() < 0.9
-
-    def missed(*, alpha, counts_unknown):
-        """How many of the last requests that may be answered are missed, and how many there are."""
-        count = 0
-        for own, unknown, right in zip(critical, is_unknown, is_right, strict=True):
-            known = own[:-1][right[:-1] & ~unknown[:-1]]
-            lost = np.full(int(unknown[:-1].sum()) if counts_unknown else 0, np.inf)
-            scores = np.sort(np.append(known, lost))
-            misses = allowed_misses(len(scores), alpha, None)
-            count += right[-1] and own[-1] > threshold_from_sorted(scores, misses)
-        return count, int(is_right[:, -1].sum())
-
-    for alpha in (ALPHA, 0.6):  # at the larger one thresholds are finite though many are lost
-        count, total = missed(alpha=alpha, counts_unknown=True)
-        assert_at_most(count, total, alpha, FALSE_ALARM)
-    assert count > 0
-    count, total = missed(alpha=ALPHA, counts_unknown=False)
-    assert count > stats.binom.isf(FALSE_ALARM, total, ALPHA)
-
-
-def test_cuts_of_scores_that_calibration_rows_choose_are_caught():
-    """A checker that knows nothing: 40 narrow ranges of its scores, of which the best is chosen."""
-    rng = np.random.default_rng(9)
-    score, lost = rng.random((TRIALS, N + 1)), rng.random((TRIALS, N + 1)) < 0.3
-    place = (score * 40).astype(int)
-
-    def missed(trust):
-        """How many requests lose if trusted scores stop after one call, the others after two."""
-        s = round_nonconformity(np.where(trust, 0.1, 0.5).reshape(-1, 1).repeat(2, axis=1))
-        loss = np.stack([lost, np.zeros_like(lost)], axis=2).reshape(-1, 2)
-        critical = critical_scores(s, loss).reshape(TRIALS, N + 1)
-        return int((critical[:, -1:] > thresholds(critical[:, :-1], ALPHA)).sum())
-
-    assert_at_most(missed(place < 20), TRIALS, ALPHA, FALSE_ALARM)
-    seen = np.zeros((TRIALS, 40), dtype=bool)  # ranges in which a calibration row loses
-    np.logical_or.at(seen, (np.arange(TRIALS)[:, None], place[:, :-1]), lost[:, :-1])
-    assert_broken(missed(~np.take_along_axis(seen, place, axis=1)))
-
-
-def test_stopping_at_equality_is_caught(world):
-    """One verdict for all: q has one value after the first call, and lambda_hat is that value."""
-    _, rows = world
-    policy = Policy(
-        pool=rows.pool,
-        reliabilities=(0.5,) * 5,
-        order=rows.pool,
-        borders=(1, 5),
-        checker=RATES,
-        loss=Loss.MISSES,
-    )
-    alike = replace(rows, verdicts=np.full_like(rows.verdicts, 3), classes=rows.classes * 0)
-    outcomes = policy.outcomes(alike)
-    s = round_nonconformity(outcomes.doubt)
-    critical = critical_scores(s, outcomes.differs).reshape(-1, N + 1)
-    threshold = thresholds(critical[:, :-1], ALPHA)
-    at = np.arange(TRIALS) * (N + 1) + N
-    called = (s[at] <= threshold).sum(axis=1)
-    assert_at_most(int(outcomes.differs[at, called - 1].sum()), TRIALS, ALPHA, FALSE_ALARM)
-    called = 1 + (s[at, 1] < threshold[:, 0])
-    assert_broken(int(outcomes.differs[at, called - 1].sum()))
-    assert (rounds_called(s[at], math.inf) == 2).all()
 
 
 def test_a_policy_with_a_checker_survives_json_and_wants_verdicts(world):
@@ -337,3 +207,17 @@ def test_a_policy_with_a_checker_survives_json_and_wants_verdicts(world):
         replace(fit_policy(fitted, reference="d"), loss=Loss.MISSES)
     with pytest.raises(InputError, match="7 rates"):
         VerdictRates((1.0,), (1.0,))
+
+
+def test_the_order_of_coverage_and_its_smaller_pools(world):
+    """Greedy; without a candidate the rows that it alone could answer leave the condition."""
+    fitted, rows = world
+    policy = fit_coverage_policy(fitted, max_rounds=2)
+    assert policy.order[0] == "e"
+    assert policy.borders == (3, 5)
+    assert sorted(tuned_policy(policy, fitted.answerable(), 0.1, 2).order) == sorted(rows.pool)
+    whole = SequentialCalibration(policy=policy, answers=rows.at(np.arange(400)))
+    smaller = whole.restrict(("a", "b", "c"))
+    assert smaller.n < whole.n
+    assert smaller.answers.labels.any(axis=1).all()
+    assert not smaller.policy.outcomes(smaller.answers).differs[:, -1].any()

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from racer_core import artifacts
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.encoder.word_vectors import WordVectorEncoder, has_word_vectors
-from racer_core.errors import ArtifactError, InputError
+from racer_core.errors import ArtifactError
 from racer_core.offline.train import EncoderChoice, train
 from racer_core.racer import Racer
 from tests.kit.lazy import LazyModule
@@ -168,11 +168,3 @@ def test_a_folder_without_its_tokenizer_is_refused(tmp_path):
     vocabulary.unlink()
     with pytest.raises(ArtifactError, match=r"tokenizer\.json: .*No such file"):
         WordVectorEncoder(str(tmp_path))
-
-
-def test_router_dc_wants_a_transformer(tmp_path):
-    """It fine-tunes the encoder, which word vectors are not made for."""
-    rows = synthetic_rows(20, seed=1), synthetic_rows(20, seed=2)
-    encoder = WordVectorEncoder(folder_of(tmp_path / "vectors"))
-    with pytest.raises(InputError, match="has no weights for that: pass --encoder"):
-        train(*rows, tmp_path / "router", encoder=encoder, kind="routerdc")

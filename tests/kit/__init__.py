@@ -12,6 +12,7 @@ How to write or convert a test module:
      `keyed`, or ``shared(aggregation={...})`` for any other configuration;
    - a gateway of one's own: `serve`, with the same arguments, for tests that reload, restart, count
      from zero, or depend on what a gateway has learned;
+   - the same store several times: ``with restart(routing={...}) as gateway:``;
    - a process: `racer serve` in a child, only where signals, exit codes or crashes are tested.
 
 3. `shared` returns a `case.GatewayCase`. Two tests with one configuration have one gateway::
@@ -27,7 +28,8 @@ How to write or convert a test module:
    `ask` and `stream` give an `Answer`, checked for its status; `metrics` counts from the start of
    the case; `decision` waits for the record. `case.gateway` has the rest: official clients, raw
    requests, other endpoints. Tests that upload rows before they ask name a group, so that they
-   leave others alone: ``shared(calibrated=False, group="uploads")``.
+   leave others alone: ``shared(calibrated=False, group="uploads")``. `Gateway.upload` takes rows,
+   `Gateway.once` takes them unless it is calibrated, and `Gateway.refused` says why they are not.
 4. Candidates are scripted by `pool`, which every test finds reset: `say` an answer, `fail` with a
    status or a broken body, hold one at a gate (``gate=threading.Event()``). Wait by
    `waiting.wait_until`, never by a sleep. Bytes that break on purpose come from `hostile`.

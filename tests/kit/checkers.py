@@ -6,10 +6,9 @@ They run in child processes of a gateway: this module imports nothing that is sl
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
-from typing import Any, Final
+from typing import Any
 
 
 def right(document: dict[str, Any]) -> dict[str, Any]:
@@ -60,26 +59,3 @@ def check(document: dict[str, Any]) -> Any:
     if text == "odd":
         return {"correct": {name: 7.5}}
     return {"correct": {name: text == "0"}}
-
-
-# By the first word of a query: `tests.kit.gateway.SKILLS`, whose import takes seconds in the
-# processes of the checker.
-SKILLS: Final[dict[str, tuple[str, ...]]] = {
-    "What": ("adder",),
-    "Spell": ("speller",),
-    "Compare": ("adder", "speller"),
-    "Write": (),
-}
-MORNING: Final = 20_000
-EVENING: Final = 40_000
-UNCHECKED: Final = 3
-
-
-def check_number(document: dict[str, Any]) -> dict[str, Any]:
-    """The verdicts on the answers to a request."""
-    query = document["request"]["messages"][-1]["content"]
-    number = int(re.findall(r"\d+", query)[0])
-    if number < MORNING + UNCHECKED:
-        return {"correct": {}}  # an answer that the gateway refuses
-    right = ("poet",) if number >= EVENING else SKILLS[query.split()[0]]
-    return {"correct": {name: name in right for name in document["answers"]}}

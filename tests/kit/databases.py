@@ -79,6 +79,15 @@ class Postgres:
         self._run("pg_ctl", "stop", f"--pgdata={data}", f"--mode={mode}", "--wait")
 
     @contextmanager
+    def stopped(self, mode: str = "immediate") -> Generator[None]:
+        """No database meanwhile."""
+        self.stop(mode)
+        try:
+            yield
+        finally:
+            self.start()
+
+    @contextmanager
     def standby(self) -> Generator[None]:
         """It is a standby, as after a failover to another server, and is promoted at the end."""
         data = self._folder / "data"

@@ -6,7 +6,7 @@ The router needs no weights. `tests/kit/__init__.py` says which fixture is for w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.kit.gateway import (
     CalibratedStores,
     Command,
     Gateway,
+    Restart,
     Serve,
     candidates,
     configure,
@@ -170,6 +171,21 @@ def serve(
             return gateway
 
         yield start
+
+
+@pytest.fixture
+def restart(tmp_path: Path, artifact: Path, pool: FakePool) -> Restart:
+    """Serve on the store of this test until the end of a ``with``: ``restart(routing={...})``."""
+
+    def begin(
+        *,
+        artifact: Path = artifact,
+        environment: dict[str, str] = ENVIRONMENT,
+        **changes: Any,
+    ) -> AbstractContextManager[Gateway]:
+        return running(configure(tmp_path, artifact, pool.url, **changes), environment)
+
+    return begin
 
 
 @pytest.fixture(scope="session")

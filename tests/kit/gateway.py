@@ -6,12 +6,12 @@ import json
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import httpx2
 import numpy as np
@@ -186,6 +186,26 @@ class Gateway:
         assert response.status_code == 200, response.text
         return response.json()
 
+    def upload(self, rows: Sequence[dict[str, Any]], **options: Any) -> dict[str, Any]:
+        """Calibrate on rows as a client writes them, and return the answer."""
+        body = {"rows": rows, "confirm": True, **options}
+        return _checked(self.post("/calibrate", ADMIN_KEY, json=body))
+
+    def once(self, rows: Sequence[dict[str, Any]], **options: Any) -> Self:
+        """This gateway, calibrated on these rows unless it is calibrated."""
+        if self.active() is None:
+            self.upload(rows, **options)
+        return self
+
+    def refused(self, rows: Sequence[dict[str, Any]], status: int = 422, **options: Any) -> str:
+        """The message about rows or options that are not accepted."""
+        body = {"rows": rows, **options}
+        return error_message(self.post("/calibrate", ADMIN_KEY, json=body), status)
+
+    def decide(self, key: str = DATA_KEY, **body: Any) -> dict[str, Any]:
+        """The certificate of a decision on any body, without a call."""
+        return _checked(self.post("/route", key, json=body))["certificate"]
+
     def activate(self, calibration: str, **options: Any) -> httpx2.Response:
         """Make a stored calibration the active one, however far it is from the one before."""
         body = {"confirm": True, **options}
@@ -194,6 +214,24 @@ class Gateway:
     def ready(self) -> dict[str, Any]:
         """What /readyz says; ``calibration`` is the active one."""
         return self.get("/readyz").json()
+
+    def active(self) -> str | None:
+        """The calibration that decides there."""
+        return self.ready()["calibration"]
+
+    def degraded(self) -> list[str]:
+        """What a ready gateway says it lacks."""
+        return _checked(self.get("/readyz")).get("degraded", [])
+
+    def metric(self, series: str) -> float:
+        """The value of a series, which is named as in the text of `/metrics`."""
+        lines = self.get("/metrics", ADMIN_KEY).text.splitlines()
+        return next(float(line.split()[-1]) for line in lines if line.startswith(f"{series} "))
+
+
+def _checked(response: httpx2.Response) -> dict[str, Any]:
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def candidates(url: str, **changes: Any) -> list[dict[str, Any]]:
@@ -279,6 +317,7 @@ class ServerThread:
 ENVIRONMENT = {"RACER_DATA_KEY": DATA_KEY, "RACER_ADMIN_KEY": ADMIN_KEY}
 
 Serve = Callable[..., Gateway]  # the fixture `serve`
+Restart = Callable[..., AbstractContextManager[Gateway]]  # the fixture `restart`
 Command = Callable[..., tuple[int, str, str]]  # the fixture `racer`
 
 

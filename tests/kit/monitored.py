@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -219,6 +220,21 @@ def shadow_rows(gateway: Gateway, query: str = "") -> list[dict[str, Any]]:
     return [json.loads(row) for row in response.text.splitlines()]
 
 
+def add_verdicts(
+    gateway: Gateway,
+    decision_id: str,
+    correct: Mapping[str, bool],
+    *,
+    key: str = ADMIN_KEY,
+    status: int = 200,
+) -> dict[str, Any]:
+    """POST /feedback, with the status checked."""
+    body = {"decision_id": decision_id, "correct": correct}
+    response = gateway.post("/feedback", key, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
 def exported(sampled: Sequence[SampledDecision], **options: Any) -> list[dict[str, Any]]:
     """The rows of decisions that calibrations of the loaded artifact made.
 
@@ -251,3 +267,13 @@ def monitored(
 
     asyncio.run(run())
     return world
+
+
+@asynccontextmanager
+async def monitoring(
+    store: Store, **settings: Any
+) -> AsyncGenerator[tuple[Monitor, MonitoredStore]]:
+    """A `Monitor` of a calibration on 600 rows, or of a ``record``, and what it watches."""
+    world = MonitoredStore(store, settings.pop("record", None) or calibration_record())
+    async with await world.monitor(**settings) as monitor:
+        yield monitor, world

@@ -273,8 +273,8 @@ class Backup:
             self._file = ZipFile(path)
         except OSError as exc:
             raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
-        except BadZipFile as exc:
-            raise InputError(f"{path}: it is no backup, or was cut off") from exc
+        except (*_UNREADABLE, ValueError) as exc:
+            raise InputError(f"{path}: it is no backup, or was cut off or changed") from exc
         try:
             self.manifest = self._read_manifest()
         except BaseException:

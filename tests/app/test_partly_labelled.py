@@ -1,14 +1,16 @@
-"""Uploads with a judge's verdicts on all rows and people's labels on some."""
+"""Uploads of rows without labels, of one sampling rate, and with verdicts of a judge."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from app.settings import key_format
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -16,6 +18,7 @@ from tests.kit.gateway import (
     TWO,
     Command,
     Gateway,
+    Restart,
     Serve,
     as_json,
     error_message,
@@ -24,6 +27,102 @@ from tests.kit.gateway import (
 )
 from tests.kit.monitored import KEY, shadow_rows
 from tests.kit.waiting import wait_until
+
+ROWS = as_json(noisy(20_000, 120))
+COUNTED = sum(any(row["correct"].values()) for row in ROWS)
+
+
+def without_labels(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The first ``count`` rows without their labels."""
+    bare = [{"query": row["query"], "unlabelled": True} for row in rows[:count]]
+    return [*bare, *rows[count:]]
+
+
+def test_unlabelled_rows_count_as_misses(serve: Serve, noisy_artifact: Path) -> None:
+    """They count, also those that no candidate would have answered; the evidence says how many."""
+    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    full = gateway.upload(ROWS, alpha=0.2)["evidence"]
+    evidence = gateway.upload(without_labels(ROWS, 6), alpha=0.2)["evidence"]
+    unanswerable = sum(not any(row["correct"].values()) for row in ROWS[:6])
+    assert (full["n"], full["unlabelled"]) == (COUNTED, 0)
+    assert (evidence["n"], evidence["unlabelled"]) == (COUNTED + unanswerable, 6)
+    assert evidence["lambda_hat"] > full["lambda_hat"]
+    assert evidence["risk_q05"] == 0.0 < full["risk_q05"]
+    allowed = math.floor(0.2 * (evidence["n"] + 1)) - 1
+    assert evidence["missed"] <= allowed
+    certificate = gateway.decided(TWO)["certificate"]
+    assert (certificate["holds"], certificate["n"]) == (True, evidence["n"])
+
+
+def test_too_many_unlabelled_rows_are_refused_and_name_the_remedy(serve: Serve) -> None:
+    """Confirmed all the same, every candidate is called, and the certificate says why."""
+    gateway = serve(calibrated=False)
+    assert "none of the 120 rows has a label" in gateway.refused(without_labels(ROWS, 120))
+    body = {"rows": without_labels(ROWS, 40), "alpha": 0.2}
+    message = error_message(gateway.post("/calibrate", ADMIN_KEY, json=body), 409)
+    assert "40 of them have no label and count as misses: label more of them" in message
+    assert gateway.ready()["calibration"] is None
+    gateway.upload(without_labels(ROWS, 40), alpha=0.2)
+    certificate = gateway.decided(TWO)["certificate"]
+    assert certificate["holds"]
+    assert certificate["reasons"] == ["unlabelled_exceeds_alpha_whole_pool"]
+
+
+def test_rows_of_one_sampling_rate_have_the_exact_law(serve: Serve, noisy_artifact: Path) -> None:
+    """Equal weights are no weights: no max_weight is needed, and delta is allowed."""
+    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    plain = gateway.upload(ROWS, alpha=0.2)["evidence"]
+    sampled = [row | {"weight": 100} for row in ROWS]
+    found = gateway.upload(sampled, alpha=0.2)["evidence"]
+    for name in ("weights", "lambda_hat", "risk_q05", "risk_q95", "n"):
+        assert found[name] == plain[name]
+    assert gateway.upload(sampled, delta=0.1, alpha=0.2)["evidence"]["delta"] == 0.1
+    assert gateway.decided(TWO)["certificate"]["guarantee"]["weights"] is None
+    mixed = [*sampled, *(row | {"weight": 50} for row in as_json(noisy(30_000, 10)))]
+    assert "rows with weights need max_weight" in gateway.refused(mixed)
+
+
+def test_a_window_is_one_of_sampled_rows(serve: Serve) -> None:
+    """Rows of a file stand for no time; the error says so, and what a time is."""
+    gateway = serve(calibrated=False)
+    problems = {"2026-01-31": (400, "no row has a `decision_id`"), "soon": (422, "ISO 8601")}
+    for since, (status, problem) in problems.items():
+        assert problem in gateway.refused(ROWS, status, since=since)
+
+
+def test_each_population_has_the_weights_of_its_own_rate(
+    restart: Restart, noisy_artifact: Path
+) -> None:
+    """Each application is sampled at a rate of its own; the record keeps the options of each."""
+    applications = {"bot": {"keys": ["bot"], "premise": "drawn"}}
+    hashed = key_format.format_hash(key_format.new_key(), key_format.new_salt())
+    access = {"keys": [{"name": "bot", "hash": hashed}]}
+    requests = [
+        {
+            "request": {"messages": [{"role": "user", "content": row["query"]}]},
+            "correct": row["correct"],
+            "application": "bot",
+            "weight": 20 + 20 * (place % 2),
+        }
+        for place, row in enumerate(as_json(noisy(30_000, 100)))
+    ]
+    with restart(artifact=noisy_artifact, applications=applications, access=access) as gateway:
+        sampled = [row | {"weight": 100} for row in ROWS]
+        both = gateway.upload([*sampled, *requests], max_weight=100, alpha=0.2)
+        assert both["evidence"]["weights"]["max_weight"] == 100
+        requests = [row | {"weight": 20} for row in requests]
+        evidence = gateway.upload([*sampled, *requests], alpha=0.2)["evidence"]
+        assert evidence["weights"] is None
+        parts = evidence["applications"]
+    with restart(artifact=noisy_artifact, applications=applications, access=access) as gateway:
+        certificate = gateway.decided(TWO, candidates=None)["certificate"]
+        assert certificate["guarantee"]["weights"] is None
+        assert certificate["lambda_hat"] == evidence["lambda_hat"]
+        assert {each["application"] for each in parts} == {"bot", "default"}
+
+
+# A judge's verdicts ----------------------------------------------------------------------------
+
 
 ALPHA, DELTA, PEOPLE = 0.2, 0.1, 120
 
@@ -43,7 +142,7 @@ def judged(count: int = 500, people: int = PEOPLE, wrong: float = 0.05) -> list[
     return rows
 
 
-def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> Any:
+def judged_upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> Any:
     """POST /calibrate."""
     body = {"rows": rows, "alpha": ALPHA, "delta": DELTA, "confirm": True, **options}
     return gateway.post("/calibrate", ADMIN_KEY, json=body)
@@ -55,7 +154,7 @@ def test_verdicts_are_corrected_by_labels(serve: Serve, noisy_artifact: Path) ->
     A request's own alpha and a smaller pool have thresholds, too.
     """
     gateway = serve(calibrated=False, artifact=noisy_artifact)
-    response = upload(gateway, judged())
+    response = judged_upload(gateway, judged())
     assert response.status_code == 200, response.text
     evidence = response.json()["evidence"]
     judge = evidence["judge"]
@@ -76,12 +175,12 @@ def test_verdicts_are_corrected_by_labels(serve: Serve, noisy_artifact: Path) ->
 def test_rows_without_verdict_and_label_count_as_missed(serve: Serve, noisy_artifact: Path) -> None:
     """The evidence says how many, and the threshold is larger."""
     gateway = serve(calibrated=False, artifact=noisy_artifact)
-    full = upload(gateway, judged(), dry_run=True).json()["evidence"]
+    full = judged_upload(gateway, judged(), dry_run=True).json()["evidence"]
     rows = judged()
     for row in rows[300:325]:
         del row["judged"]
         row["unlabelled"] = True
-    evidence = upload(gateway, rows, dry_run=True).json()["evidence"]
+    evidence = judged_upload(gateway, rows, dry_run=True).json()["evidence"]
     assert (evidence["unlabelled"], evidence["judge"]["rows"]) == (25, 475)
     assert evidence["lambda_hat"] is None or evidence["lambda_hat"] > full["lambda_hat"]
 
@@ -150,7 +249,7 @@ def test_bad_verdicts_are_refused_with_one_clear_error_each(
         (judged(), {"risk_target": "quality"}, "quality"),
         (judged(), {"answer_risk_max": 0.3}, "answer_risk_max"),
     ):
-        response = upload(gateway, rows, **options)
+        response = judged_upload(gateway, rows, **options)
         assert message in error_message(response, response.status_code)
         assert response.status_code in (400, 422)
     assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
