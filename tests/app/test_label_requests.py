@@ -210,20 +210,6 @@ def test_tool_calls_are_graded_by_canonical_json(
     assert result["kinds"]["tools"] == {"rows": 1, "right": {"adder": 1, "speller": 1, "poet": 0}}
 
 
-def test_arguments_encoded_twice_are_another_call(
-    label: Label, pool: FakePool, tmp_path: Path
-) -> None:
-    """Graded as the gateway's vote sees them; a reference's own arguments may be a string."""
-    twice = call("parcel", {})
-    twice["function"]["arguments"] = json.dumps(json.dumps({"id": 1}))
-    pool.say("adder", "", **calls(call("parcel", {"id": 1})))
-    pool.say("speller", "", **calls(twice))
-    body = chat(user("Where is parcel 1?"), tools=[TOOL])
-    reference = [{"name": "parcel", "arguments": '{"id": 1}'}]
-    assert label([{"request": body, "reference": reference}])[0] == 0
-    assert correct(tmp_path) == [{"adder"}]
-
-
 def test_a_verdict_on_tool_calls_is_none_on_the_same_text(
     label: Label, pool: FakePool, tmp_path: Path
 ) -> None:
@@ -241,66 +227,70 @@ def test_a_verdict_on_tool_calls_is_none_on_the_same_text(
     assert correct(tmp_path) == [{"adder"}]
 
 
-def test_responses_call_tools_too(label: Label, pool: FakePool, tmp_path: Path) -> None:
-    """Their items of type `function_call` are calls; a message beside them does not count."""
-    item = {"type": "function_call", "id": "fc", "call_id": "c", "name": "parcel"}
-    reference = [{"name": "parcel", "arguments": {"id": 1}}]
-    for name, arguments in (("adder", '{"id": 1}'), ("speller", '{"id": 2}')):
-        pool.say(name, "", fields={"output": [{**item, "arguments": arguments}]})
-    body = {"input": "Where is parcel 1?", "tools": [{"type": "function", **TOOL["function"]}]}
-    assert label([{"request": body, "reference": reference}])[0] == 0
-    assert correct(tmp_path) == [{"adder"}]
+TWICE = call("parcel", {})
+TWICE["function"]["arguments"] = json.dumps(json.dumps({"id": 1}))
+ONE_CALL = [{"name": "parcel", "arguments": {"id": 1}}]
+ITEM = {"type": "function_call", "id": "fc", "call_id": "c", "name": "parcel"}
+WITH_TOOL = chat(user("Where is parcel 1?"), tools=[TOOL])
+JSON_CHAT = chat(user("Which?"), response_format=STRUCTURED)
+JSON_RESPONSE = {
+    "input": "Which?",
+    "text": {"format": {"type": "json_schema", "schema": SCHEMA}},
+}
+PLACE = {"city": "Rome", "count": 2}
+SAID: dict[str, tuple[dict[str, Any], Any, dict[str, dict[str, Any]], set[str]]] = {
+    "arguments that are encoded twice are another call": (
+        WITH_TOOL, [{"name": "parcel", "arguments": '{"id": 1}'}],
+        {"adder": calls(call("parcel", {"id": 1})), "speller": calls(TWICE)}, {"adder"},
+    ),
+    "items of a response are calls": (
+        {"input": "Where?", "tools": [{"type": "function", **TOOL["function"]}]}, ONE_CALL,
+        {name: {"fields": {"output": [ITEM | {"arguments": json.dumps({"id": number})}]}}
+         for name, number in (("adder", 1), ("speller", 2))}, {"adder"},
+    ),
+    "a call is wrong where a text is expected, whatever it holds": (
+        chat(user("How many?"), tools=[TOOL]), 42,
+        {"poet": calls(call("parcel", {"id": 42}))}, {"adder", "speller"},
+    ),
+    "JSON is compared by schema and value": (
+        JSON_CHAT, PLACE,
+        {"adder": {"text": '{"count": 2.0, "city": "Rome"}'},
+         "speller": {"text": '{"city": "Rome", "count": 2, "note": "x"}'},
+         "poet": {"text": '{"city": "Rome", "count": 3}'}}, {"adder"},
+    ),
+    "JSON of a response is, too": (
+        JSON_RESPONSE, PLACE,
+        {"adder": {"text": '{"count": 2.0, "city": "Rome"}'},
+         "speller": {"text": '{"city": "Rome", "count": 2, "note": "x"}'}}, {"adder"},
+    ),
+    "JSON is the whole text, as a client parses it": (
+        JSON_CHAT, PLACE,
+        {"adder": {"text": ' {"city": "Rome", "count": 2}\n'},
+         "speller": {"text": 'Sure: {"city": "Rome", "count": 2}'},
+         "poet": {"text": '```json\n{"city": "Rome", "count": 2}\n```'}}, {"adder"},
+    ),
+    "one JSON value is expected": (
+        JSON_CHAT, PLACE,
+        {"poet": {"text": '{"city": "Rome", "count": 2} {"city": "Oslo"}'}}, set(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_an_answer_is_graded_as_the_gateways_vote_sees_it(
+    label: Label, pool: FakePool, tmp_path: Path, case: str
+) -> None:
+    """By canonical JSON of its calls, or by schema and value; a second run makes no call."""
+    body, reference, said, right = SAID[case]
+    for name, script in said.items():
+        pool.say(name, script.get("text", ""), **{k: v for k, v in script.items() if k != "text"})
+    code, _, stderr = label([{"request": body, "reference": reference}])
+    assert code == 0, stderr
+    assert correct(tmp_path) == [right]
     (row,) = lines(tmp_path / "rows.jsonl")
-    assert row["calls"]["adder"]["finish_reason"] == "tool_calls"
+    ends = {row["calls"][name]["finish_reason"] for name, each in said.items() if "fields" in each}
+    assert ends <= {"tool_calls"}
     assert label([{"request": body, "reference": reference}])[1]["calls"] == 0
-
-
-def test_where_a_text_is_expected_a_tool_call_is_wrong(
-    label: Label, pool: FakePool, tmp_path: Path
-) -> None:
-    """Even with the right number among its arguments."""
-    pool.say("poet", "", **calls(call("parcel", {"id": 42})))
-    assert label([{"request": chat(user("How many?"), tools=[TOOL]), "reference": 42}])[0] == 0
-    assert correct(tmp_path) == [{"adder", "speller"}]
-
-
-def test_structured_output_is_graded_by_schema_and_value(
-    label: Label, pool: FakePool, tmp_path: Path
-) -> None:
-    """Equal values in any order of keys; the schema is met first."""
-    pool.say("adder", '{"count": 2.0, "city": "Rome"}')
-    pool.say("speller", '{"city": "Rome", "count": 2, "note": "x"}')
-    pool.say("poet", '{"city": "Rome", "count": 3}')
-    reference = {"city": "Rome", "count": 2}
-    formats = [
-        chat(user("Which?"), response_format=STRUCTURED),
-        {"input": "Which?", "text": {"format": {"type": "json_schema", "schema": SCHEMA}}},
-    ]
-    code, result, stderr = label([{"request": each, "reference": reference} for each in formats])
-    assert code == 0, stderr
-    assert correct(tmp_path) == [{"adder"}] * 2
-    assert result["kinds"]["structured output"]["rows"] == 2
-
-
-@pytest.mark.parametrize(
-    ("written", "is_correct"),
-    [
-        (' {"city": "Rome", "count": 2}\n', True),
-        ('Sure: {"city": "Rome", "count": 2}', False),
-        ('```json\n{"city": "Rome", "count": 2}\n```', False),
-        ('{"city": "Rome", "count": 2} {"city": "Oslo", "count": 3}', False),
-    ],
-)
-def test_structured_output_is_the_whole_text(
-    label: Label, pool: FakePool, tmp_path: Path, written: str, is_correct: bool
-) -> None:
-    """A client parses the text; it looks for no JSON among words."""
-    pool.say("poet", written)
-    question = chat(user("Which?"), response_format=STRUCTURED)
-    reference = {"city": "Rome", "count": 2}
-    code, _, stderr = label([{"request": question, "reference": reference}])
-    assert code == 0, stderr
-    assert correct(tmp_path) == [{"poet"} if is_correct else set()]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ NEEDS: Final = {
     "k8s": "a Kubernetes cluster",
     "ray": "a Ray cluster of several machines",
     "gpu": "a GPU",
+    "environment": "an environment of one's own, into which packages are installed",
     "hub": "a model hub, for an encoder's weights",
     "index": "another package index than the usual one",
     "records": "recorded answers of real models, which are not in the repository",

@@ -11,11 +11,12 @@ def dead_links(document: Path) -> list[str]:
     text = document.read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)", text)
     return [
-        f"{target}#{anchor}" for target, anchor in links if not _is_there(document, target, anchor)
+        f"{target}#{anchor}" for target, anchor in links if not is_there(document, target, anchor)
     ]
 
 
-def _is_there(document: Path, target: str, anchor: str) -> bool:
+def is_there(document: Path, target: str, anchor: str) -> bool:
+    """Whether a link of the document leads to a file, and to a heading in it."""
     path = document.parent / target if target else document
     if not anchor or not path.is_file():
         return path.is_file()

@@ -6,10 +6,11 @@ Everything else is tested on the demo: see ``fleet.py``.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import LabelledRow, LabelledRows
-from tests.kit.gateway import ADMIN_KEY, DATA_KEY, configure, running
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ENVIRONMENT, configure, running
 from tests.kit.upstream import FakePool
 
 from .fleet import Fleet
@@ -38,7 +39,6 @@ KINDS = (
     "Write a poem about {} and {}",
 )
 SUM = "What is 17 plus 25?"
-ROW = "What is 10002 plus 10003?"  # of the calibration
 POEM = "Write a poem about 17 and 25"
 RIVER = "Name a river between kilometre 17 and 25"
 
@@ -88,28 +88,17 @@ def served(
     names: tuple[str, ...],
     pool: FakePool,
     *,
-    keys: bool = True,
-    calibrated: bool = True,
-    environment: Mapping[str, str] | None = None,
+    prices: Sequence[Any] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
     **changes: Any,
 ) -> Generator[ScriptedFleet]:
-    """A gateway in front of these candidates."""
-    prices = changes.pop("prices", None)
-    candidates = [
-        {"name": name, "base_url": pool.url, "timeout_s": 5}
-        | ({} if prices is None else {"price": prices[at]})
-        for at, name in enumerate(names)
-    ]
+    """A calibrated gateway with keys in front of these candidates."""
+    candidates = [{"name": name, "base_url": pool.url, "timeout_s": 5} for name in names]
+    for each, price in zip(candidates, prices, strict=False):
+        each["price"] = price
     changes = {"routing": {"score": "cover"}, "watching": {"false_alarm": 0.01}} | changes
-    path = configure(
-        folder / "gateway",
-        changes.pop("artifact", None) or artifact(folder / "artifact", names),
-        pool.url,
-        candidates=candidates,
-        **changes,
-    )
-    secrets = {"RACER_ADMIN_KEY": ADMIN_KEY} | ({"RACER_DATA_KEY": DATA_KEY} if keys else {})
-    with running(path, secrets | dict(environment or {})) as gateway:
-        if calibrated:
-            gateway.calibrate(rows=rows(names, 10_000, 800))
+    trained = artifact(folder / "artifact", names)
+    path = configure(folder / "gateway", trained, pool.url, candidates=candidates, **changes)
+    with running(path, ENVIRONMENT | dict(environment)) as gateway:
+        gateway.calibrate(rows=rows(names, 10_000, 800))
         yield ScriptedFleet(gateway, names, DATA_KEY, ADMIN_KEY, pool)

@@ -8,9 +8,9 @@ from tests.kit.gateway import ENVIRONMENT, configure, running
 from tests.kit.same_answer import NAMES, activate, configured
 from tests.kit.upstream import FakePool
 
-from .conftest import Open, Tab
+from .conftest import Open
 from .fleet import Fleet
-from .scripted import FEW, FEW_PRICES, RIVER, SUM, ScriptedFleet
+from .scripted import FEW, RIVER, SUM, ScriptedFleet
 
 
 def test_a_failed_candidate_voids_the_certificate_in_words(
@@ -66,26 +66,3 @@ def test_a_round_with_a_failure_is_followed_by_all_others(
         (opinion,) = rest.locator(".opinions li").all_inner_texts()
         assert opinion.splitlines()[-1] == "42"
         assert all(name in opinion for name in NAMES if name not in first)
-
-
-def figures(tab: Tab) -> dict[str, list[str]]:
-    """What was paid and what calling all takes, by the name of the bar."""
-    return {
-        row.locator("th").inner_text(): row.locator("td.num").all_inner_texts()
-        for row in tab.page.locator(".paid tbody tr").all()
-    }
-
-
-def test_money_is_shown_where_prices_are_known(few: ScriptedFleet, opened: Open) -> None:
-    """What was paid in the currency; what calling all would have cost is called an estimate."""
-    tab = opened(few)
-    tab.give_keys()
-    tab.looked(RIVER)
-    chosen = tab.inside()
-    assert 0 < len(chosen) < len(FEW)
-    tab.ask(RIVER)
-    shown = figures(tab)
-    each = {name: 2 * price["output"] / 1e6 for name, price in zip(FEW, FEW_PRICES, strict=True)}
-    paid, everyone = sum(each[name] for name in chosen), sum(each.values())  # two tokens each, "42"
-    assert shown["Cost"] == [f"{paid:.3g} USD", f"of about {everyone:.3g} USD"]
-    assert "would read the same input" in tab.page.inner_text(".paid .hint")
