@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from app import settings
-from app.settings import key_format
 from app.tools.labelling.replay import routed_question
 from app.tools.router_rows import read_rows
 from app.wire.messages.request import chat_fields
 from racer_core.records.questions import read_questions
+from tests.kit.accounts import configured_key
 from tests.kit.case import Shared
 from tests.kit.coding_agents import COUNT, LEAVE_OUT, agent_turns
 from tests.kit.gateway import (
@@ -39,13 +39,9 @@ TEXTS: dict[str, str | None] = {
     "whole": "conversation_with_system",
     "plain": None,
 }
-KEYS = {name: key_format.new_key() for name in TEXTS}
-ACCESS = {
-    "keys": [
-        {"name": name, "hash": key_format.format_hash(key, key_format.new_salt())}
-        for name, key in KEYS.items()
-    ]
-}
+CONFIGURED = {name: configured_key(name) for name in TEXTS}
+KEYS = {name: key for name, (key, _) in CONFIGURED.items()}
+ACCESS = {"keys": [line for _, line in CONFIGURED.values()]}
 
 
 def applications(texts: dict[str, str | None], premise: str) -> dict[str, Any]:
@@ -139,10 +135,8 @@ def test_training_queries_are_found_under_a_system_prompt(serve: Serve) -> None:
 # What is left out ------------------------------------------------------------------------------
 
 
-AGENT_KEY = key_format.new_key()
-AGENT_ACCESS = {
-    "keys": [{"name": "agent", "hash": key_format.format_hash(AGENT_KEY, key_format.new_salt())}]
-}
+AGENT_KEY, AGENT_LINE = configured_key("agent")
+AGENT_ACCESS = {"keys": [AGENT_LINE]}
 REMINDER = "<system-reminder>\nWrite a poem about 3 and 4\n</system-reminder>"
 
 

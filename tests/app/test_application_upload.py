@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.routing.prompt_digest import prompt_digest
-from app.settings import key_format
 from app.store import Store
+from tests.kit.applications import ACCESS, BOT_KEY
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -23,7 +23,6 @@ from tests.kit.gateway import (
     user,
 )
 
-KEY = key_format.new_key()
 PROMPT = {"role": "system", "content": "You are an agent of the bank."}
 DIGEST = prompt_digest({"messages": [PROMPT, *user(TWO)]}) or ""
 CONFIGURED: dict[str, Any] = {
@@ -32,9 +31,7 @@ CONFIGURED: dict[str, Any] = {
         "search": {},
         "agent": {"prompts": [DIGEST]},
     },
-    "access": {
-        "keys": [{"name": "bot", "hash": key_format.format_hash(KEY, key_format.new_salt())}]
-    },
+    "access": ACCESS,
 }
 
 
@@ -60,7 +57,7 @@ def certificates(gateway: Gateway) -> dict[str, dict[str, Any]]:
     """What decides a request of each application, without the id of the calibration."""
     found: dict[str, dict[str, Any]] = {}
     for name, key, body in (
-        ("bot", KEY, {}),
+        ("bot", BOT_KEY, {}),
         ("search", DATA_KEY, {"application": "search"}),
         ("default", DATA_KEY, {}),
     ):

@@ -11,8 +11,8 @@ import pytest
 
 from app.errors import SettingsError
 from app.monitoring.drift.statistics import SET_SIZE, new_drift_state
-from app.settings import key_format
 from app.store.calibration_record import CalibrationRecord
+from tests.kit.accounts import configured_key
 from tests.kit.applications import ACCESS, BOT_KEY, TOOLS, drawn_rows, later, upload, whole
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -187,17 +187,8 @@ def test_at_most_one_later_turn_of_a_conversation_is_drawn(serve: Serve) -> None
 # What could be no row --------------------------------------------------------------------------
 
 
-LIMITED_KEY = key_format.new_key()
-LIMITED_ACCESS = {
-    "keys": [
-        {"name": "bot", "hash": key_format.format_hash(BOT_KEY, key_format.new_salt())},
-        {
-            "name": "limited",
-            "hash": key_format.format_hash(LIMITED_KEY, key_format.new_salt()),
-            "candidates": ["adder", "speller"],
-        },
-    ]
-}
+LIMITED_KEY, LIMITED = configured_key("limited", candidates=["adder", "speller"])
+LIMITED_ACCESS = {"keys": [*ACCESS["keys"], LIMITED]}
 
 
 def drawing_gateway(serve: Serve, pool: FakePool, **changes: Any) -> Gateway:

@@ -23,10 +23,10 @@ from app.monitoring.drift import statistics as drift_statistics
 from app.monitoring.drift.populations import MonitoredCalibration
 from app.monitoring.drift.statistics import JUDGED, STREAMS, UNLABELLED
 from app.monitoring.monitor import Monitor
-from app.settings import key_format
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.risk_e_process import RiskEProcess
+from tests.kit.applications import ACCESS, BOT_KEY
 from tests.kit.gateway import ADMIN_KEY, DATA_KEY, TWO, Serve, as_json, error_message, noisy
 from tests.kit.monitored import (
     HARDER,
@@ -42,7 +42,6 @@ from tests.kit.monitored import (
 
 ADMIN = Caller(name="admin", role="admin")
 RARE = 1e-6
-BOT_KEY = key_format.new_key()
 Story = Callable[[Monitor, MonitoredStore], Awaitable[None]]
 
 
@@ -455,11 +454,7 @@ def test_alarms_of_an_application_over_http(serve: Serve) -> None:
     gateway = serve(
         calibrated=False,
         watching={"false_alarm": 0.01},
-        access={
-            "keys": [
-                {"name": "bot", "hash": key_format.format_hash(BOT_KEY, key_format.new_salt())}
-            ]
-        },
+        access=ACCESS,
         applications={"bot": {"keys": ["bot"], "premise": "drawn"}},
     )
     bot = [
@@ -467,9 +462,7 @@ def test_alarms_of_an_application_over_http(serve: Serve) -> None:
         | {"correct": row["correct"], "application": "bot"}
         for row in as_json(noisy(20_000, 80))
     ]
-    rows = [*bot, *as_json(noisy(40_000, 120))]
-    body = {"rows": rows, "alpha": 0.2, "confirm": True}
-    assert gateway.post("/calibrate", ADMIN_KEY, json=body).status_code == 200
+    gateway.upload([*bot, *as_json(noisy(40_000, 120))], alpha=0.2)
 
     def decide(key: str, query: str = TWO) -> dict[str, Any]:
         response = gateway.post("/route", key, json={"query": query})

@@ -18,16 +18,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RiskTarget, Score
 from tests.kit.case import Shared
-from tests.kit.gateway import (
-    ADMIN_KEY,
-    ONE,
-    POOL,
-    TWO,
-    Command,
-    Gateway,
-    error_message,
-    noisy,
-)
+from tests.kit.gateway import ADMIN_KEY, ONE, POOL, TWO, Command, Gateway, error_message, noisy
 
 GRADED = {"risk_target": "quality", "confirm": "true"}
 
@@ -106,10 +97,7 @@ def as_csv(rows: LabelledRows) -> bytes:
     return text.getvalue().encode()
 
 
-@pytest.mark.parametrize(
-    ("write", "name"),
-    [(as_lines, "rows.jsonl"), (as_csv, "rows.csv")],
-)
+@pytest.mark.parametrize(("write", "name"), [(as_lines, "rows.jsonl"), (as_csv, "rows.csv")])
 def test_qualities_and_weights_are_read_from_every_format(
     gateway: Gateway, noisy_artifact: Path, write: Any, name: str
 ) -> None:

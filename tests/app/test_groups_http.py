@@ -15,24 +15,15 @@ import pytest
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.conditions import ConditionReader
 from app.routing.groups import GroupedRows, Grouping, GroupThreshold, language_detector
-from app.settings import key_format
 from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
+from tests.kit.accounts import configured_key
 from tests.kit.case import Shared
-from tests.kit.gateway import (
-    POOL,
-    TWO,
-    Gateway,
-    Restart,
-    Serve,
-    as_json,
-    labelled,
-    noisy,
-)
+from tests.kit.gateway import POOL, TWO, Gateway, Restart, Serve, as_json, labelled, noisy
 from tests.kit.monitored import calibration_record
 
 SIZES = {"easy": (20_000, 240, 0.05), "hard": (30_000, 240, 0.45), "tiny": (40_000, 3, 0.3)}
@@ -196,15 +187,12 @@ def test_rows_without_groups_outlive_a_change_of_grouping(restart: Restart) -> N
 
 def test_a_keys_group_cannot_be_talked_away(serve: Serve) -> None:
     """`routing.group_by: key`: the request's own group is ignored."""
-    made = {name: key_format.new_key() for name in ("easy", "hard", "none")}
-    keys = [
-        {"name": name, "hash": key_format.format_hash(key, key_format.new_salt())}
-        | ({} if name == "none" else {"group": name})
-        for name, key in made.items()
-    ]
+    made = {name: configured_key(name, group=name) for name in ("easy", "hard")}
+    made["none"] = configured_key("none")
+    keys = [line for _, line in made.values()]
     gateway = serve(calibrated=False, routing={"group_by": "key"}, access={"keys": keys})
     gateway.upload(rows_of({**GROUPS, None: noisy(50_000, 100)}), alpha=0.2)
-    for name, key in made.items():
+    for name, (key, _) in made.items():
         body = {"query": TWO, "group": "easy"}
         certificate = gateway.post("/route", key, json=body).json()["certificate"]
         assert certificate["guarantee"]["group"] == (None if name == "none" else name)

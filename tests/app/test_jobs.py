@@ -31,14 +31,7 @@ from app.tools.gateway_client import GatewayClient
 from app.wire.sse import EventReader
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
-from tests.kit.gateway import (
-    ADMIN_KEY,
-    ONE,
-    Command,
-    Gateway,
-    Restart,
-    Serve,
-)
+from tests.kit.gateway import ADMIN_KEY, ONE, Command, Gateway, Restart, Serve
 from tests.kit.network import balancer
 from tests.kit.waiting import until, wait_until
 

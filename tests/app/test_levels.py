@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.settings import key_format
+from tests.kit.accounts import configured_key
 from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -103,12 +103,7 @@ def test_prices_are_returned_as_shares_only(shared: Shared, pool: FakePool) -> N
 
 def test_a_key_sees_no_level_that_it_may_not_ask_for(shared: Shared) -> None:
     """Its `max_alpha` ends the list."""
-    key = key_format.new_key()
-    entry = {
-        "name": "careful",
-        "hash": key_format.format_hash(key, key_format.new_salt()),
-        "max_alpha": 0.05,
-    }
+    key, entry = configured_key("careful", max_alpha=0.05)
     gateway = shared(access={"keys": [entry]}).gateway
     result = gateway.post("/route/levels", key, json={"query": ONE}).json()["levels"]
     assert max(each["alpha"] for each in result) == 0.05
@@ -169,13 +164,6 @@ def mean_levels(gateway: Gateway, key: str = DATA_KEY, **headers: str) -> dict[s
     return response.json()
 
 
-def access(**terms: object) -> tuple[str, dict[str, Any]]:
-    """A key with these terms, and the configuration that has it."""
-    key = key_format.new_key()
-    hashed = key_format.format_hash(key, key_format.new_salt())
-    return key, {"keys": [{"name": "bounded", "hash": hashed, **terms}]}
-
-
 def of_rows(gateway: Gateway, **options: Any) -> dict[float, list[dict[str, Any]]]:
     """What POST /route/levels says of each row, by alpha."""
     found: dict[float, list[dict[str, Any]]] = {}
@@ -232,8 +220,8 @@ def test_a_new_calibration_has_levels_of_its_own(serve: Serve, noisy_artifact: P
 
 def test_a_key_sees_the_levels_and_candidates_that_it_may_ask_for(serve: Serve) -> None:
     """Its `max_alpha` is in force where it is below the usual alpha."""
-    key, bounded = access(max_alpha=0.05, candidates=["adder", "speller"])
-    gateway = serve(access=bounded)
+    key, line = configured_key("bounded", max_alpha=0.05, candidates=["adder", "speller"])
+    gateway = serve(access={"keys": [line]})
     result = mean_levels(gateway, key)
     assert (result["alpha"], result["pool"]) == (0.05, ["adder", "speller"])
     assert max(each["alpha"] for each in result["levels"]) == 0.05

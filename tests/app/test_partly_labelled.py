@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.settings import key_format
+from tests.kit.applications import ACCESS
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -95,8 +95,6 @@ def test_each_population_has_the_weights_of_its_own_rate(
 ) -> None:
     """Each application is sampled at a rate of its own; the record keeps the options of each."""
     applications = {"bot": {"keys": ["bot"], "premise": "drawn"}}
-    hashed = key_format.format_hash(key_format.new_key(), key_format.new_salt())
-    access = {"keys": [{"name": "bot", "hash": hashed}]}
     requests = [
         {
             "request": {"messages": [{"role": "user", "content": row["query"]}]},
@@ -106,7 +104,7 @@ def test_each_population_has_the_weights_of_its_own_rate(
         }
         for place, row in enumerate(as_json(noisy(30_000, 100)))
     ]
-    with restart(artifact=noisy_artifact, applications=applications, access=access) as gateway:
+    with restart(artifact=noisy_artifact, applications=applications, access=ACCESS) as gateway:
         sampled = [row | {"weight": 100} for row in ROWS]
         both = gateway.upload([*sampled, *requests], max_weight=100, alpha=0.2)
         assert both["evidence"]["weights"]["max_weight"] == 100
@@ -114,7 +112,7 @@ def test_each_population_has_the_weights_of_its_own_rate(
         evidence = gateway.upload([*sampled, *requests], alpha=0.2)["evidence"]
         assert evidence["weights"] is None
         parts = evidence["applications"]
-    with restart(artifact=noisy_artifact, applications=applications, access=access) as gateway:
+    with restart(artifact=noisy_artifact, applications=applications, access=ACCESS) as gateway:
         certificate = gateway.decided(TWO, candidates=None)["certificate"]
         assert certificate["guarantee"]["weights"] is None
         assert certificate["lambda_hat"] == evidence["lambda_hat"]

@@ -295,9 +295,7 @@ def test_a_bad_request_is_one_error_with_its_line(serve: Serve) -> None:
     assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
 
 
-def test_a_query_is_too_long_where_the_router_read_rows_otherwise(
-    restart: Restart,
-) -> None:
+def test_a_query_is_too_long_where_the_router_read_rows_otherwise(restart: Restart) -> None:
     """Under one limit all lengths are covered; under another, those below both."""
     rows = [row | {"query": long(row["query"])} for row in as_json(labelled(10_000, 60))]
     with restart(limits={"query_chars": 1_000}) as gateway:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from app.calibrations import seen_rows
 from app.calibrations.seen_rows import SeenRows
-from app.settings import key_format
 from app.store import KeyPurpose, Store
+from tests.kit.accounts import configured_key
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -242,10 +242,8 @@ def test_a_key_that_lowers_the_alpha_of_weighted_rows_is_an_assumption(
     serve: Serve, noisy_artifact: Path
 ) -> None:
     """They have no band that would bound every alpha; a whole pool needs none."""
-    secret = key_format.new_key()
-    written = key_format.format_hash(secret, key_format.new_salt())
-    access = {"keys": [{"name": "team", "hash": written, "max_alpha": 0.05}]}
-    gateway = serve(calibrated=False, artifact=noisy_artifact, access=access)
+    secret, line = configured_key("team", max_alpha=0.05)
+    gateway = serve(calibrated=False, artifact=noisy_artifact, access={"keys": [line]})
     weighted = [row | {"weight": 1.0 + i % 2} for i, row in enumerate(ROWS)]
     for rows, terms, basis, reasons in (
         (ROWS, {}, "band", []),

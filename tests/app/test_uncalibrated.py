@@ -13,8 +13,8 @@ import pytest
 
 from app import artifact_watch, settings
 from app.errors import SettingsError
-from app.settings import key_format
 from racer_core import artifacts
+from tests.kit.accounts import configured_key
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -126,15 +126,14 @@ def test_a_key_gets_the_candidates_that_it_may_call(
     tmp_path: Path, folder: Path, pool: FakePool
 ) -> None:
     """Never another one, even where the fallback is not among them."""
-    hashed = key_format.format_hash("key-of-the-poets", key_format.new_salt())
-    access = {"keys": [{"name": "poets", "hash": hashed, "candidates": ["poet"]}]}
-    path = configure(tmp_path, folder, pool.url, access=access)
+    key, line = configured_key("poets", candidates=["poet"])
+    path = configure(tmp_path, folder, pool.url, access={"keys": [line]})
     with running(path, ENVIRONMENT) as gateway:
         body = {"model": "auto", "messages": user(ONE)}
-        response = gateway.post("/v1/chat/completions", "key-of-the-poets", json=body)
+        response = gateway.post("/v1/chat/completions", key, json=body)
         assert response.headers["x-racer-selected"] == "poet"
         pool.fail("poet", "500")
-        response = gateway.post("/v1/chat/completions", "key-of-the-poets", json=body)
+        response = gateway.post("/v1/chat/completions", key, json=body)
         assert response.status_code == 502
     assert set(pool.models_called()) == {"poet"}
 
