@@ -173,38 +173,6 @@ def test_images_reach_candidates(gateway: Gateway, pool: FakePool) -> None:
     ]
 
 
-def test_stop_sequences_and_limits_are_told_apart(gateway: Gateway, pool: FakePool) -> None:
-    """As vLLM says which sequence it was."""
-    for reason, finish in (("stop_sequence", "stop"), ("max_tokens", "length")):
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": "sev"},
-            "finish_reason": finish,
-            "stop_reason": "END" if finish == "stop" else None,
-        }
-        pool.say("adder", "sev", fields={"choices": [choice]})
-        message = gateway.anthropic().messages.create(
-            model="adder", max_tokens=64, messages=user(ONE), stop_sequences=["END"]
-        )
-        assert message.stop_reason == reason
-        assert message.stop_sequence == ("END" if reason == "stop_sequence" else None)
-
-
-@pytest.mark.parametrize("query", [ONE, TWO])
-def test_a_broken_stream_raises(gateway: Gateway, pool: FakePool, query: str) -> None:
-    """An exception with the message, and never a text that looks whole."""
-    for name in POOL:
-        pool.say(name, "42", fault="cut" if query is ONE else "400", delay_s=0.4)
-    with (
-        pytest.raises(anthropic.APIStatusError, match="adder") as caught,
-        gateway.anthropic().messages.stream(
-            model="auto", max_tokens=64, messages=user(query)
-        ) as stream,
-    ):
-        stream.get_final_message()
-    assert caught.value.body["request_id"] == caught.value.response.headers["request-id"]
-
-
 # Claude Code --------------------------------------------------------------------------------------
 
 

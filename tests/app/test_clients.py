@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +13,11 @@ from pydantic import BaseModel, SecretStr
 
 from tests.kit.gateway import (
     DATA_KEY,
-    ENVIRONMENT,
     ONE,
     POOL,
     TWO,
     UNANSWERABLE,
     Gateway,
-    configure,
-    running,
     user,
 )
 from tests.kit.lazy import LazyModule
@@ -191,18 +187,6 @@ def test_openai_continues_prompts_and_embeds_texts(gateway: Gateway, pool: FakeP
     assert [each.embedding[0] for each in vectors] == [1.0, 3.0]
 
 
-@pytest.mark.parametrize("query", [ONE, TWO])
-def test_openai_raises_when_a_stream_breaks(gateway: Gateway, pool: FakePool, query: str) -> None:
-    """In chat and in responses: an exception, and never a text that looks whole."""
-    for name in POOL:
-        pool.say(name, "42", fault="cut" if query == ONE else "400", delay_s=0.4)
-    client = gateway.openai()
-    with pytest.raises(openai.APIError, match="adder"):
-        list(client.chat.completions.create(model="auto", messages=user(query), stream=True))
-    with pytest.raises(openai.APIError, match="adder"):
-        list(client.responses.create(model="auto", input=query, stream=True))
-
-
 # LangChain --------------------------------------------------------------------------------------
 
 
@@ -313,15 +297,3 @@ def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool
         return "".join(texts)
 
     assert asyncio.run(ask()) == "seven"
-
-
-def test_before_a_calibration_clients_get_the_fallbacks_answer(
-    litellm: Any, tmp_path: Path, artifact: Path, pool: FakePool
-) -> None:
-    """Each of them, from the first candidate."""
-    pool.say("adder", "seven")
-    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
-        answer = gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
-        assert (answer.model, answer.choices[0].message.content) == ("adder", "seven")
-        assert langchain(gateway).invoke(ONE).content == "seven"
-        assert asked_by_litellm(litellm, gateway).choices[0].message.content == "seven"

@@ -1,10 +1,8 @@
-"""The tree of spans that the page of the gateway promises, as the SDK's own exporter gets it."""
+"""The tree of spans, as the SDK's own exporter gets it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +15,10 @@ from opentelemetry.trace import SpanKind, StatusCode, TraceFlags
 
 from racer_core import __version__
 from tests.kit.evaluators import WHOLE_POOL, judged
-from tests.kit.gateway import ONE, POOL, TWO, Gateway, Serve, user
+from tests.kit.gateway import ONE, POOL, TWO, Serve, user
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
 
-PAGE = Path(__file__).parents[2] / "docs/monitoring.md"
 CHAT = "/v1/chat/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CANARY = "CANARY-51c2e0"
@@ -76,26 +73,17 @@ def under(spans: Sequence[ReadableSpan], parent: ReadableSpan) -> list[str]:
     )
 
 
-@pytest.fixture
-def traced_gateway(serve: Serve, pool: FakePool, exporter: InMemorySpanExporter) -> Gateway:
-    """A chat request of which one candidate fails, and whose answers an evaluator weighs."""
+def test_calls_are_below_the_request_and_an_evaluators_below_the_vote(
+    serve: Serve, pool: FakePool, exporter: InMemorySpanExporter
+) -> None:
+    """One tree of a request of which one candidate fails, and whose answers an evaluator weighs."""
     gateway = serve(telemetry=TELEMETRY, aggregation=judged(pool.url))
     pool.say("adder", f"7 {CANARY}")
     pool.say("speller", f"seven {CANARY}")
     pool.fail("poet", "500")
-    response = gateway.post(
-        CHAT,
-        json={"model": "auto", "messages": user(f"{TWO} {CANARY}"), "racer": WHOLE_POOL},
-        headers={"traceparent": f"00-{TRACE}-{PARENT}-01"},
-    )
-    assert response.status_code == 200, response.text
-    return gateway
-
-
-def test_calls_are_below_the_request_and_an_evaluators_below_the_vote(
-    traced_gateway: Gateway, exporter: InMemorySpanExporter
-) -> None:
-    """One tree; a call that was made again is two spans. Red when a context is lost on the way."""
+    body = {"model": "auto", "messages": user(f"{TWO} {CANARY}"), "racer": WHOLE_POOL}
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    assert gateway.post(CHAT, json=body, headers=headers).status_code == 200
     spans = finished(exporter)
     [route], [aggregate] = named(spans, "route"), named(spans, "aggregate")
     assert under(spans, route) == [
@@ -114,30 +102,28 @@ def test_calls_are_below_the_request_and_an_evaluators_below_the_vote(
         "chat": SpanKind.CLIENT,
         "text_completion": SpanKind.CLIENT,
     }
-
-
-def test_only_what_failed_is_an_error(
-    traced_gateway: Gateway, exporter: InMemorySpanExporter
-) -> None:
-    """The request was answered all the same."""
-    spans = finished(exporter)
+    # Only what failed is an error; a call that was made again is two spans.
     failed = [span for span in spans if span.status.status_code is StatusCode.ERROR]
     assert [span.name for span in failed] == ["chat poet"] * 2
     assert {attributes(span)["error.type"] for span in failed} == {"upstream_error"}
     assert [attributes(span).get("http.request.resend_count") for span in failed] == [None, 1]
     assert {span.status.description for span in spans} == {None}
-    assert "error.type" not in attributes(named(spans, "route")[0])
-
-
-def test_each_candidate_gets_the_span_of_its_own_call(
-    traced_gateway: Gateway, pool: FakePool, exporter: InMemorySpanExporter
-) -> None:
-    """Candidates and the evaluator: what they trace themselves hangs below the call to them."""
-    spans = finished(exporter)
+    assert "error.type" not in attributes(route)
+    # What candidates and the evaluator trace themselves hangs below the call to them.
     calls = [*named(spans, "chat"), *named(spans, "text_completion")]
     ids = [f"00-{TRACE}-{span.context.span_id:016x}-01" for span in calls if span.context]
     parents = [each["traceparent"] for each in pool.headers]
     assert sorted(each for each in parents if TRACE in each) == sorted(ids)
+    # Names that are not ours are those of the conventions, and no text is in any span.
+    known = {
+        value for module in CONVENTIONS for value in vars(module).values() if isinstance(value, str)
+    }
+    names = {name for span in spans for name in attributes(span)}
+    assert {name for name in names if not name.startswith("racer.")} <= known
+    for span in spans:
+        assert CANARY not in span.to_json()
+        assert TWO not in span.to_json()
+        assert not span.events
 
 
 def test_the_environment_names_the_service_and_where_it_runs(
@@ -188,38 +174,3 @@ def test_the_environment_chooses_which_requests_are_traced(
         finished(exporter)
     else:
         assert named(exporter.get_finished_spans(), "route") == []
-
-
-def test_no_text_is_in_any_span(traced_gateway: Gateway, exporter: InMemorySpanExporter) -> None:
-    """No attribute or event of a span contains a prompt or an answer."""
-    for span in finished(exporter):
-        assert CANARY not in span.to_json()
-        assert TWO not in span.to_json()
-        assert not span.events
-
-
-def test_names_that_are_not_ours_are_those_of_the_conventions(
-    traced_gateway: Gateway, exporter: InMemorySpanExporter
-) -> None:
-    """Red when one is made up, or the conventions drop it."""
-    traced_gateway.post("/v1/embeddings", json={"model": "adder", "input": ONE})
-    known = {
-        value for module in CONVENTIONS for value in vars(module).values() if isinstance(value, str)
-    }
-    names = {name for span in finished(exporter, 2) for name in attributes(span)}
-    assert {name for name in names if not name.startswith("racer.")} <= known
-    for call in named(exporter.get_finished_spans(), "chat"):
-        assert attributes(call)["gen_ai.operation.name"] == "chat"
-        assert call.name == f"chat {attributes(call)['gen_ai.request.model']}"
-
-
-def test_the_page_names_every_span_and_no_other(
-    traced_gateway: Gateway, exporter: InMemorySpanExporter
-) -> None:
-    """Red when a span gets another name than operators read about."""
-    traced_gateway.post("/v1/embeddings", json={"model": "adder", "input": ONE})
-    page = PAGE.read_text(encoding="utf-8")
-    table = page.partition("| span | content |")[2].partition("\n\n")[0]
-    cells = [line.split(" | ")[0] for line in table.splitlines()]
-    promised = {name for cell in cells for name in re.findall(r"`(\w+)[^`]*`", cell)}
-    assert {span.name.split()[0] for span in finished(exporter, 2)} == promised

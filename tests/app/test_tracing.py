@@ -7,8 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from app.routing.service import RoutingService
 from app.telemetry import logs
 from app.telemetry.otlp_tracer import QUEUE_SPANS, CountingSpanProcessor
 from racer_core.errors import install_hint
+from tests.kit.case import Shared
 from tests.kit.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
 from tests.kit.gateway import (
     DATA_KEY,
@@ -36,7 +36,6 @@ from tests.kit.gateway import (
     Serve,
     candidates,
     configure,
-    running,
     user,
 )
 from tests.kit.upstream import FakePool
@@ -244,22 +243,14 @@ def test_a_clients_trace_goes_on_through_the_gateway(
     ids=["two", "short", "long", "zero"],
 )
 def test_a_broken_parent_is_none(traced: Gateway, listening: Collector, given: list[str]) -> None:
-    """The request is answered, as a trace of its own."""
+    """The request is answered, as a trace of its own; without a key nothing is traced."""
     headers = [("traceparent", each) for each in given]
+    parent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    assert traced.post("/route", None, json={"query": ONE}, headers=parent).status_code == 401
     response = traced.post("/route", json={"query": ONE}, headers=headers)
     assert response.status_code == 200
     [route] = listening.routes(1)
     assert route.parent == ""
-    assert route.trace != TRACE
-
-
-def test_a_parent_grants_nothing(traced: Gateway, listening: Collector) -> None:
-    """Without a key nothing is answered, and nothing is written into the operator's traces."""
-    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    body = {"model": "auto", "messages": user(ONE)}
-    assert traced.post(CHAT, None, json=body, headers=headers).status_code == 401
-    traced.chat(ONE)
-    [route] = listening.routes(1)
     assert route.trace != TRACE
 
 
@@ -303,115 +294,90 @@ def test_prompts_are_traced_only_if_asked_for(
     assert (CANARY.encode() in b"".join(listening.bodies)) is wanted
 
 
-def test_a_collector_that_hangs_delays_no_request(serve: Serve) -> None:
-    """The collector accepts a batch and never answers; requests and the shutdown go on."""
-    with collector(hangs=True) as stuck:
-        gateway = serve(telemetry={"otlp_endpoint": stuck.url})
-        gateway.chat(ONE)
-        assert stuck.reached.wait(30)
-        begun = time.monotonic()
-        for _ in range(20):  # a second or two; each would wait for five seconds
-            gateway.chat(ONE)
-        assert time.monotonic() - begun < 50
-        assert stuck.bodies == []
+class Exporter(SpanExporter):
+    """Keeps a batch until it is let go; then it takes it, raises, or says that it failed."""
 
-
-@pytest.mark.parametrize("hangs", [False, True], ids=["down", "hanging"])
-def test_a_gateway_ends_without_its_collector(
-    tmp_path: Path, artifact: Path, pool: FakePool, hangs: bool
-) -> None:
-    """What could not be sent is lost, after two seconds."""
-    with collector(hangs=hangs) as one:
-        url = one.url if hangs else "http://127.0.0.1:9"
-        path = configure(tmp_path, artifact, pool.url, telemetry={"otlp_endpoint": url})
-        with running(path, ENVIRONMENT) as gateway:
-            gateway.ask(ONE)
-            begun = time.monotonic()
-        assert time.monotonic() - begun < 20
-
-
-def test_a_collector_that_is_down_fails_no_request(serve: Serve) -> None:
-    """Requests are answered; lost spans are counted."""
-    gateway = serve(telemetry={"otlp_endpoint": "http://127.0.0.1:9"})
-    for _ in range(5):
-        gateway.chat(ONE)
-    wait_until(lambda: "racer_spans_dropped_total 0.0" not in gateway.get("/metrics").text)
-
-
-class Stuck(SpanExporter):
-    """Takes a batch and keeps it until it is let go."""
-
-    def __init__(self) -> None:
+    def __init__(self, *ends: Any) -> None:
         self.reached = threading.Event()
         self.free = threading.Event()
-        self.sent = 0
+        self.batches = self.sent = 0
+        self._ends = iter(ends)
 
     def export(self, spans: Any) -> SpanExportResult:
-        """Wait, then take it."""
+        """Wait, then end as it should."""
         self.reached.set()
         self.free.wait(30)
-        self.sent += len(spans)
-        return SpanExportResult.SUCCESS
+        self.batches += 1
+        match next(self._ends, SpanExportResult.SUCCESS):
+            case Exception() as exc:
+                raise exc
+            case SpanExportResult.SUCCESS:
+                self.sent += len(spans)
+                return SpanExportResult.SUCCESS
+            case end:
+                return end
 
 
-def sampled_span() -> ReadableSpan:
-    """A finished span that a processor exports."""
-    flags = TraceFlags(TraceFlags.SAMPLED)
-    return ReadableSpan("one", SpanContext(1, 1, is_remote=False, trace_flags=flags))
+FLAGS = TraceFlags(TraceFlags.SAMPLED)
+SAMPLED = ReadableSpan("one", SpanContext(1, 1, is_remote=False, trace_flags=FLAGS))
+
+
+def processing(exporter: Exporter) -> tuple[CountingSpanProcessor, Callable[[], float]]:
+    """A processor before an exporter, and how many spans it has lost."""
+    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
+    processor = CountingSpanProcessor(exporter, dropped)
+    return processor, lambda: next(iter(dropped.collect())).samples[0].value
 
 
 def test_the_queue_is_bounded() -> None:
     """What finds no room is dropped and counted; what found some is sent in the end."""
-    exporter = Stuck()
-    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
-    processor = CountingSpanProcessor(exporter, dropped)
-    span = sampled_span()
-    processor.on_end(span)
+    exporter = Exporter()
+    processor, lost = processing(exporter)
+    processor.on_end(SAMPLED)
     assert exporter.reached.wait(30)
     for _ in range(QUEUE_SPANS + 7):
-        processor.on_end(span)
+        processor.on_end(SAMPLED)
     exporter.free.set()
     processor.shutdown()
-    assert exporter.sent == QUEUE_SPANS + 1
-    assert next(iter(dropped.collect())).samples[0].value == 7
-
-
-class Refusing(SpanExporter):
-    """Takes no batch: the first raises, the others fail."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-
-    def export(self, spans: Any) -> SpanExportResult:
-        """Refuse it."""
-        self.batches += 1
-        if self.batches == 1:
-            raise ConnectionError
-        return SpanExportResult.FAILURE
+    assert (exporter.sent, lost()) == (QUEUE_SPANS + 1, 7)
 
 
 def test_spans_of_a_failed_export_are_counted() -> None:
     """An exporter that raises loses its batch, and the next one is still exported."""
-    exporter = Refusing()
-    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
-    processor = CountingSpanProcessor(exporter, dropped)
+    exporter = Exporter(ConnectionError(), SpanExportResult.FAILURE)
+    exporter.free.set()
+    processor, lost = processing(exporter)
     for batch in (1, 2):
-        processor.on_end(sampled_span())
+        processor.on_end(SAMPLED)
         wait_until(lambda batch=batch: exporter.batches == batch)
     processor.shutdown()
-    assert next(iter(dropped.collect())).samples[0].value == 2
+    assert lost() == 2
 
 
-def test_a_dead_exporter_does_not_delay_the_shutdown() -> None:
-    """It ends after two seconds, not after the half minute of OpenTelemetry's processor."""
-    exporter = Stuck()
-    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
-    processor = CountingSpanProcessor(exporter, dropped)
-    processor.on_end(sampled_span())
-    begun = time.monotonic()
+def test_the_shutdown_does_not_wait_for_a_dead_exporter() -> None:
+    """What could not be sent is lost."""
+    exporter = Exporter()
+    processor, _ = processing(exporter)
+    processor.on_end(SAMPLED)
     processor.shutdown()
-    assert time.monotonic() - begun < 10
+    assert exporter.batches == 0
     exporter.free.set()
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["down", "hanging"])
+def test_no_request_waits_for_a_collector(shared: Shared, hangs: bool) -> None:
+    """It is down, which counts lost spans, or takes a batch and never answers."""
+    with collector(hangs=hangs) as one:
+        url = one.url if hangs else NOWHERE
+        gateway = shared(telemetry={"otlp_endpoint": url}).gateway
+        gateway.chat(ONE)
+        if hangs:
+            assert one.reached.wait(30)
+        else:
+            wait_until(lambda: "racer_spans_dropped_total 0.0" not in gateway.get("/metrics").text)
+        for _ in range(5):
+            gateway.chat(ONE)
+        assert one.bodies == []
 
 
 def test_without_a_collector_opentelemetry_is_not_even_loaded() -> None:
@@ -439,14 +405,6 @@ print([m for m in sys.modules if m in ours or m.startswith(
     assert done.stdout.strip() == "[]"
 
 
-def test_without_a_collector_candidates_are_told_no_trace(gateway: Gateway, pool: FakePool) -> None:
-    """A client's header stays at the gateway."""
-    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    body = {"model": "auto", "messages": user(ONE)}
-    assert gateway.post(CHAT, json=body, headers=headers).status_code == 200
-    assert "traceparent" not in pool.headers[0]
-
-
 @pytest.mark.parametrize("by_variable", [False, True])
 def test_without_the_package_the_start_says_what_to_install(
     racer: Command,
@@ -472,109 +430,62 @@ def test_without_the_package_the_start_says_what_to_install(
     assert (f"${ENDPOINT}" if by_variable else "telemetry.otlp_endpoint") in stderr
 
 
+NOWHERE = "http://127.0.0.1:9"
+TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+HERE = {ENDPOINT: "{url}"}
+USUAL, GRPC = "/v1/traces", "OTEL_EXPORTER_OTLP_PROTOCOL"
+OWN_GRPC = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+
+
 @pytest.mark.parametrize(
-    ("variable", "path"),
-    [(ENDPOINT, "/v1/traces"), ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "/own/traces")],
+    ("variables", "is_configured", "path"),
+    [
+        (HERE, False, USUAL),
+        ({ENDPOINT: NOWHERE, TRACES: "{url}/own/traces"}, False, "/own/traces"),
+        ({TRACES: NOWHERE}, True, USUAL),
+        ({GRPC: "grpc"}, True, USUAL),
+        ({**HERE, "OTEL_SDK_DISABLED": "false"}, False, USUAL),
+        ({**HERE, "OTEL_TRACES_EXPORTER": "otlp"}, False, USUAL),
+        ({}, False, None),
+        ({**HERE, "OTEL_SDK_DISABLED": "true"}, False, None),
+        ({"OTEL_SDK_DISABLED": "true"}, True, None),
+        ({**HERE, "OTEL_TRACES_EXPORTER": "none"}, False, None),
+        ({"OTEL_TRACES_EXPORTER": "none"}, True, None),
+        ({**HERE, GRPC: "grpc"}, False, None),
+        ({**HERE, OWN_GRPC: "grpc"}, False, None),
+    ],
+    ids=str,
 )
 def test_the_environment_names_a_collector(
-    serve: Serve, listening: Collector, monkeypatch: pytest.MonkeyPatch, variable: str, path: str
-) -> None:
-    """The general variable gets the usual path, that of traces has its own, with the headers."""
-    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:9")  # that of traces goes before it
-    monkeypatch.setenv(variable, listening.url + ("" if variable == ENDPOINT else path))
-    serve().chat(ONE)
-    listening.routes(1)
-    assert set(listening.paths) == {path}
-
-
-def test_the_configuration_goes_before_the_environment(
-    serve: Serve, listening: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Red when a variable meant for other programs redirects the traces."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9")
-    serve(telemetry={"otlp_endpoint": listening.url}).chat(ONE)
-    assert len(listening.routes(1)) == 1
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")],
-    ids=["all signals", "traces"],
-)
-@pytest.mark.parametrize("setting", [True, False], ids=["configured", "by variable"])
-def test_the_environment_turns_traces_off(
     serve: Serve,
     pool: FakePool,
     listening: Collector,
     monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    *,
-    setting: bool,
+    variables: dict[str, str],
+    is_configured: bool,
+    path: str | None,
 ) -> None:
-    """Nothing is exported, and neither candidates nor log know a trace."""
-    monkeypatch.setenv(ENDPOINT, listening.url)
-    monkeypatch.setenv(variable, value)
-    gateway = serve(telemetry={"otlp_endpoint": listening.url} if setting else {})
+    """Or turns traces off; a configured one goes first. Without, no log and no candidate knows."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(url=listening.url))
     stream = io.StringIO()
     with logs.logging_to(stream, "json"):
-        gateway.chat(ONE)
+        gateway = serve(telemetry={"otlp_endpoint": listening.url} if is_configured else {})
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        gateway.post(CHAT, json={"model": "auto", "messages": user(ONE)}, headers=headers)
         wait_until(lambda: '"request_id"' in stream.getvalue())
+    if path is not None:
+        assert len(listening.routes(1)) == 1
+        assert set(listening.paths) == {path}
+        return
     assert "traceparent" not in pool.headers[0]
     assert "trace_id" not in stream.getvalue()
     assert listening.spans == []
-
-
-@pytest.mark.parametrize(
-    "variable", ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]
-)
-def test_another_protocol_is_a_warning_and_no_traces(
-    serve: Serve,
-    pool: FakePool,
-    listening: Collector,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-) -> None:
-    """Red when the gateway does not start, or when spans go by HTTP to a port that speaks gRPC."""
-    monkeypatch.setenv(ENDPOINT, listening.url)
-    monkeypatch.setenv(variable, "grpc")
-    stream = io.StringIO()
-    with logs.logging_to(stream, "json"):
-        serve().chat(ONE)
-        wait_until(lambda: '"request_id"' in stream.getvalue())
-    [warning] = [line for line in stream.getvalue().splitlines() if "no traces" in line]
-    assert json.loads(warning)["level"] == "warning"
-    assert f"${variable} is grpc" in warning
-    assert f"${ENDPOINT}" in warning
-    assert "4318" in warning
-    assert "traceparent" not in pool.headers[0]
-    assert listening.spans == []
-
-
-def test_a_configured_collector_goes_before_the_protocol_of_the_environment(
-    serve: Serve, listening: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`telemetry.otlp_endpoint` is one for HTTP, whatever variable an injector sets."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    serve(telemetry={"otlp_endpoint": listening.url}).chat(ONE)
-    assert len(listening.routes(1)) == 1
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"), [("OTEL_SDK_DISABLED", "false"), ("OTEL_TRACES_EXPORTER", "otlp")]
-)
-def test_the_environment_leaves_traces_on(
-    serve: Serve,
-    listening: Collector,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-) -> None:
-    """The control of the values that turn traces off."""
-    monkeypatch.setenv(ENDPOINT, listening.url)
-    monkeypatch.setenv(variable, value)
-    serve().chat(ONE)
-    assert len(listening.routes(1)) == 1
+    warnings = [line for line in stream.getvalue().splitlines() if "no traces" in line]
+    assert len(warnings) == ("grpc" in variables.values())
+    for line in warnings:
+        assert json.loads(line)["level"] == "warning"
+        assert all(word in line for word in (f"${list(variables)[-1]} is grpc", ENDPOINT, "4318"))
 
 
 @pytest.mark.parametrize("url", ["collector:4317", "http://", f"http://me:{CANARY}@c:4318"])
