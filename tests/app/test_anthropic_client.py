@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.coding_agents import HEADERS, NAMES, REMINDER, harness_request
-from tests.kit.gateway import (
-    DATA_KEY,
-    ONE,
-    POOL,
-    TWO,
-    UNANSWERABLE,
-    Gateway,
-    user,
-)
+from tests.kit.gateway import DATA_KEY, ONE, POOL, TWO, UNANSWERABLE, Gateway, user
 from tests.kit.lazy import LazyModule
 from tests.kit.upstream import FakePool
 
@@ -129,10 +121,7 @@ def test_tools_are_called_and_answered(gateway: Gateway, pool: FakePool, query: 
         {
             "role": "assistant",
             "content": "I add.",
-            "tool_calls": [
-                call(1, arguments='{"a":3}'),
-                call(2, arguments='{"a":4}'),
-            ],
+            "tool_calls": [call(1, arguments='{"a":3}'), call(2, arguments='{"a":4}')],
         },
         {"role": "tool", "tool_call_id": "call_2", "content": "Error: no"},
         {"role": "tool", "tool_call_id": "call_1", "content": "7"},

@@ -16,7 +16,7 @@ from app.answering.token_usage import TokenMeter
 from app.upstream.http_client import UpstreamAnswer
 from app.upstream.stream import CandidateStream
 from app.wire.chat import Chat
-from app.wire.event_template import EventTemplate, Piece, parsed
+from app.wire.event_template import Piece, parsed
 from app.wire.format import ApiFormat, EventWriter
 from app.wire.responses import Responses
 from tests.kit.event_templates import SHAPES, TEXTS, chat, template_of
@@ -107,18 +107,6 @@ def test_events_without_a_plain_text_fit_no_template(raw: str) -> None:
     event_template = template_of(Chat(), data)
     assert event_template is not None
     assert event_template.event(data.replace('"TEXT"', raw)) is None
-
-
-def test_ends_are_not_cut_out_of_each_other() -> None:
-    """An event shorter than what stands around the text."""
-    event_template = EventTemplate(
-        before='{"a":"',
-        after='"a":"b"}',
-        with_text=lambda text: {"a": text},
-        choice=0,
-        other_chars=0,
-    )
-    assert event_template.event('{"a":"b"}') is None
 
 
 def test_events_with_numbers_have_no_template() -> None:
@@ -237,19 +225,3 @@ def test_no_text_of_a_candidate_is_taken_for_the_mark_of_the_text(texts: list[st
         read = pieces(Chat(), stream_of(events), [])
         [renamed] = written(read, [Chat().renamed("m")])
         assert renamed == [{**each, "model": "m"} for each in [*events, FINISH]]
-
-
-def test_templates_are_used_in_streams_and_given_up_where_none_fits() -> None:
-    """Alike events are learnt from once; where all differ, only from the first few."""
-    learnt: list[str] = []
-
-    class Counting(Chat):
-        def event_template(self, data: str, piece: Any) -> EventTemplate | None:
-            learnt.append(data)
-            return Chat.event_template(self, data, piece)
-
-    pieces(Counting(), stream_of([chat(str(number)) for number in range(100)]), [])
-    assert len(learnt) <= 2  # the first, and the one that finishes
-    learnt.clear()
-    pieces(Counting(), stream_of([chat("a", id=str(number)) for number in range(100)]), [])
-    assert len(learnt) < 10

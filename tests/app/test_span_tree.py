@@ -166,10 +166,12 @@ def test_the_environment_chooses_which_requests_are_traced(
             monkeypatch.setenv(f"OTEL_TRACES_SAMPLER{name}", value)
     gateway = serve(telemetry=TELEMETRY)
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-{parent}"} if parent else {}
+    headers["tracestate"] = f"a={CANARY}"
     body = {"model": "auto", "messages": user(ONE)}
     assert gateway.post(CHAT, json=body, headers=headers).status_code == 200
     told = {int(each["traceparent"][-2:], 16) & TraceFlags.SAMPLED for each in pool.headers}
     assert told == {int(sampled)}
+    assert not [each for each in pool.headers if "tracestate" in each]
     if sampled:
         finished(exporter)
     else:

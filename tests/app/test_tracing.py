@@ -45,7 +45,6 @@ CHAT = "/v1/chat/completions"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CANARY = "CANARY-7f3a91"
-EVERYONE_IS_WAITED_FOR = {"racer": {"explain": True}}
 
 
 @pytest.fixture
@@ -66,28 +65,38 @@ def by_candidate(spans: list[Span]) -> dict[str, Span]:
     return {span.attributes["racer.candidate"]: span for span in spans}
 
 
-def test_a_request_is_one_trace(traced: Gateway, listening: Collector) -> None:
-    """The request, a call for each candidate of the set, and the vote, all below the request."""
-    answer = traced.chat(TWO, {"explain": True})  # so that both are waited for
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("question", [ONE, TWO], ids=["live", "merged"])
+def test_a_request_is_one_trace(
+    traced: Gateway, listening: Collector, question: str, stream: bool
+) -> None:
+    """The request, a call for each candidate with its tokens, and the vote, below the request."""
+    response = traced.ask(question, {"explain": True}, stream=stream)  # so that all are waited for
+    selected = ["adder"] if question is ONE else ["adder", "speller"]
     [route] = listening.routes(1)
-    calls, [aggregate] = by_candidate(listening.calls()), listening.named("aggregate")
-    assert (route.kind, aggregate.kind) == (SERVER, INTERNAL)
-    assert sorted(calls) == ["adder", "speller"]
+    calls = by_candidate(listening.calls())
+    aggregates = listening.named("aggregate")
+    assert sorted(calls) == selected
     assert {each.trace for each in listening.spans} == {route.trace}
-    assert route.parent == ""
-    assert {each.parent for each in (*calls.values(), aggregate)} == {route.id}
+    assert (route.kind, route.parent) == (SERVER, "")
+    assert {each.parent for each in (*calls.values(), *aggregates)} == {route.id}
     assert route.attributes == {
         "http.route": CHAT,
         "http.request.method": "POST",
         "http.response.status_code": 200,
-        "racer.decision_id": answer["racer"]["decision_id"],
+        "racer.decision_id": response.headers["x-racer-decision-id"],
         "racer.alpha": 0.1,
-        "racer.selected": ["adder", "speller"],
+        "racer.selected": selected,
         "racer.guarantee.holds": True,
         "racer.guarantee.reasons": [],
     }
-    assert aggregate.attributes == {"racer.answers": 2}
-    assert listening.paths[0] == "/v1/traces"
+    for call in calls.values():
+        assert call.attributes["gen_ai.usage.output_tokens"] == 2
+        assert call.attributes["racer.outcome"] == "ok"
+    if question is TWO:
+        assert [(each.kind, each.attributes) for each in aggregates] == [
+            (INTERNAL, {"racer.answers": 2})
+        ]
 
 
 def test_a_call_is_told_in_the_words_of_the_genai_conventions(
@@ -119,24 +128,6 @@ def test_a_call_is_told_in_the_words_of_the_genai_conventions(
     assert CANARY not in str(listening.bodies)
 
 
-@pytest.mark.parametrize("question", [ONE, TWO], ids=["live", "merged"])
-def test_a_stream_is_traced_to_its_end(
-    traced: Gateway, listening: Collector, question: str
-) -> None:
-    """Tokens stand on its last event; the request ends after the calls."""
-    with traced.openai().chat.completions.create(
-        model="auto", messages=user(question), stream=True, extra_body=EVERYONE_IS_WAITED_FOR
-    ) as stream:
-        chunks = list(stream)
-    [route] = listening.routes(1)
-    calls = listening.calls()
-    assert {call.attributes["gen_ai.usage.output_tokens"] for call in calls} == {2}
-    assert {call.attributes["racer.outcome"] for call in calls} == {"ok"}
-    assert {call.parent for call in calls} == {route.id}
-    assert route.attributes["racer.decision_id"] == chunks[0].id
-    assert route.attributes["racer.guarantee.holds"] is True
-
-
 def test_other_ways_of_asking_are_traced(traced: Gateway, listening: Collector) -> None:
     """A decision alone, an abstention, a named candidate, a text completion, embeddings."""
     decision = traced.route(TWO)
@@ -161,75 +152,42 @@ def test_other_ways_of_asking_are_traced(traced: Gateway, listening: Collector) 
     }
 
 
-def test_failures_are_told_by_their_kind(
-    serve: Serve, pool: FakePool, listening: Collector
+@pytest.mark.parametrize(("bug", "kind"), [(True, "RuntimeError"), (False, "502")])
+def test_a_failure_is_told_by_its_kind(
+    traced: Gateway,
+    pool: FakePool,
+    listening: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    bug: bool,
+    kind: str,
 ) -> None:
-    """Each attempt is a call; the request fails when no candidate answered. No text of an error."""
-    gateway = serve(telemetry={"otlp_endpoint": listening.url})
-    for name in ("adder", "speller", "poet"):
-        pool.fail(name, "500")
-    assert gateway.ask(ONE).status_code == 502
-    [route] = listening.routes(1)
-    first, again, *_ = [
-        call for call in listening.calls() if call.attributes["racer.candidate"] == "adder"
-    ]
-    assert first.attributes["error.type"] == "upstream_error"
-    assert first.status == ERROR
-    assert "http.request.resend_count" not in first.attributes
-    assert again.attributes["http.request.resend_count"] == 1
-    assert route.attributes["error.type"] == "502"
-    assert route.attributes["racer.selected"] == ["adder"]
-    assert route.status == ERROR
-    assert {(each.message, each.events) for each in listening.spans} == {("", 0)}
-
-
-def test_a_bug_is_told_by_its_type(
-    traced: Gateway, listening: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its text may hold a prompt."""
+    """A bug, or no candidate that answers; a text of an error may hold a prompt."""
 
     async def broken(*_: object) -> None:
         raise RuntimeError(CANARY)
 
-    monkeypatch.setattr(RoutingService, "route", broken)
-    assert traced.ask(ONE).status_code == 500
+    if bug:
+        monkeypatch.setattr(RoutingService, "route", broken)
+    for name in ("adder", "speller", "poet"):
+        pool.fail(name, "500")
+    assert traced.ask(ONE).status_code == (500 if bug else 502)
     [route] = listening.routes(1)
-    assert route.attributes["error.type"] == "RuntimeError"
-    assert route.status == ERROR
+    assert (route.attributes["error.type"], route.status) == (kind, ERROR)
+    assert {(each.message, each.events) for each in listening.spans} == {("", 0)}
     assert CANARY not in str(listening.bodies)
 
 
 def test_a_call_that_the_vote_did_not_need_is_no_error(
-    serve: Serve, pool: FakePool, listening: Collector
+    traced: Gateway, pool: FakePool, listening: Collector
 ) -> None:
     """It was cancelled, and says so."""
     pool.say("poet", "7", delay_s=30)
-    gateway = serve(telemetry={"otlp_endpoint": listening.url})
-    gateway.chat(ONE, {"alpha": 0.001})
+    traced.chat(ONE, {"alpha": 0.001})
     listening.routes(1)
     calls = by_candidate(listening.calls())
     assert calls["poet"].attributes["racer.outcome"] == "cancelled"
     assert calls["poet"].status != ERROR
     assert calls["adder"].attributes["racer.outcome"] == "ok"
-
-
-@pytest.mark.parametrize("sampled", ["01", "00"])
-def test_a_clients_trace_goes_on_through_the_gateway(
-    traced: Gateway, pool: FakePool, listening: Collector, sampled: str
-) -> None:
-    """Its span is the parent; each candidate gets its own call's. Clients cannot opt out."""
-    # Explained, so that both are waited for.
-    body = {"model": "auto", "messages": user(TWO), "racer": {"explain": True}}
-    headers = {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}", "tracestate": f"a={CANARY}"}
-    assert traced.post(CHAT, json=body, headers=headers).status_code == 200
-    [route] = listening.routes(1)
-    assert (route.trace, route.parent) == (TRACE, PARENT)
-    # An earlier request's calls may still be on their way to the collector.
-    calls = [call for call in listening.calls() if call.parent == route.id]
-    expected = {f"00-{TRACE}-{call.id}-01" for call in calls}
-    assert {each["traceparent"] for each in pool.headers} == expected
-    assert len(expected) == 2
-    assert not [each for each in pool.headers if "tracestate" in each]
 
 
 @pytest.mark.parametrize(

@@ -194,19 +194,6 @@ async def test_when_all_candidates_are_down_all_are_called() -> None:
 
 
 @on_loop
-async def test_a_frozen_replica_does_not_hold_a_request_for_ever() -> None:
-    """Its call ends at the candidate's limit, and the other replica answers in the time left."""
-    limit = {"timeout_s": 2}  # for the good one too, on a busy machine
-    async with (
-        replicas(hangs, answers) as [frozen, good],
-        opened({"m": [frozen, good]}, candidate=limit, **QUICK) as fleet,
-    ):
-        attempts = [await ask(fleet, f"{n}") for n in range(2)]
-        assert sorted(attempts) == [1, 2]
-        assert (len(frozen.asked), len(good.asked)) == (1, 2)
-
-
-@on_loop
 async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
     """And is out at the second try."""
     async with replicas(answers) as [other]:

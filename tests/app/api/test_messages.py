@@ -243,12 +243,7 @@ TURNS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {
                 text("Go on."),
             ),
         ],
-        [
-            SAID,
-            chat_result("t2", "B\nC"),
-            chat_result("t1", "Error: no file"),
-            *user("Go on."),
-        ],
+        [SAID, chat_result("t2", "B\nC"), chat_result("t1", "Error: no file"), *user("Go on.")],
     ),
     "results_come_first": (
         [turn(CALL, role="assistant"), turn(text("Look:"), result("t1"))],
