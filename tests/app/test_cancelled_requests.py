@@ -129,10 +129,7 @@ def test_a_disconnect_during_the_surviving_pool_lookup_is_recorded(
     connection = opened(gateway, CHAT, body)
     assert looked.wait(30)
     connection.close()
-    wait_until(lambda: len(_decisions(gateway)) == len(before) + 1)
-    assert [_decisions(gateway)[each] for each in _decisions(gateway).keys() - before] == [
-        "cancelled"
-    ]
+    assert _more_decisions(gateway, before) == ["cancelled"]
 
 
 def test_leaving_waits_for_no_store(serve: Serve, pool: FakePool) -> None:
@@ -173,8 +170,7 @@ def test_every_outcome_stores_one_decision(
             pool.fail(name, fault if stream or fault != "cut" else "half")
     before = _decisions(gateway)
     gateway.ask(text, racer, stream=stream)
-    wait_until(lambda: len(_decisions(gateway)) == len(before) + 1)
-    assert [_decisions(gateway)[each] for each in _decisions(gateway).keys() - before] == outcomes
+    assert _more_decisions(gateway, before) == outcomes
 
 
 def _decisions(gateway: Gateway) -> dict[str, str]:
@@ -182,6 +178,11 @@ def _decisions(gateway: Gateway) -> dict[str, str]:
     with closing(sqlite3.connect(gateway.settings.store.removeprefix("sqlite:///"))) as store:
         found = store.execute("SELECT id, document FROM decisions")
         return {name: json.loads(document)["outcome"] for name, document in found}
+
+
+def _more_decisions(gateway: Gateway, before: dict[str, str]) -> list[str]:
+    wait_until(lambda: len(_decisions(gateway)) > len(before))
+    return [each for name, each in _decisions(gateway).items() if name not in before]
 
 
 # Counting -------------------------------------------------------------------------------------

@@ -12,14 +12,12 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from app.errors import StoreFull
 from app.monitoring.decisions.store import DecisionStore
-from app.telemetry.metrics import EVERY_S, LoopLag, Metrics
+from app.telemetry.metrics import EVERY_S, LoopLag
 from tests.kit.accounts import series
 from tests.kit.connections import CHAT as CHAT_PATH
 from tests.kit.connections import left
 from tests.kit.connections import opened as connected
-from tests.kit.fleets import CHAT, asking, opened, soon
 from tests.kit.gateway import ONE, TWO, Gateway, Serve, user
-from tests.kit.hostile.replicas import answers, fails, replicas
 from tests.kit.loops import on_loop
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
@@ -117,24 +115,3 @@ async def test_a_blocked_loop_is_seen() -> None:
         time.sleep(EVERY_S + 0.5)  # noqa: ASYNC251 - which is the fault
         await asyncio.sleep(2 * EVERY_S)
         assert gauge.collect()[0].samples[0].value >= 0.5
-
-
-@on_loop
-async def test_circuits_and_retries_are_counted() -> None:
-    """Each replica stands in one state; a call that was made again is one more retry."""
-    metrics = Metrics()
-    rules = {"failures": 1, "eject_s": 60.0}
-    async with (
-        replicas(fails("500"), answers) as [bad, good],
-        opened({"m": [bad, good]}, metrics, **rules) as fleet,
-    ):
-        for number in range(2):
-            await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon(30))
-        found = series(metrics.render().decode())
-    states = {
-        name.split("'")[-2]: count
-        for name, count in found.items()
-        if name.startswith("racer_candidate_replicas")
-    }
-    assert states == {"in": 1, "probation": 0, "out": 1}
-    assert found["racer_candidate_retries_total[('candidate', 'm')]"] == 1

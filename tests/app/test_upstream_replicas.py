@@ -160,19 +160,25 @@ async def test_a_candidate_without_replicas_is_down_and_fails_at_once() -> None:
     metrics = Metrics()
     async with replicas(answers, answers) as [one, other]:
         rules = QUICK | {"eject_s": 5.0}
-        async with opened({"m": [one], "n": [other]}, metrics, **rules) as fleet:
+        async with opened(
+            {"m": [one], "n": [other]}, metrics, candidate={"concurrency": 1}, **rules
+        ) as fleet:
             await one.stop()
             await fail(fleet, "1")
             assert fleet.down() == {"m"}
-            with pytest.raises(UpstreamUnavailable) as caught:
-                await ask(fleet, "2")
-            assert caught.value.retry_after_s is not None
-            assert 0 < caught.value.retry_after_s <= 5
+            for text in ("2", "3"):  # none of them keeps the only place
+                with pytest.raises(UpstreamUnavailable) as caught:
+                    await ask(fleet, text)
+                assert caught.value.retry_after_s is not None
+                assert 0 < caught.value.retry_after_s <= 5
             assert await ask(fleet, "3", "n") == 1
             text = metrics.render().decode()
             assert 'racer_candidate_up{candidate="m"} 0.0' in text
             assert 'racer_candidate_up{candidate="n"} 1.0' in text
             assert 'racer_candidate_ejections_total{candidate="m"} 1.0' in text
+            assert 'racer_candidate_replicas{candidate="m",state="out"} 1.0' in text
+            assert 'racer_candidate_replicas{candidate="m",state="in"} 0.0' in text
+            assert 'racer_candidate_retries_total{candidate="m"} 1.0' in text
 
 
 @on_loop

@@ -434,6 +434,8 @@ def test_surplus_and_repeated_choices_are_dropped(gateway: Gateway, pool: FakePo
     twice = [*choices_of("7"), *choices_of("8")]
     pool.say("adder", "", fields={"choices": twice})
     assert gateway.chat(ONE, n=2)["choices"] == twice[:1]
+    pool.say("adder", "", choices=[delta(content="7"), delta(index=5, content="x"), delta("stop")])
+    assert CHAT.ask(gateway, ONE, stream=True).text == "7"
 
 
 def test_several_choices_stream_after_the_vote(gateway: Gateway, pool: FakePool) -> None:
