@@ -162,6 +162,23 @@ def test_images_reach_candidates(gateway: Gateway, pool: FakePool) -> None:
     ]
 
 
+def test_stop_sequences_and_limits_are_told_apart(gateway: Gateway, pool: FakePool) -> None:
+    """As vLLM says which sequence it was."""
+    for reason, finish in (("stop_sequence", "stop"), ("max_tokens", "length")):
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": "sev"},
+            "finish_reason": finish,
+            "stop_reason": "END" if finish == "stop" else None,
+        }
+        pool.say("adder", "sev", fields={"choices": [choice]})
+        message = gateway.anthropic().messages.create(
+            model="adder", max_tokens=64, messages=user(ONE), stop_sequences=["END"]
+        )
+        assert message.stop_reason == reason
+        assert message.stop_sequence == ("END" if reason == "stop_sequence" else None)
+
+
 # Claude Code --------------------------------------------------------------------------------------
 
 

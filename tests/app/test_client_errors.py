@@ -243,6 +243,19 @@ def test_a_method_that_is_not_served(gateway: Gateway) -> None:
     assert (failure.status, failure.code) == (405, "method_not_allowed")
 
 
+def test_tokens_are_counted_or_the_client_says_why(gateway: Gateway, pool: FakePool) -> None:
+    """By the candidates' servers, where one can."""
+    count = gateway.anthropic().messages.count_tokens
+    pool.tokens |= dict.fromkeys(POOL, 12)
+    assert count(model="auto", messages=[{"role": "user", "content": ONE}]).input_tokens == 12
+    pool.tokens.clear()
+    failure = raised(
+        CLIENTS["anthropic"],
+        lambda: count(model="auto", messages=[{"role": "user", "content": ONE}]),
+    )
+    assert (failure.status, failure.code) == (404, "no_tokenizer")
+
+
 def test_every_row_of_the_table_is_provoked_or_named() -> None:
     """Red when a new error has no case, and when a case or a reason is of no row any more."""
     rows = {code for _, _, code in provoked_errors.error_rows()}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from tests.kit.case import GatewayCase
 from tests.kit.gateway import DATA_KEY, ONE, POOL, TWO, UNANSWERABLE, Gateway, user
 from tests.kit.lazy import LazyModule
 from tests.kit.upstream import FakePool
@@ -205,6 +206,20 @@ def test_langchain_streams(gateway: Gateway, pool: FakePool, query: str) -> None
     assert whole.usage_metadata["output_tokens"] >= 5
 
 
+def test_langchain_asks_from_a_loop(gateway: Gateway, pool: FakePool) -> None:
+    """``ainvoke`` and ``astream``."""
+    pool.say("adder", "seven")
+
+    async def ask() -> tuple[str, str]:
+        # LangChain never closes its own client, whose connections outlive the loop.
+        async with openai.DefaultAsyncHttpxClient() as client:
+            model = langchain(gateway, http_async_client=client)
+            texts = [chunk.text async for chunk in model.astream(ONE)]
+            return (await model.ainvoke(ONE)).text, "".join(texts)
+
+    assert asyncio.run(ask()) == ("seven", "seven")
+
+
 def test_langchain_calls_tools_and_reads_structures(gateway: Gateway, pool: FakePool) -> None:
     """A tool call arrives as a tool call, and a structure as the requested object."""
     for name in POOL:
@@ -248,6 +263,16 @@ def test_litellm_streams(litellm: Any, gateway: Gateway, pool: FakePool, query: 
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "seven"
 
 
+def test_litellm_calls_tools(litellm: Any, gateway: Gateway, pool: FakePool) -> None:
+    """A tool call arrives as one."""
+    for name in POOL:
+        message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+        pool.say(name, "", message=message)
+    answer = asked_by_litellm(litellm, gateway, tools=TOOLS)
+    (call,) = answer.choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("add", '{"a": 3}')
+
+
 def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool) -> None:
     """``acompletion``, streaming."""
     pool.say("adder", "seven")
@@ -265,3 +290,15 @@ def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool
         return "".join(texts)
 
     assert asyncio.run(ask()) == "seven"
+
+
+def test_before_a_calibration_clients_get_the_fallbacks_answer(
+    litellm: Any, uncalibrated: GatewayCase, pool: FakePool
+) -> None:
+    """Each of them, from the first candidate."""
+    pool.say("adder", "seven")
+    gateway = uncalibrated.gateway
+    answer = gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
+    assert (answer.model, answer.choices[0].message.content) == ("adder", "seven")
+    assert langchain(gateway).invoke(ONE).content == "seven"
+    assert asked_by_litellm(litellm, gateway).choices[0].message.content == "seven"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from app.errors import (
     UpstreamError,
@@ -20,11 +19,10 @@ from app.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from app.settings import Secrets
 from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 from app.upstream.reply import Endpoint
-from tests.kit.fleets import CHAT, asking, configured, opened, soon, stream_into, streamed
+from tests.kit.fleets import CHAT, asking, opened, soon, stream_into, streamed
 from tests.kit.hostile.answers import DONE, EVENTS, JSON, completion, encoded, event, finish, piece
 from tests.kit.hostile.exchange import WORDS, Behaviour, Exchange, head
 from tests.kit.hostile.replicas import Replica, answers, fails, hangs, replicas
@@ -35,27 +33,6 @@ from tests.kit.waiting import eventually
 
 FOUR = piece("m", "4")
 LATE_S = 2.5  # ten times what may pass after a deadline: a busy machine fails no test
-
-
-@on_loop
-async def test_a_call_carries_key_headers_and_payload() -> None:
-    """Everything that the configuration says about a candidate's server reaches it."""
-    async with replicas(answers) as [one]:
-        extra = {"key_header": "x-api-key", "headers": {"x-team": "blue"}}
-        settings = configured({"m": [one]}, candidate=extra)
-        secrets = Secrets(candidate_keys={"m": SecretStr("the-key")})
-        async with Fleet(settings, secrets, metrics=Metrics()) as fleet:
-            reply = await fleet.ask("m", CHAT, asking("grün"), deadline=soon())
-    sent = one.asked[0]
-    assert reply.body["choices"][0]["message"]["content"] == "42"
-    assert (reply.candidate, reply.attempts) == ("m", 1)
-    assert sent.body == asking("grün")
-    assert (sent.request.headers["x-api-key"], sent.request.headers["x-team"]) == (
-        "the-key",
-        "blue",
-    )
-    assert sent.request.headers["accept-encoding"] == "identity"
-    assert "authorization" not in sent.request.headers
 
 
 async def trickles_head(exchange: Exchange) -> None:
