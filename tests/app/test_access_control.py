@@ -26,34 +26,10 @@ from app.route_table import Route, Routes, RouteTable
 from app.services import Services
 from app.settings.access import Key
 from tests.kit.accounts import configured_key
-from tests.kit.gateway import (
-    ADMIN_KEY,
-    DATA_KEY,
-    ONE,
-    Gateway,
-    Serve,
-    candidates,
-    user,
-)
+from tests.kit.connections import dialled, told
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, candidates, user
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
-
-
-def connect(gateway: Gateway) -> socket.socket:
-    """A new connection."""
-    host, port = gateway.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
-
-
-def raw(gateway: Gateway, data: bytes) -> tuple[int, dict[str, Any]]:
-    """Bytes as they are; status and JSON of the one answer."""
-    with connect(gateway) as connection:
-        connection.sendall(data.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
-        answer = b""
-        while part := connection.recv(2**16):
-            answer += part
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(body)
 
 
 def code(answer: tuple[int, dict[str, Any]]) -> tuple[int, str]:
@@ -73,7 +49,7 @@ def head(*hosts: str, path: str = "/v1/models") -> bytes:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:8080", "[::1]:80"])
 def test_the_gateway_answers_to_its_own_names(gateway: Gateway, host: str) -> None:
     """Bound to loopback, every name of this machine with any port is right."""
-    assert raw(gateway, head(host))[0] == 200
+    assert told(gateway, head(host))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -87,20 +63,20 @@ def test_the_gateway_answers_to_its_own_names(gateway: Gateway, host: str) -> No
 @pytest.mark.parametrize("path", ["/v1/models", "/calibrations", "/docs", "/nothing"])
 def test_another_host_is_refused(gateway: Gateway, hosts: tuple[str, ...], path: str) -> None:
     """None, two, another client's, or one that could be read as something else: 400."""
-    assert code(raw(gateway, head(*hosts, path=path))) == (400, "invalid_host")
+    assert code(told(gateway, head(*hosts, path=path))) == (400, "invalid_host")
 
 
 def test_probes_may_use_any_well_formed_name(gateway: Gateway) -> None:
     """A balancer asks by address and a page learns nothing from it; a bad form stays bad."""
-    assert raw(gateway, head("10.1.2.3:8080", path="/healthz"))[0] == 200
-    assert code(raw(gateway, head("a/b?c", path="/healthz"))) == (400, "invalid_host")
+    assert told(gateway, head("10.1.2.3:8080", path="/healthz"))[0] == 200
+    assert code(told(gateway, head("a/b?c", path="/healthz"))) == (400, "invalid_host")
 
 
 def test_configured_names_are_ours_too(serve: Serve) -> None:
     """`access.hosts` adds names, without a port."""
     gateway = serve(access={"hosts": ["Gateway.example"]}, calibrated=False)
     for host, status in (("gateway.EXAMPLE:443", 200), ("localhost", 200), ("other.example", 400)):
-        assert raw(gateway, head(host))[0] == status
+        assert told(gateway, head(host))[0] == status
 
 
 @pytest.mark.parametrize(
@@ -159,32 +135,25 @@ def test_a_route_cannot_be_declared_without_a_role() -> None:
 
 def test_a_route_that_is_not_in_the_table_is_shut() -> None:
     """Only rows have handlers: another path, or another method of a path, leads to none."""
-    table = RouteTable([row("GET", "/healthz", allows_head=True), row("POST", "/a/{b}")])
-    assert table.match("GET", "/new").template is None
-    assert table.match("GET", "/healthz/x").template is None
+    table = RouteTable([row("GET", "/healthz", allows_head=True), row("POST", "/a/{b}/c/{d}")])
+    for path in ("/new", "/healthz/x", "/a/1/2/c/3"):
+        assert table.match("GET", path).template is None
     for method in ("GET", "HEAD"):
         found = table.match(method, "/healthz").route
         assert found is not None
         assert found.name == "GET /healthz"
-    for method, path in (("DELETE", "/healthz"), ("get", "/healthz"), ("GET", "/a/b")):
+    for method, path in (("DELETE", "/healthz"), ("get", "/healthz"), ("GET", "/a/b/c/d")):
         match = table.match(method, path)
         assert match.route is None
         assert match.template is not None
     assert table.match("DELETE", "/healthz").methods == {"GET", "HEAD"}
+    assert table.match("POST", "/a/1/c/2").path_params == {"b": "1", "d": "2"}
 
 
 def test_a_route_is_declared_once() -> None:
     """Two rows for one method and path: the second would never be reached."""
     with pytest.raises(ValueError, match="declared twice: GET /a"):
         RouteTable([row("GET", "/a"), row("POST", "/a"), row("GET", "/a")])
-
-
-def test_parameters_of_a_path_are_matched() -> None:
-    """Up to a slash; with it where the template says so."""
-    table = RouteTable([row("GET", "/a/{b}/c/{d}"), row("GET", "/e/{f:path}")])
-    assert table.match("GET", "/a/1/c/2").path_params == {"b": "1", "d": "2"}
-    assert table.match("GET", "/e/1/2").path_params == {"f": "1/2"}
-    assert table.match("GET", "/a/1/2/c/3").template is None
 
 
 PIECES = st.sampled_from(
@@ -275,7 +244,7 @@ def test_two_authorization_headers_are_refused(gateway: Gateway) -> None:
     both = head("localhost").replace(
         b"host:", f"authorization: Bearer {DATA_KEY}\r\nhost:".encode()
     )
-    assert code(raw(gateway, both)) == (401, "invalid_api_key")
+    assert code(told(gateway, both)) == (401, "invalid_api_key")
 
 
 def test_wrong_keys_are_counted_and_right_ones_are_not(serve: Serve) -> None:
@@ -293,8 +262,8 @@ def test_wrong_keys_are_counted_and_right_ones_are_not(serve: Serve) -> None:
     assert gateway.get("/v1/models", DATA_KEY).status_code == 200
 
 
-def test_failures_are_forgotten_after_a_minute() -> None:
-    """A window per address; IPv6 neighbours of one /64 count as one."""
+def test_failures_are_counted_by_address_for_a_minute_in_bounded_memory() -> None:
+    """IPv6 neighbours of one /64 count as one; the oldest of too many addresses is forgotten."""
     now = [0.0]
     failures = FailedLogins(2, clock=lambda: now[0])
     for address in ("2001:db8::1", "2001:db8::2"):
@@ -305,10 +274,6 @@ def test_failures_are_forgotten_after_a_minute() -> None:
     failures.record("2001:db8:0:1::1")
     now[0] = 60.0
     failures.record("2001:db8::1")
-
-
-def test_failures_of_many_addresses_never_pile_up() -> None:
-    """Memory is bounded: the address whose last failure is the oldest is forgotten."""
     failures = FailedLogins(2, clock=lambda: 0.0, max_addresses=3)
     for address in ("10.0.0.1", "10.0.0.2", "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1"):
         with contextlib.suppress(RateLimited):
@@ -448,7 +413,7 @@ def test_a_full_gateway_refuses_before_the_body_and_can_be_looked_at(
     for each in slow:
         each.start()
     wait_until(lambda: len(pool.models_called()) >= 2)
-    answer = raw(
+    answer = told(
         gateway,
         b"POST /route HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n"
         + f"authorization: Bearer {DATA_KEY}\r\n\r\n".encode(),
@@ -471,7 +436,7 @@ def test_half_sent_bodies_of_one_key_lock_out_no_other_key(serve: Serve) -> None
         f"content-length: {len(body)}\r\nauthorization: Bearer {DATA_KEY}\r\n\r\n"
     ).encode()
     with ExitStack() as stack:
-        halves = [stack.enter_context(connect(gateway)) for _ in range(12)]
+        halves = [stack.enter_context(dialled(gateway)) for _ in range(12)]
         for each in halves:
             each.sendall(head + body[:5])
         refused = select.select(halves[7:], [], [], 30)[0]
@@ -482,11 +447,11 @@ def test_half_sent_bodies_of_one_key_lock_out_no_other_key(serve: Serve) -> None
         assert b"bodies have not arrived" in refused[0].recv(2**16)
         assert gateway.post("/route", key, json={"query": ONE}).status_code == 200
         assert gateway.post("/route", ADMIN_KEY, json={"query": ONE}).status_code == 200
-        assert raw(gateway, head + body)[0] == 200  # it arrives with its head
+        assert told(gateway, head + body)[0] == 200  # it arrives with its head
         for each in waiting:  # a body that has arrived makes room
             each.sendall(body[5:])
             assert each.recv(2**16).startswith(b"HTTP/1.1 200")
-        late = stack.enter_context(connect(gateway))
+        late = stack.enter_context(dialled(gateway))
         late.sendall(head + body[:5])
         assert not select.select([late], [], [], 0.3)[0]
 
@@ -518,7 +483,7 @@ def test_a_limited_key_gets_retry_after(serve: Serve) -> None:
         assert gateway.post("/route", key, json=body).status_code in (200, 400, 422)
     refused = gateway.post("/route", key, json={"query": ONE})
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
-    assert 1 <= int(refused.headers["retry-after"]) <= 20
+    assert 2 <= int(refused.headers["retry-after"]) <= 20
     assert gateway.post("/route", DATA_KEY, json={"query": ONE}).status_code == 200
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from app.api.routes import ROUTES
-from app.errors import STATUS
-from app.routing.reasons import Reason, Remark
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -28,13 +26,11 @@ from tests.kit.gateway import (
     labelled,
 )
 from tests.kit.monitored import KEY, sampled
-from tests.kit.provoked_errors import error_rows
 from tests.kit.upstream import FakePool
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 DOCUMENT = (REFERENCE / "http.md").read_text(encoding="utf-8")
-ERRORS = (REFERENCE / "errors.md").read_text(encoding="utf-8")
 # A block of commands, what they answer, and perhaps a part of the last answer.
 EXAMPLE = re.compile(
     r"```sh\n(?P<commands>(?:(?!```).)*?\bcurl\b.*?)```\n\n"
@@ -154,16 +150,3 @@ def test_the_document_has_exactly_the_routes_of_the_table() -> None:
     for name in described:
         path = re.sub(r"\\\{\w+\\\}", r"[$\\w]+", re.escape(name.split()[1]))
         assert re.search(rf'\$RACER_URL{path}[" ?\n]', commands), name
-
-
-def test_every_error_stands_in_the_reference() -> None:
-    """With its status and type; and every code that the program can say."""
-    described = set(error_rows())
-    assert len(described) == ERRORS.count("\n- ") - len(Reason) - len(Remark)
-    assert set(STATUS.values()) <= described
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py"))
-    # Keywords stand without spaces, attributes with them.
-    used = re.findall(r'\b(?:code=|kind=|code = |default_kind = )"(\w+)"', sources)
-    codes = {code for _, _, code in described}
-    assert set(used) <= codes
-    assert codes <= set(re.findall(r'"(\w+)"', sources))

@@ -115,17 +115,6 @@ async def test_a_source_waits_for_its_reader() -> None:
     await stream.stop()
 
 
-def test_waiting_in_vain_for_the_first_item_loses_nothing() -> None:
-    """``started`` returns after its time, and the item comes later."""
-
-    async def story() -> list[bytes]:
-        stream = BackgroundStream(Source(3, pause=lambda number: 0.0 if number else 0.1)())
-        await stream.started(0.001)
-        return await read(stream)
-
-    assert asyncio.run(story()) == numbers(3)
-
-
 @pytest.mark.parametrize("read_first", [0, 1])
 def test_leaving_ends_a_source_that_waits_for_room(read_first: int) -> None:
     """And its clean-up is over when ``stop`` returns."""

@@ -6,9 +6,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,41 +20,14 @@ from app.wire.format import ApiFormat
 from app.wire.messages.format import Messages
 from app.wire.responses import Responses
 from tests.kit.accounts import series
+from tests.kit.case import Shared
 from tests.kit.connections import CHAT, LONG, left, opened
-from tests.kit.gateway import (
-    ADMIN_KEY,
-    ENVIRONMENT,
-    ONE,
-    TWO,
-    UNANSWERABLE,
-    Gateway,
-    Serve,
-    configure,
-    running,
-    user,
-)
+from tests.kit.gateway import ADMIN_KEY, ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, user
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
 
 KEYS = [f"key-number-{number}-of-the-tests" for number in range(12)]
 Kept = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def limited(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """A gateway with keys that may use five tokens a minute: less than a prompt has."""
-    salt = key_format.new_salt()
-    keys = [
-        {"name": key, "hash": key_format.format_hash(key, salt), "tokens_per_minute": 5}
-        for key in KEYS
-    ]
-    folder = tmp_path_factory.mktemp("limited")
-    path = configure(folder, artifact, shared_pool.url, access={"keys": keys})
-    with running(path, ENVIRONMENT) as gateway:
-        gateway.calibrate(60)
-        yield gateway
 
 
 def stored_decisions(gateway: Gateway, key: str) -> Kept:
@@ -84,99 +55,60 @@ def spent(gateway: Gateway, key: str) -> bool:
     return gateway.get("/v1/models", key).status_code == 429
 
 
-LEFT = [
-    pytest.param(CHAT, {"messages": user(ONE)}, ["adder"], id="plain"),
-    pytest.param(CHAT, {"messages": user(TWO)}, ["adder", "speller"], id="two"),
-    pytest.param(CHAT, {"messages": user(TWO), "stream": True}, ["adder", "speller"], id="merged"),
-    pytest.param(CHAT, {"messages": user(ONE), "stream": True}, ["adder"], id="not yet begun"),
+@pytest.fixture
+def limited(shared: Shared) -> Gateway:
+    """A gateway with keys that may use five tokens a minute: less than a prompt has."""
+    salt = key_format.new_salt()
+    keys = [
+        {"name": key, "hash": key_format.format_hash(key, salt), "tokens_per_minute": 5}
+        for key in KEYS
+    ]
+    return shared(access={"keys": keys}).gateway
+
+
+LEFT: list[tuple[str, dict[str, Any], list[str], bool]] = [  # path, body, called, in mid-stream
+    (CHAT, {"messages": user(ONE)}, ["adder"], False),
+    (CHAT, {"messages": user(TWO)}, ["adder", "speller"], False),
+    (CHAT, {"messages": user(TWO), "stream": True}, ["adder", "speller"], False),
+    (CHAT, {"messages": user(ONE), "stream": True}, ["adder"], False),
+    (CHAT, {"messages": user(ONE), "stream": True}, ["adder"], True),
+    ("/v1/responses", {"input": ONE, "stream": True}, ["adder"], True),
+    (CHAT, {"model": "adder", "messages": user(ONE), "stream": True}, ["adder"], True),
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "names"), LEFT)
-def test_a_disconnected_request_is_charged_and_recorded(
-    limited: Gateway,
-    pool: FakePool,
-    path: str,
-    body: dict[str, Any],
-    names: list[str],
-    request: pytest.FixtureRequest,
+@pytest.mark.parametrize("number", range(len(LEFT)))
+def test_a_request_that_its_client_leaves_is_charged_and_recorded(
+    limited: Gateway, pool: FakePool, number: int
 ) -> None:
     """The prompt at least; and the decision, so that patience is not what is measured."""
-    key = KEYS[[each.id for each in LEFT].index(request.node.callspec.id)]
+    path, body, names, has_begun = LEFT[number]
+    key = KEYS[number]
     for name in names:
-        pool.say(name, "7", delay_s=30)
+        if has_begun:
+            pool.say(name, LONG, pause_s=0.05)
+        else:
+            pool.say(name, "7", delay_s=30)
     assert not spent(limited, key)
-    assert left(pool, opened(limited, path, {"model": "auto", **body}, key), names)
-    [note] = stored_decisions(limited, key)
-    assert (note["outcome"], note["selected"]) == ("cancelled", names)
-    assert (note["served_by"], note["answered"], note["holds"]) == (None, [], True)
+    connection = opened(limited, path, {"model": "auto", **body}, key)
+    assert not has_begun or connection.recv(12).startswith(b"HTTP/1.1 200")
+    assert left(pool, connection, names)
     wait_until(lambda: spent(limited, key))
+    if "model" not in body:
+        [note] = stored_decisions(limited, key)
+        assert (note["outcome"], note["selected"]) == ("cancelled", names)
+        assert (note["served_by"], note["answered"]) == (None, [])
 
 
 def test_answers_that_were_there_are_charged_too(limited: Gateway, pool: FakePool) -> None:
     """One of two had answered when the client left."""
     pool.say("adder", "7", delay_s=30)
-    body = {"model": "auto", "messages": user(TWO)}
     before = answers_of_speller(limited)
-    connection = opened(limited, CHAT, body, KEYS[4])
+    connection = opened(limited, CHAT, {"model": "auto", "messages": user(TWO)}, KEYS[7])
     wait_until(lambda: answers_of_speller(limited) == before + 1)
     assert left(pool, connection, ["adder"])
-    [note] = stored_decisions(limited, KEYS[4])
+    [note] = stored_decisions(limited, KEYS[7])
     assert (note["outcome"], note["answered"]) == ("cancelled", ["speller"])
-
-
-@pytest.mark.parametrize(
-    ("number", "path", "body"),
-    [
-        (5, CHAT, {"model": "auto", "messages": user(ONE)}),
-        (6, "/v1/responses", {"model": "auto", "input": ONE}),
-        (7, CHAT, {"model": "adder", "messages": user(ONE)}),
-    ],
-)
-def test_a_stream_that_its_client_leaves_is_charged(
-    limited: Gateway, pool: FakePool, number: int, path: str, body: dict[str, Any]
-) -> None:
-    """In the middle of an answer."""
-    key = KEYS[number]
-    pool.say("adder", LONG, pause_s=0.05)
-    assert not spent(limited, key)
-    connection = opened(limited, path, body | {"stream": True}, key)
-    assert connection.recv(12).startswith(b"HTTP/1.1 200")
-    assert left(pool, connection, ["adder"])
-    wait_until(lambda: spent(limited, key))
-    if body["model"] == "auto":
-        assert [note["outcome"] for note in stored_decisions(limited, key)] == ["cancelled"]
-
-
-@pytest.mark.parametrize(("number", "model"), [(8, "auto"), (9, "adder")])
-def test_an_answer_without_usage_is_charged_by_an_estimate(
-    limited: Gateway, pool: FakePool, number: int, model: str
-) -> None:
-    """The gateway estimates the tokens of a server that sends no usage."""
-    pool.say("adder", "7 " * 40, fields={"usage": None})
-    body = {"model": model, "messages": user(ONE)}
-    assert limited.post(CHAT, KEYS[number], json=body).status_code == 200
-    wait_until(lambda: spent(limited, KEYS[number]))
-
-
-def test_the_surviving_pool_is_computed_once(
-    gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Added candidates are passed to the code that calls them."""
-    called: list[object] = []
-    without = RoutingService.without
-
-    async def counting(*given: Any) -> tuple[str, ...]:
-        called.append(given)
-        return await without(*given)
-
-    monkeypatch.setattr(RoutingService, "without", counting)
-    pool.fail("adder", "400")
-    before = _decisions(gateway)
-    assert gateway.ask(TWO, {"stream": "leader"}, stream=True).text.endswith("data: [DONE]\n\n")
-    assert pool.models_called() == ["adder", "speller"]
-    assert len(called) == 1
-    wait_until(lambda: len(_decisions(gateway)) == len(before) + 1)
 
 
 def test_a_disconnect_during_the_surviving_pool_lookup_is_recorded(
@@ -197,10 +129,7 @@ def test_a_disconnect_during_the_surviving_pool_lookup_is_recorded(
     connection = opened(gateway, CHAT, body)
     assert looked.wait(30)
     connection.close()
-    wait_until(lambda: len(_decisions(gateway)) == len(before) + 1)
-    assert [_decisions(gateway)[each] for each in _decisions(gateway).keys() - before] == [
-        "cancelled"
-    ]
+    assert _more_decisions(gateway, before) == ["cancelled"]
 
 
 def test_leaving_waits_for_no_store(serve: Serve, pool: FakePool) -> None:
@@ -215,7 +144,6 @@ def test_leaving_waits_for_no_store(serve: Serve, pool: FakePool) -> None:
     assert [note["outcome"] for note in stored_decisions(gateway, "data")] == ["cancelled"]
 
 
-SILENT: list[dict[str, Any]] = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
 ENDS: list[Any] = [
     pytest.param(ONE, {}, None, ["answered"], id="answered"),
     pytest.param(UNANSWERABLE, {}, None, ["answered"], id="refused"),
@@ -242,17 +170,7 @@ def test_every_outcome_stores_one_decision(
             pool.fail(name, fault if stream or fault != "cut" else "half")
     before = _decisions(gateway)
     gateway.ask(text, racer, stream=stream)
-    wait_until(lambda: len(_decisions(gateway)) == len(before) + 1)
-    assert [_decisions(gateway)[each] for each in _decisions(gateway).keys() - before] == outcomes
-
-
-def test_an_empty_stream_is_one_decision(gateway: Gateway, pool: FakePool) -> None:
-    """Another candidate is called under the same id, and its answer is recorded, too."""
-    pool.say("adder", "", choices=SILENT)
-    before = _decisions(gateway)
-    assert gateway.ask(TWO, {"stream": "leader"}, stream=True).text.endswith("data: [DONE]\n\n")
-    gateway.route(ONE)
-    wait_until(lambda: len(_decisions(gateway)) == len(before) + 2)
+    assert _more_decisions(gateway, before) == outcomes
 
 
 def _decisions(gateway: Gateway) -> dict[str, str]:
@@ -260,6 +178,11 @@ def _decisions(gateway: Gateway) -> dict[str, str]:
     with closing(sqlite3.connect(gateway.settings.store.removeprefix("sqlite:///"))) as store:
         found = store.execute("SELECT id, document FROM decisions")
         return {name: json.loads(document)["outcome"] for name, document in found}
+
+
+def _more_decisions(gateway: Gateway, before: dict[str, str]) -> list[str]:
+    wait_until(lambda: len(_decisions(gateway)) > len(before))
+    return [each for name, each in _decisions(gateway).items() if name not in before]
 
 
 # Counting -------------------------------------------------------------------------------------
@@ -307,3 +230,87 @@ def test_a_stream_counts_events_or_letters_until_its_candidate_counts(
         usage: dict[str, Any] = {"usage": {"total_tokens": 77}}
         meter.count({"type": "response.completed", "response": usage, "choices": [], **usage})
     assert counts == [77]
+
+
+# Calls ------------------------------------------------------------------------------------------
+
+
+WHOLE_POOL = {"alpha": 0.001}
+
+
+REQUESTS = [
+    pytest.param(CHAT, {"model": "auto", "messages": user(ONE)}, ["adder"], id="one"),
+    pytest.param(CHAT, {"model": "auto", "messages": user(TWO)}, ["adder", "speller"], id="two"),
+    pytest.param(
+        CHAT,
+        {"model": "auto", "messages": user(ONE), "racer": WHOLE_POOL},
+        sorted(POOL),
+        id="whole pool",
+    ),
+    pytest.param(CHAT, {"model": "poet", "messages": user(ONE)}, ["poet"], id="named"),
+    pytest.param("/v1/completions", {"model": "auto", "prompt": ONE}, ["adder"], id="completions"),
+    pytest.param("/v1/responses", {"model": "auto", "input": ONE}, ["adder"], id="responses"),
+    pytest.param("/route", {"query": TWO, "execute": True}, ["adder", "speller"], id="executed"),
+]
+
+
+def test_calls_end_where_a_large_body_came_after_its_head(gateway: Gateway, pool: FakePool) -> None:
+    """The handler waits for the body already, which is more than is received at once."""
+    pool.say("poet", "7", delay_s=30)
+    body = {"model": "poet", "messages": user(ONE), "metadata": {"long": "x" * 200_000}}
+    assert left(pool, opened(gateway, CHAT, body, pause_s=0.3), ["poet"])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streaming"])
+@pytest.mark.parametrize(("path", "body", "names"), REQUESTS)
+def test_calls_end_when_their_client_leaves_before_an_answer(
+    gateway: Gateway,
+    pool: FakePool,
+    path: str,
+    body: dict[str, Any],
+    names: list[str],
+    stream: bool,
+) -> None:
+    """Plain or streaming, one candidate or several: all are let go within a second."""
+    for name in POOL:
+        pool.say(name, "7", delay_s=30)
+    streamed = {"stream": stream} if "model" in body else {}
+    assert left(pool, opened(gateway, path, body | streamed), names)
+
+
+def test_a_client_disconnect_is_no_error(gateway: Gateway, pool: FakePool) -> None:
+    """It is counted as a client that closed, and not as a failure of the gateway."""
+
+    def counted(status: int) -> float:
+        labels = [("route", CHAT), ("status", f"{status}")]
+        return series(gateway.get("/metrics").text).get(f"racer_requests_total{labels}", 0.0)
+
+    def cancelled() -> float:
+        return series(gateway.get("/metrics").text)["racer_cancelled_requests_total[]"]
+
+    gateway.chat(ONE)
+    pool.reset()
+    before, had_left = (counted(499), counted(500)), cancelled()
+    pool.say("adder", "7", delay_s=30)
+    body = {"model": "auto", "messages": user(ONE)}
+    assert left(pool, opened(gateway, CHAT, body), ["adder"])
+    wait_until(lambda: counted(499) == before[0] + 1)
+    assert (counted(500), cancelled()) == (before[1], had_left + 1)
+
+
+def test_other_requests_are_answered_when_one_client_disconnects(
+    gateway: Gateway, pool: FakePool
+) -> None:
+    """A disconnect cancels only that client's calls."""
+    gate = threading.Event()
+    pool.say("adder", "7", gate=gate)
+    body = {"model": "auto", "messages": user(ONE)}
+    stays = opened(gateway, CHAT, body)
+    wait_until(lambda: pool.running == ["adder"])
+    goes = opened(gateway, CHAT, body)
+    wait_until(lambda: pool.running == ["adder", "adder"])
+    goes.close()
+    wait_until(lambda: pool.cancelled == ["adder"])
+    gate.set()
+    assert stays.recv(12) == b"HTTP/1.1 200"
+    stays.close()

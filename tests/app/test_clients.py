@@ -6,24 +6,13 @@ import asyncio
 import importlib
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from tests.kit.gateway import (
-    DATA_KEY,
-    ENVIRONMENT,
-    ONE,
-    POOL,
-    TWO,
-    UNANSWERABLE,
-    Gateway,
-    configure,
-    running,
-    user,
-)
+from tests.kit.case import GatewayCase
+from tests.kit.gateway import DATA_KEY, ONE, POOL, TWO, UNANSWERABLE, Gateway, user
 from tests.kit.lazy import LazyModule
 from tests.kit.upstream import FakePool
 
@@ -191,18 +180,6 @@ def test_openai_continues_prompts_and_embeds_texts(gateway: Gateway, pool: FakeP
     assert [each.embedding[0] for each in vectors] == [1.0, 3.0]
 
 
-@pytest.mark.parametrize("query", [ONE, TWO])
-def test_openai_raises_when_a_stream_breaks(gateway: Gateway, pool: FakePool, query: str) -> None:
-    """In chat and in responses: an exception, and never a text that looks whole."""
-    for name in POOL:
-        pool.say(name, "42", fault="cut" if query == ONE else "400", delay_s=0.4)
-    client = gateway.openai()
-    with pytest.raises(openai.APIError, match="adder"):
-        list(client.chat.completions.create(model="auto", messages=user(query), stream=True))
-    with pytest.raises(openai.APIError, match="adder"):
-        list(client.responses.create(model="auto", input=query, stream=True))
-
-
 # LangChain --------------------------------------------------------------------------------------
 
 
@@ -316,12 +293,12 @@ def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool
 
 
 def test_before_a_calibration_clients_get_the_fallbacks_answer(
-    litellm: Any, tmp_path: Path, artifact: Path, pool: FakePool
+    litellm: Any, uncalibrated: GatewayCase, pool: FakePool
 ) -> None:
     """Each of them, from the first candidate."""
     pool.say("adder", "seven")
-    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
-        answer = gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
-        assert (answer.model, answer.choices[0].message.content) == ("adder", "seven")
-        assert langchain(gateway).invoke(ONE).content == "seven"
-        assert asked_by_litellm(litellm, gateway).choices[0].message.content == "seven"
+    gateway = uncalibrated.gateway
+    answer = gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
+    assert (answer.model, answer.choices[0].message.content) == ("adder", "seven")
+    assert langchain(gateway).invoke(ONE).content == "seven"
+    assert asked_by_litellm(litellm, gateway).choices[0].message.content == "seven"

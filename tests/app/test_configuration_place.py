@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from app.errors import SettingsError
-from app.settings.address import gateway_url, url_of
+from app.settings.address import gateway_url
 from app.settings.model import Settings
 from tests.kit.command_results import failed, parsed
 from tests.kit.commands import COMMANDS
@@ -38,13 +36,6 @@ def test_every_configuration_is_found_alike() -> None:
     assert {"serve", "label", "train", "route", "calibrations list", "key revoke"} <= set(found)
     assert {each.envvar for each in found.values()} == {"RACER_CONFIG"}
     assert not any(each.required for each in found.values())
-
-
-def test_every_command_that_calls_a_gateway_can_find_it() -> None:
-    """Whatever has `--url` has `--config`, too."""
-    for name in COMMANDS:
-        if "--url" in options(name):
-            assert "--config" in options(name), name
 
 
 def test_the_address_comes_from_the_working_directory(
@@ -110,11 +101,3 @@ def test_the_address_is_one_that_this_machine_reaches(
     """All interfaces are reached by one; admin endpoints where they are."""
     settings = Settings.model_validate({"schema_version": 1, "candidates": [CANDIDATE]} | changes)
     assert gateway_url(settings, admin=admin) == url
-
-
-def test_any_free_port_is_no_address() -> None:
-    """The next start would have another one."""
-    values = {"schema_version": 1, "port": 0, "candidates": [CANDIDATE]}
-    with pytest.raises(SettingsError, match=re.escape("--url")):
-        gateway_url(Settings.model_validate(values))
-    assert url_of("", 80) == "http://127.0.0.1:80"

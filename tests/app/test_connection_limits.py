@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from app.access.client_address import network
 from app.http.connection import ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
-from app.settings import key_format
 from tests.kit.connections import (
     NO_SLOT_S,
     Bare,
+    dialled,
     one,
     open_connections,
     request,
@@ -154,12 +154,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.server.ConnectionConfig", config)
 
 
-def connect(gateway: Gateway) -> socket.socket:
-    """A connection of one's own."""
-    host, _, port = gateway.url.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
-
-
 def models_status(connection: socket.socket, key: str | None) -> int:
     """The status of one request for the models."""
     keys = [] if key is None else [f"authorization: Bearer {key}"]
@@ -169,7 +163,7 @@ def models_status(connection: socket.socket, key: str | None) -> int:
 
 def connect_with_key(gateway: Gateway, key: str, status: int) -> socket.socket:
     """A connection on which this key was shown."""
-    connection = connect(gateway)
+    connection = dialled(gateway)
     assert models_status(connection, key) == status
     return connection
 
@@ -184,31 +178,17 @@ def test_a_gateway_counts_those_without_a_right_key(serve: Serve, most: int | No
         wrong = stack.enter_context(
             connect_with_key(gateway, "a-wrong-key-that-is-in-no-list", 401)
         )
-        silent = stack.enter_context(connect(gateway))
+        silent = stack.enter_context(dialled(gateway))
         connect_with_key(gateway, DATA_KEY, 200).close()  # by now the silent one is in
-        extra = stack.enter_context(connect(gateway))
+        extra = stack.enter_context(dialled(gateway))
         if most is None:
             time.sleep(1.5 * NO_SLOT_S)
             assert models_status(extra, None) == 401
         else:
             assert status_and_code(rest(extra)) == (503, "overloaded")
-        with connect(gateway) as late:
+        with dialled(gateway) as late:
             assert models_status(late, DATA_KEY) == 200
         assert [models_status(each, DATA_KEY) for each in (*clients, wrong, silent)] == [200] * 5
-
-
-def test_a_right_key_is_authenticated_even_where_it_is_refused(serve: Serve) -> None:
-    """Over its quota a key gets 429, keeps its connection and takes no slot of other clients."""
-    key = key_format.new_key()
-    entry = {"name": "team-a", "hash": key_format.format_hash(key, key_format.new_salt())}
-    limits = {"connections_per_address": 1, "header_s": LONG_S}
-    gateway = serve(access={"keys": [entry | {"requests_per_minute": 1}]}, limits=limits)
-    with ExitStack() as stack:
-        clients = [
-            stack.enter_context(connect_with_key(gateway, key, status))
-            for status in (200, 429, 429)
-        ]
-        assert [models_status(each, key) for each in clients] == [429] * 3
 
 
 @pytest.mark.usefixtures("hurried")
@@ -219,6 +199,6 @@ def test_without_a_data_key_no_connection_is_counted(serve: Serve) -> None:
         environment=admin_alone, limits={"connections_per_address": 1}, calibrated=False
     )
     with ExitStack() as stack:
-        unauthenticated = [stack.enter_context(connect(gateway)) for _ in range(5)]
+        unauthenticated = [stack.enter_context(dialled(gateway)) for _ in range(5)]
         time.sleep(1.5 * NO_SLOT_S)
         assert [models_status(each, None) for each in unauthenticated] == [200] * 5

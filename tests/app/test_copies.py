@@ -11,12 +11,10 @@ import numpy as np
 
 from app.monitoring.drift.statistics import SET_SIZE, STREAMS, new_drift_state
 from racer_core.racer import Racer
-from racer_core.types import LabelledRows, RowsKind
-from tests.core.laws import stats
+from racer_core.types import RowsKind
 from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
-    POOL,
     TRAINED,
     Gateway,
     Serve,
@@ -26,14 +24,6 @@ from tests.kit.gateway import (
     noisy,
 )
 
-FALSE_ALARM = 1e-6
-ALPHA = 0.1
-
-
-def jsonl(rows: list[dict[str, Any]]) -> str:
-    """One row a line."""
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
 
 def upload(gateway: Gateway, rows: list[dict[str, Any]], **query: Any) -> dict[str, Any]:
     """The result of an upload of JSON lines."""
@@ -41,58 +31,12 @@ def upload(gateway: Gateway, rows: list[dict[str, Any]], **query: Any) -> dict[s
     response = gateway.post(
         "/calibrate",
         ADMIN_KEY,
-        content=jsonl(rows),
+        content="".join(json.dumps(row) + "\n" for row in rows),
         headers=headers,
         params={"confirm": True} | query,
     )
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def hard(racer: Racer, rows: LabelledRows) -> LabelledRows:
-    """The rows with one right candidate each: the one that the router trusts least."""
-    worst = racer.score(rows.queries).scores.argmin(axis=1)
-    return replace(
-        rows,
-        rows=tuple(
-            replace(row, correct=frozenset([POOL[which]]))
-            for row, which in zip(rows.rows, worst, strict=True)
-        ),
-    )
-
-
-def test_thresholds_of_uploaded_traffic_keep_alpha_only_with_its_repeats(
-    serve: Serve, noisy_artifact: Path
-) -> None:
-    """Twenty queries carry half of the traffic, six hard ones 0.25 of it.
-
-    The realised risk of 400 rows exceeds its 1 - 1e-6 quantile with copies stripped, not kept.
-    """
-    racer, rng = Racer.load(noisy_artifact), np.random.default_rng(8)
-    head = hard(racer, labelled(30_000, 6)) + labelled(30_100, 14)
-    tail = labelled(40_000, 4_000)
-    everything = head + tail
-    sizes = np.array([6, 14, 4_000])
-    shares = np.repeat(np.array([0.25, 0.25, 0.5]) / sizes, sizes)
-    drawn = everything[rng.choice(len(everything), 400, p=shares)]
-    gateway = serve(calibrated=False, artifact=noisy_artifact)
-    stripped = list({row["query"]: row for row in as_json(drawn)}.values())
-    scored = racer.score(everything.queries)
-    answerable = everything.labels(POOL).any(axis=1)
-    risk: list[float] = []
-    for rows in (as_json(drawn), stripped):
-        evidence = upload(gateway, rows, score="prob", rows_kind="traffic", dry_run=True)[
-            "evidence"
-        ]
-        assert evidence["rows"] == len(rows)
-        inside = 1.0 - scored.scores <= evidence["lambda_hat"]
-        missed = answerable & ~(inside & everything.labels(POOL)).any(axis=1)
-        risk.append(float(shares @ missed / (shares @ answerable)))
-    n = int(drawn.labels(POOL).any(axis=1).sum())
-    m = int(ALPHA * (n + 1))
-    kept, without = risk
-    assert kept <= stats.beta.isf(FALSE_ALARM, m, n + 1 - m)
-    assert without > stats.beta.isf(FALSE_ALARM, m, n + 1 - m)
 
 
 def test_the_kind_of_rows_is_said_or_guessed_and_reported(serve: Serve) -> None:
@@ -151,15 +95,6 @@ def test_one_row_per_cluster_calibrates_and_the_certificate_says_so(serve: Serve
     assert gateway.route(ONE)["certificate"]["guarantee"]["unit"] == "cluster"
     upload(gateway, rows, rows_kind="traffic")
     assert gateway.route(ONE)["certificate"]["guarantee"]["unit"] == "request"
-
-
-def test_a_list_calibrates_on_one_row_of_each_question(serve: Serve) -> None:
-    """Rows of one question are not independent, so one of them is drawn."""
-    gateway = serve(calibrated=False)
-    rows = as_json(labelled(20_000, 40))
-    made = upload(gateway, rows + rows[:10], rows_kind="questions")
-    assert made["evidence"]["rows"] == 40
-    assert gateway.route(ONE)["certificate"]["holds"]
 
 
 def test_a_list_with_shared_clusters_certifies_nothing(serve: Serve) -> None:

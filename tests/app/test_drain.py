@@ -24,7 +24,6 @@ import uvloop
 
 from app import server, settings
 from tests.kit.gateway import (
-    ADMIN_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
@@ -36,8 +35,9 @@ from tests.kit.gateway import (
     user,
 )
 from tests.kit.network import free_port
+from tests.kit.processes import serving
 from tests.kit.upstream import FakePool
-from tests.kit.waiting import wait_while_running
+from tests.kit.waiting import wait_until, wait_while_running
 
 CHAT = {"model": "auto", "messages": user(ONE)}
 
@@ -46,53 +46,20 @@ CHAT = {"model": "auto", "messages": user(ONE)}
 def process(
     folder: Path, artifact: Path, pool: FakePool, *, terminal: int | None = None, **limits: float
 ) -> Iterator[tuple[httpx2.Client, subprocess.Popen[bytes]]]:
-    """``racer serve`` as an operator runs it, calibrated; on a terminal of its own if given one."""
-    port = free_port()
+    """``racer serve``, calibrated; on a terminal of its own if given one."""
     patient = candidates(pool.url, timeout_s=60)
-    config = configure(folder, artifact, pool.url, candidates=patient, port=port, limits=limits)
-    command = [sys.executable, "-m", "app", "serve", "--config", str(config)]
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONFAULTHANDLER": "1"}
-    with hangup_not_ignored():
-        started = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL if terminal is None else terminal,
-            stderr=subprocess.PIPE,
-            start_new_session=terminal is not None,
-            preexec_fn=None if terminal is None else take_terminal,
-        )
-    with (
-        started as running,
-        httpx2.Client(
-            base_url=f"http://127.0.0.1:{port}",
-            headers={"authorization": f"Bearer {ADMIN_KEY}"},
-            timeout=30,
-            verify=False,
-            trust_env=False,
-        ) as client,
-    ):
-        try:
-            until = time.monotonic() + 60
-            while True:
-                assert running.poll() is None, running.communicate()[1]
-                assert time.monotonic() < until
-                with contextlib.suppress(httpx2.TransportError):
-                    client.get("/healthz")
-                    break
-                time.sleep(0.05)
+    places = {"port": free_port(), "limits": limits}
+    config = configure(folder, artifact, pool.url, candidates=patient, **places)
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL}
+    if terminal is not None:
+        options = {"stdin": terminal, "start_new_session": True, "preexec_fn": take_terminal}
+    # A child inherits that SIGHUP is ignored, as under ``nohup``; it inherits no handler.
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        with serving(config, **options) as (client, running):
             rows = {"rows": as_json(labelled(10_000, 60))}
             assert client.post("/calibrate", json=rows).status_code == 200
             yield client, running
-        finally:
-            running.kill()
-
-
-@contextlib.contextmanager
-def hangup_not_ignored() -> Iterator[None]:
-    """A child inherits that SIGHUP is ignored, as under ``nohup``; it inherits no handler."""
-    before = signal.signal(signal.SIGHUP, lambda *_: None)
-    try:
-        yield
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -131,10 +98,7 @@ class RunningRequest:
             target=self._ask, args=(client, path, CHAT | fields), daemon=True
         )
         self._thread.start()
-        until = time.monotonic() + 20
-        while len(pool.models_called()) == before:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: len(pool.models_called()) > before)
 
     def _ask(self, client: httpx2.Client, path: str, body: dict[str, Any]) -> None:
         try:
@@ -160,9 +124,7 @@ def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) 
             pool.say(name, "42", delay_s=6)
         running_request = RunningRequest(client, pool)
         running.send_signal(signal.SIGTERM)
-        begun = time.monotonic()
-        while client.get("/readyz").status_code == 200:
-            assert time.monotonic() - begun < 5
+        wait_until(lambda: client.get("/readyz").status_code != 200, 5)
         draining = client.get("/readyz")
         assert (draining.status_code, draining.json()) == (503, {"status": "draining"})
         assert client.get("/healthz").status_code == 200
@@ -195,27 +157,27 @@ def test_requests_past_the_drain_end_with_an_error(
         plain = RunningRequest(client, pool)
         plain_message = RunningRequest(client, pool, "/v1/messages")
         running.send_signal(signal.SIGTERM)
-        begun = time.monotonic()
         log_at_exit(running)
-        assert time.monotonic() - begun < 15
-        events = stream.ended().text.strip().split("\n\n")
-        assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
-        assert stream.error is None
+        last = last_event(stream, name=None)
+        assert last["error"]["code"] == "shutting_down"
         assert "[DONE]" not in stream.text
         assert stream.text.count('"error"') == 1
-        name, data = events_api.ended().text.strip().split("\n\n")[-1].split("\n")
-        assert name == "event: error"
-        last = json.loads(data.removeprefix("data: "))
+        last = last_event(events_api, name="error")
         assert (last["type"], last["code"]) == ("error", "shutting_down")
-        assert plain.ended().status == 503, plain.error
+        for each in (plain, plain_message):
+            assert each.ended().status == 503, each.error
         assert json.loads(plain.text)["error"]["code"] == "shutting_down"
-        name, data = messages_api.ended().text.strip().split("\n\n")[-1].split("\n")
-        assert name == "event: error"
-        assert plain_message.ended().status == 503, plain_message.error
-        for last in (data.removeprefix("data: "), plain_message.text):
-            error = json.loads(last)["error"]
-            assert error["type"] == "overloaded_error"
-            assert error["details"]["error_code"] == "shutting_down"
+        for last in (last_event(messages_api, name="error"), json.loads(plain_message.text)):
+            assert last["error"]["type"] == "overloaded_error"
+            assert last["error"]["details"]["error_code"] == "shutting_down"
+
+
+def last_event(request: RunningRequest, name: str | None) -> dict[str, Any]:
+    """What a stream ends with, under this name."""
+    *names, data = request.ended().text.strip().split("\n\n")[-1].split("\n")
+    assert request.error is None
+    assert names == ([] if name is None else [f"event: {name}"])
+    return json.loads(data.removeprefix("data: "))
 
 
 def test_a_closed_terminal_drains(tmp_path: Path, artifact: Path, pool: FakePool) -> None:

@@ -107,14 +107,9 @@ def test_the_last_data_key_is_revoked_only_by_force(racer: Command, tmp_path: Pa
     assert path.read_text() == before
     assert racer("key", "revoke", "boss", "--config", path)[0] == 0
     assert names(path) == ["b"]
-
-
-def test_the_last_key_leaves_an_empty_list(racer: Command, tmp_path: Path) -> None:
-    """And not `keys:` without a value, which no start accepts."""
-    path = configured(tmp_path, ONE_KEY)
     code, out, _ = racer("key", "revoke", "b", "--config", path, "--force")
     assert (code, "Reload" in out) == (0, True)
-    assert names(path) == []
+    assert names(path) == []  # and not `keys:` without a value, which no start accepts
 
 
 def test_an_unknown_key_changes_nothing(racer: Command, tmp_path: Path) -> None:

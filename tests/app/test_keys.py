@@ -220,11 +220,7 @@ def keys(*entries: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_a_start_with_unsafe_keys_is_refused(
-    tmp_path: Path,
-    artifact: Path,
-    environment: dict[str, str],
-    changes: dict[str, Any],
-    words: str,
+    tmp_path: Path, artifact: Path, environment: dict[str, str], changes: dict[str, Any], words: str
 ) -> None:
     """An open gateway, a weak, cut or unsendable key, one for two roles; no error repeats a key."""
     with pytest.raises(SettingsError, match=words) as caught:

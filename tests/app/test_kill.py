@@ -8,17 +8,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
-
-import httpx2
-import pytest
 
 from app.calibrations.evidence import evidence
 from app.store import Store
 from racer_core.artifacts import digest
-from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled
+from tests.kit.gateway import ONE, as_json, configure, decided, labelled
 from tests.kit.network import free_port
+from tests.kit.processes import serving
 from tests.kit.upstream import FakePool
 
 from .store_writer import record as written
@@ -74,57 +71,23 @@ def test_a_gateway_comes_back_as_it_was(tmp_path: Path, artifact: Path, pool: Fa
 
     Of the calibration that was under way nothing is left, but that its job is not known any more.
     """
-    port = free_port()
-    config = configure(tmp_path, artifact, pool.url, port=port)
-    url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {ADMIN_KEY}"}
-    with httpx2.Client(base_url=url, headers=headers, verify=False, trust_env=False) as client:
-        process = _serve(config)
-        try:
-            _wait(client, process)
-            rows = {"rows": as_json(labelled(10_000, 60))}
-            identity = client.post("/calibrate", json=rows, timeout=30).json()["id"]
-            before = decided(client.post("/route", json={"query": ONE}).json())
-            more = {"rows": as_json(labelled(20_000, 5_000)), "alpha": 0.3}
-            files = {path.name for path in tmp_path.iterdir()}
-            job = client.post("/calibrate?wait=false", json=more, timeout=30).json()["job"]
-        finally:
-            process.kill()
-            process.communicate()
-        process = _serve(config)
-        try:
-            _wait(client, process)
-            ready = {"status": "ready", "calibration": identity}
-            assert client.get("/readyz").json() == ready | {"artifact": digest(artifact)}
-            assert decided(client.post("/route", json={"query": ONE}).json()) == before
-            assert len(client.get("/calibrations").json()["data"]) == 1
-            lost = client.get(f"/calibrations/jobs/{job['id']}")
-            assert (lost.status_code, lost.json()["error"]["code"]) == (404, "job_not_found")
-            assert {path.name for path in tmp_path.iterdir()} == files
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-            process.communicate()
-    assert process.returncode == 0, errors
+    config = configure(tmp_path, artifact, pool.url, port=free_port())
+    with serving(config) as (client, _):
+        rows = {"rows": as_json(labelled(10_000, 60))}
+        identity = client.post("/calibrate", json=rows).json()["id"]
+        before = decided(client.post("/route", json={"query": ONE}).json())
+        more = {"rows": as_json(labelled(20_000, 5_000)), "alpha": 0.3}
+        files = {path.name for path in tmp_path.iterdir()}
+        job = client.post("/calibrate?wait=false", json=more).json()["job"]
+    with serving(config) as (client, running):
+        ready = {"status": "ready", "calibration": identity}
+        assert client.get("/readyz").json() == ready | {"artifact": digest(artifact)}
+        assert decided(client.post("/route", json={"query": ONE}).json()) == before
+        assert len(client.get("/calibrations").json()["data"]) == 1
+        lost = client.get(f"/calibrations/jobs/{job['id']}")
+        assert (lost.status_code, lost.json()["error"]["code"]) == (404, "job_not_found")
+        assert {path.name for path in tmp_path.iterdir()} == files
+        running.send_signal(signal.SIGTERM)
+        _, errors = running.communicate(timeout=30)
+    assert running.returncode == 0, errors
     assert b"Traceback" not in errors
-
-
-def _serve(config: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "app", "serve", "--config", str(config)]
-    environment = {**os.environ, **ENVIRONMENT}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def _wait(client: httpx2.Client, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()[1]
-        try:
-            client.get("/healthz")
-        except httpx2.TransportError:
-            time.sleep(0.05)
-        else:
-            return
-    pytest.fail("the gateway did not start")

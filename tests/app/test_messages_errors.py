@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
 from app.errors import STATUS
-from app.routing.service import RoutingService
 from app.wire.messages.errors import ERROR_TYPES, PATH, concerns
-from tests.kit.gateway import (
-    ADMIN_KEY,
-    DATA_KEY,
-    ENVIRONMENT,
-    ONE,
-    POOL,
-    Gateway,
-    configure,
-    running,
-    user,
-)
+from tests.kit.case import Shared
+from tests.kit.connections import told
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, POOL, Gateway, user
 from tests.kit.upstream import FakePool
+
+
+@pytest.fixture
+def small(shared: Shared) -> Gateway:
+    """A gateway with small limits."""
+    limits = {"body_bytes": 2_000, "max_tokens": 100, "tools": 1, "in_flight": 1}
+    return shared(calibrated=False, limits=limits).gateway
+
 
 BODY = {"model": "auto", "messages": user(ONE)}
 PATHS = pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])
@@ -50,21 +46,6 @@ def checked(response: httpx2.Response, status: int, code: str) -> dict[str, Any]
     advice = "retry-after" if status in (429, 502, 503, 504) else "x-should-retry"
     assert response.headers[advice] in ("1", "false")
     return error
-
-
-@pytest.fixture(scope="module")
-def small(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[Gateway]:
-    """A gateway with small limits."""
-    path = configure(
-        tmp_path_factory.mktemp("small"),
-        artifact,
-        shared_pool.url,
-        limits={"body_bytes": 2_000, "max_tokens": 100, "tools": 1, "in_flight": 1},
-    )
-    with running(path, ENVIRONMENT) as gateway:
-        yield gateway
 
 
 # Before the handler.
@@ -101,24 +82,6 @@ def test_an_api_key_header_opens_every_endpoint(gateway: Gateway) -> None:
             assert found == status
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "code"),
-    [
-        ("GET", PATH, 405, "method_not_allowed"),
-        ("PUT", f"{PATH}/count_tokens", 405, "method_not_allowed"),
-        ("POST", f"{PATH}/batches", 404, "not_found"),
-        ("GET", f"{PATH}/batches/b1", 404, "not_found"),
-        ("POST", f"{PATH}/", 404, "not_found"),
-    ],
-)
-def test_paths_and_methods_that_are_not_served(
-    gateway: Gateway, method: str, path: str, status: int, code: str
-) -> None:
-    """The envelope is that of everything below the path, whether it is a route or not."""
-    with gateway.http() as client:
-        checked(client.request(method, path), status, code)
-
-
 def test_other_paths_keep_openais_envelope(gateway: Gateway) -> None:
     """Also one that only begins with the same letters."""
     for path in ("/v1/messages2", "/v1/message", "/v1/chat/messages"):
@@ -126,13 +89,30 @@ def test_other_paths_keep_openais_envelope(gateway: Gateway) -> None:
         assert gateway.post(path, json=BODY).json().keys() == {"error"}
 
 
-def test_hosts_and_other_sites(gateway: Gateway) -> None:
-    """Checked before the key."""
-    with gateway.http() as client:
-        headers = {"host": "elsewhere.example"}
-        checked(client.post(PATH, json=BODY, headers=headers), 400, "invalid_host")
-        headers = {"sec-fetch-site": "cross-site"}
-        checked(client.post(PATH, json=BODY, headers=headers), 403, "cross_site")
+def test_each_stage_answers_in_the_envelope(gateway: Gateway, small: Gateway) -> None:
+    """Paths, hosts, sites and bodies: what is refused before its handler, or within it."""
+    plain, json_ = {"content-type": "text/plain"}, {"content-type": "application/json"}
+    data = json.dumps(BODY).encode()
+    packed = gzip.compress(data), {**json_, "content-encoding": "gzip"}
+    cases: list[tuple[Gateway, str, str, bytes, dict[str, str], int, str]] = [
+        (gateway, "GET", PATH, b"", {}, 405, "method_not_allowed"),
+        (gateway, "PUT", f"{PATH}/count_tokens", b"", {}, 405, "method_not_allowed"),
+        (gateway, "POST", f"{PATH}/batches", b"", {}, 404, "not_found"),
+        (gateway, "GET", f"{PATH}/batches/b1", b"", {}, 404, "not_found"),
+        (gateway, "POST", f"{PATH}/", b"", {}, 404, "not_found"),
+        (gateway, "POST", PATH, data, {"host": "elsewhere.example"}, 400, "invalid_host"),
+        (gateway, "POST", PATH, data, {"sec-fetch-site": "cross-site"}, 403, "cross_site"),
+    ]
+    for path in (PATH, f"{PATH}/count_tokens"):
+        cases += [
+            (small, "POST", path, b'{"a": "%s"}' % (b"a" * 3_000), json_, 413, "too_large"),
+            (small, "POST", path, *packed, 415, "unsupported_body"),
+            (small, "POST", path, data, plain, 415, "unsupported_body"),
+            (small, "POST", path, b"{", json_, 400, "invalid_request"),
+        ]
+    for to, method, path, content, headers, status, code in cases:
+        with to.http() as client:
+            checked(client.request(method, path, content=content, headers=headers), status, code)
 
 
 def test_limits_of_keys_and_of_the_process(small: Gateway, pool: FakePool) -> None:
@@ -140,32 +120,13 @@ def test_limits_of_keys_and_of_the_process(small: Gateway, pool: FakePool) -> No
     for name in POOL:
         pool.say(name, "42" * 50, pause_s=0.2)
     body = {**BODY, "model": "adder", "stream": True}
-    with (
-        small.http() as client,
-        client.stream("POST", PATH, json=body) as response,
-    ):
+    with small.http() as client, client.stream("POST", PATH, json=body) as response:
         lines = response.iter_lines()  # kept: dropping it would close the connection
         next(lines)
         checked(small.post(PATH, json=BODY), 429, "rate_limited")
 
 
 # Within it.
-
-
-@PATHS
-def test_bodies_that_are_not_read(small: Gateway, path: str) -> None:
-    """Too large, compressed, of another type, or no JSON."""
-    large = {"model": "auto", "messages": user("a" * 3_000)}
-    checked(small.post(path, json=large), 413, "too_large")
-    data = json.dumps(BODY).encode()
-    with small.http() as client:
-        packed = {"content-type": "application/json", "content-encoding": "gzip"}
-        checked(
-            client.post(path, content=gzip.compress(data), headers=packed), 415, "unsupported_body"
-        )
-        plain = {"content-type": "text/plain"}
-        checked(client.post(path, content=data, headers=plain), 415, "unsupported_body")
-    checked(small.post(path, content=b"{"), 400, "invalid_request")
 
 
 @PATHS
@@ -182,6 +143,7 @@ def test_bodies_that_are_not_read(small: Gateway, path: str) -> None:
         ({"guided_json": {}}, 400, "guided_json"),
         ({"tools": [{"name": "a", "input_schema": {}}] * 2}, 422, "tools"),
         ({"model": "gpt-4o"}, 404, "model"),
+        ({"max_tokens": 101}, 422, "max_tokens"),
     ],
     ids=str,
 )
@@ -194,25 +156,15 @@ def test_bodies_of_another_shape(
     assert param is None or error["details"]["param"] == param
 
 
-def test_a_limit_on_tokens_is_checked_after_the_translation(small: Gateway) -> None:
-    """Under the name that the client used."""
-    error = checked(small.post(PATH, json={**BODY, "max_tokens": 101}), 422, "invalid_schema")
-    assert error["details"]["param"] == "max_tokens"
+VERSIONS = {
+    200: (None, "2023-06-01", "2026-10-21", "2099-01-01"),
+    400: ("2023-01-01", "2024-01-01", "x", "9"),
+}
 
 
 @PATHS
 @pytest.mark.parametrize(
-    ("version", "status"),
-    [
-        (None, 200),
-        ("2023-06-01", 200),
-        ("2026-10-21", 200),
-        ("2099-01-01", 200),
-        ("2023-01-01", 400),
-        ("2024-01-01", 400),
-        ("x", 400),
-        ("9", 400),
-    ],
+    ("version", "status"), [(each, status) for status, them in VERSIONS.items() for each in them]
 )
 def test_versions(
     gateway: Gateway, pool: FakePool, path: str, version: str | None, status: int
@@ -229,20 +181,6 @@ def test_versions(
         assert "2026-10-21" in error["message"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_bug_is_a_500_without_its_text(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    """It may hold a prompt."""
-
-    async def route(*_: object) -> None:
-        raise RuntimeError("a prompt")
-
-    monkeypatch.setattr(RoutingService, "route", route)
-    error = checked(gateway.post(PATH, json={**BODY, "stream": stream}), 500, "internal_error")
-    assert "a prompt" not in error["message"]
-
-
 def test_every_status_has_a_type_of_anthropics() -> None:
     """Those of the table of errors; a client reads any other type as a general error."""
     known = {
@@ -255,18 +193,6 @@ def test_every_status_has_a_type_of_anthropics() -> None:
 
 
 # Before there is a request.
-
-
-def answer_to(gateway: Gateway, data: bytes) -> tuple[int, dict[str, Any]]:
-    """What the server says to these bytes."""
-    host, port = gateway.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
-        connection.sendall(data)
-        answer = b""
-        while part := connection.recv(2**16):
-            answer += part
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(body)
 
 
 LINE = f"POST {PATH}?beta=true HTTP/1.1\r\n".encode()
@@ -285,17 +211,8 @@ def test_what_the_server_refuses_itself(
     gateway: Gateway, data: bytes, status: int, code: str
 ) -> None:
     """There is no request yet, hence no id; the path is known."""
-    found, body = answer_to(gateway, data)
+    found, body = told(gateway, data)
     assert found == status
     assert body["error"]["details"]["error_code"] == code
     assert body.keys() == {"type", "error", "request_id"}
     assert body["request_id"] is None
-
-
-def test_a_body_that_comes_too_slowly(serve: Any) -> None:
-    """Its head has arrived."""
-    gateway = serve(calibrated=False, limits={"body_s": 0.5})
-    head = f"host: localhost\r\nauthorization: Bearer {DATA_KEY}\r\ncontent-length: 9\r\n\r\n"
-    found, body = answer_to(gateway, LINE + head.encode())
-    assert (found, body["error"]["type"]) == (408, "timeout_error")
-    assert body["error"]["details"]["error_code"] == "request_timeout"

@@ -6,41 +6,20 @@ from app.api.routes import ROUTES
 from app.route_table import JsonBody
 from tests.kit.gateway import ADMIN_KEY, DATA_KEY, UNDESCRIBED, Gateway, Serve
 
-ENDPOINTS = {
-    "/route": {"post"},
-    "/v1/chat/completions": {"post"},
-    "/v1/completions": {"post"},
-    "/v1/responses": {"post"},
-    "/v1/embeddings": {"post"},
-    "/calibrate": {"post"},
-    "/calibrations": {"get"},
-    "/calibrations/{calibration_id}": {"get"},
-    "/calibrations/{calibration_id}/activate": {"post"},
-    "/feedback": {"post"},
-    "/v1/models": {"get"},
-    "/healthz": {"get"},
-    "/readyz": {"get"},
-    "/metrics": {"get"},
-}
-
-
-def test_the_page_answers_without_a_key(gateway: Gateway) -> None:
-    """``/docs`` is HTML that loads the description."""
-    page = gateway.get("/docs", None)
-    assert page.status_code == 200
-    assert page.headers["content-type"].startswith("text/html")
-    assert "/openapi.json" in page.text
-
 
 def test_the_description_lists_every_endpoint(gateway: Gateway) -> None:
-    """Every promised path with its methods, a summary each, and a model by its id."""
+    """Every route with a summary; `/docs` is HTML that loads the description."""
     document = gateway.get("/openapi.json", None).json()
-    paths = {path: set(methods) for path, methods in document["paths"].items()}
-    assert paths.items() >= ENDPOINTS.items()
-    described = {f"{method.upper()} {path}" for path, of in paths.items() for method in of}
-    assert described == {route.name for route in ROUTES} - UNDESCRIBED
-    for methods in document["paths"].values():
-        assert all(operation["summary"] for operation in methods.values())
+    operations = {
+        f"{method.upper()} {path}": operation
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert operations.keys() == {route.name for route in ROUTES} - UNDESCRIBED
+    assert all(operation["summary"] for operation in operations.values())
+    page = gateway.get("/docs", None)
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/openapi.json" in page.text
 
 
 def test_security_is_that_of_the_route_table(gateway: Gateway) -> None:
@@ -75,26 +54,6 @@ def test_documented_security_matches_access_control(serve: Serve) -> None:
                     status = client.request(method, path, content=b"-").status_code
                     is_let_in = status not in (401, 403)
                     assert is_let_in == (not opened_by or name in opened_by), (method, path, name)
-
-
-def test_bodies_are_described(gateway: Gateway) -> None:
-    """The fields that a client may send stand in the schemas, and every reference resolves."""
-    document = gateway.get("/openapi.json", None).json()
-
-    def schema(path: str, kind: str = "application/json") -> dict[str, object]:
-        return document["paths"][path]["post"]["requestBody"]["content"][kind]["schema"]
-
-    assert {"query", "messages", "alpha", "score", "candidates", "execute"} <= set(
-        schema("/route")["properties"]  # type: ignore[call-overload]
-    )
-    assert {"model", "messages", "stream", "racer"} <= set(
-        schema("/v1/chat/completions")["properties"]  # type: ignore[call-overload]
-    )
-    assert {"rows", "alpha", "delta", "dry_run", "expected_active_id"} <= set(
-        schema("/calibrate")["properties"]  # type: ignore[call-overload]
-    )
-    assert schema("/calibrate", "application/x-ndjson")
-    assert schema("/calibrate", "multipart/form-data")
 
 
 def test_every_reference_resolves(gateway: Gateway) -> None:

@@ -159,13 +159,6 @@ def test_concurrent_requests_do_not_grow_with_the_offered_load(times_capacity: f
     assert refused > 0
 
 
-def test_below_the_capacity_every_request_is_admitted() -> None:
-    """At 0.9 of the capacity iterations are short enough."""
-    refused, counts = asyncio.run(offered(0.9, 20_000))
-    assert refused == 0
-    assert max(counts) < IN_FLIGHT / 2
-
-
 # Admission and access control.
 
 
@@ -182,19 +175,6 @@ def test_a_burst_is_answered_whole(gateway: Gateway) -> None:
             return [each.status_code for each in await asyncio.gather(*answers)]
 
     assert asyncio.run(burst()) == [200] * 200
-
-
-def test_a_request_waits_for_no_pool_of_threads(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FastAPI calls a dependency that is no coroutine on one of AnyIO's forty threads."""
-
-    async def no_thread(*_: object, **__: object) -> None:
-        raise AssertionError("a thread was asked for")
-
-    monkeypatch.setattr("anyio.to_thread.run_sync", no_thread)
-    gateway.route(ONE)
-    gateway.chat(ONE)
 
 
 # The listener.

@@ -118,20 +118,3 @@ def test_nothing_keeps_a_key_or_makes_markup_of_data(path: Path) -> None:
     inline = r"<style|<script>|\son[a-z]+=\"|\sstyle=\""
     for pattern in (storage, made, inline):
         assert re.findall(pattern, text) == [], pattern
-
-
-def test_every_function_has_its_sentence() -> None:
-    """A line of JSDoc above each function and class that a module is made of."""
-    bare = [
-        f"{path.name}: {line.strip()}"
-        for path in OURS
-        if path.suffix == ".js"
-        for before, line in _pairs(path.read_text(encoding="utf-8").splitlines())
-        if re.match(r"\s*(export )?(async )?(function|class)\b", line)
-        if not before.strip().endswith("*/")
-    ]
-    assert bare == []
-
-
-def _pairs(lines: list[str]) -> list[tuple[str, str]]:
-    return list(zip(["", *lines], lines, strict=False))

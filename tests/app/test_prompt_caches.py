@@ -106,34 +106,21 @@ def test_an_evaluation_compares_kept_candidates_with_those_of_each_turn(
     assert "kept" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--router", "mlp"), "--conversations and --router exclude each other"),
-        (("--score", "gap", "--score", "prob"), "one --score"),
-    ],
-)
-def test_options_that_conversations_have_not_are_refused(
-    racer: Command, trained: Path, rows_file: Path, arguments: tuple[str, ...], message: str
+def test_what_conversations_cannot_have_is_refused(
+    racer: Command, trained: Path, rows_file: Path, tmp_path: Path
 ) -> None:
-    """Instead of being ignored."""
-    given = ("--data", rows_file, "--artifact", trained, "--conversations", "last_user")
-    code, _, err = racer("evaluate", *given, *arguments)
-    assert code != 0
-    assert message in " ".join(err.split())
-
-
-def test_rows_without_a_conversation_are_refused(
-    racer: Command, trained: Path, tmp_path: Path
-) -> None:
-    """All turns of each are needed."""
-    path = tmp_path / "rows.jsonl"
-    write_rows(questions(60_000, 20), path)
-    code, _, err = racer(
-        "evaluate", "--data", path, "--artifact", trained, "--conversations", "last_user"
-    )
-    assert code != 0
-    assert 'has no "conversation"' in err
+    """Instead of being ignored: a router or a second score, and rows without a conversation."""
+    alone = tmp_path / "rows.jsonl"
+    write_rows(questions(60_000, 20), alone)
+    for data, more, words in (
+        (rows_file, ("--router", "mlp"), "--conversations and --router exclude each other"),
+        (rows_file, ("--score", "gap", "--score", "prob"), "one --score"),
+        (alone, (), 'has no "conversation"'),
+    ):
+        given = ("--data", data, "--artifact", trained, "--conversations", "last_user")
+        code, _, err = racer("evaluate", *given, *more)
+        assert code != 0
+        assert words in " ".join(err.split())
 
 
 def test_characters_are_cached_from_the_call_before() -> None:

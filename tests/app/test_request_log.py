@@ -19,7 +19,8 @@ from app.routing.service import RoutingService
 from app.services import Drain
 from app.telemetry import logs
 from app.telemetry.metrics import Metrics
-from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, user
+from tests.kit.case import Shared
+from tests.kit.gateway import ADMIN_KEY, DATA_KEY, ONE, TWO, UNANSWERABLE, Gateway, user
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
 
@@ -221,12 +222,50 @@ def test_a_line_without_a_record_obeys_levels_and_propagation() -> None:
     assert [line["message"] for line in lines(stream)] == ["written"]
 
 
+def test_other_libraries_say_their_first_line_only() -> None:
+    """With asyncio the second one holds the text of a lost exception."""
+    stream = io.StringIO()
+    with logs.logging_to(stream, "json"):
+        logging.getLogger("asyncio").error("lost\nfuture: RuntimeError(%r)", CANARY)
+    assert [line["message"] for line in lines(stream)] == ["lost"]
+
+
 @pytest.mark.usefixtures("alone")
-def test_a_full_queue_drops_lines_without_records_too() -> None:
-    """They are counted with the others, and none fails its request."""
+@pytest.mark.parametrize(
+    ("message", "given"),
+    [
+        ("%d of them", (CANARY,)),
+        ("two %s %s", (CANARY,)),
+        ("%s", (Unreadable(),)),
+        ("line", {"broken": Unreadable()}),
+    ],
+    ids=["type", "number", "broken", "field"],
+)
+def test_a_line_that_cannot_be_made_fails_no_request(
+    message: str, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller goes on; one line names the logger whose line is missing, without its content."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would raise
+    stream = io.StringIO()
+    with logs.logging_to(stream, "json"):
+        if isinstance(given, dict):
+            logs.info(log, message, given)
+        else:
+            log.warning(message, *given)
+        log.info("goes on")
+    lost, after = lines(stream)
+    assert (lost["level"], lost["logger"]) == ("warning", "app.telemetry.logs")
+    assert lost["message"].startswith("a line of app.tests could not be made: ")
+    assert after["message"] == "goes on"
+    assert CANARY not in stream.getvalue()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_blocked_sink_blocks_no_request() -> None:
+    """Lines beyond the queue's size are dropped, and one line reports their number."""
     stream = BlockedTerminal()
     with logs.logging_to(stream, "json"):
-        logs.info(log, "line", {})
+        log.info("line")
         assert stream.reached.wait(30)
         for _ in range(5_001):
             logs.info(log, "line", {})
@@ -237,78 +276,21 @@ def test_a_full_queue_drops_lines_without_records_too() -> None:
     assert messages == ["line"] * 10_001 + ["3 lines were dropped"]
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_field_that_cannot_be_written_fails_no_request() -> None:
-    """One line names the logger whose line is missing."""
-    stream = io.StringIO()
-    with logs.logging_to(stream, "json"):
-        logs.info(log, "line", {"broken": Unreadable()})
-    [line] = lines(stream)
-    assert (line["level"], line["logger"]) == ("warning", "app.telemetry.logs")
-    assert line["message"].startswith("a line of app.tests could not be made: ")
-    assert CANARY not in stream.getvalue()
-
-
-def test_other_libraries_say_their_first_line_only() -> None:
-    """With asyncio the second one holds the text of a lost exception."""
-    stream = io.StringIO()
-    with logs.logging_to(stream, "json"):
-        logging.getLogger("asyncio").error("lost\nfuture: RuntimeError(%r)", CANARY)
-    assert [line["message"] for line in lines(stream)] == ["lost"]
-
-
-@pytest.mark.parametrize(
-    ("message", "given"),
-    [("%d of them", (CANARY,)), ("two %s %s", (CANARY,)), ("%s", (Unreadable(),))],
-    ids=["type", "number", "broken"],
-)
-def test_a_log_call_that_cannot_be_formatted_fails_no_request(
-    message: str, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The caller goes on; one line names the logger whose line is missing, without its content."""
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would raise
-    stream = io.StringIO()
-    with logs.logging_to(stream, "json"):
-        logging.getLogger("a.library").warning(message, *given)
-        log.info("goes on")
-    lost, after = lines(stream)
-    assert lost["message"].startswith("a line of a.library could not be made: ")
-    assert after["message"] == "goes on"
-    assert CANARY not in stream.getvalue()
-
-
-def test_a_blocked_sink_blocks_no_request() -> None:
-    """Lines beyond the queue's size are dropped, and one line reports their number."""
-    stream = BlockedTerminal()
-    with logs.logging_to(stream, "json"):
-        log.info("line")
-        assert stream.reached.wait(30)
-        for _ in range(15_000):
-            log.info("line")
-        stream.free.set()
-    messages = [line["message"] for line in lines(stream)]
-    assert messages == ["line"] * 10_001 + ["5000 lines were dropped"]
-
-
 def test_a_terminal_that_is_gone_does_not_end_the_log() -> None:
     """Who closes the pipe misses lines; later ones are written again."""
+    gone = threading.Event()
 
     class Gone(io.StringIO):
-        closed_once = False
-
         def write(self, text: str) -> int:
-            if not self.closed_once:
-                self.closed_once = True
+            if not gone.is_set():
+                gone.set()
                 raise BrokenPipeError
             return super().write(text)
 
     stream = Gone()
     with logs.logging_to(stream, "json"):
         log.info("lost")
-        until = time.monotonic() + 30
-        while not stream.closed_once:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        assert gone.wait(30)
         log.info("written")
     assert [line["message"] for line in lines(stream)] == ["written"]
 
@@ -336,19 +318,9 @@ def answer_headers(
     return dict(sent[0]["headers"])
 
 
-def request_log(*, log_prompts: bool = False) -> Any:
+def request_log() -> Any:
     """`RequestLog`, the first middleware, as the application adds it."""
-    return lambda app: RequestLog(app, metrics=Metrics(), drain=Drain(), log_prompts=log_prompts)
-
-
-def test_prompts_are_logged_only_if_enabled() -> None:
-    """A handler may leave them in the state; the setting decides."""
-    for wanted in (False, True):
-        stream = io.StringIO()
-        with logs.logging_to(stream, "json"):
-            answer_headers(request_log(log_prompts=wanted), [], prompt=CANARY, answer="42")
-        assert (CANARY in stream.getvalue()) is wanted
-        assert accesses(stream)[0].get("prompt") == (CANARY if wanted else None)
+    return lambda app: RequestLog(app, metrics=Metrics(), drain=Drain(), log_prompts=False)
 
 
 def test_no_text_breaks_out_of_a_header_of_ours() -> None:
@@ -368,12 +340,49 @@ def test_no_text_breaks_out_of_a_header_of_ours() -> None:
     assert out[b"content-type"] == b"text/html; q=\xe9"
 
 
-def test_serving_writes_the_form_that_is_configured(serve: Serve) -> None:
-    """Text for people, with the same things in it."""
-    gateway = serve(calibrated=False)
+# Prompts ----------------------------------------------------------------------------------------
+
+CHAT = "/v1/chat/completions"
+AUTO = {"model": "auto", "messages": user(ONE)}
+NOT_ROUTED = {"model": "poet", "messages": [{"role": "assistant", "content": "I speak."}]}
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "prompt", "answer"),
+    [
+        (CHAT, AUTO | {"messages": user(TWO)}, TWO, "7"),
+        (CHAT, AUTO | {"messages": user(UNANSWERABLE)}, UNANSWERABLE, "No model of the pool"),
+        (CHAT, AUTO | {"model": "poet"}, ONE, "7"),
+        (CHAT, NOT_ROUTED, None, "7"),
+        (CHAT, AUTO | {"stream": True}, ONE, None),
+        ("/v1/completions", {"model": "auto", "prompt": ONE}, ONE, "7"),
+        ("/v1/responses", {"model": "auto", "input": ONE}, ONE, "7"),
+        ("/route", {"query": ONE}, ONE, None),
+        ("/route", {"query": ONE, "execute": True}, ONE, "7"),
+        ("/route", {"query": f"{ONE} {'9' * 200}"}, f"{ONE} {'9' * 200}"[:100], None),
+        (CHAT, AUTO | {"model": "adder"}, ONE, "8" * 100),
+    ],
+)
+def test_prompts_are_logged_only_if_enabled(
+    shared: Shared,
+    pool: FakePool,
+    path: str,
+    body: dict[str, Any],
+    prompt: str | None,
+    answer: str | None,
+    wanted: bool,
+) -> None:
+    """What the router reads and what is answered, cut; streams and decisions have no answer."""
+    gateway = shared(telemetry={"log_prompts": wanted}, limits={"query_chars": 100}).gateway
+    for name in ("adder", "speller", "poet"):
+        pool.say(name, "8" * 1_000 if body.get("model") == name == "adder" else "7")
     stream = io.StringIO()
-    with logs.logging_to(stream, "text"):
-        gateway.get("/v1/models/adder")
-    line = stream.getvalue().splitlines()[-1]
-    assert " INFO app.access request request_id=" in line
-    assert 'route="/v1/models/{model_id:path}" status=200' in line
+    with logs.logging_to(stream, "json"):
+        assert gateway.post(path, json=body).status_code == 200
+        written(stream, 1)
+    [line] = accesses(stream)
+    assert line.get("prompt") == (prompt if wanted else None)
+    assert line.get("answer", "")[:100].startswith(answer or "") if wanted else "answer" not in line
+    assert ("answer" in line) is (wanted and answer is not None)
+    assert ("decision_id" in line) is (body.get("model", "auto") == "auto")

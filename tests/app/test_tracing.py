@@ -7,15 +7,18 @@ import json
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, http_attributes
+from opentelemetry.semconv.attributes import error_attributes, server_attributes
+from opentelemetry.semconv.attributes import http_attributes as stable_http_attributes
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags
 from prometheus_client import CollectorRegistry, Counter
 
 from app import settings
@@ -23,12 +26,16 @@ from app.errors import SettingsError
 from app.routing.service import RoutingService
 from app.telemetry import logs
 from app.telemetry.otlp_tracer import QUEUE_SPANS, CountingSpanProcessor
+from racer_core import __version__
 from racer_core.errors import install_hint
+from tests.kit.case import Shared
 from tests.kit.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
+from tests.kit.evaluators import WHOLE_POOL, judged
 from tests.kit.gateway import (
     DATA_KEY,
     ENVIRONMENT,
     ONE,
+    POOL,
     TWO,
     UNANSWERABLE,
     Command,
@@ -36,7 +43,6 @@ from tests.kit.gateway import (
     Serve,
     candidates,
     configure,
-    running,
     user,
 )
 from tests.kit.upstream import FakePool
@@ -46,7 +52,6 @@ CHAT = "/v1/chat/completions"
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CANARY = "CANARY-7f3a91"
-EVERYONE_IS_WAITED_FOR = {"racer": {"explain": True}}
 
 
 @pytest.fixture
@@ -67,28 +72,38 @@ def by_candidate(spans: list[Span]) -> dict[str, Span]:
     return {span.attributes["racer.candidate"]: span for span in spans}
 
 
-def test_a_request_is_one_trace(traced: Gateway, listening: Collector) -> None:
-    """The request, a call for each candidate of the set, and the vote, all below the request."""
-    answer = traced.chat(TWO, {"explain": True})  # so that both are waited for
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("question", [ONE, TWO], ids=["live", "merged"])
+def test_a_request_is_one_trace(
+    traced: Gateway, listening: Collector, question: str, stream: bool
+) -> None:
+    """The request, a call for each candidate with its tokens, and the vote, below the request."""
+    response = traced.ask(question, {"explain": True}, stream=stream)  # so that all are waited for
+    selected = ["adder"] if question is ONE else ["adder", "speller"]
     [route] = listening.routes(1)
-    calls, [aggregate] = by_candidate(listening.calls()), listening.named("aggregate")
-    assert (route.kind, aggregate.kind) == (SERVER, INTERNAL)
-    assert sorted(calls) == ["adder", "speller"]
+    calls = by_candidate(listening.calls())
+    aggregates = listening.named("aggregate")
+    assert sorted(calls) == selected
     assert {each.trace for each in listening.spans} == {route.trace}
-    assert route.parent == ""
-    assert {each.parent for each in (*calls.values(), aggregate)} == {route.id}
+    assert (route.kind, route.parent) == (SERVER, "")
+    assert {each.parent for each in (*calls.values(), *aggregates)} == {route.id}
     assert route.attributes == {
         "http.route": CHAT,
         "http.request.method": "POST",
         "http.response.status_code": 200,
-        "racer.decision_id": answer["racer"]["decision_id"],
+        "racer.decision_id": response.headers["x-racer-decision-id"],
         "racer.alpha": 0.1,
-        "racer.selected": ["adder", "speller"],
+        "racer.selected": selected,
         "racer.guarantee.holds": True,
         "racer.guarantee.reasons": [],
     }
-    assert aggregate.attributes == {"racer.answers": 2}
-    assert listening.paths[0] == "/v1/traces"
+    for call in calls.values():
+        assert call.attributes["gen_ai.usage.output_tokens"] == 2
+        assert call.attributes["racer.outcome"] == "ok"
+    if question is TWO:
+        assert [(each.kind, each.attributes) for each in aggregates] == [
+            (INTERNAL, {"racer.answers": 2})
+        ]
 
 
 def test_a_call_is_told_in_the_words_of_the_genai_conventions(
@@ -120,24 +135,6 @@ def test_a_call_is_told_in_the_words_of_the_genai_conventions(
     assert CANARY not in str(listening.bodies)
 
 
-@pytest.mark.parametrize("question", [ONE, TWO], ids=["live", "merged"])
-def test_a_stream_is_traced_to_its_end(
-    traced: Gateway, listening: Collector, question: str
-) -> None:
-    """Tokens stand on its last event; the request ends after the calls."""
-    with traced.openai().chat.completions.create(
-        model="auto", messages=user(question), stream=True, extra_body=EVERYONE_IS_WAITED_FOR
-    ) as stream:
-        chunks = list(stream)
-    [route] = listening.routes(1)
-    calls = listening.calls()
-    assert {call.attributes["gen_ai.usage.output_tokens"] for call in calls} == {2}
-    assert {call.attributes["racer.outcome"] for call in calls} == {"ok"}
-    assert {call.parent for call in calls} == {route.id}
-    assert route.attributes["racer.decision_id"] == chunks[0].id
-    assert route.attributes["racer.guarantee.holds"] is True
-
-
 def test_other_ways_of_asking_are_traced(traced: Gateway, listening: Collector) -> None:
     """A decision alone, an abstention, a named candidate, a text completion, embeddings."""
     decision = traced.route(TWO)
@@ -162,75 +159,42 @@ def test_other_ways_of_asking_are_traced(traced: Gateway, listening: Collector) 
     }
 
 
-def test_failures_are_told_by_their_kind(
-    serve: Serve, pool: FakePool, listening: Collector
+@pytest.mark.parametrize(("bug", "kind"), [(True, "RuntimeError"), (False, "502")])
+def test_a_failure_is_told_by_its_kind(
+    traced: Gateway,
+    pool: FakePool,
+    listening: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    bug: bool,
+    kind: str,
 ) -> None:
-    """Each attempt is a call; the request fails when no candidate answered. No text of an error."""
-    gateway = serve(telemetry={"otlp_endpoint": listening.url})
-    for name in ("adder", "speller", "poet"):
-        pool.fail(name, "500")
-    assert gateway.ask(ONE).status_code == 502
-    [route] = listening.routes(1)
-    first, again, *_ = [
-        call for call in listening.calls() if call.attributes["racer.candidate"] == "adder"
-    ]
-    assert first.attributes["error.type"] == "upstream_error"
-    assert first.status == ERROR
-    assert "http.request.resend_count" not in first.attributes
-    assert again.attributes["http.request.resend_count"] == 1
-    assert route.attributes["error.type"] == "502"
-    assert route.attributes["racer.selected"] == ["adder"]
-    assert route.status == ERROR
-    assert {(each.message, each.events) for each in listening.spans} == {("", 0)}
-
-
-def test_a_bug_is_told_by_its_type(
-    traced: Gateway, listening: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its text may hold a prompt."""
+    """A bug, or no candidate that answers; a text of an error may hold a prompt."""
 
     async def broken(*_: object) -> None:
         raise RuntimeError(CANARY)
 
-    monkeypatch.setattr(RoutingService, "route", broken)
-    assert traced.ask(ONE).status_code == 500
+    if bug:
+        monkeypatch.setattr(RoutingService, "route", broken)
+    for name in ("adder", "speller", "poet"):
+        pool.fail(name, "500")
+    assert traced.ask(ONE).status_code == (500 if bug else 502)
     [route] = listening.routes(1)
-    assert route.attributes["error.type"] == "RuntimeError"
-    assert route.status == ERROR
+    assert (route.attributes["error.type"], route.status) == (kind, ERROR)
+    assert {(each.message, each.events) for each in listening.spans} == {("", 0)}
     assert CANARY not in str(listening.bodies)
 
 
 def test_a_call_that_the_vote_did_not_need_is_no_error(
-    serve: Serve, pool: FakePool, listening: Collector
+    traced: Gateway, pool: FakePool, listening: Collector
 ) -> None:
     """It was cancelled, and says so."""
     pool.say("poet", "7", delay_s=30)
-    gateway = serve(telemetry={"otlp_endpoint": listening.url})
-    gateway.chat(ONE, {"alpha": 0.001})
+    traced.chat(ONE, {"alpha": 0.001})
     listening.routes(1)
     calls = by_candidate(listening.calls())
     assert calls["poet"].attributes["racer.outcome"] == "cancelled"
     assert calls["poet"].status != ERROR
     assert calls["adder"].attributes["racer.outcome"] == "ok"
-
-
-@pytest.mark.parametrize("sampled", ["01", "00"])
-def test_a_clients_trace_goes_on_through_the_gateway(
-    traced: Gateway, pool: FakePool, listening: Collector, sampled: str
-) -> None:
-    """Its span is the parent; each candidate gets its own call's. Clients cannot opt out."""
-    # Explained, so that both are waited for.
-    body = {"model": "auto", "messages": user(TWO), "racer": {"explain": True}}
-    headers = {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}", "tracestate": f"a={CANARY}"}
-    assert traced.post(CHAT, json=body, headers=headers).status_code == 200
-    [route] = listening.routes(1)
-    assert (route.trace, route.parent) == (TRACE, PARENT)
-    # An earlier request's calls may still be on their way to the collector.
-    calls = [call for call in listening.calls() if call.parent == route.id]
-    expected = {f"00-{TRACE}-{call.id}-01" for call in calls}
-    assert {each["traceparent"] for each in pool.headers} == expected
-    assert len(expected) == 2
-    assert not [each for each in pool.headers if "tracestate" in each]
 
 
 @pytest.mark.parametrize(
@@ -244,22 +208,14 @@ def test_a_clients_trace_goes_on_through_the_gateway(
     ids=["two", "short", "long", "zero"],
 )
 def test_a_broken_parent_is_none(traced: Gateway, listening: Collector, given: list[str]) -> None:
-    """The request is answered, as a trace of its own."""
+    """The request is answered, as a trace of its own; without a key nothing is traced."""
     headers = [("traceparent", each) for each in given]
+    parent = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    assert traced.post("/route", None, json={"query": ONE}, headers=parent).status_code == 401
     response = traced.post("/route", json={"query": ONE}, headers=headers)
     assert response.status_code == 200
     [route] = listening.routes(1)
     assert route.parent == ""
-    assert route.trace != TRACE
-
-
-def test_a_parent_grants_nothing(traced: Gateway, listening: Collector) -> None:
-    """Without a key nothing is answered, and nothing is written into the operator's traces."""
-    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    body = {"model": "auto", "messages": user(ONE)}
-    assert traced.post(CHAT, None, json=body, headers=headers).status_code == 401
-    traced.chat(ONE)
-    [route] = listening.routes(1)
     assert route.trace != TRACE
 
 
@@ -303,115 +259,90 @@ def test_prompts_are_traced_only_if_asked_for(
     assert (CANARY.encode() in b"".join(listening.bodies)) is wanted
 
 
-def test_a_collector_that_hangs_delays_no_request(serve: Serve) -> None:
-    """The collector accepts a batch and never answers; requests and the shutdown go on."""
-    with collector(hangs=True) as stuck:
-        gateway = serve(telemetry={"otlp_endpoint": stuck.url})
-        gateway.chat(ONE)
-        assert stuck.reached.wait(30)
-        begun = time.monotonic()
-        for _ in range(20):  # a second or two; each would wait for five seconds
-            gateway.chat(ONE)
-        assert time.monotonic() - begun < 50
-        assert stuck.bodies == []
+class Exporter(SpanExporter):
+    """Keeps a batch until it is let go; then it takes it, raises, or says that it failed."""
 
-
-@pytest.mark.parametrize("hangs", [False, True], ids=["down", "hanging"])
-def test_a_gateway_ends_without_its_collector(
-    tmp_path: Path, artifact: Path, pool: FakePool, hangs: bool
-) -> None:
-    """What could not be sent is lost, after two seconds."""
-    with collector(hangs=hangs) as one:
-        url = one.url if hangs else "http://127.0.0.1:9"
-        path = configure(tmp_path, artifact, pool.url, telemetry={"otlp_endpoint": url})
-        with running(path, ENVIRONMENT) as gateway:
-            gateway.ask(ONE)
-            begun = time.monotonic()
-        assert time.monotonic() - begun < 20
-
-
-def test_a_collector_that_is_down_fails_no_request(serve: Serve) -> None:
-    """Requests are answered; lost spans are counted."""
-    gateway = serve(telemetry={"otlp_endpoint": "http://127.0.0.1:9"})
-    for _ in range(5):
-        gateway.chat(ONE)
-    wait_until(lambda: "racer_spans_dropped_total 0.0" not in gateway.get("/metrics").text)
-
-
-class Stuck(SpanExporter):
-    """Takes a batch and keeps it until it is let go."""
-
-    def __init__(self) -> None:
+    def __init__(self, *ends: Any) -> None:
         self.reached = threading.Event()
         self.free = threading.Event()
-        self.sent = 0
+        self.batches = self.sent = 0
+        self._ends = iter(ends)
 
     def export(self, spans: Any) -> SpanExportResult:
-        """Wait, then take it."""
+        """Wait, then end as it should."""
         self.reached.set()
         self.free.wait(30)
-        self.sent += len(spans)
-        return SpanExportResult.SUCCESS
+        self.batches += 1
+        match next(self._ends, SpanExportResult.SUCCESS):
+            case Exception() as exc:
+                raise exc
+            case SpanExportResult.SUCCESS:
+                self.sent += len(spans)
+                return SpanExportResult.SUCCESS
+            case end:
+                return end
 
 
-def sampled_span() -> ReadableSpan:
-    """A finished span that a processor exports."""
-    flags = TraceFlags(TraceFlags.SAMPLED)
-    return ReadableSpan("one", SpanContext(1, 1, is_remote=False, trace_flags=flags))
+FLAGS = TraceFlags(TraceFlags.SAMPLED)
+SAMPLED = ReadableSpan("one", SpanContext(1, 1, is_remote=False, trace_flags=FLAGS))
+
+
+def processing(exporter: Exporter) -> tuple[CountingSpanProcessor, Callable[[], float]]:
+    """A processor before an exporter, and how many spans it has lost."""
+    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
+    processor = CountingSpanProcessor(exporter, dropped)
+    return processor, lambda: next(iter(dropped.collect())).samples[0].value
 
 
 def test_the_queue_is_bounded() -> None:
     """What finds no room is dropped and counted; what found some is sent in the end."""
-    exporter = Stuck()
-    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
-    processor = CountingSpanProcessor(exporter, dropped)
-    span = sampled_span()
-    processor.on_end(span)
+    exporter = Exporter()
+    processor, lost = processing(exporter)
+    processor.on_end(SAMPLED)
     assert exporter.reached.wait(30)
     for _ in range(QUEUE_SPANS + 7):
-        processor.on_end(span)
+        processor.on_end(SAMPLED)
     exporter.free.set()
     processor.shutdown()
-    assert exporter.sent == QUEUE_SPANS + 1
-    assert next(iter(dropped.collect())).samples[0].value == 7
-
-
-class Refusing(SpanExporter):
-    """Takes no batch: the first raises, the others fail."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-
-    def export(self, spans: Any) -> SpanExportResult:
-        """Refuse it."""
-        self.batches += 1
-        if self.batches == 1:
-            raise ConnectionError
-        return SpanExportResult.FAILURE
+    assert (exporter.sent, lost()) == (QUEUE_SPANS + 1, 7)
 
 
 def test_spans_of_a_failed_export_are_counted() -> None:
     """An exporter that raises loses its batch, and the next one is still exported."""
-    exporter = Refusing()
-    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
-    processor = CountingSpanProcessor(exporter, dropped)
+    exporter = Exporter(ConnectionError(), SpanExportResult.FAILURE)
+    exporter.free.set()
+    processor, lost = processing(exporter)
     for batch in (1, 2):
-        processor.on_end(sampled_span())
+        processor.on_end(SAMPLED)
         wait_until(lambda batch=batch: exporter.batches == batch)
     processor.shutdown()
-    assert next(iter(dropped.collect())).samples[0].value == 2
+    assert lost() == 2
 
 
-def test_a_dead_exporter_does_not_delay_the_shutdown() -> None:
-    """It ends after two seconds, not after the half minute of OpenTelemetry's processor."""
-    exporter = Stuck()
-    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
-    processor = CountingSpanProcessor(exporter, dropped)
-    processor.on_end(sampled_span())
-    begun = time.monotonic()
+def test_the_shutdown_does_not_wait_for_a_dead_exporter() -> None:
+    """What could not be sent is lost."""
+    exporter = Exporter()
+    processor, _ = processing(exporter)
+    processor.on_end(SAMPLED)
     processor.shutdown()
-    assert time.monotonic() - begun < 10
+    assert exporter.batches == 0
     exporter.free.set()
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["down", "hanging"])
+def test_no_request_waits_for_a_collector(shared: Shared, hangs: bool) -> None:
+    """It is down, which counts lost spans, or takes a batch and never answers."""
+    with collector(hangs=hangs) as one:
+        url = one.url if hangs else NOWHERE
+        gateway = shared(telemetry={"otlp_endpoint": url}).gateway
+        gateway.chat(ONE)
+        if hangs:
+            assert one.reached.wait(30)
+        else:
+            wait_until(lambda: "racer_spans_dropped_total 0.0" not in gateway.get("/metrics").text)
+        for _ in range(5):
+            gateway.chat(ONE)
+        assert one.bodies == []
 
 
 def test_without_a_collector_opentelemetry_is_not_even_loaded() -> None:
@@ -439,14 +370,6 @@ print([m for m in sys.modules if m in ours or m.startswith(
     assert done.stdout.strip() == "[]"
 
 
-def test_without_a_collector_candidates_are_told_no_trace(gateway: Gateway, pool: FakePool) -> None:
-    """A client's header stays at the gateway."""
-    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    body = {"model": "auto", "messages": user(ONE)}
-    assert gateway.post(CHAT, json=body, headers=headers).status_code == 200
-    assert "traceparent" not in pool.headers[0]
-
-
 @pytest.mark.parametrize("by_variable", [False, True])
 def test_without_the_package_the_start_says_what_to_install(
     racer: Command,
@@ -472,109 +395,62 @@ def test_without_the_package_the_start_says_what_to_install(
     assert (f"${ENDPOINT}" if by_variable else "telemetry.otlp_endpoint") in stderr
 
 
+NOWHERE = "http://127.0.0.1:9"
+TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+HERE = {ENDPOINT: "{url}"}
+USUAL, GRPC = "/v1/traces", "OTEL_EXPORTER_OTLP_PROTOCOL"
+OWN_GRPC = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+
+
 @pytest.mark.parametrize(
-    ("variable", "path"),
-    [(ENDPOINT, "/v1/traces"), ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "/own/traces")],
+    ("variables", "is_configured", "path"),
+    [
+        (HERE, False, USUAL),
+        ({ENDPOINT: NOWHERE, TRACES: "{url}/own/traces"}, False, "/own/traces"),
+        ({TRACES: NOWHERE}, True, USUAL),
+        ({GRPC: "grpc"}, True, USUAL),
+        ({**HERE, "OTEL_SDK_DISABLED": "false"}, False, USUAL),
+        ({**HERE, "OTEL_TRACES_EXPORTER": "otlp"}, False, USUAL),
+        ({}, False, None),
+        ({**HERE, "OTEL_SDK_DISABLED": "true"}, False, None),
+        ({"OTEL_SDK_DISABLED": "true"}, True, None),
+        ({**HERE, "OTEL_TRACES_EXPORTER": "none"}, False, None),
+        ({"OTEL_TRACES_EXPORTER": "none"}, True, None),
+        ({**HERE, GRPC: "grpc"}, False, None),
+        ({**HERE, OWN_GRPC: "grpc"}, False, None),
+    ],
+    ids=str,
 )
 def test_the_environment_names_a_collector(
-    serve: Serve, listening: Collector, monkeypatch: pytest.MonkeyPatch, variable: str, path: str
-) -> None:
-    """The general variable gets the usual path, that of traces has its own, with the headers."""
-    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:9")  # that of traces goes before it
-    monkeypatch.setenv(variable, listening.url + ("" if variable == ENDPOINT else path))
-    serve().chat(ONE)
-    listening.routes(1)
-    assert set(listening.paths) == {path}
-
-
-def test_the_configuration_goes_before_the_environment(
-    serve: Serve, listening: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Red when a variable meant for other programs redirects the traces."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9")
-    serve(telemetry={"otlp_endpoint": listening.url}).chat(ONE)
-    assert len(listening.routes(1)) == 1
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")],
-    ids=["all signals", "traces"],
-)
-@pytest.mark.parametrize("setting", [True, False], ids=["configured", "by variable"])
-def test_the_environment_turns_traces_off(
     serve: Serve,
     pool: FakePool,
     listening: Collector,
     monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    *,
-    setting: bool,
+    variables: dict[str, str],
+    is_configured: bool,
+    path: str | None,
 ) -> None:
-    """Nothing is exported, and neither candidates nor log know a trace."""
-    monkeypatch.setenv(ENDPOINT, listening.url)
-    monkeypatch.setenv(variable, value)
-    gateway = serve(telemetry={"otlp_endpoint": listening.url} if setting else {})
+    """Or turns traces off; a configured one goes first. Without, no log and no candidate knows."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(url=listening.url))
     stream = io.StringIO()
     with logs.logging_to(stream, "json"):
-        gateway.chat(ONE)
+        gateway = serve(telemetry={"otlp_endpoint": listening.url} if is_configured else {})
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        gateway.post(CHAT, json={"model": "auto", "messages": user(ONE)}, headers=headers)
         wait_until(lambda: '"request_id"' in stream.getvalue())
+    if path is not None:
+        assert len(listening.routes(1)) == 1
+        assert set(listening.paths) == {path}
+        return
     assert "traceparent" not in pool.headers[0]
     assert "trace_id" not in stream.getvalue()
     assert listening.spans == []
-
-
-@pytest.mark.parametrize(
-    "variable", ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"]
-)
-def test_another_protocol_is_a_warning_and_no_traces(
-    serve: Serve,
-    pool: FakePool,
-    listening: Collector,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-) -> None:
-    """Red when the gateway does not start, or when spans go by HTTP to a port that speaks gRPC."""
-    monkeypatch.setenv(ENDPOINT, listening.url)
-    monkeypatch.setenv(variable, "grpc")
-    stream = io.StringIO()
-    with logs.logging_to(stream, "json"):
-        serve().chat(ONE)
-        wait_until(lambda: '"request_id"' in stream.getvalue())
-    [warning] = [line for line in stream.getvalue().splitlines() if "no traces" in line]
-    assert json.loads(warning)["level"] == "warning"
-    assert f"${variable} is grpc" in warning
-    assert f"${ENDPOINT}" in warning
-    assert "4318" in warning
-    assert "traceparent" not in pool.headers[0]
-    assert listening.spans == []
-
-
-def test_a_configured_collector_goes_before_the_protocol_of_the_environment(
-    serve: Serve, listening: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`telemetry.otlp_endpoint` is one for HTTP, whatever variable an injector sets."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    serve(telemetry={"otlp_endpoint": listening.url}).chat(ONE)
-    assert len(listening.routes(1)) == 1
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"), [("OTEL_SDK_DISABLED", "false"), ("OTEL_TRACES_EXPORTER", "otlp")]
-)
-def test_the_environment_leaves_traces_on(
-    serve: Serve,
-    listening: Collector,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-) -> None:
-    """The control of the values that turn traces off."""
-    monkeypatch.setenv(ENDPOINT, listening.url)
-    monkeypatch.setenv(variable, value)
-    serve().chat(ONE)
-    assert len(listening.routes(1)) == 1
+    warnings = [line for line in stream.getvalue().splitlines() if "no traces" in line]
+    assert len(warnings) == ("grpc" in variables.values())
+    for line in warnings:
+        assert json.loads(line)["level"] == "warning"
+        assert all(word in line for word in (f"${list(variables)[-1]} is grpc", ENDPOINT, "4318"))
 
 
 @pytest.mark.parametrize("url", ["collector:4317", "http://", f"http://me:{CANARY}@c:4318"])
@@ -584,3 +460,166 @@ def test_a_collectors_url_is_a_plain_one(tmp_path: Path, artifact: Path, url: st
     with pytest.raises(SettingsError, match="otlp_endpoint") as caught:
         settings.load(path, ENVIRONMENT)
     assert CANARY not in str(caught.value)
+
+
+# The tree, as the SDK's own exporter gets it ------------------------------------------------------
+
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+TELEMETRY = {"otlp_endpoint": "http://127.0.0.1:9"}
+
+
+CONVENTIONS = (
+    gen_ai_attributes, http_attributes, stable_http_attributes, error_attributes, server_attributes,
+)  # fmt: skip
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Where every gateway of the test sends its spans."""
+    kept = InMemorySpanExporter()
+    monkeypatch.setattr("app.telemetry.otlp_tracer.OTLPSpanExporter", lambda *_, **__: kept)
+    return kept
+
+
+def finished(memory: InMemorySpanExporter, routes: int = 1) -> Sequence[ReadableSpan]:
+    """All spans of requests, once ``count`` have ended; children end before their parents.
+
+    An evaluator is asked when a gateway starts, too: those calls are of no request.
+    """
+    wait_until(lambda: len(named(memory.get_finished_spans(), "route")) >= routes)
+    spans = memory.get_finished_spans()
+    requests = {_trace(span) for span in named(spans, "route")}
+    return [span for span in spans if _trace(span) in requests]
+
+
+def _trace(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.trace_id
+
+
+def named(spans: Sequence[ReadableSpan], name: str) -> list[ReadableSpan]:
+    """Those whose name begins so."""
+    return [span for span in spans if span.name.split()[0] == name]
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    """What a span says."""
+    return dict(span.attributes or {})
+
+
+def under(spans: Sequence[ReadableSpan], parent: ReadableSpan) -> list[str]:
+    """The names of a span's children, sorted."""
+    assert parent.context is not None
+    return sorted(
+        span.name
+        for span in spans
+        if span.parent is not None and span.parent.span_id == parent.context.span_id
+    )
+
+
+def test_calls_are_below_the_request_and_an_evaluators_below_the_vote(
+    serve: Serve, pool: FakePool, memory: InMemorySpanExporter
+) -> None:
+    """One tree of a request of which one candidate fails, and whose answers an evaluator weighs."""
+    gateway = serve(telemetry=TELEMETRY, aggregation=judged(pool.url))
+    pool.say("adder", f"7 {CANARY}")
+    pool.say("speller", f"seven {CANARY}")
+    pool.fail("poet", "500")
+    body = {"model": "auto", "messages": user(f"{TWO} {CANARY}"), "racer": WHOLE_POOL}
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    assert gateway.post(CHAT, json=body, headers=headers).status_code == 200
+    spans = finished(memory)
+    [route], [aggregate] = named(spans, "route"), named(spans, "aggregate")
+    assert under(spans, route) == [
+        "aggregate",
+        *(f"chat {name}" for name in sorted([*POOL, "poet"])),
+    ]
+    assert under(spans, aggregate) == ["text_completion judge"] * 2
+    assert len(spans) == 1 + 5 + 2
+    assert {_trace(span) for span in spans} == {int(TRACE, 16)}
+    assert route.parent is not None
+    assert route.parent.span_id == int(PARENT, 16)
+    kinds = {span.name.split()[0]: span.kind for span in spans}
+    assert kinds == {
+        "route": SpanKind.SERVER,
+        "aggregate": SpanKind.INTERNAL,
+        "chat": SpanKind.CLIENT,
+        "text_completion": SpanKind.CLIENT,
+    }
+    # Only what failed is an error; a call that was made again is two spans.
+    failed = [span for span in spans if span.status.status_code is StatusCode.ERROR]
+    assert [span.name for span in failed] == ["chat poet"] * 2
+    assert {attributes(span)["error.type"] for span in failed} == {"upstream_error"}
+    assert [attributes(span).get("http.request.resend_count") for span in failed] == [None, 1]
+    assert {span.status.description for span in spans} == {None}
+    assert "error.type" not in attributes(route)
+    # What candidates and the evaluator trace themselves hangs below the call to them.
+    calls = [*named(spans, "chat"), *named(spans, "text_completion")]
+    ids = [f"00-{TRACE}-{span.context.span_id:016x}-01" for span in calls if span.context]
+    parents = [each["traceparent"] for each in pool.headers]
+    assert sorted(each for each in parents if TRACE in each) == sorted(ids)
+    # Names that are not ours are those of the conventions, and no text is in any span.
+    known = {
+        value for module in CONVENTIONS for value in vars(module).values() if isinstance(value, str)
+    }
+    names = {name for span in spans for name in attributes(span)}
+    assert {name for name in names if not name.startswith("racer.")} <= known
+    for span in spans:
+        assert CANARY not in span.to_json()
+        assert TWO not in span.to_json()
+        assert not span.events
+
+
+def test_the_environment_names_the_service_and_where_it_runs(
+    serve: Serve, memory: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other attributes of the resource stay the gateway's."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=gateway-1,service.name=ignored")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "router")
+    serve(telemetry=TELEMETRY).chat(ONE)
+    [route] = named(finished(memory), "route")
+    found = route.resource.attributes
+    assert (found["service.name"], found["k8s.pod.name"]) == ("router", "gateway-1")
+    assert found["service.version"] == __version__
+
+
+@pytest.mark.parametrize(
+    ("sampler", "argument", "parent", "sampled"),
+    [
+        (None, None, "00", True),
+        ("always_off", None, None, False),
+        ("traceidratio", "0", None, False),
+        ("traceidratio", "1", "00", True),
+        ("parentbased_always_off", None, "01", True),
+        ("parentbased_always_on", None, "00", False),
+    ],
+)
+def test_the_environment_chooses_which_requests_are_traced(
+    serve: Serve,
+    pool: FakePool,
+    memory: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    sampler: str | None,
+    argument: str | None,
+    parent: str | None,
+    sampled: bool,
+) -> None:
+    """Clients count only where a sampler says so; candidates learn what was decided."""
+    for name, value in (("", sampler), ("_ARG", argument)):
+        if value is not None:
+            monkeypatch.setenv(f"OTEL_TRACES_SAMPLER{name}", value)
+    gateway = serve(telemetry=TELEMETRY)
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-{parent}"} if parent else {}
+    headers["tracestate"] = f"a={CANARY}"
+    body = {"model": "auto", "messages": user(ONE)}
+    assert gateway.post(CHAT, json=body, headers=headers).status_code == 200
+    told = {int(each["traceparent"][-2:], 16) & TraceFlags.SAMPLED for each in pool.headers}
+    assert told == {int(sampled)}
+    assert not [each for each in pool.headers if "tracestate" in each]
+    if sampled:
+        finished(memory)
+    else:
+        assert named(memory.get_finished_spans(), "route") == []

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,10 @@ from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError, RowsError
 from racer_core.records.conversation import fingerprint
 from racer_core.records.document import read_document
-from racer_core.records.parquet import read_parquet
 from racer_core.types import RowsKind
-from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Gateway, Serve, configure
+from tests.kit.gateway import ADMIN_KEY, POOL, Serve, configure
 from tests.kit.network import free_port
+from tests.kit.processes import serving
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
 
@@ -123,34 +122,6 @@ def test_columns_say_what_the_rows_said(tmp_path: Path, name: str, apart: bool) 
     assert rows.answered.tolist() == [True, True, False]
 
 
-def test_answers_stay_behind_where_texts_cannot_be_compared(tmp_path: Path) -> None:
-    """Without an equality there are no classes, and the answers are not stored."""
-    data = json.dumps(RICH[0]).encode()
-    rows = read_rows(upload(data, tmp_path), order("x.jsonl", equality=None), QUIET, ignore_field)
-    assert rows.classes is None
-    assert rows.answered.tolist() == [True]
-
-
-def test_columns_that_do_not_fit_are_refused() -> None:
-    """The result of the process that parses untrusted bytes is checked."""
-    texts, arrays = io.BytesIO(), io.BytesIO()
-    parse(
-        order("x.jsonl"), io.BytesIO(lines(3)), texts, arrays, fields=ignore_field,
-        progress=lambda *_: None,
-    )  # fmt: skip
-    assert (
-        len(
-            load(POOL, texts, arrays, duplicates=0, near_duplicates=0, assumed=0, guessed_kind=LIST)
-        )
-        == 3
-    )
-    cut = io.BytesIO(texts.getvalue()[:-1])
-    with pytest.raises(ValueError, match="do not fit"):
-        load(POOL, cut, arrays, duplicates=0, near_duplicates=0, assumed=0, guessed_kind=LIST)
-    with pytest.raises(ValueError, match="shape"):
-        load(POOL[:2], texts, arrays, duplicates=0, near_duplicates=0, assumed=0, guessed_kind=LIST)
-
-
 # Hostile files --------------------------------------------------------------------------------
 
 
@@ -224,12 +195,6 @@ def test_a_hostile_file_is_one_sentence(tmp_path: Path, case: str) -> None:
     assert "line 3" not in message
 
 
-def test_a_footer_is_believed_before_anything_is_unpacked() -> None:
-    """The declared size is refused before any row is read."""
-    with pytest.raises(InputError, match="unpacks to more"):
-        read_parquet(io.BytesIO(zeros(65 * 2**20)))
-
-
 class ShortReads(io.BytesIO):
     """A file whose reads return at most ``step`` bytes."""
 
@@ -256,13 +221,6 @@ def test_a_document_may_be_cut_anywhere(step: int) -> None:
         assert document.fields == {name: fields[name] for name in fields if name != "rows"}
 
 
-def test_a_formula_is_text(tmp_path: Path) -> None:
-    """What a spreadsheet would run is a query like any other."""
-    data = b'query,adder,speller,poet\n"=HYPERLINK(""x"")",1,0,0\n@SUM(1),0,1,0\n-1+2,0,0,1\n'
-    rows = read_rows(upload(data, tmp_path), order("x.csv"), QUIET, ignore_field)
-    assert list(rows.queries) == ['=HYPERLINK("x")', "@SUM(1)", "-1+2"]
-
-
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     """In every text format."""
     texts = {
@@ -273,6 +231,27 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     for name, data in texts.items():
         rows = read_rows(upload(b"\xef\xbb\xbf" + data, tmp_path), order(name), QUIET, ignore_field)
         assert list(rows.queries) == ["row 0?"]
+
+
+def test_answers_stay_behind_where_texts_cannot_be_compared(tmp_path: Path) -> None:
+    """Without an equality there are no classes, and the answers are not stored."""
+    data = json.dumps(RICH[0]).encode()
+    rows = read_rows(upload(data, tmp_path), order("x.jsonl", equality=None), QUIET, ignore_field)
+    assert rows.classes is None
+    assert rows.answered.tolist() == [True]
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    """The result of the process that parses untrusted bytes is checked."""
+    texts, arrays = io.BytesIO(), io.BytesIO()
+    source, counted = io.BytesIO(lines(3)), lambda *_: None
+    parse(order("x.jsonl"), source, texts, arrays, fields=ignore_field, progress=counted)
+    counts: dict[str, Any] = {"duplicates": 0, "near_duplicates": 0, "assumed": 0}
+    assert len(load(POOL, texts, arrays, guessed_kind=LIST, **counts)) == 3
+    cut = io.BytesIO(texts.getvalue()[:-1])
+    for pool, written, words in ((POOL, cut, "do not fit"), (POOL[:2], texts, "shape")):
+        with pytest.raises(ValueError, match=words):
+            load(pool, written, arrays, guessed_kind=LIST, **counts)
 
 
 def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,33 +417,17 @@ def test_an_upload_that_is_cut_changes_nothing(serve: Serve, tmp_path: Path) -> 
 @pytest.fixture(scope="module")
 def apart(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
-) -> Iterator[tuple[str, int]]:
-    """A gateway in its own process with a file size limit of 40 MB; its URL and process id."""
-    port = free_port()
-    config = configure(tmp_path_factory.mktemp("apart"), artifact, shared_pool.url, port=port)
+) -> Iterator[tuple[httpx2.Client, int]]:
+    """A gateway in its own process with a file size limit of 40 MB; a client and its process id."""
+    folder, port = tmp_path_factory.mktemp("apart"), free_port()
+    config = configure(folder, artifact, shared_pool.url, port=port)
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000_000,) * 2); "
         "from app.cli.main import main; sys.argv = sys.argv[1:]; main()"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", limited, "racer", "serve", "--config", str(config)],
-        env=os.environ | ENVIRONMENT,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                httpx2.get(f"http://127.0.0.1:{port}/healthz", verify=False, trust_env=False)
-                break
-            except httpx2.TransportError:
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}", process.pid
-    finally:
-        process.terminate()
-        process.wait(30)
+    program = (sys.executable, "-c", limited, "racer")
+    with serving(config, program, stderr=subprocess.DEVNULL) as (client, running):
+        yield client, running.pid
 
 
 def peak_resident(process: int) -> int:
@@ -480,13 +443,12 @@ def forget_peak(process: int) -> None:
 
 
 @pytest.mark.parametrize("form", [False, True], ids=["body", "form"])
-def test_an_upload_is_never_whole_in_memory(apart: tuple[str, int], form: bool) -> None:
+def test_an_upload_is_never_whole_in_memory(apart: tuple[httpx2.Client, int], form: bool) -> None:
     """32 MB come in and are read; the gateway grows by a quarter of that at most.
 
     A disk that is full is 507, and the gateway goes on.
     """
-    url, process = apart
-    gateway = Gateway(url, None)  # type: ignore[arg-type]
+    client, process = apart
     padding = '"padding": "' + "x" * 500_000 + '", '
     fat = b"".join(
         line.replace(b"{", b"{" + padding.encode(), 1) + b"\n" for line in lines(64).splitlines()
@@ -496,7 +458,7 @@ def test_an_upload_is_never_whole_in_memory(apart: tuple[str, int], form: bool) 
         sent: dict[str, Any] = {"files": {"file": ("rows.jsonl", data)}}
         if not form:
             sent = {"content": data, "headers": {"content-type": "application/x-ndjson"}}
-        return gateway.post("/calibrate?wait=true", ADMIN_KEY, **sent)
+        return client.post("/calibrate?wait=true", timeout=60, **sent)
 
     assert send(lines(60, 1_000)).status_code == 200
     forget_peak(process)
@@ -510,4 +472,3 @@ def test_an_upload_is_never_whole_in_memory(apart: tuple[str, int], form: bool) 
     assert answer.json()["error"]["code"] == "insufficient_storage"
     assert answer.headers["x-should-retry"] == "false"
     assert send(lines(60, 2_000)).status_code == 200
-    gateway.close()

@@ -162,11 +162,7 @@ async def test_calls_that_come_and_go_keep_the_bound(data: st.DataObject) -> Non
             its.release(running.pop(data.draw(st.integers(0, len(running) - 1))))
             continue
         replica = await its.acquire(
-            (),
-            caller="me",
-            deadline=math.inf,
-            even_if_out=lambda: False,
-            conversation=conversation,
+            (), caller="me", deadline=math.inf, even_if_out=lambda: False, conversation=conversation
         )
         running.append(replica)
         assert replica.outstanding <= math.ceil(MAX_LOAD * len(running) / 3)
@@ -195,15 +191,6 @@ async def test_turns_of_a_conversation_reach_one_replica() -> None:
         for number in range(12):
             await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
         assert [len(each.asked) - was for each, was in zip(its, before, strict=True)] == [4] * 3
-
-
-@on_loop
-async def test_the_setting_off_calls_replicas_in_turn() -> None:
-    """As before there were conversations."""
-    async with replicas(answers, answers) as its, opened({"m": its}, max_load=None) as fleet:
-        for _ in range(6):
-            await fleet.ask("m", CHAT, turn(1, "more"), deadline=soon(), session="mine")
-        assert [len(each.asked) for each in its] == [3, 3]
 
 
 @on_loop

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from app.errors import (
     UpstreamError,
@@ -20,21 +19,11 @@ from app.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from app.settings import Secrets
 from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 from app.upstream.reply import Endpoint
-from tests.kit.fleets import CHAT, asking, configured, opened, soon, stream_into, streamed
-from tests.kit.hostile.answers import (
-    DONE,
-    EVENTS,
-    JSON,
-    completion,
-    encoded,
-    event,
-    finish,
-    piece,
-)
+from tests.kit.fleets import CHAT, asking, opened, soon, stream_into, streamed
+from tests.kit.hostile.answers import DONE, EVENTS, JSON, completion, encoded, event, finish, piece
 from tests.kit.hostile.exchange import WORDS, Behaviour, Exchange, head
 from tests.kit.hostile.replicas import Replica, answers, fails, hangs, replicas
 from tests.kit.hostile.server import behaviour
@@ -44,27 +33,6 @@ from tests.kit.waiting import eventually
 
 FOUR = piece("m", "4")
 LATE_S = 2.5  # ten times what may pass after a deadline: a busy machine fails no test
-
-
-@on_loop
-async def test_a_call_carries_key_headers_and_payload() -> None:
-    """Everything that the configuration says about a candidate's server reaches it."""
-    async with replicas(answers) as [one]:
-        extra = {"key_header": "x-api-key", "headers": {"x-team": "blue"}}
-        settings = configured({"m": [one]}, candidate=extra)
-        secrets = Secrets(candidate_keys={"m": SecretStr("the-key")})
-        async with Fleet(settings, secrets, metrics=Metrics()) as fleet:
-            reply = await fleet.ask("m", CHAT, asking("grün"), deadline=soon())
-    sent = one.asked[0]
-    assert reply.body["choices"][0]["message"]["content"] == "42"
-    assert (reply.candidate, reply.attempts) == ("m", 1)
-    assert sent.body == asking("grün")
-    assert (sent.request.headers["x-api-key"], sent.request.headers["x-team"]) == (
-        "the-key",
-        "blue",
-    )
-    assert sent.request.headers["accept-encoding"] == "identity"
-    assert "authorization" not in sent.request.headers
 
 
 async def trickles_head(exchange: Exchange) -> None:
@@ -152,18 +120,6 @@ async def test_a_pause_between_two_pieces_has_a_limit_of_its_own() -> None:
 
 
 @on_loop
-async def test_nothing_is_read_after_the_deadline() -> None:
-    """A reader that was busy until after the deadline gets none of the buffered bytes."""
-    async with replicas(drips) as [one], opened({"m": [one]}) as fleet:
-        deadline = soon(2)
-        async with fleet.stream("m", CHAT, asking(), deadline=deadline) as stream:
-            assert await stream.read() == [FOUR]
-            await asyncio.sleep(deadline + 0.2 - time.monotonic())
-            with pytest.raises(UpstreamTimeout):
-                await stream.read()
-
-
-@on_loop
 async def test_waiting_for_a_place_ends_at_the_deadline_too() -> None:
     """Calls over a candidate's concurrency limit wait, at most until their deadline."""
     async with (
@@ -241,7 +197,7 @@ async def test_leaving_a_stream_early_closes_its_connection() -> None:
 
 @on_loop
 async def test_cancelled_fan_outs_leak_nothing() -> None:
-    """After 500 of them every connection, place and task is back, and calls are answered."""
+    """After 300 of them every connection, place and task is back, and calls are answered."""
     names, places = ("a", "b", "c"), 4
     running, peak = 0, 0
 
@@ -262,33 +218,29 @@ async def test_cancelled_fan_outs_leak_nothing() -> None:
     async with replicas(slow, slow, slow) as its:
         candidates = {name: [each] for name, each in zip(names, its, strict=True)}
         async with opened(candidates, candidate={"concurrency": places}) as fleet:
-            tasks_before = len(asyncio.all_tasks())
+
+            def tasks() -> int:
+                return len(asyncio.all_tasks()) - sum(len(each.tasks) for each in its)
+
+            def ask(name: str, text: str) -> Coroutine[Any, Any, Any]:
+                return fleet.ask(name, CHAT, asking(text), deadline=soon())
 
             async def fan_out(number: int) -> None:
-                calls = [
-                    asyncio.create_task(fleet.ask(name, CHAT, asking(f"{number}"), deadline=soon()))
-                    for name in names
-                ]
+                calls = [asyncio.create_task(ask(name, f"{number}")) for name in names]
                 await asyncio.sleep(number % 50 / 1000)
                 for call in calls:
                     call.cancel()
                 await asyncio.gather(*calls, return_exceptions=True)
 
-            for start in range(0, 500, 10):
+            tasks_before = tasks()
+            for start in range(0, 300, 10):
                 await asyncio.gather(*(fan_out(n) for n in range(start, start + 10)))
-            await asyncio.gather(
-                *(fleet.ask("a", CHAT, asking("last"), deadline=soon()) for _ in range(16))
-            )
+            await asyncio.gather(*(ask("a", "last") for _ in range(16)))
             assert peak == places
-            await eventually(
-                lambda: (
-                    len(asyncio.all_tasks()) - sum(len(each.tasks) for each in its) == tasks_before
-                )
-            )
+            await eventually(lambda: tasks() == tasks_before)
             await eventually(lambda: sum(each.open for each in its) <= len(names) * places)
             health = [each for every in fleet.health().values() for each in every]
-            assert [each.outstanding for each in health] == [0, 0, 0]
-            assert [each.state for each in health] == ["in", "in", "in"]
+            assert [(each.outstanding, each.state) for each in health] == [(0, "in")] * 3
         await eventually(lambda: sum(each.open for each in its) == 0)
 
 
@@ -326,10 +278,7 @@ async def test_a_prompt_that_servers_hang_up_on_does_not_run_through_the_pool() 
             await arrived.wait_for(lambda: waiting[0] == 8)
         await answers(exchange)
 
-    async with (
-        replicas(hangs_up_on_poison) as [one],
-        opened({"m": [one]}, attempts=2) as fleet,
-    ):
+    async with replicas(hangs_up_on_poison) as [one], opened({"m": [one]}, attempts=2) as fleet:
         await asyncio.gather(
             *(fleet.ask("m", CHAT, asking(f"{each}"), deadline=soon()) for each in range(8))
         )
@@ -361,42 +310,6 @@ async def test_connections_are_kept_after_answers_and_streams() -> None:
         assert one.connections == 1
 
 
-@on_loop
-async def test_a_few_interim_answers_are_read_over() -> None:
-    """They are no answer; as many as a server may want to send, connection for connection."""
-
-    async def hints(exchange: Exchange) -> None:
-        await exchange.send(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 60)
-        await answers(exchange)
-
-    async with replicas(hints) as [one], opened({"m": [one]}) as fleet:
-        for number in range(3):
-            reply = await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
-            assert reply.attempts == 1
-        assert one.connections == 1
-
-
-@on_loop
-async def test_a_document_where_a_stream_was_asked_for_is_cut_into_pieces() -> None:
-    """Some servers do not stream."""
-
-    async def whole(exchange: Exchange) -> None:
-        await exchange.answer(encoded(completion("m", "forty-two")))
-
-    async with replicas(whole) as [one], opened({"m": [one]}) as fleet:
-        assert await streamed(fleet, asking(stream=True), soon()) == ["forty-two", ""]
-
-
-@on_loop
-async def test_a_stream_where_a_document_was_asked_for_is_refused() -> None:
-    """It is no answer to this request."""
-    async with replicas(drips) as [one], opened({"m": [one]}, attempts=1) as fleet:
-        with pytest.raises(UpstreamError) as caught:
-            await fleet.ask("m", CHAT, asking(), deadline=soon())
-        assert caught.value.kind == "upstream_invalid_response"
-        await eventually(lambda: one.open == 0)
-
-
 def _stream_of(*events: bytes) -> Behaviour:
     async def play(exchange: Exchange) -> None:
         await begin_stream(exchange)
@@ -404,6 +317,13 @@ def _stream_of(*events: bytes) -> Behaviour:
             await exchange.send(each)
         await asyncio.sleep(0.05)
         exchange.fin()
+
+    return play
+
+
+def _sends(data: bytes, headers: Mapping[str, str] | None = None) -> Behaviour:
+    async def play(exchange: Exchange) -> None:
+        await exchange.answer(data, headers=headers)
 
     return play
 
@@ -425,6 +345,7 @@ async def _cut_after_the_finish(exchange: Exchange) -> None:
         (_stream_of(*FINISHED), True),
         (_stream_of(*FINISHED, DONE, b"data: nonsense\n\n"), True),
         (_cut_after_the_finish, True),
+        (_sends(encoded(completion("m", "4"))), True),  # some servers do not stream
         (_stream_of(event(FOUR)), False),
         (_stream_of(event(FOUR), DONE), False),
         (_stream_of(DONE), False),
@@ -441,13 +362,6 @@ async def test_a_stream_is_whole_when_it_says_why_it_ended(play: Behaviour, whol
         with pytest.raises(UpstreamError) as caught:
             await streamed(fleet, asking(stream=True), soon())
         assert caught.value.kind == "upstream_disconnected"
-
-
-def _sends(data: bytes, headers: Mapping[str, str] | None = None) -> Behaviour:
-    async def play(exchange: Exchange) -> None:
-        await exchange.answer(data, headers=headers)
-
-    return play
 
 
 def _writes(*parts: bytes) -> Behaviour:
@@ -479,6 +393,7 @@ FAILURES: dict[str, tuple[Behaviour, type[UpstreamError], str, int]] = {
               "upstream_response_too_large", 1),
     "cut": (_writes(_OK + b"content-length: 9\r\n\r\n{"), UpstreamError,
             "upstream_disconnected", 2),
+    "stream": (drips, UpstreamError, "upstream_invalid_response", 2),
     "dropped": (_writes(b""), UpstreamError, "upstream_disconnected", 2),
     "no http": (_writes(b"220 mail.example ESMTP\r\n\r\n"), UpstreamError,
                 "upstream_protocol_error", 1),

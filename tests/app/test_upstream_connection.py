@@ -325,19 +325,6 @@ def test_a_large_payload_is_written_as_the_server_reads_it() -> None:
     LOOP.run_until_complete(test())
 
 
-@on_loop
-async def test_a_large_payload_arrives_whole() -> None:
-    """Byte for byte, over a socket."""
-
-    async def behaves(exchange: Exchange) -> None:
-        await exchange.answer(encoded(completion("m", "4")))
-
-    async with replicas(behaves) as [one], opened({"m": [one]}) as fleet:
-        question = asking("?" * 3 * 2**20)
-        await fleet.ask("m", CHAT, question, deadline=soon())
-        assert one.asked[0].body == question
-
-
 @pytest.mark.parametrize("at_once", [True, False])
 @on_loop
 async def test_the_next_request_gets_no_answer_that_was_sent_before_it(at_once: bool) -> None:

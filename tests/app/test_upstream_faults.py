@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,36 +24,23 @@ from tests.kit.upstream import UPSTREAM_WORDS, FakePool
 
 openai = LazyModule("openai")
 
-# Fault -> (status when all candidates have it, kind in `racer.calls`).
-FAULTS = {
-    "500": (502, "upstream_error"),
-    "503": (503, "upstream_error"),
-    "429": (429, "upstream_rate_limited"),
-    "401": (502, "upstream_auth_error"),
-    "403": (502, "upstream_auth_error"),
-    "404": (404, "upstream_rejected"),
-    "400": (400, "upstream_rejected"),
-    "hang": (504, "upstream_timeout"),
-    "reset": (502, "upstream_disconnected"),
-    "not_http": (502, "upstream_protocol_error"),
-    "html": (502, "upstream_invalid_response"),
-    "not_openai": (502, "upstream_invalid_response"),
-    "no_choices": (502, "upstream_empty"),
-    "odd_choice": (502, "upstream_invalid_response"),
-    "content_is_a_number": (502, "upstream_invalid_response"),
-    "nan": (502, "upstream_invalid_response"),
-    "twice": (502, "upstream_invalid_response"),
-    "half": (502, "upstream_invalid_response"),
-    "latin1": (502, "upstream_invalid_response"),
-    "deep": (502, "upstream_invalid_response"),
-    "empty": (502, "upstream_empty"),
-    "redirect": (502, "upstream_redirect"),
-    "huge": (502, "upstream_response_too_large"),
-    "gzip": (502, "upstream_encoding"),
-}
-
-
-# Status -> type, where it is not the candidates' own fault.
+# One of each kind, its status when all candidates have it, its code; tests/faults has every mode.
+FAULTS = [
+    ("500", 502, "upstream_error"),
+    ("429", 429, "upstream_rate_limited"),
+    ("401", 502, "upstream_auth_error"),
+    ("400", 400, "upstream_rejected"),
+    ("404", 404, "upstream_rejected"),
+    ("hang", 504, "upstream_timeout"),
+    ("reset", 502, "upstream_disconnected"),
+    ("not_http", 502, "upstream_protocol_error"),
+    ("html", 502, "upstream_invalid_response"),
+    ("deep", 502, "upstream_invalid_response"),
+    ("no_choices", 502, "upstream_empty"),
+    ("redirect", 502, "upstream_redirect"),
+    ("huge", 502, "upstream_response_too_large"),
+    ("gzip", 502, "upstream_encoding"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +64,10 @@ def strict(
         yield gateway
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_one_fault_does_not_fail_the_request(strict: Gateway, pool: FakePool, fault: str) -> None:
+@pytest.mark.parametrize(("fault", "kind"), [(fault, kind) for fault, _, kind in FAULTS])
+def test_one_fault_does_not_fail_the_request(
+    strict: Gateway, pool: FakePool, fault: str, kind: str
+) -> None:
     """The other's answer alone votes and is charged; the certificate names who failed."""
     pool.fail("adder", fault)
     pool.say("speller", "seven")
@@ -89,22 +77,18 @@ def test_one_fault_does_not_fail_the_request(strict: Gateway, pool: FakePool, fa
     assert answer["racer"]["votes"] == {"seven": 1}
     assert answer["racer"]["certificate"]["reasons"] == ["candidate_failed:adder"]
     assert response.headers["x-racer-guarantee"] == "void; reason=candidate_failed:adder"
-    assert {"candidate": "adder", "error": FAULTS[fault][1]} in answer["racer"]["calls"]
+    assert {"candidate": "adder", "error": kind} in answer["racer"]["calls"]
     assert answer["usage"]["total_tokens"] == 15  # the one who answered
 
 
-@pytest.mark.parametrize(
-    ("model", "fault"),
-    # A valid shape without content is passed on where its candidate is named.
-    [(m, fault) for m in ("auto", "adder") for fault in FAULTS if (m, fault) != ("adder", "empty")],
-)
+@pytest.mark.parametrize("model", ["auto", "adder"])
+@pytest.mark.parametrize(("fault", "status"), [(fault, status) for fault, status, _ in FAULTS])
 def test_when_all_candidates_fail_the_status_names_the_fault(
-    strict: Gateway, pool: FakePool, fault: str, model: str
+    strict: Gateway, pool: FakePool, fault: str, status: int, model: str
 ) -> None:
     """Routed or pinned: one envelope, one status, and none of the upstream's own words."""
     pool.fail("adder", fault)
     response = strict.ask(ONE, model=model)
-    status = FAULTS[fault][0]
     assert response.status_code == status
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -144,22 +128,6 @@ def test_one_passing_fault_is_enough_to_try_again(strict: Gateway, pool: FakePoo
     assert strict.ask(TWO).headers["x-should-retry"] == "false"
 
 
-def test_a_refused_connection_is_unavailable(serve: Serve, pool: FakePool) -> None:
-    """It is a 503 for a named candidate; routed requests call the other candidates from then on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, and not listening
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        gateway = serve(candidates=candidates(pool.url, adder={"base_url": url}))
-        together, alone = gateway.chat(TWO), gateway.ask(ONE, model="adder")
-        routed = gateway.chat(ONE)
-    assert alone.status_code == 503
-    assert alone.json()["error"]["code"] == "upstream_unavailable"
-    assert "retry-after" in alone.headers
-    assert together["model"] == "speller"
-    assert {"candidate": "adder", "error": "upstream_unavailable"} in together["racer"]["calls"]
-    assert "adder" not in [each["candidate"] for each in routed["racer"]["calls"]]
-
-
 def test_proxies_of_the_environment_are_not_used(
     serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,13 +147,6 @@ def test_each_candidate_has_its_own_deadline(serve: Serve, pool: FakePool) -> No
     answer = gateway.chat(TWO)
     assert answer["model"] == "speller"
     assert {"candidate": "adder", "error": "upstream_timeout"} in answer["racer"]["calls"]
-
-
-def test_a_deadline_cuts_an_answer_that_drips(serve: Serve, pool: FakePool) -> None:
-    """The deadline is for the whole answer, not for each read."""
-    gateway = serve(candidates=candidates(pool.url, timeout_s=0.5))
-    pool.say("adder", "a very long answer" * 10, pause_s=0.1)
-    assert '"code":"upstream_timeout"' in gateway.ask(ONE, stream=True).text
 
 
 def test_a_stream_over_the_limit_is_cut(strict: Gateway, pool: FakePool) -> None:

@@ -175,12 +175,3 @@ async def test_connections_are_spread_over_the_addresses_of_a_host() -> None:
     assert names.lookups == 1
     assert [each[0][4][0] for each in found] == ["10.0.0.1", "10.0.1.1", "10.0.2.1"] * 2
     assert all(len(each) == 3 for each in found)
-
-
-@on_loop
-async def test_servers_are_found_by_name() -> None:
-    """The resolver is the one that connections use."""
-    async with replicas(answers) as [one]:
-        one.host = "localhost"
-        async with opened({"m": [one]}) as fleet:
-            assert (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts == 1

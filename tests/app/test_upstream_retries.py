@@ -12,12 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.errors import (
-    UpstreamError,
-    UpstreamRateLimited,
-    UpstreamTimeout,
-    UpstreamUnavailable,
-)
+from app.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout, UpstreamUnavailable
 from app.settings import FleetSettings
 from app.upstream.retries import FLOOR, WINDOW_S, Retries, RetryBudget
 from tests.kit.fleets import CHAT, asking, opened, soon, stream_into, streamed

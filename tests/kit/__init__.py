@@ -36,7 +36,8 @@ How to write or convert a test module:
 5. `make test-fast` runs what needs no socket and no process: a test of `tests/core` or `tests/app`
    is fast unless it uses a fixture that opens one or stands in a module that `tests/conftest.py`
    lists. A fast test that listens or starts a process fails.
-6. An async test is a coroutine in a module with ``pytestmark = pytest.mark.anyio``.
+6. An async test is a coroutine in a module with ``pytestmark = pytest.mark.anyio``, or one that
+   `loops.on_loop` runs on the loop of the gateway.
 
 To convert a module: replace ``serve: Serve`` by ``shared: Shared`` and ``serve(...)`` by
 ``shared(...).gateway`` where rule 2 allows it, run the module twice in both orders, then replace

@@ -220,3 +220,17 @@ def start() -> Iterator[Callable[..., Bare]]:
 def open_connections(server: Bare) -> int:
     """As the server counts them."""
     return len(server.server.server_state.connections)
+
+
+def dialled(gateway: Gateway) -> socket.socket:
+    """A new connection to a gateway."""
+    host, _, port = gateway.url.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def told(gateway: Gateway, data: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of the one answer to these bytes, after which the connection closes."""
+    with dialled(gateway) as connection:
+        connection.sendall(data.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+        head, _, body = rest(connection).partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)

@@ -10,13 +10,7 @@ import pytest
 from app.access.quotas import QuotaTicket
 from app.answering import streaming
 from tests.kit.case import Shared
-from tests.kit.gateway import (
-    ONE,
-    POOL,
-    TWO,
-    Gateway,
-    user,
-)
+from tests.kit.gateway import ONE, POOL, TWO, Gateway, user
 from tests.kit.upstream import FakePool
 
 from .formats import CHAT, RESPONSES, STREAMED, WHOLE_POOL
@@ -115,14 +109,10 @@ def test_the_official_client_reads_a_named_candidate_without_text(
     """Its completion, and its own stream helper."""
     set_answers(pool, "poet", FILTERED)
     chat = gateway.openai().chat.completions
-    whole = chat.create(model="poet", messages=user(ONE))
+    whole = chat.create(model="poet", messages=user(ONE)).choices[0]
     with chat.stream(model="poet", messages=user(ONE)) as stream:
-        for _ in stream:
-            pass
-    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (
-        None,
-        "content_filter",
-    )
+        assert list(stream)
+    assert (whole.message.content, whole.finish_reason) == (None, "content_filter")
 
 
 @STREAMED
@@ -220,34 +210,48 @@ def test_without_an_answer_the_certificate_is_void(
         assert (racer["served_by"], racer["votes"]) == ("adder", {})
 
 
+CUT: Answer = ({}, "cut")  # the stream breaks off before its first text
+
+
 @STREAMED
-@pytest.mark.parametrize("answer", [REASONING, FILTERED, BLANK, EMPTY, NOTHING])
+@pytest.mark.parametrize("answer", [REASONING, FILTERED, BLANK, EMPTY, NOTHING, CUT])
 def test_where_the_only_member_has_no_answer_another_is_called(
-    shared: Shared, pool: FakePool, answer: Answer, stream: bool
+    shared: Shared,
+    pool: FakePool,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Answer,
+    stream: bool,
 ) -> None:
-    """`cover` calls one of two who are right together; its stream begins with an empty text.
+    """`cover` calls one of two who are right together; what was answered is charged, once.
 
     Reasoning has begun when it is sent, so a stream of it stays.
     """
     gateway = shared(routing={"score": "cover"}).gateway
     (chosen,) = gateway.route(TWO)["selected"]
     (other,) = {"adder", "speller"} - {chosen}
-    set_answers(pool, chosen, answer)
+    if answer is CUT:
+        pool.say(chosen, "", fault="cut" if stream else "half")
+    else:
+        set_answers(pool, chosen, answer)
     set_answers(pool, other, text("larger"))
+    spent: list[int] = []
+    monkeypatch.setattr(QuotaTicket, "spend", lambda _, tokens: spent.append(tokens))
     message, racer = ask(gateway, TWO, stream=stream)
+    if answer is not NOTHING:  # whose prompt is charged, and which is not listed
+        assert sum(spent) == sum(each["total_tokens"] for each in racer["usage"])
     certificate = racer["certificate"]
     assert certificate["holds"] is False
     if stream and answer is REASONING:
         assert (racer["served_by"], matches(message, answer)) == (chosen, True)
         assert certificate["reasons"] == ["set_unanswered"]
         return
+    failed = answer in (NOTHING, CUT)
     assert (racer["served_by"], message["content"]) == (other, "larger")
-    reason = f"candidate_failed:{chosen}" if answer is NOTHING else "set_unanswered"
+    reason = f"candidate_failed:{chosen}" if failed else "set_unanswered"
     assert certificate["reasons"] == [reason]
-    assert pool.models_called() == sorted((chosen, other))
-    assert {each["candidate"] for each in racer["usage"]} == (
-        {other} if answer is NOTHING else {chosen, other}
-    )
+    assert set(pool.models_called()) == {chosen, other}
+    used = {each["candidate"] for each in racer["usage"]}
+    assert used == ({other} if failed else {chosen, other})
 
 
 @STREAMED
@@ -319,36 +323,3 @@ def test_white_space_without_end_is_not_held_without_end(
     _, events = CHAT.stream(gateway, ONE)
     assert len(events) > 100  # live: a merged answer has two
     assert events[-1]["racer"]["certificate"]["reasons"] == ["set_unanswered"]
-
-
-@pytest.mark.parametrize("others", ["7", " "], ids=["replaced", "returned"])
-@STREAMED
-def test_a_blank_is_charged_once(
-    shared: Shared, pool: FakePool, monkeypatch: pytest.MonkeyPatch, stream: bool, others: str
-) -> None:
-    """With the answer that stands in for it, and alone."""
-    gateway = shared(routing={"score": "cover"}).gateway
-    (chosen,) = gateway.route(TWO)["selected"]
-    for name in POOL:
-        pool.say(name, others)
-    pool.say(chosen, " ")
-    spent: list[int] = []
-    monkeypatch.setattr(QuotaTicket, "spend", lambda _, tokens: spent.append(tokens))
-    message, racer = ask(gateway, TWO, stream=stream)
-    assert message["content"] == others
-    assert sum(spent) == sum(each["total_tokens"] for each in racer["usage"])
-    assert len(racer["usage"]) == 2
-
-
-def test_a_candidate_that_breaks_before_its_first_text_is_replaced(
-    shared: Shared, pool: FakePool
-) -> None:
-    """Its role was sent, then it failed: nothing had gone out, so another answers."""
-    gateway = shared(routing={"score": "cover"}).gateway
-    (chosen,) = gateway.route(TWO)["selected"]
-    (other,) = {"adder", "speller"} - {chosen}
-    pool.say(chosen, "", fault="cut")
-    pool.say(other, "larger")
-    message, racer = ask(gateway, TWO, stream=True)
-    assert (message["content"], racer["served_by"]) == ("larger", other)
-    assert racer["certificate"]["reasons"] == [f"candidate_failed:{chosen}"]

@@ -26,7 +26,7 @@ from tests.kit.gateway import (
     user,
 )
 from tests.kit.lazy import LazyModule
-from tests.kit.upstream import FakePool, proposed
+from tests.kit.upstream import FakePool
 
 from .formats import CHAT, WHOLE_POOL
 
@@ -120,18 +120,23 @@ HEADERS = {
 
 
 def test_fields_that_we_do_not_know_survive(gateway: Gateway, pool: FakePool) -> None:
-    """What the winner's server says beyond the protocol of today reaches the client."""
-    choice = {
-        "index": 0,
-        "message": {"role": "assistant", "content": "7", "reasoning": "3 and 4"},
-        "finish_reason": "stop",
-        "stop_reason": 5,
-    }
-    pool.say("adder", "7", fields={"choices": [choice], "system_fingerprint": "fp"})
-    answer = gateway.chat(ONE)
-    assert answer["a_field_of_tomorrow"] == {"kept": True}
+    """What the winner's server says reaches the client, and what the client says the servers."""
+    logprobs = {"content": [{"token": "7", "logprob": -0.1, "bytes": [55], "top_logprobs": []}]}
+    message = {"role": "assistant", "content": "7", "reasoning": "3 and 4"}
+    more = {"finish_reason": "stop", "stop_reason": 5, "logprobs": logprobs}
+    choice = {"index": 0, "message": message, **more}
+    for name in POOL:
+        pool.say(name, "7", fields={"choices": [choice], "system_fingerprint": "fp"})
+    body = {**PASSED, "model": "auto", "racer": {"alpha": 0.1}, "stream": False}
+    answer = gateway.post("/v1/chat/completions", json=body).json()
     assert answer["system_fingerprint"] == "fp"
     assert answer["choices"] == [choice]
+    assert pool.requests
+    for request in pool.requests:
+        assert request == {**PASSED, "model": request["model"], "stream": False}
+    _, events = CHAT.stream(gateway, TWO, logprobs=True)
+    assert events[0]["choices"][0]["logprobs"] == logprobs
+    assert events[0]["choices"][0]["delta"] == message
 
 
 PASSED = {
@@ -157,17 +162,6 @@ PASSED = {
     "min_tokens": 1,
     "a_field_of_tomorrow": {"deep": [1, 2.5, None, "text"]},
 }
-
-
-def test_every_other_field_reaches_the_candidate_untouched(
-    gateway: Gateway, pool: FakePool
-) -> None:
-    """What arrives upstream is what the client sent, but for the model and the ``racer`` block."""
-    body = {**PASSED, "model": "auto", "racer": {"alpha": 0.1}, "stream": False}
-    assert gateway.post("/v1/chat/completions", json=body).status_code == 200
-    assert pool.requests
-    for request in pool.requests:
-        assert request == {**PASSED, "model": request["model"], "stream": False}
 
 
 @pytest.mark.parametrize("routed_on", ["last_user", "conversation"])
@@ -369,45 +363,46 @@ def test_parallel_tool_calls_in_any_order_are_one_answer(gateway: Gateway, pool:
     ]
 
 
-def test_evaluators_rate_tool_calls_as_rows_record_them(serve: Serve, pool: FakePool) -> None:
-    """Canonical JSON of names and arguments: a blank text would say nothing about the call."""
-    evaluator = {"base_url": pool.url, "model": "judge"}
-    gateway = serve(aggregation={"method": "weighted", "weight": "p_true", "evaluator": evaluator})
-    pool.rated.clear()
-    pool.say("adder", "", message=calling(call("add", '{"b": 2, "a": 1}')))
-    pool.say("speller", "7")
-    gateway.chat(TWO, {"explain": True}, tools=TOOLS)
-    rated = {proposed(body) for body in pool.rated}
-    assert rated >= {'[{"arguments":{"a":1,"b":2},"name":"add"}]', "7"}
+def delta(finish: str | None = None, index: int = 0, **content: Any) -> dict[str, Any]:
+    """A choice of a chunk."""
+    return {"index": index, "delta": content, "finish_reason": finish}
 
 
-def test_a_tool_call_streams_live_as_it_comes(gateway: Gateway, pool: FakePool) -> None:
-    """Deltas of a call's arguments pass through one by one."""
-    deltas: list[dict[str, Any]] = [
-        {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "add", "arguments": ""}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
-    ]
-    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
-    end: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": "tool_calls"}
-    pool.say("adder", "", choices=[*choices, end])
-    _, events = CHAT.stream(gateway, ONE, tools=TOOLS, racer={"candidates": ["adder"]})
-    assert [event["choices"][0] for event in events] == [*choices, end]
+def call_part(**function: str) -> dict[str, Any]:
+    """A part of the only call."""
+    return delta(tool_calls=[{"index": 0, "function": function}])
 
 
-def test_log_probabilities_come_back(gateway: Gateway, pool: FakePool) -> None:
-    """In a whole answer, and in the one chunk that a merged stream has for a text."""
-    logprobs = {"content": [{"token": "7", "logprob": -0.1, "bytes": [55], "top_logprobs": []}]}
-    message = {"role": "assistant", "content": "7"}
-    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": "stop"}
-    for name in POOL:
-        pool.say(name, "7", fields={"choices": [choice]})
-    answer = gateway.chat(TWO, logprobs=True, top_logprobs=1)
-    assert answer["choices"] == [choice]
-    assert answer["racer"]["certificate"]["holds"] is True
-    assert pool.requests[0]["top_logprobs"] == 1
-    _, events = CHAT.stream(gateway, TWO, logprobs=True)
-    assert events[0]["choices"][0]["logprobs"] == logprobs
+LIVE = {
+    "a tool call": [
+        call_part(name="add", arguments=""),
+        call_part(arguments='{"a":'),
+        call_part(arguments="1}"),
+        delta("tool_calls"),
+    ],
+    "reasoning": [
+        delta(reasoning_content="3 and 4", reasoning="make 7"),
+        delta("stop", content="7"),
+    ],
+    "choices that finish one by one": [
+        delta(content="7"),
+        delta("stop"),
+        delta(index=1, content="seven"),
+        delta("length", index=1),
+    ],
+    "an empty chunk after the finish": [delta("stop", content="7"), delta(content="")],
+}
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_live_stream_passes_choices_as_they_come(
+    gateway: Gateway, pool: FakePool, name: str
+) -> None:
+    """Each in a chunk of its own; the racer object is on the last."""
+    pool.say("adder", "", choices=LIVE[name])
+    _, events = CHAT.stream(gateway, ONE, n=2, tools=TOOLS, racer={"candidates": ["adder"]})
+    assert [choice for event in events for choice in event["choices"]] == LIVE[name]
+    assert CHAT.racer(events)["served_by"] == "adder"
 
 
 def choices_of(*texts: str) -> list[dict[str, Any]]:
@@ -439,6 +434,8 @@ def test_surplus_and_repeated_choices_are_dropped(gateway: Gateway, pool: FakePo
     twice = [*choices_of("7"), *choices_of("8")]
     pool.say("adder", "", fields={"choices": twice})
     assert gateway.chat(ONE, n=2)["choices"] == twice[:1]
+    pool.say("adder", "", choices=[delta(content="7"), delta(index=5, content="x"), delta("stop")])
+    assert CHAT.ask(gateway, ONE, stream=True).text == "7"
 
 
 def test_several_choices_stream_after_the_vote(gateway: Gateway, pool: FakePool) -> None:
@@ -463,7 +460,7 @@ def test_images_reach_every_candidate_as_they_were_sent(gateway: Gateway, pool: 
 
 
 def test_reasoning_passes_through(gateway: Gateway, pool: FakePool) -> None:
-    """Under either name that servers give it: whole, merged in a stream, and live."""
+    """Under either name that servers give it: whole, and merged in a stream."""
     thought = {"reasoning_content": "3 and 4", "reasoning": "make 7"}
     message = {"role": "assistant", "content": "7", **thought}
     for name in POOL:
@@ -471,50 +468,9 @@ def test_reasoning_passes_through(gateway: Gateway, pool: FakePool) -> None:
     assert gateway.chat(TWO)["choices"][0]["message"] == message
     _, events = CHAT.stream(gateway, TWO)
     assert events[0]["choices"][0]["delta"] == message
-    live: list[dict[str, Any]] = [
-        {"index": 0, "delta": thought, "finish_reason": None},
-        {"index": 0, "delta": {"content": "7"}, "finish_reason": "stop"},
-    ]
-    pool.say("adder", "", choices=live)
-    assert [event["choices"][0] for event in CHAT.stream(gateway, ONE)[1]] == live
-
-
-def test_the_answers_format_is_passed_on(gateway: Gateway, pool: FakePool) -> None:
-    """A JSON schema reaches the candidate, and no row was labelled under it."""
-    wanted = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "object"}}}
-    pool.say("adder", '{"sum": 7}')
-    answer = gateway.chat(ONE, response_format=wanted)
-    assert pool.requests[0]["response_format"] == wanted
-    assert answer["racer"]["certificate"]["reasons"] == ["conditions_differ:response_format"]
-
-
-def test_a_chunk_after_the_finish_is_not_lost(gateway: Gateway, pool: FakePool) -> None:
-    """Some servers send an empty one; the last chunk carries the racer object."""
-    choices: list[dict[str, Any]] = [
-        {"index": 0, "delta": {"content": "7"}, "finish_reason": "stop"},
-        {"index": 0, "delta": {"content": ""}, "finish_reason": None},
-    ]
-    pool.say("adder", "", choices=choices)
-    _, events = CHAT.stream(gateway, ONE)
-    assert [event["choices"][0] for event in events] == choices
-    assert "racer" in events[-1]
 
 
 # Streams -----------------------------------------------------------------------------------------
-
-
-def test_choices_that_finish_one_by_one_all_arrive(gateway: Gateway, pool: FakePool) -> None:
-    """With ``n = 2`` both finish reasons reach the client; the racer object is on the last."""
-    choices: list[dict[str, Any]] = [
-        {"index": 0, "delta": {"content": "7"}, "finish_reason": None},
-        {"index": 0, "delta": {}, "finish_reason": "stop"},
-        {"index": 1, "delta": {"content": "seven"}, "finish_reason": None},
-        {"index": 1, "delta": {}, "finish_reason": "length"},
-    ]
-    pool.say("adder", "", choices=choices)
-    _, events = CHAT.stream(gateway, ONE, n=2)
-    assert [choice for event in events for choice in event["choices"]] == choices
-    assert CHAT.racer(events)["served_by"] == "adder"
 
 
 def test_comments_keep_a_waiting_stream_alive(shared: Shared, pool: FakePool) -> None:

@@ -79,6 +79,8 @@ def test_embeddings_of_auto_come_from_the_configured_candidate(
     gateway = serve(embeddings="adder", candidates=embedder, calibrated=False)
     answer = gateway.post("/v1/embeddings", json={"model": "auto", "input": "a"}).json()
     assert (answer["model"], pool.requests[0]["model"]) == ("adder", "org/embedder")
+    named = gateway.post("/v1/embeddings", json={"model": "poet", "input": "a"}).json()
+    assert named["model"] == "poet"
 
 
 @pytest.mark.parametrize("model", ["auto", "gpt-4o", "auto/fast"])

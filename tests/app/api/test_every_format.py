@@ -159,10 +159,7 @@ def test_a_streamed_answer_arrives_while_it_is_written(
     """The first event is there long before the candidate has finished."""
     pool.say("adder", "seven", pause_s=0.3)
     body = {"model": "auto", **api.asks(ONE), "stream": True}
-    with (
-        gateway.http() as client,
-        client.stream("POST", f"/v1/{api.path}", json=body) as response,
-    ):
+    with gateway.http() as client, client.stream("POST", f"/v1/{api.path}", json=body) as response:
         lines = response.iter_lines()  # kept: dropping it would close the connection
         first = next(lines)
         assert pool.running == ["adder"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from app.settings.aggregation import Aggregation
-from tests.kit.gateway import ONE, TWO, Gateway, Serve
+from tests.kit.gateway import TWO, Gateway, Serve
 from tests.kit.upstream import FakePool, proposed
 
 
@@ -19,6 +18,7 @@ def test_markers_are_a_setting(serve: Serve, pool: FakePool) -> None:
     pool.say("speller", "<think>4 + 3</think>7")
     racer = gateway.chat(TWO, {"explain": True})["racer"]
     assert racer["votes"] == {"7": 1, "<think>4 + 3</think>7": 1}
+    assert racer["answers"]["adder"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -46,24 +46,18 @@ def test_fields_of_reasoning_are_no_part_of_the_answer(gateway: Gateway, pool: F
     assert answer["choices"][0]["message"]["reasoning_content"] == "adder's"
 
 
-def test_evaluators_rate_answers_without_their_reasoning(serve: Serve, pool: FakePool) -> None:
-    """Thoughts are long, and argue for themselves."""
+def test_evaluators_rate_answers_as_rows_record_them(serve: Serve, pool: FakePool) -> None:
+    """Without thoughts, which argue for themselves; tool calls as canonical JSON."""
     evaluator = {"base_url": pool.url, "model": "judge"}
     gateway = serve(aggregation={"method": "weighted", "weight": "p_true", "evaluator": evaluator})
     pool.rated.clear()
-    pool.say("adder", "<think>3 + 4</think>7")
+    function = {"name": "add", "arguments": '{"b": 2, "a": 1}'}
+    calls = [{"id": "c", "type": "function", "function": function}]
+    pool.say("adder", "", message={"role": "assistant", "content": None, "tool_calls": calls})
     pool.say("speller", "<think>3 + 5</think>8")
-    gateway.chat(TWO)
-    assert sorted(map(proposed, pool.rated)) == ["7", "8"]
-
-
-def test_shadow_and_explained_answers_are_what_rows_record(
-    gateway: Gateway, pool: FakePool
-) -> None:
-    """The answers of the racer object have no thoughts, as the rows of `racer label`."""
-    pool.say("adder", "<think>3 + 4</think>7")
-    racer = json.loads(gateway.ask(ONE, {"explain": True}).text)["racer"]
-    assert racer["answers"]["adder"] == "7"
+    gateway.chat(TWO, {"explain": True}, tools=[{"type": "function", "function": {"name": "add"}}])
+    rated = {proposed(body) for body in pool.rated}
+    assert rated == {'[{"arguments":{"a":1,"b":2},"name":"add"}]', "8"}
 
 
 def test_a_vote_without_thoughts_is_another_than_one_with_them() -> None:

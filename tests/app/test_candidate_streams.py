@@ -1,11 +1,13 @@
-"""Event templates: stream events that differ in their text alone are read and written as others."""
+"""Streams of candidates: templates of alike events, and where a stream ends."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, repeat
 from typing import Any, cast
 
 import pytest
@@ -13,11 +15,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from app.answering.token_usage import TokenMeter
+from app.errors import UpstreamError
 from app.upstream.http_client import UpstreamAnswer
 from app.upstream.stream import CandidateStream
 from app.wire.chat import Chat
-from app.wire.event_template import EventTemplate, Piece, parsed
+from app.wire.completions import Completions
+from app.wire.event_template import Piece, parsed
 from app.wire.format import ApiFormat, EventWriter
+from app.wire.messages.format import Messages
 from app.wire.responses import Responses
 from tests.kit.event_templates import SHAPES, TEXTS, chat, template_of
 
@@ -109,18 +114,6 @@ def test_events_without_a_plain_text_fit_no_template(raw: str) -> None:
     assert event_template.event(data.replace('"TEXT"', raw)) is None
 
 
-def test_ends_are_not_cut_out_of_each_other() -> None:
-    """An event shorter than what stands around the text."""
-    event_template = EventTemplate(
-        before='{"a":"',
-        after='"a":"b"}',
-        with_text=lambda text: {"a": text},
-        choice=0,
-        other_chars=0,
-    )
-    assert event_template.event('{"a":"b"}') is None
-
-
 def test_events_with_numbers_have_no_template() -> None:
     """Those of /v1/responses."""
     data = json.dumps({"type": "response.output_text.delta", "delta": "a", "sequence_number": 4})
@@ -154,37 +147,43 @@ EVENTS = st.lists(
 FINISH = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 
 
-class Cut:
-    """An answer whose bytes arrive in parts of these sizes."""
+class Sent:
+    """An answer whose bytes arrive in these parts, and which then breaks off or ends."""
 
     is_stream = True
 
-    def __init__(self, data: bytes, sizes: Sequence[int]) -> None:
-        self._left = data
-        self._sizes = iter([*sizes, *[7] * len(data)])
+    def __init__(self, parts: Iterable[bytes], failure: str | None = None) -> None:
+        self._parts = iter(parts)
+        self._failure = failure
+        self.is_complete = False
 
     async def read_part(self) -> bytes:
-        """The next part; nothing at the end."""
-        size = next(self._sizes, 0)
-        part, self._left = self._left[:size], self._left[size:]
-        return part
+        """The next part; in the end a failure, or nothing."""
+        for part in self._parts:
+            return part
+        if self._failure is not None:
+            raise UpstreamError("adder broke off", kind=self._failure)
+        return b""
 
     async def finish(self) -> None:
         """The answer was whole."""
+        self.is_complete = True
+
+
+async def read_into(found: list[Piece], api_format: ApiFormat, sent: Sent) -> None:
+    """What is read of a stream; what arrived before a failure is there, too."""
+    stream = CandidateStream("adder", api_format, cast("UpstreamAnswer", sent))
+    while arrived := await stream.read():
+        found += arrived
 
 
 def pieces(api_format: ApiFormat, data: bytes, sizes: Sequence[int]) -> list[Piece]:
-    """What is read of a stream."""
-
-    async def read() -> list[Piece]:
-        answer = cast("UpstreamAnswer", Cut(data, sizes))
-        stream = CandidateStream("adder", api_format, answer)
-        found: list[Piece] = []
-        while arrived := await stream.read():
-            found += arrived
-        return found
-
-    return asyncio.run(read())
+    """What is read of a stream whose bytes arrive in parts of these sizes."""
+    ends = list(accumulate([0, *sizes, *repeat(7, len(data))]))
+    found: list[Piece] = []
+    parts = (data[start:end] for start, end in pairwise(ends) if data[start:end])
+    asyncio.run(read_into(found, api_format, Sent(parts)))
+    return found
 
 
 def stream_of(events: Sequence[dict[str, Any]], end: str = "\n\n") -> bytes:
@@ -239,17 +238,85 @@ def test_no_text_of_a_candidate_is_taken_for_the_mark_of_the_text(texts: list[st
         assert renamed == [{**each, "model": "m"} for each in [*events, FINISH]]
 
 
-def test_templates_are_used_in_streams_and_given_up_where_none_fits() -> None:
-    """Alike events are learnt from once; where all differ, only from the first few."""
-    learnt: list[str] = []
+# The end of a stream -----------------------------------------------------------------------------
 
-    class Counting(Chat):
-        def event_template(self, data: str, piece: Any) -> EventTemplate | None:
-            learnt.append(data)
-            return Chat.event_template(self, data, piece)
 
-    pieces(Counting(), stream_of([chat(str(number)) for number in range(100)]), [])
-    assert len(learnt) <= 2  # the first, and the one that finishes
-    learnt.clear()
-    pieces(Counting(), stream_of([chat("a", id=str(number)) for number in range(100)]), [])
-    assert len(learnt) < 10
+BROKEN_OFF = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
+
+
+def is_whole(api_format: ApiFormat, events: Sequence[str], failure: str | None = None) -> bool:
+    """Whether these events are an answer; all of them are handed on either way."""
+    sent = Sent([f"data: {each}\n\n".encode() for each in events], failure)
+    found: list[Piece] = []
+    with suppress(UpstreamError):
+        asyncio.run(read_into(found, api_format, sent))
+    assert len(found) == len([each for each in events if each != "[DONE]"])
+    return sent.is_complete
+
+
+def event(api_format: ApiFormat, index: int, finish: str | None) -> str:
+    """A chunk of one choice."""
+    choice = {"delta": {"content": "7"}} if isinstance(api_format, Chat) else {"text": "7"}
+    return json.dumps({"choices": [{"index": index, "finish_reason": finish, **choice}]})
+
+
+@st.composite
+def cut_streams(draw: st.DrawFn) -> tuple[ApiFormat, list[str], bool]:
+    """The choices of an honest stream in any order, cut anywhere; whether all had finished."""
+    n = draw(st.integers(1, 3))
+    api_format = draw(st.sampled_from([Chat, Completions]))(n=n)
+    order = draw(st.permutations([i for i in range(n) for _ in range(draw(st.integers(1, 3)))]))
+    last = {index: place for place, index in enumerate(order)}
+    cut = draw(st.integers(0, len(order)))
+    events = [
+        event(api_format, index, "stop" if last[index] == place else None)
+        for place, index in enumerate(order[:cut])
+    ]
+    return api_format, events, cut == len(order)
+
+
+@given(stream=cut_streams(), failure=st.sampled_from([None, *BROKEN_OFF]))
+def test_a_cut_stream_is_complete_once_every_requested_choice_has_finished(
+    stream: tuple[ApiFormat, list[str], bool], failure: str | None
+) -> None:
+    """For every cut and every interleaving of choices, no choice misses a part."""
+    api_format, events, finished = stream
+    assert is_whole(api_format, events, failure) is finished
+
+
+@given(stream=cut_streams())
+def test_done_is_believed_only_of_choices_that_have_finished(
+    stream: tuple[ApiFormat, list[str], bool],
+) -> None:
+    """A server that knows no ``n`` sends one choice and says so; a choice in the air is cut."""
+    api_format, events, _ = stream
+    last = dict[int, str | None]()
+    for each in events:
+        choice = json.loads(each)["choices"][0]
+        last[choice["index"]] = choice["finish_reason"]
+    assert is_whole(api_format, [*events, "[DONE]"]) is (bool(last) and all(last.values()))
+
+
+@pytest.mark.parametrize("kind", ["upstream_response_too_large", "upstream_invalid_response"])
+def test_a_fault_that_is_no_cut_stays_one(kind: str) -> None:
+    """After the finish, too."""
+    api_format = Chat()
+    assert not is_whole(api_format, [event(api_format, 0, "stop")], kind)
+
+
+@pytest.mark.parametrize(
+    "api_format", [Chat(), Completions(), Responses(), Messages()], ids=lambda s: type(s).__name__
+)
+@pytest.mark.parametrize(("error", "fails"), [(None, False), ({"message": "no"}, True)])
+def test_an_error_that_is_null_is_none(api_format: ApiFormat, error: Any, fails: bool) -> None:
+    """Some servers send the field with every event."""
+    piece: dict[str, Any] = {"type": "response.in_progress", "choices": [], "error": error}
+    with pytest.raises(UpstreamError) if fails else nullcontext():
+        assert api_format.piece("m", json.dumps(piece)) == piece
+
+
+@pytest.mark.parametrize("kind", ["error", "response.failed"])
+def test_an_event_of_failure_is_one(kind: str) -> None:
+    """A response says so by its type."""
+    with pytest.raises(UpstreamError):
+        Responses().piece("m", json.dumps({"type": kind, "response": {"status": "failed"}}))
