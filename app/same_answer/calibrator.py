@@ -80,6 +80,7 @@ class AnswerCalibrator:
 
     Attributes:
         calibrations: The active ones.
+        alarms: What requests since them show.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class AnswerCalibrator:
             },
             is_compared=settings.aggregation.equality is Equality.SEMANTIC,
         )
-        self._alarms = AnswerAlarms(
+        self.alarms = AnswerAlarms(
             sample=self._sample,
             calibrations=self.calibrations,
             records=self._records,
@@ -191,7 +192,7 @@ class AnswerCalibrator:
             self.calibrations.catch_up()
         for application in self._names:
             with _faults_logged(application):
-                self._alarms.watch(self.calibrations.find(application))
+                self.alarms.watch(self.calibrations.find(application))
                 self._show_state(application)
                 if application in self._renewed and self.calibrations.setup:
                     self._renew(application)
@@ -199,7 +200,7 @@ class AnswerCalibrator:
 
     def _show_state(self, application: str) -> None:
         record = self.calibrations.find(application)
-        found, refused = self._alarms.found(record), self._refused_since_alarm(application)
+        found, refused = self.alarms.found(record), self._refused_since_alarm(application)
         age = None if record is None else age_of(record)
         is_old = record is not None and self.calibrations.stale(record) is Staleness.AGE
         self._show(
@@ -223,7 +224,7 @@ class AnswerCalibrator:
     def _refused_since_alarm(self, application: str) -> Attempt | None:
         """The last attempt, if it was refused; after an alarm rows are counted anew."""
         refused = self._refused.get(application)
-        not_before = self._alarms.not_before(self.calibrations.find(application))
+        not_before = self.alarms.not_before(self.calibrations.find(application))
         return refused if refused is not None and refused.until >= not_before else None
 
     def _renew(self, application: str) -> None:
@@ -233,10 +234,10 @@ class AnswerCalibrator:
             return
         attempt = self._refused_since_alarm(application)
         wanted = samples_wanted(attempt, self._renewed[application])
-        since = self._alarms.not_before(record) if attempt is None else attempt.until
+        since = self.alarms.not_before(record) if attempt is None else attempt.until
         if self._sample.count_since(application, since, wanted) < wanted:
             return
-        rows = self._alarms.rows_for_next(application, record)
+        rows = self.alarms.rows_for_next(application, record)
         try:
             made = calibration_of(rows, self._settings, self.calibrations, self._typical_usage)
             refusal, level = made.evidence["refused"], logging.WARNING
@@ -263,7 +264,7 @@ class AnswerCalibrator:
 
         Never without a row since the last one, which would be made of the same rows again.
         """
-        if not self._alarms.found(record).sampled:
+        if not self.alarms.found(record).sampled:
             return False
         rows, since = record.evidence["rows"], record.activated_at or record.created_at
         if self.calibrations.stale(record) or is_due(since):
@@ -275,8 +276,8 @@ class AnswerCalibrator:
             self._settings, application, self.calibrations.setup
         )  # before any row is read
         record = self.calibrations.find(application)
-        self._alarms.watch(record)
-        rows = self._alarms.rows_for_next(application, record)
+        self.alarms.watch(record)
+        rows = self.alarms.rows_for_next(application, record)
         made = calibration_of(rows, self._settings, self.calibrations, self._typical_usage)
         refusal = made.evidence["refused"]
         is_active = not dry_run and refusal is None
@@ -303,8 +304,8 @@ class AnswerCalibrator:
 
     def _progress(self, application: str) -> dict[str, Any]:
         record = self.calibrations.find(application)
-        watch = self._alarms.watch(record)
-        rows = self._sample.rows(application, since=self._alarms.not_before(record))
+        watch = self.alarms.watch(record)
+        rows = self._sample.rows(application, since=self.alarms.not_before(record))
         return progress_of(
             rows,
             settings=self._settings,

@@ -105,7 +105,7 @@ class World:
 
     def _show(self, application: str, *, age_s: float, is_refused: bool, **_: object) -> None:
         record = self.calibrator.calibrations.find(application)
-        bets = self.calibrator._alarms.found(record).sampled
+        bets = self.calibrator.alarms.found(record).sampled
         self.shown.append(Shown(record and record.id, bets, age_s // 86_400, is_refused))
 
     def sample(self, count: int, *, whole: bool = True) -> None:

@@ -411,3 +411,12 @@ def test_vendors_limits_are_accepted(
     """Reasoning models write 128,000 tokens, and OpenAI gives up to 128 choices."""
     assert gateway.ask(ONE, model=model, **fields).status_code == 200
     assert pool.requests[0].items() >= fields.items()
+
+
+def test_texts_to_embed_have_a_limit(shared: Shared, pool: FakePool) -> None:
+    """As messages have; no candidate is called."""
+    gateway = shared().gateway
+    for value in (["a"] * 2049, [[1, 2]] * 2049):
+        response = gateway.post("/v1/embeddings", json={"model": "adder", "input": value})
+        assert (response.status_code, response.json()["error"]["param"]) == (422, "input")
+    assert pool.requests == []
