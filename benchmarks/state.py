@@ -37,7 +37,6 @@ from app.monitoring.drift.store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
-from app.routing.conditions import Conditions
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
@@ -245,7 +244,6 @@ def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
                 setup=record.artifact,
                 text="last_user",
                 grouping="request",
-                configured=Conditions({}, ""),
                 metrics=Metrics(),
             ):
                 times: list[float] = []
