@@ -307,12 +307,12 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
                 AnswerClasses(
                     pool=tuple(document["pool"]),
                     classes=arrays[name],
-                    fingerprints=_ids(document, arrays, place, name),
+                    fingerprints=tuple(arrays[_IDS.format(name)].tolist()),
                     verdicts=arrays.get(_VERDICTS.format(name)),
                     labels=arrays.get(_LABELS.format(name)),
                     equal=_comparisons(arrays.get(_EQUAL.format(name)), document["pool"]),
                 )
-                for place, name in enumerate(_PARTS)
+                for name in _PARTS
             )
             salt = arrays["salt"].tobytes()
         return AnswerCalibrationRecord(
@@ -338,15 +338,6 @@ def _comparisons(packed: Any, pool: Sequence[str]) -> BoolArray | None:
     if packed is None:
         return None
     return np.unpackbits(packed, axis=-1, count=len(pool)).astype(bool)
-
-
-def _ids(
-    document: Mapping[str, Any], arrays: Mapping[str, Any], place: int, name: str
-) -> tuple[bytes, ...]:
-    """The ids of a part's rows; older records have them in the document."""
-    if "ids" in document:
-        return tuple(each.encode() for each in document["ids"][place])
-    return tuple(arrays[_IDS.format(name)].tolist())
 
 
 def _summary(row: Any, *, active: bool) -> AnswerCalibrationSummary:
