@@ -110,7 +110,7 @@ test-vllm: setup setup-vllm
 # Whether the tests notice the faults of tests/mutants: first which tests execute which lines, half an
 # hour, then the tests of each fault. What is recorded in results.json must still be noticed.
 mutants: setup
-	-$(PYTEST) -m "not slow and not scale and not browser" -p tests.mutants.contexts --contexts=.mutants
+	-PYTHONPATH=. $(PYTEST) -m "not slow and not scale and not browser" -p tests.mutants.contexts --contexts=.mutants
 	$(BIN)/python -m tests.mutants.run --contexts .mutants
 
 # New examples for hours: 100,000 for every reader, 1,000 for every endpoint.
