@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -387,13 +388,11 @@ def test_nothing_is_left_of_an_upload(serve: Serve, tmp_path: Path, form: bool) 
 
 def open_spools(folder: Path) -> list[str]:
     """Files without a name that this process still holds there."""
-    held = (Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))
-    return [
-        str(each.readlink())
-        for each in held
-        if each.exists() or each.is_symlink()
-        if str(each.readlink()).startswith(str(folder)) and "deleted" in str(each.readlink())
-    ]
+    found: list[str] = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # another thread closed it
+            found.append(str(descriptor.readlink()))
+    return [each for each in found if each.startswith(str(folder)) and "deleted" in each]
 
 
 def test_an_upload_that_is_cut_changes_nothing(serve: Serve, tmp_path: Path) -> None:
