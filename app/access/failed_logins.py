@@ -12,7 +12,7 @@ from typing import Final
 
 from cachetools import LRUCache
 
-from app.access.client_address import network
+from app.access.allowed_hosts import network
 from app.access.lease import Clock
 from app.errors import RateLimited
 

@@ -18,7 +18,7 @@ from app.route_table import JsonBody, Routes
 from app.services import Services
 from app.settings import DEFAULT, Settings
 from app.wire import bodies
-from app.wire.times import utc_time
+from app.wire.schemas import utc_time
 from racer_core.errors import InputError
 
 routes = Routes("watching")

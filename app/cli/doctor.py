@@ -23,8 +23,7 @@ def doctor(config: Path, as_json: bool) -> None:
 
     Exit code 1 if a check failed; warnings do not count.
     """
-    from app.tools.doctor.finding import State
-    from app.tools.doctor.run import run_checks
+    from app.tools.doctor.run import State, run_checks
 
     with busy("checking", as_json):
         findings = list(run_checks(config, os.environ))

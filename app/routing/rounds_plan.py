@@ -13,9 +13,8 @@ from typing import Self
 from app.settings import ANSWERABLE, VOTE, SameAnswer
 from app.store.answer_calibrations import AnswerCalibrationRecord
 from racer_core.sequential.calibration import SequentialCalibration
-from racer_core.sequential.coverage import fit_coverage_policy
 from racer_core.sequential.critical import tie_noise
-from racer_core.sequential.fit import fit_policy, tuned_policy
+from racer_core.sequential.fit import fit_coverage_policy, fit_policy, tuned_policy
 from racer_core.sequential.serving import CallSequence
 
 

@@ -12,18 +12,15 @@ from racer_core.aggregation.vote import OPTIONS
 from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.errors import InputError
 from racer_core.sequential.answer_classes import AnswerClasses
-from racer_core.sequential.critical import (
-    critical_scores,
-    round_nonconformity,
-    rounds_called,
-)
-from racer_core.sequential.policy import Outcomes, Policy
+from racer_core.sequential.critical import critical_scores, round_nonconformity, rounds_called
+from racer_core.sequential.policy import Loss, Outcomes, Policy
 from racer_core.sequential.reliability import (
     agreement_rates,
+    label_rates,
     log_odds,
     one_coin_reliabilities,
 )
-from racer_core.types import FloatArray
+from racer_core.types import BoolArray, FloatArray
 
 # Where rows are too few to choose borders: at most 13 % more calls than the best borders.
 DEFAULT_BORDERS: Mapping[int, tuple[int, ...]] = {1: (), 2: (3,), 3: (2, 4)}
@@ -164,3 +161,55 @@ def _borders(calls: int, max_rounds: int | None) -> Iterator[tuple[int, ...]]:
     for rounds in range(1, min(max_rounds, calls) + 1):
         for inner in combinations(range(1, calls), rounds - 1):
             yield (*inner, calls)
+
+
+# Policies of the miss promise: some candidate that was called is right, if any candidate is.
+#
+# It needs labels, and calibrates on rows with a right candidate alone. Agreement says little
+# about misses, for wrong answers agree, too; a checker says more.
+
+
+def fit_coverage_policy(
+    rows: AnswerClasses, *, max_rounds: int | None = 2, options: int = OPTIONS
+) -> Policy:
+    """A policy whose loss is a miss; its order covers the most rows with the fewest candidates.
+
+    Args:
+        rows: Labelled rows that will calibrate nothing.
+        max_rounds: As for :func:`racer_core.sequential.fit.fit_policy`.
+        options: As there.
+
+    Raises:
+        CalibrationError: The rows have no labels, or no candidate is right on any.
+    """
+    labels = rows.answerable().labels
+    assert rows.labels is not None
+    assert labels is not None
+    options = max(options, len(rows.pool), 2)
+    reliabilities, checker = label_rates(rows.classes, rows.labels, rows.verdicts)
+    return Policy(
+        pool=rows.pool,
+        reliabilities=tuple(reliabilities.tolist()),
+        order=_covering(rows.pool, labels),
+        borders=default_borders(len(rows.pool), max_rounds),
+        options=options,
+        checker=checker,
+        loss=Loss.MISSES,
+    )
+
+
+def _covering(pool: tuple[str, ...], labels: BoolArray) -> tuple[str, ...]:
+    """The candidate that is right on most rows, then the one that adds most, and so on.
+
+    Equal ones go by their own accuracy and by name.
+    """
+    right = dict(zip(pool, labels.T, strict=True))
+    covered = np.zeros(len(labels), dtype=bool)
+    order: list[str] = []
+    while right:
+        best = min(
+            right, key=lambda name: (-(covered | right[name]).sum(), -right[name].sum(), name)
+        )
+        order.append(best)
+        covered |= right.pop(best)
+    return tuple(order)

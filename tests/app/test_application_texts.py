@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app import settings
-from app.tools.labelling.replay import routed_question
+from app.tools.labelling.labeller import routed_question
 from app.tools.router_rows import read_rows
 from app.wire.messages.request import chat_fields
 from racer_core.records.questions import read_questions

@@ -25,7 +25,7 @@ from app.store.calibration_record import CalibrationRecord
 from app.store.inspection import StoreInspection
 from app.store.tables import WatchRow
 from app.tools.doctor import run
-from app.tools.doctor.finding import State
+from app.tools.doctor.run import State
 from racer_core.errors import ArtifactError
 from tests.kit.gateway import (
     ADMIN_KEY,

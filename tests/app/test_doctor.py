@@ -25,8 +25,7 @@ from app import settings
 from app.store import Store, Summary, schema
 from app.store.inspection import StoreInspection, inspect_store, read_only
 from app.tools.doctor import run
-from app.tools.doctor.finding import Finding, State
-from app.tools.doctor.run import GpuStatus
+from app.tools.doctor.run import Finding, GpuStatus, State
 from app.upstream.model_list import ModelList
 from racer_core.encoder.char_ngrams import SPEC
 from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Command, configure, labelled, running

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from racer_core.errors import InputError
 from racer_core.sequential.calibration import SequentialCalibration
-from racer_core.sequential.coverage import fit_coverage_policy
 from racer_core.sequential.critical import tie_noise
-from racer_core.sequential.fit import fit_policy
+from racer_core.sequential.fit import fit_coverage_policy, fit_policy
 from racer_core.sequential.serving import CallSequence, StopReason
 from racer_core.sequential.verdicts import NO_VERDICT
 from tests.core.sequential_worlds import answers, checked

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.errors import CalibrationError, InputError
 from racer_core.sequential.calibration import SequentialCalibration
-from racer_core.sequential.coverage import fit_coverage_policy
 from racer_core.sequential.critical import critical_scores
-from racer_core.sequential.fit import fit_policy, tuned_policy
+from racer_core.sequential.fit import fit_coverage_policy, fit_policy, tuned_policy
 from racer_core.sequential.policy import Loss, Policy
 from racer_core.sequential.reliability import one_coin_reliabilities
 from racer_core.sequential.verdicts import NO_VERDICT, VERDICTS, VerdictRates, verdict_of

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +38,6 @@ from app.settings.secrets import SAMPLES_KEY
 from app.store import engine, schema
 from app.store.calibration_record import CalibrationRecord
 from app.store.inspection import StoreInspection, inspect_store
-from app.tools.doctor.finding import Finding, State, failed, ok, warning
 from app.upstream.model_list import ModelList, list_models
 from app.upstream.replicas import Target, open_targets
 from racer_core import artifacts
@@ -578,3 +578,39 @@ def _file_findings(file: Path) -> list[Finding]:
         cure = "grant write access to the user that runs the gateway"
         return [failed(_STORE, f"{target} cannot be written", cure)]
     return [room(file.parent, shutil.disk_usage(file.parent).free)]
+
+
+# Finding of a check: its state and the next step.
+
+
+class State(StrEnum):
+    """Severity of a finding."""
+
+    OK = "OK"
+    WARNING = "warning"  # the gateway works, but something needs attention
+    FAILED = "failed"  # the gateway does not start, or does not route
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the table."""
+
+    check: str
+    state: State
+    found: str
+    cure: str = ""  # what to do next; empty if the state is OK
+
+
+def ok(check: str, found: str) -> Finding:
+    """A finding without a problem."""
+    return Finding(check, State.OK, found)
+
+
+def warning(check: str, found: str, cure: str) -> Finding:
+    """It works, but something needs attention."""
+    return Finding(check, State.WARNING, found, cure)
+
+
+def failed(check: str, found: str, cure: str) -> Finding:
+    """A failure: the gateway does not start, or does not route."""
+    return Finding(check, State.FAILED, found, cure)

@@ -30,8 +30,7 @@ from app.tools.labelling.confidences import (
 )
 from app.tools.labelling.files import LabelFiles
 from app.tools.labelling.grading import GradingOptions, make_grader
-from app.tools.labelling.labeller import CallCounts, Labeller
-from app.tools.labelling.replay import replayed
+from app.tools.labelling.labeller import CallCounts, Labeller, replayed
 from app.tools.labelling.request_grading import RequestGrader
 from app.tools.labelling.summary import RowsSummary, summarise
 from app.tools.labelling.workers import Workers
