@@ -211,6 +211,7 @@ def talking(pool: FakePool) -> Iterator[FakePool]:
     pool.answer = lambda _: "42"
 
 
+@pytest.mark.slow
 def test_labelled_samples_certify_that_few_right_answers_are_missed(
     serve: Serve, talking: FakePool, tmp_path: Path
 ) -> None:

@@ -182,6 +182,7 @@ def agents(shared: Shared) -> Gateway:
     return case.gateway.once([*(row | {"application": "agent"} for row in plain), *plain])
 
 
+@pytest.mark.slow
 def test_wrapping_changes_the_set_of_at_most_one_turn_in_a_hundred(agents: Gateway) -> None:
     """Of 200 generated turns of an agent, with and without it; without the rules most change.
 

@@ -44,6 +44,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_sessions_are_cached_certified_and_spread(tmp_path: Path, trained: Path) -> None:
     """Three quarters of the prompts are cached, no replica is above its bound, and sets are right.
 

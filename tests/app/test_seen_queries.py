@@ -74,6 +74,7 @@ def _alarms(habit: Habit, rng: np.random.Generator, *, repeats_count: bool) -> b
     return stream.alarmed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("habit", HABITS)
 def test_repeats_of_any_habit_leave_the_false_alarm_as_stated(habit: Habit) -> None:
     """The client that repeats may look at all scores so far: at most one run in five alarms."""

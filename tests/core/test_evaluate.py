@@ -121,6 +121,7 @@ def test_random_sets_are_as_large_as_the_sets(files):
     assert evaluation.mean(small, "random_miss") > evaluation.mean(small, "miss_given_answerable")
 
 
+@pytest.mark.slow
 def test_random_sets_hit_as_often_as_their_sizes_say(files):
     """K candidates, k drawn at random: G is missed with C(K - g, k) / C(K, k).
 
