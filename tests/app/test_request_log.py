@@ -379,9 +379,10 @@ def test_prompts_are_logged_only_if_enabled(
         pool.say(name, "8" * 1_000 if body.get("model") == name == "adder" else "7")
     stream = io.StringIO()
     with logs.logging_to(stream, "json"):
-        assert gateway.post(path, json=body).status_code == 200
-        written(stream, 1)
-    [line] = accesses(stream)
+        sent = gateway.post(path, json=body, headers={"x-request-id": "this-one"})
+        assert sent.status_code == 200
+        wait_until(lambda: '"this-one"' in stream.getvalue())
+    [line] = [each for each in accesses(stream) if each["request_id"] == "this-one"]
     assert line.get("prompt") == (prompt if wanted else None)
     assert line.get("answer", "")[:100].startswith(answer or "") if wanted else "answer" not in line
     assert ("answer" in line) is (wanted and answer is not None)
