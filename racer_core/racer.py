@@ -21,7 +21,7 @@ import numpy as np
 from racer_core import artifacts
 from racer_core.calibration.augmentation import checked_scores
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.encoder.base import Encoder, TokenizingEncoder
 from racer_core.encoder.components import projected
 from racer_core.errors import ArtifactError, CalibrationError, InputError, RowsError
@@ -127,7 +127,12 @@ class Racer(TrainedRouter):
             )
         if options is None:
             tau = self.artifact.null_threshold
-            options = CalibrationOptions(alpha=alpha, score=Score.COVER, null_threshold=tau)
+            options = CalibrationOptions(
+                alpha=alpha,
+                score=Score.COVER,
+                null_threshold=tau,
+                smoothing_salt=SMOOTHING_SALT,
+            )
         columns = self._columns(rows)
         if not allow_overlap:
             prints = [self.artifact.overlap_print(query) for query in rows.queries]
@@ -158,7 +163,7 @@ class Racer(TrainedRouter):
         groups = tuple(row.group for row in rows.rows)
         return LabelledColumns(
             queries=rows.queries,
-            # Rows with scores only have no query; each still needs its own smoothing noise.
+            # Rows with scores only have no query; each still needs noise of its own.
             fingerprints=[
                 self.fingerprint(query or f"\0row {i}") for i, query in enumerate(rows.queries)
             ],

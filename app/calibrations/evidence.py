@@ -26,7 +26,6 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
     """The evidence in every record; mean_size is over its own rows, hence slightly low."""
     options = calibration.options
     lambda_hat = calibration.lambda_hat(options.alpha, options.score)
-    feasible = math.isfinite(lambda_hat)
     certificate = calibration.certify()
     return (
         {
@@ -38,8 +37,8 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
             "n": calibration.n,
             "rows": len(calibration.fingerprints),
             "unlabelled": calibration.unlabelled_rows,
-            "lambda_hat": lambda_hat if feasible else None,
-            "feasible": feasible,
+            "lambda_hat": _finite(lambda_hat),
+            "feasible": calibration.is_enough(options.alpha),
             "min_n": min_n(options.alpha, options.delta),
             "alpha_basis": certificate.alpha_basis,
             "risk_band": certificate.risk_band,
@@ -181,8 +180,11 @@ def curve(calibration: Calibration, alphas: Sequence[float] = ALPHAS) -> list[di
     points: list[dict[str, Any]] = []
     for alpha in alphas:
         lambda_hat = calibration.lambda_hat(alpha, calibration.options.score)
-        finite = math.isfinite(lambda_hat)
-        point = {"alpha": alpha, "lambda_hat": lambda_hat if finite else None, "feasible": finite}
+        point = {
+            "alpha": alpha,
+            "lambda_hat": _finite(lambda_hat),
+            "feasible": calibration.is_enough(alpha),
+        }
         band = {"risk_band": calibration.risk_band(alpha)}
         points.append(point | realised_risk(calibration, alpha) | band | _sets(shown, lambda_hat))
     return points
@@ -213,11 +215,14 @@ def groups(calibration: Calibration) -> list[dict[str, Any]]:
     for name, rows in counted.most_common(MAX_GROUPS):
         own = calibration.group(name)
         lambda_hat = own.lambda_hat(options.alpha, options.score)
-        finite = math.isfinite(lambda_hat)
-        found.append(
-            {"group": name, "rows": rows, "n": own.n, "lambda_hat": lambda_hat if finite else None}
-        )
+        shown = {"rows": rows, "n": own.n, "lambda_hat": _finite(lambda_hat)}
+        found.append({"group": name} | shown)
     return found
+
+
+def _finite(lambda_hat: float) -> float | None:
+    """The threshold as JSON; null: the whole pool is called."""
+    return lambda_hat if math.isfinite(lambda_hat) else None
 
 
 def application_evidence(
@@ -237,7 +242,6 @@ def application_evidence(
             own, terms = calibration.group(name), alphas.get(name)
             alpha = calibration.options.alpha if terms is None else terms.alpha
             lambda_hat = own.lambda_hat(alpha, calibration.options.score)
-            finite = math.isfinite(lambda_hat)
             found.append(
                 {
                     "application": name,
@@ -246,8 +250,8 @@ def application_evidence(
                     "rows": rows,
                     "n": own.n,
                     "alpha": alpha,
-                    "lambda_hat": lambda_hat if finite else None,
-                    "feasible": finite,
+                    "lambda_hat": _finite(lambda_hat),
+                    "feasible": own.is_enough(alpha),
                 }
             )
     return found

@@ -35,7 +35,7 @@ from app.store.calibration_record import CalibrationRecord, OwnAlpha, Population
 from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.kept_order import TokenPrices
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
 from racer_core.records.near_copies import count_near_copies
@@ -251,7 +251,7 @@ class RecordBuilder:
             max_weight=options.max_weight,
             null_threshold=self._trained.artifact.null_threshold,
             one_per_cluster=options.one_per_cluster,
-            smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
+            smoothing_salt=SMOOTHING_SALT,
         )
 
     def application_terms(

@@ -98,11 +98,6 @@ from racer_core.types import RiskTarget, RowsKind, Score
     type=float,
     help="Largest rate of wrong final answers among those given; uses half of the rows.",
 )
-@click.option(
-    "--smoothing",
-    type=click.Choice(["none", "hash"]),
-    help="`hash` breaks ties between scores with keyed noise; default: `none`.",
-)
 @ROWS_KIND
 @click.option(
     "--one-per-cluster",
@@ -152,7 +147,6 @@ def calibrate(
     r: int | None,
     max_weight: float | None,
     answer_risk_max: float | None,
-    smoothing: str | None,
     kind: str | None,
     one_per_cluster: bool,
     expected_active_id: str | None,
@@ -188,7 +182,6 @@ def calibrate(
         "r": r,
         "max_weight": max_weight,
         "answer_risk_max": answer_risk_max,
-        "smoothing": smoothing,
         "rows_kind": kind or (RowsKind.TRAFFIC.value if from_shadow else None),
         "one_per_cluster": one_per_cluster or None,
         "since": since,

@@ -152,7 +152,6 @@ def _assertions(
     show_default=True,
     help="When the vote counts two answers as equal.",
 )
-@click.option("--smoothing", is_flag=True, help="Break ties at random, in calibration and test.")
 @FALSE_ABSTAIN_BUDGET
 @click.option(
     "--price",
@@ -203,7 +202,6 @@ def evaluate(
     calibrated: str,
     shares: tuple[str, ...],
     equality: str,
-    smoothing: bool,
     budget: str,
     prices: tuple[str, ...],
     kind: str | None,
@@ -230,7 +228,6 @@ def evaluate(
         alphas=alphas or PAPER_ALPHAS,
         scores=tuple(map(order_member, scores)) or evaluation.default_scores(prices),
         risk_targets=tuple(map(RiskTarget, risk_targets)) or BINARY_TARGETS,
-        smoothing=smoothing,
         false_abstain_budget=evaluation.false_abstain_budget(budget),
         equality=Equality(equality),
         seed=seed,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from app.settings.candidates import CandidatePrice
 from app.tools.hub_probe import check_hub
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import InputError, RowsError
@@ -168,6 +168,7 @@ def measure_conversations(
         score=Score(scores[0]) if scores else Score.COVER,
         risk_target=RiskTarget(risk_targets[0]) if risk_targets else RiskTarget.ANSWERABLE,
         null_threshold=racer.artifact.null_threshold,
+        smoothing_salt=SMOOTHING_SALT,
     )
     [path] = benchmark_files([data]).values()
     turns = conversation_rows(racer, read_rows(path, text=text), options, text=text)

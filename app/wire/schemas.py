@@ -270,9 +270,6 @@ class CalibrateOptions(BaseModel):
         description="Largest P(final answer wrong | answered), with probability 0.95; half of the"
         " rows choose how it is kept, the others test and calibrate.",
     )
-    smoothing: Literal["none", "hash"] = Field(
-        default="none", description="`hash` breaks ties of scores by keyed noise."
-    )
     rows_kind: RowsKind | None = Field(
         default=None,
         strict=False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable
-from functools import cached_property
 
 from racer_core.calibration.certificate import Certificate, CoreReason
 from racer_core.calibration.set_predictor import SetPredictor
@@ -89,12 +88,4 @@ class Calibration(SetPredictor):
         """Why no finite threshold is valid for ``alpha``, if none is."""
         if not self.is_enough(alpha):
             return CoreReason.ALPHA_INFEASIBLE
-        if self._mostly_unlabelled:
-            return CoreReason.UNLABELLED_EXCEEDS_ALPHA
-        return CoreReason.ABSTENTION_EXCEEDS_ALPHA
-
-    @cached_property
-    def _mostly_unlabelled(self) -> bool:
-        """Whether more rows are unlabelled than abstain: what makes a threshold infinite."""
-        abstained = self.rules.abstains(self.scores) & self._counted
-        return self.unlabelled_rows > int(abstained.sum())
+        return CoreReason.UNLABELLED_EXCEEDS_ALPHA

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,21 @@ def scores_and_neighbours(batch: ArrayLike | ScoredBatch) -> tuple[FloatArray, I
         scored = cast("ScoredBatch", batch)
         return checked_scores(scored.scores), scored.neighbours
     return checked_scores(np.asarray(batch, dtype=np.float64)), None
+
+
+def score_prints(scores: FloatArray, neighbours: IdArray | None) -> tuple[bytes, ...]:
+    """What stands for the fingerprints of queries of which only the router's output is known.
+
+    Args:
+        scores: f, shape (B, K).
+        neighbours: Pattern ids of the nearest training rows, shape (B, J).
+    """
+    near = [b""] * len(scores) if neighbours is None else [each.tobytes() for each in neighbours]
+    rows = np.ascontiguousarray(scores)
+    return tuple(
+        hashlib.blake2b(row.tobytes() + ids, digest_size=16).digest()
+        for row, ids in zip(rows, near, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

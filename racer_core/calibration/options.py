@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from racer_core.errors import CalibrationError
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score, checked_alpha, enum_member
+
+# The key of all that is served and compared. Fingerprints are keyed hashes themselves; one key for
+# all calibrations leaves no draw that could be repeated until a threshold pleases.
+SMOOTHING_SALT: Final = b"ties"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,8 @@ class CalibrationOptions:
     one_per_cluster: bool = False
     # Alpha and the other terms did not depend on the rows; else only the band bounds the risk.
     is_alpha_fixed: bool = True
-    smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
+    # Key of the noise that breaks ties of scores; None: ties stay, and leave part of alpha unspent.
+    smoothing_salt: bytes | None = None
     max_weight: float | None = None  # of any served query; None: the rows have no weights
     # The rows are a list of questions and share clusters: they are not independent.
     has_dependent_rows: bool = False

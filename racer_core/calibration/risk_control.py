@@ -140,7 +140,7 @@ class RiskControl(CalibrationRows):
         return {}
 
     def _critical(self, score: Score) -> FloatArray:
-        """Ascending s_i of the counted rows; +inf for rows that abstain."""
+        """Ascending s_i of the counted rows."""
         if score not in self._sorted:
             self._sorted[score] = np.sort(self._unsorted(score))
         return self._sorted[score]
@@ -149,17 +149,14 @@ class RiskControl(CalibrationRows):
         return self._row_critical(score)[self._counted]
 
     def _row_critical(self, score: Score) -> FloatArray:
-        """s_i of all rows, meaningless for rows that do not count.
-
-        It is +inf for rows that abstain or are unlabelled.
-        """
+        """s_i of all rows, +inf for unlabelled ones, meaningless for rows that do not count."""
         critical = self._critical_of(self.labels, score)
         if self.unlabelled is not None:
             critical[self.unlabelled] = np.inf
         return critical
 
     def _critical_of(self, labels: BoolArray, score: Score) -> FloatArray:
-        """s_i of all rows by these labels (n, K); +inf for rows that abstain."""
+        """s_i of all rows by these labels (n, K)."""
         critical = np.empty(len(self.scores))
         for part, fit in self._nonconformity(score):
             critical[part] = self.rules.critical_scores(fit, self.scores[part], labels[part])
@@ -279,7 +276,7 @@ class RiskControl(CalibrationRows):
         steps, drops = np.empty(quality.shape), np.empty_like(quality)
         for part, fit in self._nonconformity(score):
             steps[part], drops[part] = shortfall_steps(fit, quality[part])
-        steps[self.rules.abstains(self.scores)] = np.inf
+        steps = np.maximum(steps, self.rules.undone(self.scores)[:, None])
         if self.unlabelled is not None:  # they lose 1 at every finite threshold
             steps[self.unlabelled], drops[self.unlabelled] = np.inf, 0
             drops[self.unlabelled, 0] = SCALE
@@ -332,22 +329,23 @@ class RiskControl(CalibrationRows):
             recorded: Rows whose answers were recorded, shape (n,). The bound is about such queries.
 
         Returns:
-            None where abstentions exceed alpha, so that the rows decided to call the whole pool;
-            None for graded losses and weights, whose threshold is no order statistic.
+            None where unlabelled rows exceed alpha, so that the rows decided to call the whole
+            pool; None for graded losses and weights, whose threshold is no order statistic.
         """
         if not self.has_order_statistic:
             return None
         score, misses = self.options.score, self.misses()
         if misses >= 0 and math.isinf(self.lambda_hat()):
             return None
-        refused = self.rules.abstains(self.scores) & (misses >= 0)
         return served_answer_risk(
             np.where(self._counted, self._row_critical(score), np.nan),
             misses,
-            eligible=recorded & ~refused,
+            eligible=recorded,
             answered=recorded & called,
             right=recorded & called & right,
-            may_be_empty=score == Score.PROB or self.options.risk_target == RiskTarget.PAPER,
+            may_be_empty=score == Score.PROB
+            or self.options.risk_target == RiskTarget.PAPER
+            or self.options.null_threshold is not None,
         )
 
 

@@ -5,7 +5,6 @@ Calibration rows, queries in serving and the rows of an evaluation follow the sa
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +22,7 @@ class RiskRules:
 
     Attributes:
         risk_target: The risk that alpha bounds.
-        null_threshold: tau: abstain when p_null >= tau; ``paper`` abstains by the null model.
+        null_threshold: tau: refuse when p_null >= tau; ``paper`` abstains by the null model.
         r: Right candidates wanted in the set.
     """
 
@@ -37,16 +36,28 @@ class RiskRules:
             return any_column(labels)
         return np.ones(len(labels), dtype=bool)
 
-    def abstains(self, scores: FloatArray) -> BoolArray:
-        """Whether queries with these router scores (n, K) abstain because p_null >= tau, (n,)."""
+    def undone(self, scores: FloatArray) -> FloatArray:
+        """The threshold from which on a query is not refused any more, shape (n,).
+
+        It is p_null where p_null >= tau, and -inf for all other queries, which are never refused.
+        So tau relaxes along the nested path: at lambda a query is refused when p_null >= tau and
+        p_null > lambda. Every refused row has a finite critical score, and whether alpha is
+        feasible depends on the number of rows alone. A refusal is undone where the chance that
+        some candidate is right, 1 - p_null, reaches what lambda leaves uncovered; undoing refusals
+        only after the whole pool would call more models at the same risk (docs/method.md).
+
+        Args:
+            scores: f, shape (n, K).
+        """
         if self.null_threshold is None or self.risk_target == RiskTarget.PAPER:
-            return np.zeros(len(scores), dtype=bool)
-        return null_score(scores) >= self.null_threshold
+            return np.full(len(scores), -np.inf)
+        p_null = null_score(scores)
+        return np.where(p_null >= self.null_threshold, p_null, -np.inf)
 
     def critical_scores(
         self, nonconformity: FloatArray, scores: FloatArray, labels: BoolArray
     ) -> FloatArray:
-        """s_i, shape (n,); +inf for rows that abstain, meaningless for rows that do not count.
+        """s_i, shape (n,), meaningless for rows that do not count.
 
         Only for losses of 0 and 1: a graded loss falls at several scores.
 
@@ -56,8 +67,7 @@ class RiskRules:
             labels: G, shape (n, K).
         """
         critical = critical_scores(nonconformity, self._truth(labels), self.r)
-        critical[self.abstains(scores)] = np.inf
-        return critical
+        return np.maximum(critical, self.undone(scores))
 
     def _truth(self, labels: BoolArray) -> BoolArray:
         """G' of rows; every column is right in a row that does not count."""
@@ -68,11 +78,10 @@ class RiskRules:
     def sets(self, nonconformity: FloatArray, scores: FloatArray, lambda_hat: float) -> Sets:
         """Prediction sets at a threshold; shapes as for :meth:`critical_scores`. Eq. (4).
 
-        At +inf no query abstains: rows that abstain have the critical score +inf, so only the whole
-        pool covers them, and an infeasible alpha must give the whole pool.
+        At +inf every query gets the whole pool, and none is refused.
         """
         inside = prediction_sets(nonconformity, lambda_hat)
-        abstains = self.abstains(scores) & math.isfinite(lambda_hat)
+        abstains = self.undone(scores) > lambda_hat
         count = scores.shape[1]
         null = inside[:, count] if inside.shape[1] > count else np.zeros(len(scores), dtype=bool)
         return Sets(

@@ -97,7 +97,13 @@ class NonconformityScorer:
         if self.smoothing_salt is None:
             return fit
         names = (*self.pool, NULL_COLUMN) if self.with_null else self.pool
-        return fit + smoothing_noise(self.smoothing_salt, fingerprints, names)
+        smoothed = fit + smoothing_noise(self.smoothing_salt, fingerprints, names)
+        if not self.with_null:
+            # The first candidate of a query has no noise. Many critical scores are the least score
+            # there is (0 of ``gap`` and ``cover``); noise would empty sets until alpha is spent.
+            first = smoothed.argmin(axis=1)[:, None]
+            np.put_along_axis(smoothed, first, np.take_along_axis(fit, first, axis=1), axis=1)
+        return smoothed
 
     def slices(self, score: Score, rows: int) -> Iterator[slice]:
         """Slices of a batch, small enough for the CPU cache."""

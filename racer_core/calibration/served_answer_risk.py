@@ -69,11 +69,10 @@ def served_answer_risk(
     Args:
         critical: s_i, shape (N,), in any order; NaN for rows that do not count for the risk.
         misses: Rows that the threshold may leave uncovered; -1 if the whole pool is called.
-        eligible: Rows that may be answered, whatever the threshold: those that tau does not refuse
-            and whose answers were recorded. The bound is about such queries, shape (N,).
+        eligible: Rows whose answers were recorded. The bound is about such queries, shape (N,).
         answered: Eligible rows with a final answer at the threshold, shape (N,).
         right: Answered rows whose final answer is right, shape (N,).
-        may_be_empty: Whether the set of an eligible query can be empty at some threshold.
+        may_be_empty: Whether an eligible query can be refused, or its set empty, at some threshold.
         delta: Probability that the bound fails.
     """
     errors, answers = int(np.count_nonzero(answered & ~right)), int(np.count_nonzero(answered))

@@ -15,6 +15,7 @@ from racer_core.calibration.decision import (
     ScoredBatch,
     Sets,
     decision_from_sets,
+    score_prints,
     scores_and_neighbours,
     whole_pool_decision,
 )
@@ -54,7 +55,7 @@ class SetPredictor(RiskControl):
             groups: The group of each query, (B,). Each group has a threshold of its own rows, and
                 P(miss | group) <= alpha; a group with too few rows gets the whole pool. None takes
                 the threshold of all rows.
-            fingerprints: Keyed hashes of the queries; only smoothing reads them.
+            fingerprints: Keyed hashes of the queries, which break ties; None: their scores do.
 
         Raises:
             InputError: The scores are outside [0, 1], or do not fit the pool or the rows.
@@ -62,9 +63,7 @@ class SetPredictor(RiskControl):
         f, near = scores_and_neighbours(scores)
         score = self.options.score if score is None else enum_member(Score, score, "score")
         if fingerprints is None:
-            if self.options.smoothing_salt is not None:
-                raise InputError("smoothing needs the fingerprints of the queries")
-            fingerprints = (b"",) * len(f)
+            fingerprints = score_prints(f, near)
         if groups is not None and len(groups) != len(f):
             raise InputError(f"{len(groups)} groups for {len(f)} queries", param="groups")
         names = [None] * len(f) if groups is None else groups

@@ -8,8 +8,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.decision import ScoredBatch, scores_and_neighbours
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.decision import (
+    ScoredBatch,
+    score_prints,
+    scores_and_neighbours,
+)
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError
 from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
@@ -17,7 +21,6 @@ from racer_core.trained_router import refuse_uncounted
 from racer_core.types import BoolArray, RiskTarget, Score, checked_pool, enum_member
 
 FALSE_ABSTAIN_BUDGET = 0.01  # as `racer train` chooses tau
-NO_FINGERPRINT = (b"",)  # rows of arrays have no query; without smoothing none is read
 
 
 def calibrate(
@@ -99,7 +102,7 @@ def calibrate(
     usual = Score.GAP if model is None else Score.COVER
     calibration = Calibration(
         pool=names,
-        fingerprints=NO_FINGERPRINT * len(f),
+        fingerprints=score_prints(f, neighbours),
         scores=f,
         labels=labels,
         options=CalibrationOptions(
@@ -110,6 +113,7 @@ def calibrate(
             r=r,
             null_threshold=null_threshold,
             max_weight=max_weight,
+            smoothing_salt=SMOOTHING_SALT,
         ),
         neighbours=neighbours,
         patterns=model,
@@ -158,10 +162,12 @@ def _validation_rows(
     has_patterns: bool,
 ) -> ScoredRows:
     f, neighbours = scores_and_neighbours(validation[0])
+    if not has_patterns:
+        neighbours = None
     return ScoredRows(
         pool=pool,
-        fingerprints=NO_FINGERPRINT * len(f),
+        fingerprints=score_prints(f, neighbours),
         scores=f,
-        neighbours=neighbours if has_patterns else None,
+        neighbours=neighbours,
         labels=checked_labels(validation[1], f.shape),
     )

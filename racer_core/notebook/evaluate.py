@@ -11,13 +11,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.decision import ScoredBatch, scores_and_neighbours
+from racer_core.calibration.decision import (
+    ScoredBatch,
+    score_prints,
+    scores_and_neighbours,
+)
 from racer_core.calibration.laws import student_quantile
 from racer_core.calibration.learn_then_test import clopper_pearson_lower, clopper_pearson_upper
 from racer_core.calibration.metrics import set_metrics, shortfalls
 from racer_core.calibration.shadow import estimate_risk
 from racer_core.errors import InputError
-from racer_core.notebook.calibrate import NO_FINGERPRINT, checked_labels
+from racer_core.notebook.calibrate import checked_labels
 from racer_core.offline.standard_errors import standard_error_of_mean
 from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, Score, enum_member
 
@@ -164,7 +168,7 @@ def _measures(
     alphas: Sequence[float],
 ) -> Iterator[dict[str, Any]]:
     """The measures of one score at every alpha."""
-    prints = NO_FINGERPRINT * len(scores)
+    prints = score_prints(scores, neighbours)
     counted = calibration.rules.counted(labels)
     critical = calibration.critical_scores_of(scores, prints, labels, neighbours, score=kind)
     for alpha in alphas:

@@ -88,7 +88,6 @@ class Protocol:
         Control.STATIC_BY_GROUP,  # left out where the rows are of one group
     )
     risk_targets: tuple[RiskTarget, ...] = BINARY_TARGETS
-    smoothing: bool = False
     false_abstain_budget: float | None = 0.01  # None: never abstain because of p_null
     equality: Equality = Equality.EXACT
     prices: tuple[float, ...] | None = None

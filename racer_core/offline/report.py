@@ -42,10 +42,6 @@ _LAW: Final = (
     "rows. Below the range of its means: ties, or rows that abstain; above: one cell in forty by "
     "luck, more is a fault."
 )
-_UNSMOOTHED: Final = (
-    "Without smoothing, scores that tie leave part of alpha unspent, `static` most of all: compare "
-    "sizes at the risk that was realised, or with --smoothing."
-)
 _CALIBRATED: Final = {
     CalibrationScope.EACH: "each benchmark's own rows",
     CalibrationScope.MERGED: "the rows of all benchmarks together",
@@ -361,13 +357,12 @@ def _protocol(evaluation: Evaluation, command: str) -> Section:
             f"{', '.join(evaluation.pool)}.",
             f"Made by: {command}",
             f"Thresholds are set on {_CALIBRATED[protocol.calibrated]}; equality of answers "
-            f"{protocol.equality}; smoothing {'in both phases' if protocol.smoothing else 'none'}; "
+            f"{protocol.equality}; "
             f"abstention because of p_null {'never' if budget is None else f'budgeted {budget:g}'}."
             " Training rows are never tested; of queries asked twice, "
             f"{tables.repeats(evaluation)}.",
             _ERRORS,
             f"In brackets: the standard deviation over splits, {over}.",
-            *(() if protocol.smoothing else (_UNSMOOTHED,)),
             *(f"Not measured: {each}." for each in tables.unmeasured(evaluation)),
         ),
         grids=(tables.rows(evaluation),),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.null_threshold import choose_null_threshold
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.scoring import NonconformityScorer
@@ -244,8 +244,7 @@ def _nonconformity(
         with_null=risk_target == RiskTarget.PAPER,
         patterns=patterns,
         prices=prices,
-        # Ties are broken at random, so that all scores are compared at equal risk.
-        smoothing_salt=b"selection",
+        smoothing_salt=SMOOTHING_SALT,
     ).nonconformity(score, rows.scores, rows.neighbours, rows.fingerprints)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from racer_core.calibration.decision import Sets
@@ -41,8 +43,8 @@ class SplitCalibration:
         if target is RiskTarget.QUALITY:
             assert known.quality is not None
             losses = RowLosses.of_shortfalls(fit[rows], known.quality[rows])
-            losses.scores[rules.abstains(scores)] = np.inf
-            return rows, losses
+            undone = rules.undone(scores)[:, None]
+            return rows, replace(losses, scores=np.maximum(losses.scores, undone))
         critical = rules.critical_scores(fit[rows], scores, known.labels[rows])
         return rows, RowLosses.of_misses(critical)
 

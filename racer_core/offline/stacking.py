@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray, one_hot
 from racer_core.aggregation.stacked import StackedVote, clipped_logit
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import EncoderOutput, EncoderSpec
 from racer_core.errors import InputError
@@ -133,7 +133,9 @@ class ContestedRows:
 
 def served_masks(rows: ScoredRows) -> list[BoolArray]:
     """The cover sets of the rows themselves at several levels, shape (n, K) each."""
-    options = CalibrationOptions(score=Score.COVER, risk_target=RiskTarget.ANSWERABLE)
+    options = CalibrationOptions(
+        score=Score.COVER, risk_target=RiskTarget.ANSWERABLE, smoothing_salt=SMOOTHING_SALT
+    )
     calibration = rows.calibration(options, PatternModel.of(rows.labels))
     return [
         calibration.sets(

@@ -13,6 +13,7 @@ from racer_core.aggregation.batch import ClassArray, agreement, row_classes
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import Artifact
 from racer_core.calibration.augmentation import augment_truth, checked_scores
+from racer_core.calibration.options import SMOOTHING_SALT
 from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.encoder.base import Encoder
@@ -167,7 +168,7 @@ class EvaluationTable:
                 with_null=target == RiskTarget.PAPER,
                 patterns=self.patterns[setting],
                 prices=self.protocol.prices,
-                smoothing_salt=_SALT.encode() if self.protocol.smoothing else None,
+                smoothing_salt=SMOOTHING_SALT,
             )
             rows = self.rows
             if isinstance(score, Score):

@@ -17,7 +17,7 @@ from racer_core.aggregation.batch import agreement, row_classes
 from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.calibration.metrics import shortfalls
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError, RowsError
 from racer_core.offline.evaluators import EvaluatorChoice, EvaluatorQuality, RatedAnswers
@@ -146,6 +146,7 @@ def tune(
             score=chosen_scores[level],
             risk_target=risk_target,
             null_threshold=racer.artifact.null_threshold,
+            smoothing_salt=SMOOTHING_SALT,
         )
         sets = cross_fitted_sets(scored, options, patterns, prices)
         if sets is None:
