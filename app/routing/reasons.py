@@ -189,12 +189,6 @@ class Reason(StrEnum):
     takes 19, 0.01 takes 99.
     """
 
-    ABSTENTION_EXCEEDS_ALPHA = CoreReason.ABSTENTION_EXCEEDS_ALPHA.value
-    """Abstentions alone cost more than alpha. The whole pool was called.
-
-    Choose a larger alpha, or train with a smaller `--false-abstain-budget`.
-    """
-
     UNLABELLED_EXCEEDS_ALPHA = CoreReason.UNLABELLED_EXCEEDS_ALPHA.value
     """Rows without a label count as misses, and are more than alpha allows. The whole pool was
     called.

@@ -37,7 +37,6 @@ const REASONS = {
   outvoted_candidate_failed: (name) => `${name} failed, but could not have changed the vote`,
   sub_pool_pending_whole_pool: () => "the smaller pool's threshold was not ready yet, so all of it was called",
   alpha_infeasible_whole_pool: () => "there are too few rows for this risk level, so all candidates were called",
-  abstention_exceeds_alpha_whole_pool: () => "abstaining alone costs more than this risk level, so all candidates were called",
   unlabelled_exceeds_alpha_whole_pool: () => "too many rows have no label for this risk level, so all candidates were called",
   router_failed_whole_pool: () => "the router gave no scores, so all candidates were called",
 };

@@ -30,7 +30,6 @@ class CoreReason(StrEnum):
     ROWS_IN_CLUSTERS = "rows_in_clusters"
     ALPHA_PICKED = "alpha_picked"
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
-    ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
     UNLABELLED_EXCEEDS_ALPHA = "unlabelled_exceeds_alpha_whole_pool"
 
 
@@ -39,7 +38,6 @@ HOLDING: Final[frozenset[str]] = frozenset(
         CoreReason.ALPHA_ASSUMED,
         CoreReason.SCORE_ASSUMED,
         CoreReason.ALPHA_INFEASIBLE,
-        CoreReason.ABSTENTION_EXCEEDS_ALPHA,
         CoreReason.UNLABELLED_EXCEEDS_ALPHA,
     }
 )

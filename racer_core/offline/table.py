@@ -234,6 +234,7 @@ def build_table(
         return_inverse=True,
     )[1]
     seed = protocol.seed + division
+    salt = _SALT if artifact is None else artifact.salt  # ties are then broken as in serving
     units = benchmark_units(benchmarks, kinds)
     training, rest, places = draw_division(
         benchmarks, units, protocol, None if artifact is not None else seed
@@ -250,7 +251,7 @@ def build_table(
     if artifact is None and classes is not None and suffices(classes[voters], labels[voters]):
         scored = ScoredRows(
             pool=pool,
-            fingerprints=_prints(_at(queries, voters)),
+            fingerprints=_prints(_at(queries, voters), salt),
             scores=on_grid(fitted.vote_scores()),
             neighbours=None,  # of different folds, whose pattern ids are not comparable
             labels=labels[voters],
@@ -261,7 +262,7 @@ def build_table(
         benchmarks=places,
         rows=ScoredRows(
             pool=pool,
-            fingerprints=_prints(_at(queries, rest)),
+            fingerprints=_prints(_at(queries, rest), salt),
             scores=checked_scores(on_grid(output.scores)),
             neighbours=output.neighbours,
             labels=labels[rest],
@@ -407,5 +408,5 @@ def _at(texts: Sequence[str], rows: Rows) -> list[str]:
     return [texts[int(row)] for row in rows]
 
 
-def _prints(texts: Sequence[str]) -> tuple[bytes, ...]:
-    return tuple(fingerprint(_SALT, text) for text in texts)
+def _prints(texts: Sequence[str], salt: str) -> tuple[bytes, ...]:
+    return tuple(fingerprint(salt, text) for text in texts)

@@ -20,22 +20,21 @@ BOUND = Assertion.parse("risk <= alpha")
 
 @pytest.fixture(scope="module")
 def evaluation():
-    """Two alphas of one score, six splits, smoothed."""
+    """Two alphas of one score of a router without ties, six splits."""
     protocol = Protocol(
         splits=6,
         alphas=(0.1, 0.3),
         scores=(Score.PROB,),
         risk_targets=(RiskTarget.ANSWERABLE,),
-        smoothing=True,
         false_abstain_budget=None,
     )
     table = build_table(
         {"one": synthetic_rows(400, seed=61)},
         encoder=CharNgramEncoder(),
-        router="knn",
+        router="mlp",
         protocol=protocol,
     )
-    return evaluate(table, encoder="char-ngrams", router="knn")
+    return evaluate(table, encoder="char-ngrams", router="mlp")
 
 
 def with_risks(evaluation, draw):

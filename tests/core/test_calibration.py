@@ -110,7 +110,7 @@ def decide_at(f, lambda_hat, **options):
         ([0.25, 0.125], 0.5, {"risk_target": RiskTarget.PAPER}, "null_only"),
         ([0.5, 0.375], 0.25, {"risk_target": RiskTarget.PAPER}, "empty"),
         ([0.5, 0.375], 0.25, {}, "empty"),
-        ([0.25, 0.125], 0.875, {"null_threshold": 0.75}, "p_null"),
+        ([0.25, 0.125], 0.625, {"null_threshold": 0.75}, "p_null"),
     ],
 )
 def test_reasons_for_abstaining_are_kept_apart(f, lambda_hat, options, reason):

@@ -59,11 +59,10 @@ def test_a_decision_at_the_calibrations_own_terms_holds_without_a_reason():
     [
         (0.2, {}, CoreReason.ALPHA_ASSUMED),
         (0.01, {"alpha": 0.01}, CoreReason.ALPHA_INFEASIBLE),
-        (0.1, {"null_threshold": 0.5}, CoreReason.ABSTENTION_EXCEEDS_ALPHA),
     ],
 )
 def test_assumptions_and_infinite_thresholds_are_named_and_hold(alpha, options, reason):
-    """Half of the rows abstain at tau = 0.5, so no finite threshold keeps alpha = 0.1."""
+    """Another alpha than the calibration's, and one below 1 / (n + 1)."""
     rows = calibration(**options)
     certificate = rows.certify(rows.decide(b"query", [0.5, 0.2], alpha=alpha))
     assert certificate.reasons == (reason,)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
-from racer_core.types import BINARY_TARGETS, RiskTarget, Score
+from racer_core.types import RiskTarget, Score
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.kit.lazy import LazyModule
 from tests.kit.strategies import calibration_of
@@ -147,15 +147,57 @@ def test_misses_and_false_abstentions_stay_below_alpha_together():
     assert unknown > stats.binom.isf(FALSE_ALARM, trials, alpha)
 
 
-@pytest.mark.parametrize("target", BINARY_TARGETS)
-def test_smoothing_on_both_sides_keeps_the_law(target):
+def test_smoothing_on_both_sides_keeps_the_law():
     """Most critical gaps are exactly 0; smoothed there are no ties, so the risk is 0.2 = 10/50.
 
     Unsmoothed, or smoothed in calibration alone (0.15), it passes with probability below 1e-4;
     smoothed in serving alone (0.74) with probability below 1e-9.
     """
     n, trials = 49, 4_000
-    answerable = True if target is RiskTarget.ANSWERABLE else None
-    world = World(8, trials * (n + 1), answerable=answerable, fog=0.0)
-    missed = misses(world, n, alpha=0.2, risk_target=target, smoothing_salt=b"both")
+    world = World(8, trials * (n + 1), fog=0.0)
+    missed = misses(
+        world, n, alpha=0.2, risk_target=RiskTarget.PAPER, smoothing_salt=b"both"
+    )
     assert_binomial(missed, trials, p=0.2, false_alarm=FALSE_ALARM)
+
+
+def test_ties_behind_the_first_candidate_are_broken_at_random():
+    """Scores on a grid of quarters: smoothed, P(miss | answerable) is 0.1 = 5/50 all the same.
+
+    Unsmoothed it is below 0.085, which passes with probability below 1e-3.
+    """
+    n, trials = 49, 4_000
+    world = World(9, trials * (n + 1), answerable=True, fog=0.6)
+    world.scores = np.round(world.scores * 4) / 4
+    missed = misses(world, n, alpha=0.1, smoothing_salt=b"both")
+    assert_binomial(missed, trials, p=0.1, false_alarm=FALSE_ALARM)
+    tied = misses(world, n, alpha=0.1)
+    assert tied < 0.085 * trials
+
+
+def test_no_set_is_emptied_at_random():
+    """At alpha 0.5 the first candidate alone misses less; it is called for every query."""
+    world = World(10, 200, answerable=True, fog=0.0)
+    calibration = calibration_of(world.scores, world.labels, alpha=0.5, smoothing_salt=b"both")
+    sets = calibration.sets(
+        world.scores, calibration.fingerprints, calibration.lambda_hat(), Score.GAP
+    )
+    assert (sets.selected.sum(axis=1) == 1).all()
+
+
+def test_every_alpha_that_the_rows_are_enough_for_has_a_finite_threshold():
+    """30 % of the answerable rows are refused by tau, and alpha is 0.05 = 1/20: whatever is drawn.
+
+    Were refused rows missed at every threshold, nearly every threshold would be infinite, and those
+    that are finite the lucky rest. Over all draws the risk is 0.05; of 4,000, false alarm 1e-6.
+    """
+    n, alpha, trials, fog = 19, 0.05, 4_000, 0.8
+    world = World(11, trials * (n + 1), answerable=True, fog=fog)
+    options = {"alpha": alpha, "null_threshold": tau_for(0.3, fog)}
+    finite = [
+        np.isfinite(calibration_of(f[:n], y[:n], **options).lambda_hat())
+        for f, y in world.trials(n + 1)
+    ]
+    assert all(finite)
+    missed = misses(world, n, smoothing_salt=b"both", **options)
+    assert_binomial(missed, trials, p=alpha, false_alarm=FALSE_ALARM)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from racer_core.calibration.null_threshold import choose_null_threshold
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import AssertionRefuted, InputError, RowsError
 from racer_core.offline.assertions import FALSE_ALARM, Assertion
@@ -135,7 +135,9 @@ def test_rows_that_abstain_fall_short_by_their_whole_best():
     ).items()
     held_out, test = table.rows.at(part.validation), table.rows.at(part.test)
     tau = choose_null_threshold(held_out.scores, held_out.labels, 0.3)
-    options = CalibrationOptions(risk_target="quality", null_threshold=tau)
+    options = CalibrationOptions(
+        risk_target="quality", null_threshold=tau, smoothing_salt=SMOOTHING_SALT
+    )
     calibration = table.rows.at(part.calibration).calibration(options, table.patterns[0])
     abstained = 0
     for setting, runs in evaluation.cells.items():
@@ -242,6 +244,7 @@ def test_tuning_measures_the_best_called_candidate(racer, validation):
                 score=trial.score,
                 risk_target="quality",
                 null_threshold=racer.artifact.null_threshold,
+                smoothing_salt=SMOOTHING_SALT,
             )
             calibration = racer.calibrate(
                 replace(validation, rows=validation.rows[other]), options=options

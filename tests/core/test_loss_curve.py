@@ -125,8 +125,8 @@ def calibration_of(table, quality, **options):
     return replace(calibration, quality=quality, options=CalibrationOptions(**options))
 
 
-def test_a_row_that_abstains_falls_short_by_its_best():
-    """Whatever the finite threshold: 1 of 20 rows with quality 0.5 uses 0.5 of alpha (n + 1)."""
+def test_a_refused_row_falls_short_by_its_best_until_its_refusal_is_undone():
+    """Below p_null, 1 of 20 rows with quality 0.5 uses 0.5 of alpha (n + 1)."""
     scores, quality = np.full((20, 2), 0.9), np.tile([0.5, 0.0], (20, 1))
     scores[0] = 0.05  # p_null = 0.95
     calibration = Calibration(
@@ -138,7 +138,8 @@ def test_a_row_that_abstains_falls_short_by_its_best():
         options=CalibrationOptions(risk_target=RiskTarget.QUALITY, null_threshold=0.9),
     )
     assert calibration.lambda_hat(1.5 / 21, Score.GAP) == 0.0
-    assert calibration.lambda_hat(1.49 / 21, Score.GAP) == math.inf
+    assert calibration.lambda_hat(1.49 / 21, Score.GAP) == 0.95
+    assert calibration.loss_curve(Score.GAP).mean_loss(0.95) == 0.0
     assert calibration.loss_curve(Score.GAP).mean_loss(0.0) == 0.5 / 20
 
 

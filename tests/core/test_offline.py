@@ -78,7 +78,7 @@ def evaluation(rows):
         alphas=(0.05, 0.1, 0.2),
         scores=tuple(Score),
         prices=PRICES,
-        smoothing=True,
+       
         seed=1,
     )
     return evaluated(rows, protocol)
@@ -104,7 +104,7 @@ def test_risk_varies_over_splits_as_it_does_on_rows_of_its_own(rows):
     a test on calibration rows lies above with probability below 1e-5.
     """
     alone = {"alphas": (0.1,), "scores": (Score.PROB,), "risk_targets": (RiskTarget.PAPER,)}
-    evaluation = evaluated(bare(rows), Protocol(splits=40, smoothing=True, **alone))
+    evaluation = evaluated(bare(rows), Protocol(splits=40, **alone))
     n, _, n_test = evaluation.rows[NAME]
     m = int(0.1 * (n + 1))
     law = stats.betabinom(n_test, m, n + 1 - m).std() / n_test

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from racer_core.artifacts import Artifact
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import CalibrationError, OverlapError, RowsError
 from racer_core.racer import Racer
@@ -38,7 +38,9 @@ def test_default_options_abstain_by_the_artifacts_tau(racer, rows):
     assert racer.artifact.null_threshold is not None
     options = racer.calibrate(rows, alpha=0.2).options
     tau = racer.artifact.null_threshold
-    assert options == CalibrationOptions(alpha=0.2, score=Score.COVER, null_threshold=tau)
+    assert options == CalibrationOptions(
+        alpha=0.2, score=Score.COVER, null_threshold=tau, smoothing_salt=SMOOTHING_SALT
+    )
     full = CalibrationOptions(alpha=0.3, score=Score.PROB, risk_target=RiskTarget.PAPER)
     assert racer.calibrate(rows, options=full).options == full
 
@@ -193,5 +195,5 @@ def test_scores_that_rows_carry_are_put_on_the_same_grid(racer):
 def test_rows_without_a_query_do_not_share_their_noise(racer, rows):
     """Smoothing breaks ties between rows; one fingerprint for all would leave them in place."""
     scored = with_scores(rows, np.full((len(rows), 3), 0.5))
-    calibration = racer.calibrate(scored, options=CalibrationOptions(smoothing_salt=b"salt"))
+    calibration = racer.calibrate(scored, options=CalibrationOptions(smoothing_salt=SMOOTHING_SALT))
     assert len(set(calibration.fingerprints)) == len(rows)

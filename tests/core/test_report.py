@@ -64,7 +64,7 @@ def evaluation():
     }
     alphas = (0.05, 0.1, 0.3)
     return measured(
-        files, splits=5, alphas=alphas, scores=tuple(Score), prices=(1.0, 2.5, 4.0), smoothing=True
+        files, splits=5, alphas=alphas, scores=tuple(Score), prices=(1.0, 2.5, 4.0)
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from racer_core.calibration.options import SMOOTHING_SALT
 from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
@@ -50,7 +51,7 @@ def cost_by_hand(rows, patterns, score, *, alpha, prices=None):
         with_null=False,
         patterns=patterns,
         prices=prices,
-        smoothing_salt=b"selection",
+        smoothing_salt=SMOOTHING_SALT,
     )
     fit = scoring.nonconformity(score, rows.scores, rows.neighbours, rows.fingerprints)
     counted = rows.labels.any(axis=1)

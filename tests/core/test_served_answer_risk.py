@@ -231,7 +231,7 @@ def test_a_whole_pool_needs_no_band() -> None:
 
 
 def test_a_calibration_counts_at_its_own_threshold() -> None:
-    """Rows that tau refuses are not answered; a set that refusals make the whole pool has none."""
+    """Rows whose set is empty are not answered; rows that decide to call the pool bound nothing."""
     rng = np.random.default_rng(8)
     scores = rng.random((200, 3))
     labels = rng.random((200, 3)) < scores
@@ -246,5 +246,8 @@ def test_a_calibration_counts_at_its_own_threshold() -> None:
     assert risk.answered == (called & recorded).sum()
     assert risk.errors == (called & ~right & recorded).sum()
     assert risk.rate < risk.upper < 1.0
-    refusing = calibration_of(scores, labels, score=Score.PROB, alpha=0.2, null_threshold=0.05)
-    assert refusing.answer_risk(called, right, recorded) is None
+    missing = np.arange(200) < 60
+    partly = calibration_of(
+        scores, labels & ~missing[:, None], score=Score.PROB, alpha=0.2, unlabelled=missing
+    )
+    assert partly.answer_risk(called, right, recorded) is None

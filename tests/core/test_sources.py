@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from racer_core.calibration.metrics import set_metrics
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import CalibrationError, InputError, RowsError
@@ -98,7 +98,9 @@ def test_an_artifact_is_measured_as_it_is_served(racer, target):
     assert tau is not None
     own = replace(rows, rows=tuple(rows.rows[i] for i in parts.calibration))
     calibration = racer.calibrate(
-        own, options=CalibrationOptions(risk_target=target, null_threshold=tau)
+        own, options=CalibrationOptions(
+            risk_target=target, null_threshold=tau, smoothing_salt=SMOOTHING_SALT
+        ),
     )
     queries = [rows.rows[i].query for i in parts.test]
     served = racer.score(queries)

@@ -204,7 +204,10 @@ def test_a_calibration_reads_its_ties_off_its_rows() -> None:
     assert calibration.realised_risk(0.1) == RealisedRisk(n=100, misses=9, missed=5, tied=95)
     assert calibration.risk_q95(0.1) == calibration.realised_risk(0.1).upper()
     assert calibration.realised_risk(0.001) is None
-    tau = calibration_of(scores, labels, score=Score.PROB, null_threshold=0.05)
-    assert tau.misses(0.1) == 9  # every row abstains, so that the threshold is infinite
-    assert tau.realised_risk(0.1) is None
-    assert tau.risk_q95(0.1) == 0.0
+    missing = np.arange(100) < 10  # one more than may be missed
+    partly = calibration_of(
+        scores, labels & ~missing[:, None], score=Score.PROB, unlabelled=missing
+    )
+    assert partly.misses(0.1) == 9
+    assert partly.realised_risk(0.1) is None
+    assert partly.risk_q95(0.1) == 0.0

@@ -8,7 +8,7 @@ import pytest
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, Weight, aggregate
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError, RowsError
 from racer_core.offline.protocol import PAPER_ALPHAS, Protocol, halves
@@ -78,7 +78,10 @@ def test_each_half_is_measured_at_the_others_threshold(racer, rows, target):
     for alpha in ALPHAS:
         (score,) = {trial.score for trial in result.trials if trial.alpha == alpha}
         options = CalibrationOptions(
-            score=score, risk_target=target, null_threshold=racer.artifact.null_threshold
+            score=score,
+            risk_target=target,
+            null_threshold=racer.artifact.null_threshold,
+            smoothing_salt=SMOOTHING_SALT,
         )
         sizes, own = [], []
         for measured, calibrated in (halves, halves[::-1]):
@@ -205,6 +208,7 @@ def sets_of(racer, rows, trial, prices=None, target=RiskTarget.ANSWERABLE):
         score=trial.score,
         risk_target=target,
         null_threshold=racer.artifact.null_threshold,
+        smoothing_salt=SMOOTHING_SALT,
     )
     return scored, cross_fitted_sets(scored, options, racer.artifact.patterns, prices)
 

@@ -127,18 +127,6 @@ def test_too_many_missing_labels_call_the_whole_pool_and_say_so():
     assert enough.certify(enough.decide(b"query", [0.9, 0.8])).reasons == ()
 
 
-def test_abstentions_are_named_where_they_are_more_than_missing_labels():
-    """Half of the rows abstain by tau, and one label is missing."""
-    critical = np.repeat([0.0, 0.4], 10)
-    calibration = calibrated(critical, np.arange(20) < 1)
-    scores = calibration.scores.copy()
-    scores[10:] = 0.1
-    calibration = replace(
-        calibration, scores=scores, options=replace(calibration.options, null_threshold=0.5)
-    )
-    assert calibration.trivial_reason(ALPHA) == CoreReason.ABSTENTION_EXCEEDS_ALPHA
-
-
 def test_the_evidence_of_missing_labels():
     """They count, the upper bounds hold, and nothing bounds the risk from below."""
     calibration = calibrated(np.linspace(0.0, 0.5, 100), np.arange(100) < 7)
