@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from racer_core.encoder.base import Encoder, EncoderSpec
 from racer_core.errors import InputError
+from racer_core.offline.options import check_names, check_number
 from racer_core.offline.reporting import Progress, ReportingEncoder, silent
-from racer_core.offline.router_dc import check_names, check_number
 from racer_core.offline.selection import NEIGHBOURS
 from racer_core.routers import registry
 from racer_core.routers.base import Router
