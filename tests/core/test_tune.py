@@ -34,7 +34,7 @@ from racer_core.types import (
 )
 from tests.kit.synthetic import POOL, synthetic_rows
 
-ALPHAS = (0.05, 0.1, 0.2)
+ALPHAS = (0.02, 0.05, 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_each_half_is_measured_at_the_others_threshold(racer, rows, target):
                 sizes_of += [len(each.selected) for each in decisions]
         found = {trial.size for trial in result.trials if trial.alpha == alpha}
         assert found == {np.mean(sizes)}
-        if alpha == 0.1:
+        if alpha == 0.02:
             assert np.mean(sizes) != pytest.approx(np.mean(own))
 
 
@@ -299,7 +299,7 @@ def test_a_point_is_chosen_by_its_alpha(racer, rows):
         other = found.at(point.alpha)
         assert other.chosen == point
         assert other.trials == found.trials
-    with pytest.raises(InputError, match=r"there are points at 0\.05, 0\.1, 0\.2"):
+    with pytest.raises(InputError, match=r"there are points at 0\.02, 0\.05, 0\.1"):
         found.at(0.15)
 
 
