@@ -165,7 +165,7 @@ def guesses(rng, count, *, knows):
     """One of two candidates is right, the first in 80 %; the one neighbour says which.
 
     Where the router knows nothing the neighbour is another query's: a guess by it is wrong in
-    32 %. The fixed order is wrong in 20 %, so that alpha = 0.1 takes the second call of half of all.
+    32 %. The fixed order is wrong in 20 %: at alpha = 0.1 it calls the second in half of them.
     """
     right = (rng.random(count) < 0.2).astype(np.uint8)
     model = PatternModel.of(np.eye(2, dtype=bool)[right])
