@@ -591,7 +591,7 @@ def test_too_few_rows_for_alpha_call_the_whole_pool_with_a_reason(serve: Serve) 
 
 
 def test_refusals_of_more_than_alpha_are_undone(serve: Serve) -> None:
-    """A quarter of the answerable rows look unanswerable: they are called, at any feasible alpha."""
+    """A quarter of the answerable rows look unanswerable: at alpha 0.1 they are called."""
     gateway = serve(calibrated=False)
     rows = [
         replace(each, correct=each.correct or frozenset({"poet"}))
