@@ -160,7 +160,7 @@ def limit_answers(
         raise LimitNotKept(
             f"no threshold keeps answer_risk_max {limit:g} at alpha {alpha:g}; nothing was stored. "
             + (
-                "No smaller error was certified at any limit: add rows or choose a larger alpha"
+                "No limit was certified: add rows, or choose a smaller alpha, which calls more"
                 if least is None
                 else f"The smallest limit that these rows would have passed is {least:g}: "
                 "test it on other rows, since these chose it"

@@ -101,6 +101,11 @@ def sentence(evidence: Mapping[str, Any], shift: Mapping[str, Any] | None) -> st
             f"{evidence['n']} rows are too few for alpha {alpha:.3g}, so every request calls all "
             f"candidates; it takes {evidence['min_n']} rows or more."
         )
+    if evidence["lambda_hat"] is None:
+        return (
+            f"{evidence['unlabelled']} rows have no label and count as misses, which alpha "
+            f"{alpha:.3g} does not allow, so every request calls all candidates; label more."
+        )
     before = "" if shift is None else f" instead of {_calls_before(evidence, shift)}"
     pool = len(evidence.get("conditions", {}).get("digests", ()))
     calls = f"{size:.2f} calls{before or (f' of {pool}' if pool else '')}"
@@ -113,7 +118,10 @@ def sentence(evidence: Mapping[str, Any], shift: Mapping[str, Any] | None) -> st
     if evidence.get("delta") is not None:
         found += f" (with confidence {1.0 - evidence['delta']:.3g})"
     if (risk := evidence.get("answer_risk")) is not None:
-        found += f"; of the final answers at most {risk['upper']:.3g} are wrong"
+        found += (
+            f" on average. With probability {1.0 - risk['delta']:.3g} at most "
+            f"{risk['upper']:.3g} of the final answers are wrong"
+        )
     return found + "."
 
 

@@ -148,6 +148,7 @@ def test_the_promise_same_answer_has_no_canary(
 EVIDENCE = {
     "alpha": 0.1, "mean_size": 2.1, "abstain": 0.0, "feasible": True, "n": 90, "rows": 100,
     "min_n": 9, "score": "gap", "risk_target": "answerable", "delta": None, "alpha_basis": "fixed",
+    "lambda_hat": 0.25,
 }  # fmt: skip
 
 
@@ -166,10 +167,15 @@ EVIDENCE = {
         ({"delta": 0.05}, None, "(with confidence 0.95)"),
         ({"risk_target": "quality"}, None, "fall short of the best one by at most 0.1"),
         ({"risk_target": "paper"}, None, "at most 0.1 of the sets lack a right candidate"),
-        ({"answer_risk": {"upper": 0.2}}, None, "final answers at most 0.2 are wrong"),
+        (
+            {"answer_risk": {"upper": 0.2, "delta": 0.05}},
+            None,
+            "probability 0.95 at most 0.2 of the final answers",
+        ),
         ({"alpha_basis": "band", "risk_band": 0.15}, None, "at most 0.15 of the requests"),
         ({"alpha_basis": "band", "risk_band": None}, None, "no bound on the risk is certified"),
         ({"feasible": False, "n": 3}, None, "3 rows are too few for alpha 0.1"),
+        ({"lambda_hat": None, "unlabelled": 7}, None, "7 rows have no label"),
     ],
 )
 def test_the_sentence(changes: dict[str, object], shift: dict[str, float], words: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from app.monitoring.drift import statistics as drift_statistics
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RiskTarget, Score
 from tests.kit.case import Shared
@@ -62,7 +62,10 @@ def core(artifact: Path, rows: LabelledRows, **options: Any) -> Calibration:
     racer = Racer.load(artifact)
     tau = racer.artifact.null_threshold
     return racer.calibrate(
-        rows, options=CalibrationOptions(score=Score.COVER, null_threshold=tau, **options)
+        rows,
+        options=CalibrationOptions(
+            score=Score.COVER, null_threshold=tau, smoothing_salt=SMOOTHING_SALT, **options
+        ),
     )
 
 
