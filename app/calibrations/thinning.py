@@ -136,11 +136,13 @@ def _repeated(rows: RowColumns, places: NDArray[np.intp]) -> list[int]:
     """The rows at these places that share a conversation with one that is kept."""
     if rows.decision_ids is None:
         return []
-    of_conversation = places[rows.clusters[places] >= 0].tolist()
-    ids = {place: bytes(rows.decision_ids[place]) for place in of_conversation}
-    of_conversation.sort(key=lambda place: blake2b(ids[place], digest_size=8).digest())
+    of_conversation: list[int] = places[rows.clusters[places] >= 0].tolist()
+    drawn = {
+        place: blake2b(bytes(rows.decision_ids[place]), digest_size=8).digest()
+        for place in of_conversation
+    }
     first: dict[int, int] = {}
-    for place in of_conversation:
+    for place in sorted(of_conversation, key=drawn.__getitem__):
         first.setdefault(int(rows.clusters[place]), place)
     return [place for place in of_conversation if first[int(rows.clusters[place])] != place]
 
