@@ -49,28 +49,26 @@ def test_history_activation_and_rollback(
     assert f"{second}, active" in shown
     assert "At alpha 0.2: " in shown
     assert parsed(racer("calibrations", "show", first, *at, "--json"))["evidence"]["alpha"] == 0.1
-    code, out, _ = racer("calibrations", "rollback", *at, "--force")
+    code, out, err = racer("calibrations", "rollback", *at)
     assert (code, out.startswith(f"{first} is active. At alpha 0.1: ")) == (0, True), out
+    assert "its certificates are void (chosen_by_figures)" in err
     assert gateway.ready()["calibration"] == first
     failed(racer("calibrations", "rollback", *at), 1, "is the first that became active")
-    result = parsed(racer("calibrations", "activate", third, *at, "--force", "--json"))
+    result = parsed(racer("calibrations", "activate", third, *at, "--json"))
     assert (result["id"], result["active"]) == (third, True)
     assert gateway.ready()["calibration"] == third
     failed(racer("calibrations", "list", *at[:3], DATA_KEY), 1, "admin key")
 
 
-def test_what_needs_confirmation_is_refused(
+def test_too_few_rows_are_not_activated(
     racer: Command, at: list[object], gateway_of: list[Gateway]
 ) -> None:
-    """Without a finite threshold every request would call all candidates: only by ``--force``."""
+    """Every request would call all candidates."""
     (gateway,) = gateway_of
-    few = gateway.calibrate(2)["id"]  # confirmed
     many = gateway.calibrate(60)["id"]
-    failed(racer("calibrations", "activate", few, *at), 1, "409")
+    few = gateway.calibrate(2, activate=False)["id"]
+    failed(racer("calibrations", "activate", few, *at), 1, "409", "add rows")
     assert gateway.ready()["calibration"] == many
-    code, out, _ = racer("calibrations", "rollback", "--force", *at)
-    assert code == 0
-    assert "rows are too few for alpha 0.1" in out
 
 
 def test_a_canary_decides_a_share_and_is_promoted(

@@ -142,7 +142,7 @@ def judged(count: int = 500, people: int = PEOPLE, wrong: float = 0.05) -> list[
 
 def judged_upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> Any:
     """POST /calibrate."""
-    body = {"rows": rows, "alpha": ALPHA, "delta": DELTA, "confirm": True, **options}
+    body = {"rows": rows, "alpha": ALPHA, "delta": DELTA, **options}
     return gateway.post("/calibrate", ADMIN_KEY, json=body)
 
 
@@ -200,7 +200,7 @@ def test_samples_that_a_judge_and_people_read_calibrate(serve: Serve, racer: Com
         assert gateway.post("/shadow/judgements", ADMIN_KEY, json=judgement).status_code == 200
         if decision in labelled_first:
             assert gateway.post("/feedback", ADMIN_KEY, json=verdict).status_code == 200
-    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
+    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--json")
     code, out, err = racer("calibrate", *at, "--alpha", "0.4", "--delta", "0.2")
     assert code == 0, err
     evidence = json.loads(out)["evidence"]
