@@ -16,7 +16,10 @@ RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parent.parent / "docs"
 PAGES = [
     *(DOCS / name for name in ("performance.md", "comparison.md")),
-    *(RESULTS / name for name in ("parts.md", "recorded_answers.md", "firstpass.md")),
+    *(
+        RESULTS / name
+        for name in ("parts.md", "recorded_answers.md", "firstpass.md", "paper_tables.md")
+    ),
 ]
 _PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

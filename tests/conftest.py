@@ -1,5 +1,6 @@
 """Settings common to all tests: no network, no deadline, reproducible examples."""
 
+import asyncio
 import gc
 import os
 import shutil
@@ -98,11 +99,13 @@ LONG = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the temporary files of the quick tests in memory, where a commit waits for no disk.
+    """No event loop of this thread; temporary files of quick tests in memory, without a disk.
 
     Every gateway of a test commits a dozen times, and the store synchronises each with the disk.
     Slow tests may install whole environments: their files stay on the disk.
     """
+    # A library that asks for the thread's event loop would get a new one that it does not close.
+    asyncio.set_event_loop(None)
     if "not slow" in config.option.markexpr and "TMPDIR" not in os.environ and _is_usable(MEMORY):
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # of children, and of this process
 

@@ -275,7 +275,9 @@ class Reason(StrEnum):
 
     STALE = "stale"
     """A drift alarm of the stream `<name>` was raised since the calibration became active, for the
-    request's application. Of `same_answer` also: no refresh from traffic succeeded for 7 days.
+    request's application. `stale:age`: the calibration is older than
+    `watching.expire_after_days`. Of `same_answer` also: no refresh from traffic succeeded for 7
+    days.
 
     Find the cause, then calibrate on fresh rows.
     """

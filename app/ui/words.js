@@ -32,7 +32,7 @@ const REASONS = {
   leader_streamed: () => "the best candidate alone was called",
   set_unanswered: () => "no candidate of the set answered with a text, a tool call or a refusal",
   no_vote: () => "the best candidate alone was called",
-  stale: (stream) => `a drift alarm was raised (${stream}) since this calibration became active`,
+  stale: (stream) => stream === "age" ? "the calibration is older than certificates may be here" : `a drift alarm was raised (${stream}) since this calibration became active`,
   candidate_down: (name) => `${name} was down before the set was chosen; the threshold is that of the others`,
   outvoted_candidate_failed: (name) => `${name} failed, but could not have changed the vote`,
   sub_pool_pending_whole_pool: () => "the smaller pool's threshold was not ready yet, so all of it was called",

@@ -98,12 +98,11 @@ class NonconformityScorer:
             return fit
         names = (*self.pool, NULL_COLUMN) if self.with_null else self.pool
         smoothed = fit + smoothing_noise(self.smoothing_salt, fingerprints, names)
-        if not self.with_null:
-            # The first candidate of a query has no noise. Many critical scores are the least score
-            # there is (0 of ``gap`` and ``cover``); noise would empty sets until alpha is spent.
-            first = smoothed.argmin(axis=1)[:, None]
-            np.put_along_axis(smoothed, first, np.take_along_axis(fit, first, axis=1), axis=1)
-        return smoothed
+        if self.with_null:
+            return smoothed
+        # Many critical scores are the least score there is (0 of ``gap`` and ``cover``): noise on
+        # it would refuse queries at random until alpha is spent.
+        return np.where(fit == fit.min(axis=1, keepdims=True), fit, smoothed)
 
     def slices(self, score: Score, rows: int) -> Iterator[slice]:
         """Slices of a batch, small enough for the CPU cache."""

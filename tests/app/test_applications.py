@@ -521,7 +521,7 @@ def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path)
     """System prompts, tools and lengths decide which candidate is right; the router reads none.
 
     The misses among N requests are BetaBinomial(N, m, n + 1 - m), m = floor(alpha (n + 1)), since
-    critical scores are distinct (``smoothing: hash``). False alarm below 1e-6. Were the requests
+    critical scores are distinct. False alarm below 1e-6. Were the requests
     with tools alone served by these rows, three in four would be missed: outside the law but for a
     chance below 1e-6.
     """
@@ -544,7 +544,7 @@ def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path)
             )
         return rows
 
-    upload(gateway, draw(ROWS, 0.05), alpha=ALPHA, smoothing="hash")
+    upload(gateway, draw(ROWS, 0.05), alpha=ALPHA)
 
     def misses(rows: list[dict[str, Any]]) -> int:
         count = 0
@@ -607,7 +607,7 @@ def test_each_application_has_its_exact_law(serve: Serve, noisy_artifact: Path) 
     """System prompts decide which candidate is right, and the router does not read them.
 
     The misses among N requests are BetaBinomial(N, m, n + 1 - m), m = floor(alpha (n + 1)), since
-    critical scores are distinct (``smoothing: hash``). False alarm below 1e-6 for both checks. Of a
+    critical scores are distinct. False alarm below 1e-6 for both checks. Of a
     mixture of both under the first one's prompt about 56 % are missed, which is outside the law but
     for a chance below 1e-6. The gateway sees no premise fail there; it voids a certificate where
     the prompt is another's.
@@ -631,7 +631,6 @@ def test_each_application_has_its_exact_law(serve: Serve, noisy_artifact: Path) 
             for row in law_rows(name, ROWS, rng)
         ],
         alpha=ALPHA,
-        smoothing="hash",
     )
 
     def missed(row: dict[str, Any], name: str) -> bool:

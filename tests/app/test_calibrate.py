@@ -23,7 +23,7 @@ import pytest
 
 from app.store import Store
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import OverlapError
 from racer_core.offline.train import train
@@ -74,7 +74,12 @@ def core_calibration(artifact: Path) -> tuple[Racer, Calibration]:
 def oracle(artifact: Path, **options: Any) -> tuple[Racer, Calibration]:
     """The core's own calibration of the same rows, with nothing of the gateway in between."""
     racer, calibration = core_calibration(artifact)
-    options = {"score": Score.COVER, "null_threshold": racer.artifact.null_threshold, **options}
+    options = {
+        "score": Score.COVER,
+        "null_threshold": racer.artifact.null_threshold,
+        "smoothing_salt": SMOOTHING_SALT,
+        **options,
+    }
     return racer, replace(calibration, options=CalibrationOptions(**options))
 
 
@@ -469,7 +474,6 @@ def test_a_bad_file_is_one_clear_error(unsure: Gateway, case: str) -> None:
         ("score", ("best",), 422),
         ("risk_target", ("none",), 422),
         ("r", ("0", "1" * 30), 422),
-        ("smoothing", ("yes",), 422),
         ("dry_run", ("perhaps",), 422),
         ("alhpa", ("0.1",), 422),
     ],
@@ -586,19 +590,18 @@ def test_too_few_rows_for_alpha_call_the_whole_pool_with_a_reason(serve: Serve) 
         assert decision["certificate"]["holds"] is True
 
 
-def test_abstaining_from_too_many_rows_calls_the_whole_pool(serve: Serve) -> None:
-    """When abstention alone misses more than alpha no threshold helps; the reason is its own."""
+def test_refusals_of_more_than_alpha_are_undone(serve: Serve) -> None:
+    """A quarter of the answerable rows look unanswerable: at alpha 0.1 they are called."""
     gateway = serve(calibrated=False)
     rows = [
         replace(each, correct=each.correct or frozenset({"poet"}))
         for each in labelled(10_000, 80).rows
     ]
     evidence = gateway.calibrate(rows=LabelledRows(pool=POOL, rows=tuple(rows)))["evidence"]
-    assert (evidence["n"], evidence["feasible"]) == (80, False)
+    assert (evidence["n"], evidence["feasible"]) == (80, True)
     certificate = gateway.route(UNANSWERABLE)["certificate"]
-    assert certificate["reasons"] == ["abstention_exceeds_alpha_whole_pool"]
-    assert certificate["holds"] is True
-    assert sorted(gateway.route(ONE)["selected"]) == sorted(POOL)
+    assert (certificate["reasons"], certificate["holds"]) == ([], True)
+    assert "poet" in gateway.route(UNANSWERABLE)["selected"]
 
 
 def test_an_infeasible_alpha_can_be_refused(serve: Serve) -> None:

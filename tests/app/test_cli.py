@@ -182,13 +182,13 @@ def test_evaluate_passes_the_protocol_on(racer: Command, tmp_path: Path) -> None
                  "--alpha", 0.2, "--json"]  # fmt: skip
     prices = [f"--price={name}={2**place}" for place, name in enumerate(POOL[::-1])]
     result = parsed(
-        racer(*arguments, *prices, "--false-abstain-budget", "off", "--smoothing", "--seed", 7,
+        racer(*arguments, *prices, "--false-abstain-budget", "off", "--seed", 7,
               "--equality", "choice", "--risk-target", "paper")
     )  # fmt: skip
     protocol = result["protocol"]
     assert protocol["prices"] == [4.0, 2.0, 1.0]
     assert protocol["false_abstain_budget"] is None
-    assert (protocol["smoothing"], protocol["seed"], protocol["equality"]) == (True, 7, "choice")
+    assert (protocol["seed"], protocol["equality"]) == (7, "choice")
     assert protocol["risk_targets"] == ["paper"]
     assert "cover_cost" in {cell["score"] for cell in result["cells"]}
     assert all(cell["mean"]["cost"] > 0 for cell in result["cells"])

@@ -33,8 +33,8 @@ def test_bash_completes() -> None:
     script = subprocess.check_output(["racer", "completion", "bash"], env=here, text=True)
     for words, offered in (
         ("key ", {"list", "new", "revoke"}),
-        ("calibrate --smoo", {"--smoothing"}),
-        ("calibrate --smoothing ", {"none", "hash"}),
+        ("calibrate --one", {"--one-per-cluster"}),
+        ("calibrate --risk-target ", {"answerable", "paper", "quality"}),
         ("serve --config ", {"-o default"}),  # bash's own names of files
     ):
         done = subprocess.run(

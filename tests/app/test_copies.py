@@ -121,7 +121,7 @@ def test_decisions_on_copies_are_verified(serve: Serve) -> None:
     """A decision is recomputed from stored rows that repeat queries, smoothing included."""
     gateway = serve(calibrated=False)
     rows = as_json(noisy(20_000, 60))
-    upload(gateway, rows + rows, smoothing="hash")
+    upload(gateway, rows + rows)
     answer = gateway.chat(rows[0]["query"])["racer"]
     assert "calibration_query" in answer["certificate"]["remarks"]
     checked = gateway.post(f"/decisions/{answer['decision_id']}/verify", ADMIN_KEY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.access.api_keys import Caller
 from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.drift.risk import detection
 from app.monitoring.drift.statistics import JUDGED, STREAMS, UNLABELLED
 from app.monitoring.monitor import Monitor
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.service import RoutingService
+from app.settings.monitoring import MonitoringSettings
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
+from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget, RowsKind
 from tests.kit.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Serve
 from tests.kit.monitored import (
@@ -275,6 +279,9 @@ async def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTa
         assert shadow["lower"] < 0.1 < shadow["upper"]
         assert report["alarms"]["streams"]["risk"]["rounds"] == len(losses)
         assert report["alarms"]["streams"]["risk"]["rho"] == report["risk_q95"]
+        seen = report["detection"]
+        assert seen["judged_a_week"] == len(losses)
+        assert [each["risk"] for each in seen["risks"]] == pytest.approx([0.15, 0.2])
         assert stale_now(monitor, world) == ()
     async with await world.monitor(**options):
         await eventually(lambda: series(world, "racer_realised_risk", "bound")["upper"] < 1.0)
@@ -285,6 +292,37 @@ async def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTa
     }
     text = world.metrics.render().decode()
     assert f'racer_risk_bound{{application=""}} {report["risk_q95"]}\n' in text
+
+
+def test_how_late_an_alarm_is_is_said() -> None:
+    """At alpha 0.2 with 199 rows; more judged requests see it sooner, a risk near alpha never.
+
+    The number of judged requests is that of the test itself (``alarm_within``).
+    """
+    test = RiskEProcess(0.248, level=0.0025)
+    seen = detection(test, 0.2, judged_a_week=70, counted_a_week=700)
+    near, twice = seen["risks"]
+    assert (near["risk"], twice["risk"]) == pytest.approx((0.3, 0.4))
+    for each in (near, twice):
+        assert each["judged"] == test.alarm_within(each["risk"], seen["chance"])
+        assert each["days"] == pytest.approx(each["judged"] / 10.0)
+    assert near["rate_for_a_week"] is None, "not even by judging all"
+    assert twice["rate_for_a_week"] == twice["judged"] / 700.0
+    assert detection(test, 0.2, judged_a_week=0, counted_a_week=0)["risks"][1]["days"] is None
+    blind = detection(RiskEProcess(0.45, level=0.0025), 0.2, judged_a_week=1, counted_a_week=1)
+    assert [each["judged"] for each in blind["risks"]] == [None, None]
+
+
+async def test_certificates_expire_where_the_operator_says_so(store: Store) -> None:
+    """A calibration of eight days voids after seven and not after nine; a reload changes it."""
+    old = (datetime.now(UTC) - timedelta(days=8)).isoformat(timespec="microseconds")
+    record = replace(calibration_record(), created_at=old)
+    async with monitoring(store, record=record, expire_after_days=7.0) as (monitor, world):
+        assert stale_now(monitor, world) == ("stale:age",)
+        monitor.reconfigure(MonitoringSettings(expire_after_days=9.0), {})
+        assert stale_now(monitor, world) == ()
+        monitor.reconfigure(MonitoringSettings(), {})
+        assert stale_now(monitor, world) == ()
 
 
 @pytest.mark.parametrize(

@@ -268,8 +268,8 @@ def test_a_store_that_cannot_be_opened_is_one_sentence(tmp_path: Path, url: str)
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"smoothing": "hash"}, {"rows": labelled(TRAINED - 10, 40), "allow_overlap": True}],
-    ids=["plain", "smoothed", "overlapping"],
+    [{}, {"rows": labelled(TRAINED - 10, 40), "allow_overlap": True}],
+    ids=["plain", "overlapping"],
 )
 def test_a_restart_keeps_the_active_record(
     serve: Serve, tmp_path: Path, options: dict[str, Any]

@@ -155,7 +155,7 @@ def test_the_error_of_a_wrong_value_states_what_is_allowed(
          "dryrun: unknown field; did you mean `dry_run`?"),
         (CalibrateOptions, {"colour": SECRET}, "colour",
          "colour: unknown field; known here: `alpha`, `delta`, `score`, `risk_target`, `r`,"
-         " `max_weight`, `answer_risk_max`, `smoothing`, `rows_kind`,"
+         " `max_weight`, `answer_risk_max`, `rows_kind`,"
          " `one_per_cluster`, `application`, `since`, `activate`, `expected_active_id`, `dry_run`,"
          " `allow_overlap`"),
         (CalibrateFields, {"alpha": SECRET}, "alpha", "alpha: must be a number"),

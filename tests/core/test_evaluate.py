@@ -92,9 +92,7 @@ def test_sets_are_those_that_a_calibration_serves(tables, target, budget, router
     tau = budget and choose_null_threshold(held_out.scores, held_out.labels, budget)
     assert budget is None or np.any(1.0 - test.scores.max(axis=1) >= tau)
     calibration = part_of(table.rows, parts.calibration).calibration(
-        CalibrationOptions(
-            risk_target=target, null_threshold=tau, smoothing_salt=SMOOTHING_SALT
-        ),
+        CalibrationOptions(risk_target=target, null_threshold=tau, smoothing_salt=SMOOTHING_SALT),
         table.patterns[0],
         PRICES,
     )
@@ -256,7 +254,7 @@ def test_equally_accurate_choices_are_not_ranked_by_their_size_on_test_rows():
         false_abstain_budget=None,
         seed=3,
     )
-    evaluation = measured(hand_made(protocol, 0.0, 0.5))
+    evaluation = measured(hand_made(protocol, 0.0, 0.6))
     on_test = [
         evaluation.mean(
             Setting(scope=ONE, risk_target=RiskTarget.ANSWERABLE, score=Score.PROB, alpha=each),
@@ -277,13 +275,16 @@ def opposed(protocol, mirrored):
     weighted vote at T <= 0.5 and loses it at 1. It alone is right on three in five validation rows,
     and the others are right on the test rows (``mirrored``: the other way round). On the remaining
     validation rows, and on all calibration rows, all answers differ and the candidate with the
-    lowest score alone is right: every set is the whole pool, and no vote is right.
+    lowest score alone is right: every set of a test row, whose lowest score is less low, is the
+    whole pool, and no vote is right.
     """
     parts = split(np.arange(200), protocol.of(ONE), np.random.default_rng(protocol.seed))
     first, others = ([True, False, False], [0, 1, 1]), ([False, True, True], [0, 1, 1])
     held_out, tested = (others, first) if mirrored else (first, others)
     labels, classes = np.tile([False, False, True], (200, 1)), np.tile([0, 1, 2], (200, 1))
     deciding = parts.validation[np.arange(len(parts.validation)) % 5 > 1]
+    scores = np.tile([0.9, 0.5, 0.4], (200, 1))
+    scores[parts.test, 2] = 0.45
     labels[deciding], classes[deciding] = held_out
     labels[parts.test], classes[parts.test] = tested
     return EvaluationTable(
@@ -291,7 +292,7 @@ def opposed(protocol, mirrored):
         rows=ScoredRows(
             pool=("first", "second", "third"),
             fingerprints=tuple(number.to_bytes(16, "big") for number in range(200)),
-            scores=np.tile([0.9, 0.5, 0.4], (200, 1)),
+            scores=scores,
             neighbours=None,
             labels=labels,
         ),

@@ -155,9 +155,7 @@ def test_smoothing_on_both_sides_keeps_the_law():
     """
     n, trials = 49, 4_000
     world = World(8, trials * (n + 1), fog=0.0)
-    missed = misses(
-        world, n, alpha=0.2, risk_target=RiskTarget.PAPER, smoothing_salt=b"both"
-    )
+    missed = misses(world, n, alpha=0.2, risk_target=RiskTarget.PAPER, smoothing_salt=b"both")
     assert_binomial(missed, trials, p=0.2, false_alarm=FALSE_ALARM)
 
 

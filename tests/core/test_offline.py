@@ -78,7 +78,6 @@ def evaluation(rows):
         alphas=(0.05, 0.1, 0.2),
         scores=tuple(Score),
         prices=PRICES,
-       
         seed=1,
     )
     return evaluated(rows, protocol)

@@ -63,9 +63,7 @@ def evaluation():
         TWO: odd(synthetic_rows(150, seed=52, answers=True)),
     }
     alphas = (0.05, 0.1, 0.3)
-    return measured(
-        files, splits=5, alphas=alphas, scores=tuple(Score), prices=(1.0, 2.5, 4.0)
-    )
+    return measured(files, splits=5, alphas=alphas, scores=tuple(Score), prices=(1.0, 2.5, 4.0))
 
 
 @pytest.fixture(scope="module")
@@ -342,35 +340,35 @@ def test_law_of_a_scope_is_beta_binomial(evaluation, alpha):
 
 def test_law_of_answerable_rows_counts_those_alone(evaluation, folder):
     """Every split has its own number of them; the average has the laws' mean."""
-    setting = at(ONE, RiskTarget.ANSWERABLE, Score.GAP, 0.3)
+    setting = at(ONE, RiskTarget.ANSWERABLE, Score.STATIC, 0.3)
     counts = np.array(evaluation.cells[setting]["calibration_rows"])
     assert (counts < evaluation.rows[ONE][0]).all()
     expected = np.mean([int(0.3 * (n + 1)) / (n + 1) for n in counts])
     law = risk_law(evaluation, setting)
-    assert law.mean == pytest.approx(expected)
+    assert law.mean == pytest.approx(expected, abs=1e-4)
     parts = [risk_law(evaluation, replace(setting, scope=scope)) for scope in (ONE, TWO)]
     mean = risk_law(evaluation, replace(setting, scope=AVERAGE))
     assert mean.mean == pytest.approx(np.mean([part.mean for part in parts]))
     assert mean.variance == pytest.approx(sum(part.variance for part in parts) / 4)
     head, rows = markdown_tables(folder)["realised risk against its law, answerable"]
-    (row,) = (r for r in rows if r[:3] == [ONE, "gap", "0.3"])
+    (row,) = (r for r in rows if r[:3] == [ONE, "static", "0.3"])
     assert row[head.index("n")] == f"{counts.mean():.1f}"
     assert row[head.index("exact mean")] == f"{expected:.3f}"
     assert row[head.index("95 % of means")] == f"{law.band[0]:.3f} to {law.band[1]:.3f}"
 
 
 def test_law_of_a_score_with_ties_is_its_own():
-    """`static` has a critical score for each rank: its risk is far below alpha, as its law says."""
+    """Every query calls its first candidate, which misses less than alpha: so the law says."""
     evaluation = measured(
         {ONE: synthetic_rows(300, seed=53)},
         splits=40,
-        alphas=(0.1, 0.3),
+        alphas=(0.5, 0.6),
         scores=(Score.GAP, Score.STATIC),
         risk_targets=(RiskTarget.ANSWERABLE,),
         false_abstain_budget=None,
     )
     grid = {row[1:3]: row for row in tables.law_grid(evaluation, RiskTarget.ANSWERABLE).rows}
-    for alpha in (0.1, 0.3):
+    for alpha in (0.5, 0.6):
         setting = at(ONE, RiskTarget.ANSWERABLE, Score.STATIC, alpha)
         assert grid["static", f"{alpha:g}"][-1] == "inside"
         law = risk_law(evaluation, setting)

@@ -98,7 +98,8 @@ def test_an_artifact_is_measured_as_it_is_served(racer, target):
     assert tau is not None
     own = replace(rows, rows=tuple(rows.rows[i] for i in parts.calibration))
     calibration = racer.calibrate(
-        own, options=CalibrationOptions(
+        own,
+        options=CalibrationOptions(
             risk_target=target, null_threshold=tau, smoothing_salt=SMOOTHING_SALT
         ),
     )

@@ -34,7 +34,7 @@ from racer_core.types import (
 )
 from tests.kit.synthetic import POOL, synthetic_rows
 
-ALPHAS = (0.05, 0.1, 0.2)
+ALPHAS = (0.02, 0.05, 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,7 @@ def test_each_half_is_measured_at_the_others_threshold(racer, rows, target):
     """By hand, with the calibration that the gateway would make of either half."""
     result = tuned(racer, rows, risk_target=target)
     halves = [list(range(start, len(rows), 2)) for start in (0, 1)]
+    differences = []
     for alpha in ALPHAS:
         (score,) = {trial.score for trial in result.trials if trial.alpha == alpha}
         options = CalibrationOptions(
@@ -93,8 +94,8 @@ def test_each_half_is_measured_at_the_others_threshold(racer, rows, target):
                 sizes_of += [len(each.selected) for each in decisions]
         found = {trial.size for trial in result.trials if trial.alpha == alpha}
         assert found == {np.mean(sizes)}
-        if alpha == 0.1:
-            assert np.mean(sizes) != pytest.approx(np.mean(own))
+        differences.append(abs(np.mean(sizes) - np.mean(own)))
+    assert max(differences) > 0.01, "else the test would show nothing"
 
 
 def test_both_halves_hold_every_task_of_a_sorted_file():
@@ -194,7 +195,7 @@ def test_votes_by_ratings_are_measured_as_they_are_served(racer, rows):
 
 def test_an_evaluator_that_knows_is_chosen(racer, rows):
     """Its vote finds every right answer that a set holds."""
-    chosen = tuned(racer, rows, ratings=rated(believed(rows))).chosen
+    chosen = tuned(racer, rows, ratings=rated(believed(rows)), alphas=(0.02,)).chosen
     assert (chosen.rule, chosen.weight, chosen.evaluated) == (Method.WEIGHTED, Weight.P_TRUE, True)
     assert chosen.proven
     assert chosen.temperature in TEMPERATURES
@@ -259,7 +260,8 @@ def test_a_vote_within_two_standard_errors_of_the_majority_is_not_proven(
 def test_prices_change_the_choice(racer, rows):
     """The first candidate at fifty calls: another score, and fewer of its calls."""
     prices = (50.0, 1.0, 1.0)
-    plain, priced = tuned(racer, rows), tuned(racer, rows, prices=prices)
+    plain = tuned(racer, rows, alphas=(0.05,))
+    priced = tuned(racer, rows, prices=prices, alphas=(0.05,))
     assert plain.chosen.score is not Score.COVER_COST
     assert priced.chosen.score is Score.COVER_COST
     assert all(trial.size < trial.cost < 50.0 * 3.0 for trial in priced.trials)
@@ -299,7 +301,7 @@ def test_a_point_is_chosen_by_its_alpha(racer, rows):
         other = found.at(point.alpha)
         assert other.chosen == point
         assert other.trials == found.trials
-    with pytest.raises(InputError, match=r"there are points at 0\.05, 0\.1, 0\.2"):
+    with pytest.raises(InputError, match=r"there are points at 0\.02, 0\.05, 0\.1"):
         found.at(0.15)
 
 

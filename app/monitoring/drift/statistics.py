@@ -34,6 +34,7 @@ UNLABELLED: Final = (LARGEST_SCORE, MEAN_SCORE, SET_SIZE, EMBEDDING)
 JUDGED: Final = (CRITICAL_SCORE, RISK)
 STREAMS: Final = (*UNLABELLED, *JUDGED)
 
+RISK_SHARE: Final = 0.25  # of the false-alarm probability, where all streams are watched
 _NEVER_COVERED: Final = 1e300  # stands for an infinite critical score: streams take finite numbers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import socket
@@ -32,6 +33,8 @@ from app.errors import (
     StoreError,
     UpstreamUnauthorized,
 )
+from app.monitoring.drift.risk import detection
+from app.monitoring.drift.statistics import RISK_SHARE
 from app.routing.artifact_files import is_there, open_trained
 from app.settings import Secrets, Settings
 from app.settings.secrets import SAMPLES_KEY
@@ -41,6 +44,7 @@ from app.store.inspection import StoreInspection, inspect_store
 from app.upstream.model_list import ModelList, list_models
 from app.upstream.replicas import Target, open_targets
 from racer_core import artifacts
+from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.encoder.base import EncoderSpec
 from racer_core.encoder.hub import cached_folder, download_command
 from racer_core.errors import ArtifactError
@@ -98,6 +102,8 @@ def _store_findings(
             yield check_calibration(
                 inspection, settings.routing.alpha, datetime.now(UTC), carried and carried.record
             )
+        if (alarms := check_alarms(settings, inspection)) is not None:
+            yield alarms
 
 
 # Check of the artifact: complete, and trained for this configuration.
@@ -497,6 +503,44 @@ def check_sampling(settings: Settings, found: StoreInspection, *, has_artifact: 
     if not labelled:
         return warning(_SAMPLING, summary, LABEL)
     return warning(_SAMPLING, summary, CALIBRATE if has_artifact else TRAIN)
+
+
+# Check of the alarm on judged losses: how long it is blind.
+
+_ALARMS = "alarms"
+LATE_DAYS: Final = 60.0
+
+
+def check_alarms(settings: Settings, found: StoreInspection) -> Finding | None:
+    """Say within how many days a risk of twice alpha is seen; None: no losses are watched."""
+    watching, active = settings.watching, found.active
+    bound = None if active is None else active.evidence.get("risk_q95")
+    if active is None or watching.false_alarm is None or not bound:
+        return None
+    seen = detection(
+        RiskEProcess(bound, level=watching.false_alarm * RISK_SHARE),
+        active.evidence["alpha"],
+        judged_a_week=found.judged_a_week,
+        counted_a_week=found.requests_a_week * active.evidence["n"] / active.evidence["rows"],
+    )["risks"][-1]
+    needed, days, rate = seen["judged"], seen["days"], seen["rate_for_a_week"]
+    risk = f"a risk of {seen['risk']:.0%}"
+    if needed is None:
+        return warning(_ALARMS, f"no alarm sees {risk}: so few rows may have it", UPLOAD)
+    when = "never, as none is judged" if days is None else f"{math.ceil(days)} days"
+    summary = (
+        f"{risk} takes {needed} judged requests: {when} at {found.judged_a_week} judged a week"
+    )
+    if days is not None and days <= LATE_DAYS:
+        return ok(_ALARMS, summary)
+    faster = (
+        "judge more requests"
+        if rate is None
+        else f"a sampling rate of {rate:.2g} (`watching.shadow_rate`), all judged, makes it a week"
+    )
+    return warning(
+        _ALARMS, summary, f"{faster}; or let certificates expire: `watching.expire_after_days`"
+    )
 
 
 # Check of the store: reachable, its schema of this version, room on its disk.
