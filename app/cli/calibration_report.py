@@ -106,6 +106,12 @@ def sentence(evidence: Mapping[str, Any], shift: Mapping[str, Any] | None) -> st
             f"{evidence['n']} rows are too few for alpha {alpha:.3g}, so every request calls all "
             f"candidates; it takes {evidence['min_n']} rows or more."
         )
+    if evidence["lambda_hat"] is None and evidence.get("unlabelled"):
+        return (
+            f"{evidence['unlabelled']} of {evidence['n']} rows have no label and count as misses, "
+            f"more than alpha {alpha:.3g} allows, so every request calls all candidates: label "
+            "more of them."
+        )
     before = "" if shift is None else f" instead of {_calls_before(evidence, shift)}"
     pool = len(evidence.get("conditions", {}).get("digests", ()))
     calls = f"{size:.2f} calls{before or (f' of {pool}' if pool else '')}"

@@ -208,7 +208,7 @@ def test_a_shift_is_that_of_the_application(calibrated: Gateway) -> None:
     """Of its sets, not of those of the largest population; too few of its rows are refused."""
     sure = [row | {"correct": ["adder"], "candidates": ["adder", "speller", "poet"]}
             for row in drawn(50_000, 90)]  # fmt: skip
-    assert "it needs 4" in calibrated.refused(sure[:3], 409, application="bot")
+    assert "it needs 3" in calibrated.refused(sure[:2], 409, application="bot")
     found = calibrated.upload(sure, application="bot")["evidence"]["shift"]
     assert (found["application"], found["alert"] is None) == ("bot", False)
     assert abs(found["size_change"]) > 0.25

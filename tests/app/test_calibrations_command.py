@@ -145,7 +145,8 @@ def test_the_promise_same_answer_has_no_canary(
 
 EVIDENCE = {
     "alpha": 0.1, "mean_size": 2.1, "abstain": 0.0, "feasible": True, "n": 90, "rows": 100,
-    "min_n": 9, "score": "gap", "risk_target": "answerable", "delta": None, "alpha_basis": "fixed",
+    "lambda_hat": 0.2, "min_n": 9, "score": "gap", "risk_target": "answerable", "delta": None,
+    "alpha_basis": "fixed",
 }  # fmt: skip
 
 
@@ -168,6 +169,7 @@ EVIDENCE = {
         ({"alpha_basis": "band", "risk_band": 0.15}, None, "at most 0.15 of the requests"),
         ({"alpha_basis": "band", "risk_band": None}, None, "no bound on the risk is certified"),
         ({"feasible": False, "n": 3}, None, "3 rows are too few for alpha 0.1"),
+        ({"lambda_hat": None, "n": 9, "unlabelled": 2}, None, "2 of 9 rows have no label"),
     ],
 )
 def test_the_sentence(changes: dict[str, object], shift: dict[str, float], words: str) -> None:
@@ -175,12 +177,17 @@ def test_the_sentence(changes: dict[str, object], shift: dict[str, float], words
     assert words in sentence(EVIDENCE | changes, shift)
 
 
+NOT_KEPT = {"answer_risk_max": 0.2, "passed": 0, "smallest": 0.3}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"overlap": 7, "overlap_voids": True}, "7 rows trained the router"),
         ({"alpha_basis": "band", "risk_band": 0.15}, "that certificates state is 0.15"),
-        ({"refused": "the mean set size changes"}, "not activated: the mean set size changes"),
+        ({"shift": {"alert": "the mean set changes"}}, "the mean set changes"),
+        ({"answer_limit": NOT_KEPT}, "would have passed is 0.3: test it on other rows"),
+        ({"answer_limit": NOT_KEPT | {"smallest": None}}, "certify none: add rows"),
     ],
 )
 def test_what_voids_certificates_is_said(changes: dict[str, object], words: str) -> None:

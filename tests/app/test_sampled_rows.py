@@ -342,7 +342,7 @@ def test_rows_outlive_artifact_and_pool_where_their_requests_are_stored(
         rows = shadow_rows(gateway)
         assert ids_of(rows) == asked
         assert all("correct" in row and "scores" not in row for row in rows)
-        again = {"rows": rows, "rows_kind": "traffic"}
+        again = {"rows": rows, "rows_kind": "traffic", "alpha": 0.4}
         response = gateway.post("/calibrate", ADMIN_KEY, json=again)
         assert response.status_code == 200, response.text
     # A candidate that is sent something else is another one.
