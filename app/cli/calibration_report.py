@@ -22,8 +22,8 @@ _PROMISES: Final = {
 }
 
 CHOSEN: Final = (
-    "its certificates are void (chosen_by_figures): it was activated by its id, after its figures "
-    "were shown. `racer calibrate` with fresh rows makes one that certifies"
+    "its certificates are void (chosen_by_figures) until the next calibration: it was activated by "
+    "its id, after its figures were shown"
 )
 
 

@@ -96,8 +96,7 @@ def activate(
                     "--canary out to activate it for all requests"
                 )
             gateway.activate_answers(calibration_id)
-            active = answers[calibration_id] | {"active": True}
-            _print_active(active, answers_sentence, as_json=as_json)
+            _print_active(_chosen(answers[calibration_id]), answers_sentence, as_json=as_json)
             return
         result = gateway.activate(calibration_id, share=share)
     _print_active(result, _sentence, as_json=as_json)
@@ -118,7 +117,7 @@ def rollback(url: str, key: str | None, as_json: bool) -> None:
         if serving in answers:
             before = _before(answers[serving], answers)
             gateway.activate_answers(before["id"])
-            _print_active(dict(before) | {"active": True}, answers_sentence, as_json=as_json)
+            _print_active(_chosen(before), answers_sentence, as_json=as_json)
             return
         canary = gateway.running_canary()
         if canary is None:
@@ -159,11 +158,17 @@ def _before(
         for each in answers.values()
         if each["application"] == active["application"]
         and each["activated_at"] is not None
+        and each["evidence"].get("refused") is None
         and each["id"] != active["id"]
     ]
     if not others:
         raise _nothing_before(active["id"])
     return max(others, key=lambda each: each["activated_at"])
+
+
+def _chosen(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """A calibration of the promise `same_answer` after its activation by its id."""
+    return dict(answers) | {"active": True, "chosen": not answers["active"]}
 
 
 def _nothing_before(calibration_id: str) -> InputError:

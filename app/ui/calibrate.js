@@ -7,7 +7,7 @@ import { evidenceView } from "./evidence.js";
 import { bytes, count, moment, number, percent, shortId } from "./format.js";
 import { follow, hasEnded } from "./jobs.js";
 import { hasKey, onKeys } from "./keys.js";
-import { adviceFor, sentence, VOID_UNTIL_UPLOAD } from "./words.js";
+import { adviceFor, sentence, VOID_UNTIL_NEXT } from "./words.js";
 
 const PHASES = {
   waiting: "waiting for its turn",
@@ -294,7 +294,7 @@ function toActivate(id, active) {
     id,
     active,
     title: "Make this calibration active?",
-    text: `${shortId(id)} takes the place of ${active ? shortId(active) : "nothing"}, which stays in the history. ${VOID_UNTIL_UPLOAD}`,
+    text: `${shortId(id)} takes the place of ${active ? shortId(active) : "nothing"}, which stays in the history. ${VOID_UNTIL_NEXT}`,
     yes: "Make active",
   };
 }

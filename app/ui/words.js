@@ -3,7 +3,7 @@
 import { listed, percent } from "./format.js";
 
 /** What an activation by id costs. */
-export const VOID_UNTIL_UPLOAD = "Its certificates are void until rows are uploaded again: it is chosen after its figures were shown.";
+export const VOID_UNTIL_NEXT = "Its certificates are void until the next calibration: it is chosen after its figures were shown.";
 
 const REASONS = {
   candidate_failed: (name) => `${name} was in the set and gave no usable answer`,
