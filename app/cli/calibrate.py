@@ -116,16 +116,6 @@ from racer_core.types import RiskTarget, RowsKind, Score
     help="Activate the new calibration, or only store it.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the evidence and change nothing.")
-@click.option(
-    "--max-shift",
-    type=click.FloatRange(0, min_open=True),
-    help="Only store it if mean set size or lambda_hat changes by more than this fraction.",
-)
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Activate even if no threshold is finite, or the mean set size changes by over 25 %.",
-)
 @JSON
 def calibrate(
     rows: Path | None,
@@ -152,8 +142,6 @@ def calibrate(
     allow_overlap: bool,
     activate: bool,
     dry_run: bool,
-    max_shift: float | None,
-    force: bool,
     as_json: bool,
 ) -> dict[str, Any] | None:
     """Calibrate a running gateway, or an artifact, with labelled ROWS.
@@ -188,8 +176,6 @@ def calibrate(
         "allow_overlap": allow_overlap,
         "activate": activate,
         "dry_run": dry_run,
-        "max_shift": max_shift,
-        "confirm": force or None,
         "application": application,
     }
     quiet = as_json or not err.is_terminal  # progress bars are for terminals

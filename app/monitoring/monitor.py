@@ -287,8 +287,9 @@ class Monitor:
             )
             risk["shadow"]["rate"] = self.sampler.rate_of(name or None)
             reports[name] = {"alarms": alarms.get(name), **risk}
-        found = {"calibration_id": monitored.record.id}
-        if monitored.record.is_by_application:
+        record = monitored.record
+        found = {"calibration_id": record.id, "shift": record.evidence.get("shift")}
+        if record.is_by_application:
             return found | {
                 "decisions": {"dropped": self._dropped},
                 "applications": reports,

@@ -128,6 +128,8 @@ class ActiveCalibration:
         self._metrics.calibration_rows.set(record.calibration.n)
         made = datetime.fromisoformat(record.created_at).timestamp()
         self._metrics.calibration_timestamp.set(made)
+        shift = record.evidence.get("shift", {})
+        self._metrics.calibration_shift.set(shift["size_change"] if shift.get("alert") else 0.0)
 
     async def set_canary(self, canary: Canary | None) -> None:
         """Let a canary decide its share, prepared as :meth:`swap` does; None: none decides."""

@@ -106,6 +106,14 @@ class Reason(StrEnum):
     Calibrate on other rows.
     """
 
+    CHOSEN_BY_FIGURES = CoreReason.CHOSEN_BY_FIGURES.value
+    """The calibration was activated by its id: rolled back to, promoted, or a canary. Its figures
+    could be seen before, and a bound on the average calibration says nothing of one that was chosen
+    for its figures.
+
+    Calibrate on fresh rows: an upload that activates looks at no figure.
+    """
+
     TRAINING_OVERLAP = CoreReason.TRAINING_OVERLAP.value
     """The calibration has rows that trained the router, and `allow_overlap` accepted them.
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from app.settings import DEFAULT
 from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.certificate import CoreReason
 from racer_core.calibration.kept_order import TokenPrices
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
@@ -119,6 +120,16 @@ class CalibrationRecord:
     void_reasons: tuple[str, ...] = ()
     grouped_by: str = "request"
     alphas: Mapping[str, OwnAlpha] = field(default_factory=dict[str, OwnAlpha])
+
+    def chosen(self) -> Self:
+        """The record after its figures had a part in its activation: its certificates are void."""
+        reasons = (*self.void_reasons, CoreReason.CHOSEN_BY_FIGURES)
+        return replace(self, void_reasons=tuple(dict.fromkeys(reasons)))
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether its figures had a part in its activation."""
+        return CoreReason.CHOSEN_BY_FIGURES in self.void_reasons
 
     def options(
         self, group: str | None, alpha: float | None, population: int = 0

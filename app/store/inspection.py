@@ -110,6 +110,7 @@ def _newest(session: Session, setup: str | None) -> Summary | None:
             CalibrationRow.created_at,
             CalibrationRow.artifact,
             CalibrationRow.document,
+            CalibrationRow.chosen_at,
         )
         .join(ActiveRow, ActiveRow.calibration_id == CalibrationRow.id)
         .order_by(CalibrationRow.created_at.desc())

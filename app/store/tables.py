@@ -45,6 +45,9 @@ class CalibrationRow(Base):
     document: Mapped[str]  # pool, options, evidence, notes: JSON
     arrays: Mapped[bytes] = mapped_column(LargeBinary)  # scores, labels, fingerprints: npz
     digest: Mapped[str] = mapped_column(String(64))  # sha256 of all of the above
+    # When it was first activated by its id, or began as a canary, after its figures were shown;
+    # None: only the upload that made it activated it, if anything did.
+    chosen_at: Mapped[str | None] = mapped_column(String(32))
 
 
 class ActiveRow(Base):

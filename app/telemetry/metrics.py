@@ -176,9 +176,9 @@ class Metrics:
             ("part",),
             registry=self.registry,
         )
-        self.calibration_refused = Gauge(
-            "racer_calibration_refused_timestamp_seconds",
-            "Unix time of the newest calibration that was refused activation; 0 if there is none",
+        self.calibration_shift = Gauge(
+            "racer_calibration_shift",
+            "Relative change of the mean set with the active calibration, where it raised an alert",
             registry=self.registry,
         )
 

@@ -2,6 +2,9 @@
 
 import { listed, percent } from "./format.js";
 
+/** What an activation by id costs. */
+export const VOID_UNTIL_NEXT = "Its certificates are void until the next calibration: it is chosen after its figures were shown.";
+
 const REASONS = {
   candidate_failed: (name) => `${name} was in the set and gave no usable answer`,
   conditions_differ: (field) => `the candidates are not sent what they were sent for the labelled rows (${field})`,
@@ -17,6 +20,7 @@ const REASONS = {
   no_calibration_for_pool: () => "no row is answered by a candidate that may be called",
   abstained_strongest: () => "the gateway abstained, but the best candidate was called",
   row_scores_unverified: () => "the rows brought router scores of their own, which cannot be verified",
+  chosen_by_figures: () => "the calibration was activated by its id, after its figures were shown",
   alpha_picked: () => "the risk level was chosen after these graded or weighted rows were seen",
   training_overlap: () => "calibration rows were training rows of the router",
   alpha_assumed_independent_of_query: () =>

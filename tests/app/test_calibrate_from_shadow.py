@@ -51,7 +51,7 @@ def test_the_sample_of_live_traffic_calibrates(serve: Serve, racer: Command) -> 
     before = gateway.ready()["calibration"]
     ask_and_label(gateway, 20_000, 40)
     at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY)
-    code, out, err = racer("calibrate", *at, "--force", "--json")
+    code, out, err = racer("calibrate", *at, "--json")
     assert code == 0, err
     result = json.loads(out)
     evidence = result["evidence"]
@@ -82,7 +82,7 @@ def test_rows_of_several_rates_are_thinned(restart: Restart, racer: Command) -> 
                 key = store.key(KeyPurpose.SAMPLES)
             kept = [each for each in drawn if is_sampled(key, each.encode(), 0.2)]
             assert len(drawn) - 60 < len(kept) < len(drawn)
-            at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
+            at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--json")
             code, out, err = racer("calibrate", *at, "--alpha", "0.5", "--delta", "0.5")
             assert code == 0, err
             evidence = json.loads(out)["evidence"]
@@ -123,7 +123,7 @@ def test_a_turn_that_was_sent_again_gives_one_row(serve: Serve, racer: Command) 
         turns += [answer, *user(labelled(30_000 + place, 1).queries[0])] * (place % 3 == 2)
         gateway.post("/v1/chat/completions", json={"model": "auto", "messages": turns})
     sampled(gateway, 52)
-    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
+    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--json")
     code, out, err = racer("calibrate", *at)
     assert code == 0, err
     evidence = json.loads(out)["evidence"]
@@ -172,7 +172,7 @@ def test_each_application_is_calibrated_by_itself(serve: Serve, racer: Command) 
         gateway.chat(row.query, {"application": "support"})
     sampled(gateway, 85)
     at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY)
-    code, out, err = racer("calibrate", *at, "--force")
+    code, out, err = racer("calibrate", *at)
     assert code == 1
     assert "application support: none of the 5 rows has a label" in " ".join(err.split())
     shown = [line.split() for line in out.splitlines()]

@@ -20,7 +20,7 @@ from racer_core.types import LabelledRows, RiskTarget, Score
 from tests.kit.case import Shared
 from tests.kit.gateway import ADMIN_KEY, ONE, POOL, TWO, Command, Gateway, error_message, noisy
 
-GRADED = {"risk_target": "quality", "confirm": "true"}
+GRADED = {"risk_target": "quality"}
 
 
 def graded(rows: LabelledRows) -> LabelledRows:
@@ -143,8 +143,7 @@ def test_known_weights_stand_in_the_certificate(gateway: Gateway) -> None:
     """And no point of a law that does not hold; `max_weight` widens the sets."""
     content = as_lines(weighted(ROWS), correct=True)
     narrow, wide = (
-        upload(gateway, content, "rows.jsonl", alpha=0.1, max_weight=each, confirm=True)
-        for each in (3.0, 6.0)
+        upload(gateway, content, "rows.jsonl", alpha=0.1, max_weight=each) for each in (3.0, 6.0)
     )
     assert narrow["evidence"]["lambda_hat"] <= wide["evidence"]["lambda_hat"]
     assert wide["evidence"]["weights"]["max_weight"] == 6.0

@@ -295,13 +295,14 @@ def test_history_rollback_and_restart(serve: Serve, talking: FakePool, tmp_path:
     assert decides(gateway, "desk") == (None, ["not_calibrated"])
     rolled_back = gateway.post(f"/same-answer/{older.id}/activate", ADMIN_KEY)
     assert rolled_back.json() == {"id": older.id, "active": True}
-    assert decides(gateway, "bot") == (older.id, assumed)
+    chosen = ["chosen_by_figures", *assumed]
+    assert decides(gateway, "bot") == (older.id, chosen)
     report = gateway.get("/same-answer", ADMIN_KEY).json()
     assert [(each["id"], each["active"]) for each in report["data"]] == [
         (newer.id, False), (older.id, True),
     ]  # fmt: skip
     restarted = serve(folder=tmp_path / "one", **given)
-    assert decides(restarted, "bot") == (older.id, assumed)
+    assert decides(restarted, "bot") == (older.id, chosen)
     missing = gateway.post("/same-answer/answers-none/activate", ADMIN_KEY)
     assert "no calibration 'answers-none'" in error_message(missing, 404)
 

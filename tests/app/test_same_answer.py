@@ -170,20 +170,20 @@ def test_answers_that_are_never_equal_are_refused(
     assert certificate["reasons"] == ["not_calibrated"]
 
 
-def test_a_reference_without_prices_is_activated_by_its_id_alone(
+def test_a_reference_without_prices_is_not_calibrated(
     serve: Serve, talking: FakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A notice at start says why; by command the refused calibration is stored."""
+    """A notice at start says why; by command the refused calibration is stored, to be looked at."""
     section = {"alpha": 0.1, "reference": "eve"}
     gateway = serve(**configured(talking, same_answer=section, watching={"shadow_rate": 1.0}))
     assert f"same_answer.reference: {UNPRICED}" in caplog.text
     collect(gateway, 40)
     result = calibrate(gateway)
     assert (result["active"], result["refusal"]) == (False, UNPRICED)
-    response = gateway.post(f"/same-answer/{result['id']}/activate", ADMIN_KEY)
-    assert response.status_code == 200, response.text
-    certificate = gateway.chat("question 41")["racer"]["certificate"]
-    assert (certificate["holds"], certificate["guarantee"]["reference"]) == (True, "eve")
+    (stored,) = gateway.get("/same-answer", ADMIN_KEY).json()["data"]
+    assert (stored["id"], stored["active"]) == (result["id"], False)
+    refused = gateway.post(f"/same-answer/{result['id']}/activate", ADMIN_KEY)
+    assert f"{result['id']} decides nothing: {UNPRICED}" in error_message(refused, 409)
 
 
 def test_what_is_missing_is_one_clear_error(sampling: Gateway, serve: Serve) -> None:

@@ -39,7 +39,7 @@ TRIALS = 500
 
 def calibrate(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> str:
     """The basis of alpha in the evidence of an upload that is accepted."""
-    body = {"rows": rows, "confirm": True, **options}
+    body = {"rows": rows, **options}
     response = gateway.post("/calibrate", ADMIN_KEY, json=body)
     assert response.status_code == 200, response.text
     return response.json()["evidence"]["alpha_basis"]

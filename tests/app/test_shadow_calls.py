@@ -389,7 +389,7 @@ def test_a_row_drawn_at_another_rate_than_its_weight_says_is_refused(
         add_verdicts(sampling, answer["id"], {"adder": True, "speller": False})
     sampled(sampling, 12)
     rows = shadow_rows(sampling)
-    path, headers = "/calibrate?dry_run=true&confirm=true", {"content-type": "application/x-ndjson"}
+    path, headers = "/calibrate?dry_run=true", {"content-type": "application/x-ndjson"}
 
     def uploaded(third: dict[str, Any]) -> Any:
         lines = (json.dumps(row) + "\n" for row in (*rows[:2], third, *rows[3:]))
@@ -429,7 +429,7 @@ def test_a_weight_other_than_that_of_the_stored_decision_is_refused(serve: Serve
 
 def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> Any:
     """POST /calibrate as `racer calibrate --from-shadow` does."""
-    body = {"rows": rows, "confirm": True, "rows_kind": "traffic"}
+    body = {"rows": rows, "rows_kind": "traffic"}
     return gateway.post("/calibrate", ADMIN_KEY, json=body)
 
 

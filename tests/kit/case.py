@@ -193,7 +193,7 @@ class GatewayCase:
     def calibrate(self, count: int = 400, *, status: int = 200, **fields: Any) -> dict[str, Any]:
         """POST /calibrate with rows that nobody has seen; ``rows`` names others."""
         rows = fields.pop("rows", None) or labelled(10_000, count)
-        body = {"rows": as_json(rows), "confirm": True, **fields}
+        body = {"rows": as_json(rows), **fields}
         return self._post("/calibrate", body, status, ADMIN_KEY).json()
 
     def feedback(self, answer: Answer, *, status: int = 200, **correct: bool) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def activate(
     setup: str | None = None,
     salt: bytes = b"",
 ) -> AnswerCalibrationRecord:
-    """Store a calibration beside the gateway, and activate it through the gateway."""
+    """Activate a calibration in the gateway's store, and have the gateway look at it."""
     prices = gateway.settings.call_prices({})
     record = replace(
         calibration(classes(10_000, 100), classes(20_000, count), salt=salt),
@@ -107,7 +107,7 @@ def activate(
         prices=prices,
     )
     with Store(gateway.settings.store) as store:
-        AnswerCalibrationStore(store).add(record, activate=False)
+        AnswerCalibrationStore(store).add(record, activate=True)
     response = gateway.post(f"/same-answer/{record.id}/activate", ADMIN_KEY)
     assert response.status_code == 200, response.text
     return record

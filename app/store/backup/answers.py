@@ -1,7 +1,7 @@
 """Backup and restore of calibrations of the promise `same_answer`.
 
 One decides only under the setup that it was made for, whatever the configuration beside which it is
-restored. Its alarm is a part of its evidence.
+restored. Its marks, an alarm among them, are a part of its evidence.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, StoreDamaged
-from app.store.answer_calibrations import decoded, prune
+from app.store.answer_calibrations import MARKS, decoded, mark_chosen, prune
 from app.store.backup.file import RestoreResult, StoredAnswers
 from app.store.engine import now
 from app.store.tables import AnswerCalibrationRow as Row
-
-_ALARM = "alarm_at"
 
 
 def ids(session: Session) -> Mapping[str, bool]:
@@ -41,7 +39,7 @@ def is_whole(row: Row) -> bool:
 def restore(
     session: Session, saved: Iterable[StoredAnswers], restored: RestoreResult, *, activate: bool
 ) -> None:
-    """Add what the store lacks; what is there stays, but for an alarm that it lacks.
+    """Add what the store lacks; what is there stays, but for marks that it lacks.
 
     Of an application's records in both, the old ones are deleted that nothing needs.
     What decided then does so again where none decides now.
@@ -76,6 +74,8 @@ def restore(
         if deciding is not None and not activate:
             restored.left.append(row.id)
             continue
+        if deciding is not None:
+            mark_chosen(found or row)
         (found or row).activated_at = activated_at if deciding is None else now()
         restored.activated.append(row.id)
     for application in applications:
@@ -92,14 +92,16 @@ def _deciding(session: Session) -> Mapping[tuple[str, str], str]:
 
 
 def _unify(found: Row, saved: Row) -> None:
-    """Take over a saved alarm. Raises Conflict where anything else differs."""
-    if not is_whole(found) or _without_alarm(found) != _without_alarm(saved):
+    """Take over saved marks. Raises Conflict where anything else differs."""
+    if not is_whole(found) or _without_marks(found) != _without_marks(saved):
         raise Conflict(f"calibration {saved.id} is there with other content; nothing was changed")
-    if _ALARM not in json.loads(found.document)["evidence"]:
-        found.document = saved.document
+    document = json.loads(found.document)
+    document["evidence"] = json.loads(saved.document)["evidence"] | document["evidence"]
+    found.document = json.dumps(document)
 
 
-def _without_alarm(row: Row) -> tuple[Any, ...]:
+def _without_marks(row: Row) -> tuple[Any, ...]:
     document = json.loads(row.document)
-    document["evidence"].pop(_ALARM, None)
+    for mark in MARKS:
+        document["evidence"].pop(mark, None)
     return row.created_at, row.answer_setup, row.application, document, row.arrays

@@ -30,6 +30,7 @@ from app.store.backup.file import (
     writing,
 )
 from app.store.calibration_rows import is_whole
+from app.store.calibrations import mark_chosen
 from app.store.engine import insert_into, notify
 from app.store.schema import lock_schema
 from app.store.store_keys import take_over_keys
@@ -200,6 +201,7 @@ def _decide(
     elif active.calibration_id == row.id:
         return
     elif activate:
+        mark_chosen(session, row.id)
         active.calibration_id = row.id
         canaries.end(session, row.artifact)
     else:

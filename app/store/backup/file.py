@@ -62,6 +62,7 @@ class RecordHeader(Frozen):
     artifact: str
     document: str
     digest: str
+    chosen_at: str | None
     active: bool
     watches: tuple[WatchMember, ...]
 
@@ -176,6 +177,7 @@ class Writer:
             artifact=row.artifact,
             document=row.document,
             digest=row.digest,
+            chosen_at=row.chosen_at,
             active=stored.active,
             watches=watches,
         )
@@ -374,6 +376,7 @@ def _decode(header: RecordHeader, arrays: bytes) -> StoredCalibration:
         document=header.document,
         arrays=arrays,
         digest=header.digest,
+        chosen_at=header.chosen_at,
     )
     watches = tuple(
         WatchRow(calibration_id=header.id, **each.model_dump()) for each in header.watches

@@ -25,6 +25,7 @@ def _create_calibrations() -> None:
         sa.Column("document", sa.String(), nullable=False),
         sa.Column("arrays", sa.LargeBinary(), nullable=False),
         sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("chosen_at", sa.String(32)),
     )
     op.create_table(
         "active_calibrations",
