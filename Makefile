@@ -108,7 +108,7 @@ test-vllm: setup setup-vllm
 	RACER_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/pytest -m vllm tests/vllm
 
 # Whether the tests notice the faults of tests/mutants: first which tests execute which lines, half an
-# hour, then the tests of each fault. What is recorded in results.json must still be noticed.
+# hour, then the tests of each fault. Each must be noticed; results.json says by which test.
 mutants: setup
 	-PYTHONPATH=. $(PYTEST) -m "not slow and not scale and not browser" -p tests.mutants.contexts --contexts=.mutants
 	$(BIN)/python -m tests.mutants.run --contexts .mutants

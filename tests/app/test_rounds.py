@@ -155,6 +155,16 @@ def test_a_slow_round_is_not_awaited(
     assert response["racer"]["certificate"]["reasons"] == []
 
 
+def test_a_calibration_of_other_terms_assumes_that_they_were_chosen_freely(
+    serve: Serve, talking: FakePool
+) -> None:
+    """The section was changed after the calibration: its certificates state the assumption."""
+    gateway = serve(**configured(talking, same_answer={"alpha": 0.02, "max_rounds": 3}))
+    activate(gateway)  # of two rounds
+    certificate = gateway.route("how many?")["certificate"]
+    assert certificate["reasons"] == ["terms_assumed_independent_of_query"]
+
+
 def test_a_named_reference(certified: Gateway, talking: FakePool) -> None:
     """Its answer, or a certified guess at it; where it fails, the vote of the others, void."""
     say(talking, ada="1", bob="2", cyd="4", dan="5", eve="3")
