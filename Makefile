@@ -1,6 +1,7 @@
 # All commands of developers and CI. Run `make setup` once, then `make demo` or `make test`.
 # The fastest Python 3.11+ on PATH, unless one is named: make setup PYTHON=python3.12
-PYTHON ?= $(shell deploy/fastest-python)
+PYTHON ?= $(or $(shell deploy/fastest-python),$(error no Python 3.11 or later with venv on PATH: \
+	install one, or name it by make setup PYTHON=...))
 VENV   := .venv
 BIN    := $(VENV)/bin
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from app.concurrency.memory_budget import SMALL_BYTES, MemoryBudget, off_loop
+from app.concurrency.memory_budget import MemoryBudget
+from app.concurrency.threads import SMALL_BYTES, off_loop
 from app.errors import UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
 from app.settings import Secrets, Settings

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.access.allowed_hosts import network
+from app.access.failed_logins import network
 from app.http.connection import ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
 from tests.kit.connections import (

@@ -21,7 +21,7 @@ from app.answering import answer_forms
 from app.answering.answer_forms import VOTE_CHARS, AnswerReader
 from app.answering.fan_out import FanOutResult
 from app.answering.vote import Vote
-from app.concurrency.memory_budget import SMALL_BYTES
+from app.concurrency.threads import SMALL_BYTES
 from app.settings import Aggregation
 from app.upstream.reply import Reply
 from app.wire.chat import Chat
