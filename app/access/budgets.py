@@ -251,7 +251,7 @@ class Budgets:
 
 
 class Reservation:
-    """What one request may cost, reserved of each budget that it counts towards.
+    """The largest possible cost of one request, reserved in each budget that it counts towards.
 
     Args:
         budgets: The budgets.
@@ -269,7 +269,7 @@ class Reservation:
         self._budgets = budgets
         self._leases = leases
         self._find = find
-        self._shares: Sequence[BudgetShare] = ()  # those that it is reserved of
+        self._shares: Sequence[BudgetShare] = ()  # in which it is reserved
         self._amount = 0
         self._cost: Callable[[], int] | None = None
         policies = [each.terms.above_soft for each in find() if each.is_above_soft]
@@ -277,15 +277,15 @@ class Reservation:
         self.least_alpha = max([each for each in policies if isinstance(each, float)], default=None)
 
     async def make(self, amount: int, cost: Callable[[], int]) -> None:
-        """Reserve an amount of each budget, or of none.
+        """Reserve an amount in each budget, or in none.
 
         Args:
             amount: The largest cost of the request's calls.
             cost: What they have cost so far: it counts where :meth:`settle` is not called.
 
         Raises:
-            BudgetExceeded: It is more than is left of a budget.
-            StoreUnavailable: It is more than is leased, and the store does not respond.
+            BudgetExceeded: A budget has less left.
+            StoreUnavailable: Less is leased, and the store does not respond.
         """
         lacking = await self._reserve(amount, self._find)
         if lacking is not None:
@@ -293,7 +293,7 @@ class Reservation:
         self._cost = cost
 
     async def add(self, amount: int) -> bool:
-        """Reserve a further amount of the same budgets, if it fits; return whether it did."""
+        """Reserve a further amount in the same budgets, if it fits; return whether it did."""
         try:
             return await self._reserve(amount, lambda: self._shares) is None
         except StoreUnavailable:

@@ -170,9 +170,6 @@ class UploadReader:
         return read_rows(upload, instructions, progress, add_fields), options
 
 
-# Trained rows: sampled rows that trained the router, which calibration leaves out.
-
-
 def without_trained(rows: RowColumns, trained: Collection[bytes]) -> tuple[RowColumns, int]:
     """The rows of an upload whose decision and conversation are not of training or tuning.
 

@@ -425,11 +425,8 @@ def _model_and_usage(body: Mapping[str, Any]) -> ModelAndUsage:
     return body.get("model"), parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
 
 
-# Health checks of ejected replicas, in the background, until they are readmitted.
-
-
 class HealthChecks:
-    """One task for every ejected replica."""
+    """Checks ejected replicas in the background, one task each, until they are readmitted."""
 
     def __init__(self, client: UpstreamClient) -> None:
         self._client = client

@@ -206,7 +206,7 @@ def test_a_damaged_artifact_is_one_sentence(
         case "cut":
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
         case _:
-            file.write_bytes(b'{"schema_version": 2}')
+            file.write_bytes(b'{"schema_version": 1}')
     validate_and_serve_fail(racer, configure(tmp_path, folder, URL), str(folder))
 
 
