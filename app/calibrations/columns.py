@@ -657,11 +657,10 @@ def _contents(file: BinaryIO) -> bytes | mmap.mmap:
     return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
 
-# Draw of a sampled row: the random number that decided whether its decision was sampled.
-
-
 def draw_of(row: LabelledRow, key: bytes) -> float | None:
-    """The number u of a row, which a rate above it draws; None for a row that is not sampled.
+    """The number u that decided whether a row was sampled; None for a row of no sample.
+
+    Every rate above u draws it.
 
     Args:
         row: A row of an upload.

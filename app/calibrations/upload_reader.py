@@ -23,7 +23,7 @@ from app.calibrations.jobs import Progress
 from app.calibrations.parsing import MAX_LINE_BYTES, Fields, ParseSummary, ReadInstructions, parse
 from app.calibrations.thinning import SamplingRates, StoredScores, compared, thinned
 from app.calibrations.upload import Upload
-from app.concurrency.memory_budget import SMALL_BYTES
+from app.concurrency.threads import SMALL_BYTES
 from app.errors import StoreFull
 from app.settings import Settings
 from app.store import KeyPurpose, Store
@@ -162,9 +162,6 @@ class UploadReader:
             },
         )
         return read_rows(upload, instructions, progress, add_fields), options
-
-
-# Trained rows: sampled rows that trained the router, which calibration leaves out.
 
 
 def without_trained(rows: RowColumns, trained: Collection[bytes]) -> tuple[RowColumns, int]:
