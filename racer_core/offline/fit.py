@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from racer_core.encoder.base import Encoder, EncoderSpec
 from racer_core.errors import InputError
+from racer_core.offline.one_thread import one_thread
 from racer_core.offline.options import check_names, check_number
 from racer_core.offline.reporting import Progress, ReportingEncoder, silent
 from racer_core.offline.selection import NEIGHBOURS
@@ -215,8 +216,10 @@ def _fit_router_dc(
         progress=_listener("RouterDC", settings["steps"], losses, progress),
     )
     embeddings = ReportingEncoder(tuned.encoder, progress).encode(validation.texts).embeddings
+    with one_thread():
+        router = RouterDcRouter.fit(tuned.keys, embeddings, validation.labels)
     return TrainingResult(
-        router=RouterDcRouter.fit(tuned.keys, embeddings, validation.labels),
+        router=router,
         encoder=tuned.encoder,
         losses=losses,
         settings=settings,
