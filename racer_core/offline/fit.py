@@ -16,7 +16,7 @@ from racer_core.errors import InputError
 from racer_core.offline.one_thread import one_thread
 from racer_core.offline.options import check_names, check_number
 from racer_core.offline.reporting import Progress, ReportingEncoder, silent
-from racer_core.offline.selection import NEIGHBOURS
+from racer_core.offline.selection import NEIGHBOURS, most_neighbours
 from racer_core.routers import registry
 from racer_core.routers.base import Router
 from racer_core.routers.checkpoint import Checkpoint
@@ -163,7 +163,7 @@ def fit_embedded(
     """Train KNN or an MLP on embedded rows; ``losses`` receives one value an epoch."""
     settings = checked_settings(choice)
     if choice.kind == KnnRouter.kind:
-        reach = max(NEIGHBOURS)
+        reach = min(max(NEIGHBOURS), most_neighbours(len(labels)))
         return KnnRouter.fit(embeddings, labels, reach=reach, seed=choice.seed, **settings)
     heard = [] if losses is None else losses
     return MlpRouter.fit(
