@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from racer_core.calibration.laws import binomial_cdf_at
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.wager import EProcess, State, Wager
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import checked_alpha
+
+MOST_LOSSES: Final = 100_000  # an alarm that takes more is none; to count further takes minutes
 
 
 class RiskEProcess(EProcess):
@@ -97,7 +99,8 @@ class RiskEProcess(EProcess):
             chance: Of an alarm by then.
 
         Returns:
-            None where the rate is at most rho: then there may be none.
+            None where the rate is at most rho: then there may be none. None also beyond
+            ``MOST_LOSSES``.
         """
         if self.alarmed:
             return 0
@@ -113,7 +116,9 @@ class RiskEProcess(EProcess):
 
         high = 1
         while not is_raised(high):
-            high *= 2
+            if high >= MOST_LOSSES:
+                return None
+            high = min(2 * high, MOST_LOSSES)
         low = high // 2
         while high - low > 1:
             middle = (low + high) // 2

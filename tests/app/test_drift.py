@@ -338,6 +338,9 @@ def test_how_late_an_alarm_is_is_said() -> None:
     assert near["rate_for_a_week"] is None, "not even by judging all"
     assert twice["rate_for_a_week"] == twice["judged"] / 700.0
     assert detection(test, 0.2, judged_a_week=0, counted_a_week=0)["risks"][1]["days"] is None
+    barely = RiskEProcess(0.3999, level=0.0025)
+    (_, twice) = detection(barely, 0.2, judged_a_week=70, counted_a_week=700)["risks"]
+    assert twice["judged"] is None, "it would take more than 100,000, and minutes to count them"
     blind = detection(RiskEProcess(0.45, level=0.0025), 0.2, judged_a_week=1, counted_a_week=1)
     assert [each["judged"] for each in blind["risks"]] == [None, None]
 

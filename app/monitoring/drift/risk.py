@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -49,13 +50,18 @@ def detection(
     """
     found: list[dict[str, Any]] = []
     for risk in (min(factor * alpha, 1.0) for factor in FACTORS):
-        needed = test.alarm_within(risk, CHANCE)
+        needed = _alarm_within(test.rho, test.level, risk)
         days = rate = None
         if needed is not None:
             days = WEEK_DAYS * needed / judged_a_week if judged_a_week else None
             rate = needed / counted_a_week if 0 < needed <= counted_a_week else None
         found.append({"risk": risk, "judged": needed, "days": days, "rate_for_a_week": rate})
     return {"chance": CHANCE, "judged_a_week": judged_a_week, "risks": found}
+
+
+@lru_cache(maxsize=256)  # the page asks every few seconds
+def _alarm_within(rho: float, level: float, risk: float) -> int | None:
+    return RiskEProcess(rho, level=level).alarm_within(risk, CHANCE)
 
 
 def feedback_range(
