@@ -180,7 +180,9 @@ def test_it_says_how_late_an_alarm_is(
 ) -> None:
     """At alpha 0.1; where that is late, what would make it a week."""
     values = yaml.safe_load(config.read_text())
-    config.write_text(yaml.safe_dump(values | {"watching": {"false_alarm": 0.01}}))
+    config.write_text(
+        yaml.safe_dump(values | {"watching": {"false_alarm": 0.01, "shadow_rate": 0.1}})
+    )
     read, _ = settings.load(config, {}, serves=False)
     evidence = {"alpha": 0.1, "risk_q95": bound, "n": 160, "rows": 200}
     active = Summary(

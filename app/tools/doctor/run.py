@@ -513,7 +513,7 @@ def check_alarms(settings: Settings, found: StoreInspection) -> Finding | None:
     summary = (
         f"{risk} takes {needed} judged requests: {when} at {found.judged_a_week} judged a week"
     )
-    if days is not None and days <= LATE_DAYS:
+    if not settings.samples_traffic or (days is not None and days <= LATE_DAYS):
         return ok(_ALARMS, summary)
     faster = (
         "judge more requests"
