@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,16 @@ from racer_core.types import BoolArray
 Kind = Literal["huggingface", "onnx", "word-vectors", "char-ngrams"]
 Pooling = Literal["mean", "cls"]
 Forward = Literal["transformers", "lean"]
+
+
+# Distributions that tokenize and compute, by the kind of encoder. Beside them there is numpy, whose
+# last bits the grid of the scores absorbs.
+LIBRARIES: Final[Mapping[Kind, Sequence[str]]] = {
+    "huggingface": ("tokenizers", "torch", "transformers"),
+    "onnx": ("onnxruntime", "tokenizers"),
+    "word-vectors": ("tokenizers",),
+    "char-ngrams": (),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
