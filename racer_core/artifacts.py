@@ -23,7 +23,15 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 from racer_core import strict_json
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.patterns import PatternModel
-from racer_core.encoder.base import LIBRARIES, Encoder, EncoderSpec, Forward, Pin, file_digest
+from racer_core.encoder.base import (
+    HAS_FORWARD,
+    LIBRARIES,
+    Encoder,
+    EncoderSpec,
+    Forward,
+    Pin,
+    file_digest,
+)
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
@@ -37,9 +45,10 @@ from racer_core.routers.base import Router
 from racer_core.routers.inputs import LIBRARY, Inputs, versions
 from racer_core.types import checked_pool
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 1
 FILES: Final = ("manifest.json", "router.safetensors")  # of an artifact's folder
 _PATTERN_SETTINGS: Final = ("neighbours", "prior", "temperature")
+_SALT_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +113,12 @@ class Artifact:
 
 def new_salt() -> str:
     """A random key for fingerprints, without which a guessed query cannot be confirmed."""
-    return secrets.token_hex(16)
+    return secrets.token_hex(_SALT_BYTES)
+
+
+def salt_of(content: bytes) -> str:
+    """A key that is the same for the same content, and unguessable without all of it."""
+    return hashlib.sha256(content).hexdigest()[: 2 * _SALT_BYTES]
 
 
 def save(artifact: Artifact, folder: Path) -> Artifact:
@@ -321,7 +335,9 @@ def _encoder_spec(manifest: Mapping[str, Any]) -> EncoderSpec:
         isinstance(pin["revision"], str) and isinstance(pin["files"], dict)
     ):
         raise InputError("the encoder_pin must have a revision and files")
-    return EncoderSpec(**manifest["encoder"], pin=None if pin is None else Pin(**pin))
+    encoder = manifest["encoder"]
+    absent: dict[str, Any] = {} if encoder["kind"] in HAS_FORWARD else {"forward": None}
+    return EncoderSpec(**encoder, **absent, pin=None if pin is None else Pin(**pin))
 
 
 def _relative(spec: EncoderSpec, folder: Path) -> EncoderSpec:

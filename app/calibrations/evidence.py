@@ -172,9 +172,8 @@ def curve(calibration: Calibration, alphas: Sequence[float] = ALPHAS) -> list[di
     """Threshold, realised risk, set size, cost and abstention at every alpha.
 
     ``risk_band`` is the bound on the risk that holds for an alpha chosen from these points: with
-    probability 0.95 all of them hold together.
-    Thresholds are those of all rows; sizes, costs and abstentions are means over at most 10,000 of
-    them, chosen at random.
+    probability 0.95 all of them hold together. Thresholds are those of all rows; sizes, costs and
+    abstentions are means over at most 10,000 of them, chosen at random.
     """
     shown = _shown(calibration)
     points: list[dict[str, Any]] = []

@@ -29,6 +29,13 @@ class Reason(StrEnum):
     Add rows of several turns to the upload.
     """
 
+    TOO_LATE_TURN = "turn_beyond_sample"
+    """The turn comes later in its conversation than any that the sample draws: of later turns the
+    first 2^k <= 1 / rate, so that no two rows share a conversation.
+
+    Lower `watching.shadow_rate`, and calibrate again.
+    """
+
     UNLABELLED_KIND = "unlabelled_request_kind"
     """The request has tools, images, audio or a turn of the user that is no plain text, and no row
     is of that kind. `routing.on_uncovered` decides.

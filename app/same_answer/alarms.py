@@ -123,15 +123,13 @@ class AnswerBets:
         )
 
 
-# Alarms of active calibrations of `same_answer`: each application's bets, over all its requests.
-#
-# Every row bets against the active calibration before it enters the next. Blocks: use threads.
-
 log = logging.getLogger(__name__)
 
 
 class AnswerAlarms:
-    """The bets on active calibrations, and the alarms that follow from them.
+    """The bets of each application's rows on its active calibration, and the alarms they raise.
+
+    Every row bets against the active calibration before it enters the next. Blocks: use threads.
 
     Args:
         sample: The rows.

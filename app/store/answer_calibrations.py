@@ -295,9 +295,7 @@ def _next_ordinal(session: Session, application: str) -> int:
     documents = session.scalars(
         select(AnswerCalibrationRow.document).where(AnswerCalibrationRow.application == application)
     )
-    return 1 + max(
-        (json.loads(each)["evidence"].get("ordinal", 0) for each in documents), default=-1
-    )
+    return 1 + max((json.loads(each)["evidence"]["ordinal"] for each in documents), default=-1)
 
 
 def prune(session: Session, application: str) -> None:
@@ -351,7 +349,7 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
             lost=document["lost"],
             salt=salt,
             alpha=document["alpha"],
-            prices=document.get("prices"),
+            prices=document["prices"],
             evidence=document["evidence"],
             activated_at=row.activated_at,
         )

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from app.settings import DEFAULT
 from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.certificate import CoreReason
@@ -188,6 +189,19 @@ class CalibrationRecord:
         """
         upload = self.evidence.get("uploads", {}).get(application, self.evidence)
         return upload.get("sample", {}).get("kind") == RowsKind.TRAFFIC
+
+    def turns_of(self, group: str | None) -> int | None:
+        """How many turns of a conversation the sampled rows of a group stand for; None: any.
+
+        Args:
+            group: The group; with applications, the application.
+        """
+        upload = self.evidence.get("uploads", {}).get(group or "", self.evidence)
+        name = (group or DEFAULT) if self.is_by_application else None
+        for each in upload.get("source", {}).get("sampling", ()):
+            if each["application"] == name:
+                return each["turns"]
+        return None
 
     def ids_of(self, application: str) -> tuple[str, ...]:
         """The calibrations with the same rows of an application, oldest first, this one last.

@@ -1,4 +1,4 @@
-"""Stored calibrations: reads and writes, one transaction per change.
+"""Stored calibrations: reads, writes, and which one is active; one transaction per change.
 
 Whenever the process dies, the store opens with the old state or the new one.
 """

@@ -107,7 +107,7 @@ class DecisionRow(Base):
     document: Mapped[str]
     neighbours: Mapped[bytes | None] = mapped_column(LargeBinary)  # pattern ids, 4 bytes each
     fingerprint: Mapped[str | None] = mapped_column(String(64))  # keyed hash of the query
-    application: Mapped[str] = mapped_column(String(256), server_default="")
+    application: Mapped[str] = mapped_column(String(256))
     sampling_rate: Mapped[float | None]  # in force for it; None where it could not be drawn
 
 

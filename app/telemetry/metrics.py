@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway: names, help texts and buckets.
+"""Prometheus metrics of the gateway, and the measurement of the event loop's lag.
 
 Each application has a registry of its own, so that tests do not share one.
 """
@@ -228,16 +228,15 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-# Event loop lag: how late the event loop runs what is due.
-#
-# Every request waits that long when something blocks the loop.
-
 EVERY_S: Final = 0.25
 _WINDOW: Final = 60  # measurements, 15 s: a Prometheus that scrapes every 15 s misses none
 
 
 class LoopLag:
-    """Measures in the background how much longer a sleep took, and shows the window's maximum."""
+    """Measures in the background how late the event loop runs what is due; shows the maximum.
+
+    Every request waits that long when something blocks the loop.
+    """
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge

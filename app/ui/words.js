@@ -9,6 +9,7 @@ const REASONS = {
   candidate_failed: (name) => `${name} was in the set and gave no usable answer`,
   conditions_differ: (field) => `the candidates are not sent what they were sent for the labelled rows (${field})`,
   not_calibrated: () => "no calibration is active, so the configured fallback was called",
+  turn_beyond_sample: () => "a turn later in its conversation than any that is sampled",
   multi_turn_uncalibrated: () => "a later turn of a conversation, for which there are too few rows",
   labelled_conditions: () => "the threshold is that of a part of the rows: labelled with what candidates are sent now, or drawn from this application",
   later_turn: () => "a later turn of a conversation: the threshold is that of such rows",

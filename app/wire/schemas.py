@@ -254,8 +254,7 @@ class CalibrateOptions(BaseModel):
     max_weight: float | None = Field(
         default=None,
         gt=0,
-        description="Largest weight of any served query; rows with weights need it. Of sampled"
-        " rows: and of the sampled requests of any conversation together.",
+        description="Largest weight of any served query; rows with weights need it.",
     )
     answer_risk_max: float | None = Field(
         default=None,

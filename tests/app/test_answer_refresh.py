@@ -44,6 +44,7 @@ from app.store.answer_calibrations import AnswerCalibrationStore, AnswerCalibrat
 from app.store.tables import AnswerCalibrationRow, SampleRow
 from racer_core.aggregation import answers
 from racer_core.calibration.risk_e_process import RiskEProcess
+from racer_core.calibration.shadow import is_sampled
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
@@ -188,6 +189,31 @@ def _sample(number: int, whole: bool) -> SampleRow:
         body=None,
         answer_setup=SETUP,
     )
+
+
+def test_rows_of_two_rates_are_thinned_to_the_lower_one(world: World) -> None:
+    """Both halves of the rows are then drawn at one rate, and what is left out is counted."""
+    high = [_decision(number) for number in range(100)]
+    low = [
+        replace(_decision(number), sampling_rate=0.5, shadow_rate=0.5) for number in range(100, 200)
+    ]
+    drawn = [each for each in low if is_sampled(b"key", each.decision_id.encode(), 0.5)]
+    decisions = [*high, *drawn]
+    DecisionStore(world.store).add(decisions, [False] * len(decisions))
+    with world.store.transaction() as session:
+        session.add_all(_sample(int(each.decision_id[-8:]), True) for each in decisions)
+    sample = AnswerSample(
+        store=world.store,
+        pool=NAMES,
+        calibrations=world.calibrator.calibrations,
+        key=b"key",
+        deadline=timedelta(minutes=1),
+        label_waits={},
+    )
+    found = sample.rows("")
+    kept = [each.decision_id for each in high if is_sampled(b"key", each.decision_id.encode(), 0.5)]
+    assert [row.decision_id for row in found.rows] == kept + [each.decision_id for each in drawn]
+    assert found.thinned == len(high) - len(kept) > 0
 
 
 def watched_reads(

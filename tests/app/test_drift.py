@@ -19,7 +19,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.access.api_keys import Caller
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.drift.risk import detection
-from app.monitoring.drift.statistics import JUDGED, STREAMS, UNLABELLED
+from app.monitoring.drift.statistics import (
+    CRITICAL_SCORE,
+    JUDGED,
+    STREAMS,
+    UNLABELLED,
+    judged_query,
+    new_drift_state,
+)
 from app.monitoring.monitor import Monitor
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.service import RoutingService
@@ -28,8 +35,9 @@ from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
+from racer_core.calibration.martingales import UpwardMartingale
 from racer_core.calibration.risk_e_process import RiskEProcess
-from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget, RowsKind
+from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget, RowsKind, Score
 from tests.kit.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Serve
 from tests.kit.monitored import (
     POOL,
@@ -292,6 +300,27 @@ async def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTa
     }
     text = world.metrics.render().decode()
     assert f'racer_risk_bound{{application=""}} {report["risk_q95"]}\n' in text
+
+
+def test_ties_of_critical_scores_go_by_the_query() -> None:
+    """Most rows tie; the same rows and queries are the same evidence, whatever a process draws."""
+    record = calibration_record(score=Score.GAP)
+    calibration = record.calibration
+    assert (calibration.row_critical_scores == 0.0).mean() > 0.5
+    scores = draw_scores(np.random.default_rng(3), 200)
+    decisions = [decision_record(record, each.tolist()) for each in scores]
+    capitals = set()
+    for seed in range(5):
+        state = new_drift_state(calibration, 0.01, np.random.default_rng(seed))
+        critical = state.streams[CRITICAL_SCORE]
+        assert isinstance(critical, UpwardMartingale)
+        for decision, own in zip(decisions, scores, strict=True):
+            correct = dict(zip(POOL, (own == own.max()).tolist(), strict=True))
+            judged = judged_query(calibration, decision, correct)
+            assert judged is not None
+            critical.update(judged.critical_score, judged.tie, 0.0)
+        capitals.add(critical.e_value)
+    assert len(capitals) == 1
 
 
 def test_how_late_an_alarm_is_is_said() -> None:

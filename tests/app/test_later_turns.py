@@ -11,7 +11,7 @@ import pytest
 
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.laws import beta_binomial_interval
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
 from tests.kit.case import Shared
@@ -72,7 +72,10 @@ def oracles(noisy_artifact: Path) -> dict[str, Calibration]:
     """The core's own calibrations of either kind alone."""
     racer = Racer.load(noisy_artifact)
     options = CalibrationOptions(
-        alpha=ALPHA, score=Score.GAP, null_threshold=racer.artifact.null_threshold
+        smoothing_salt=SMOOTHING_SALT,
+        alpha=ALPHA,
+        score=Score.GAP,
+        null_threshold=racer.artifact.null_threshold,
     )
     kinds = {"first": FIRST, "later": LATER}
     return {name: racer.calibrate(rows, options=options) for name, rows in kinds.items()}
@@ -237,7 +240,10 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
         rows=tuple(replace(row, query=text) for row, text in zip(LATER.rows, texts, strict=True)),
     )
     options = CalibrationOptions(
-        alpha=ALPHA, score=Score.GAP, null_threshold=racer.artifact.null_threshold
+        smoothing_salt=SMOOTHING_SALT,
+        alpha=ALPHA,
+        score=Score.GAP,
+        null_threshold=racer.artifact.null_threshold,
     )
     own = racer.calibrate(read, options=options)
     result = certified(gateway, second(LATER.rows[0].query))

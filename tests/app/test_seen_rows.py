@@ -98,6 +98,16 @@ def test_gateways_on_one_store_share_what_was_seen(
         assert found == [None, [], [], []]
 
 
+def test_only_terms_that_every_earlier_upload_fixed_are_fixed(database: str) -> None:
+    """Rows of two uploads: the curve of the one was shown before the terms of the other."""
+    one, other = hashes_of(300, 1), hashes_of(300, 2)
+    with Store(database) as store:
+        seen = SeenRows(store)
+        seen.add("one", one, [["both"], ["of one"]])
+        seen.add("other", other, [["of the other"], ["both"]])
+        assert seen.fixed_terms(np.concatenate([one, other])) == [["both"]]
+
+
 def hashes_of(count: int, seed: int) -> NDArray[np.uint64]:
     """Random hashes, ascending."""
     return np.unique(np.random.default_rng(seed).integers(0, 2**64, count, dtype=np.uint64))

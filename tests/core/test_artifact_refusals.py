@@ -41,14 +41,21 @@ def refusal(folder):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
+@pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_other_schema_version_says_what_to_do(copy, version):
     """Both versions and the command."""
     edit(copy, lambda manifest: manifest.update(schema_version=version))
     message = refusal(copy)
     assert repr(version) in message
-    assert "reads 2" in message
+    assert "reads 1" in message
     assert "racer train" in message
+
+
+def test_the_code_of_a_network_is_named_where_there_is_one(copy):
+    """An encoder that is no network has none, and one that is may not leave it out."""
+    assert "forward" not in json.loads((copy / "manifest.json").read_text())["encoder"]
+    edit(copy, lambda manifest: manifest["encoder"].update(kind="huggingface"))
+    assert "forward" in refusal(copy)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +116,7 @@ DAMAGE = {
     "k is negative": put("router", "k", -1),
     "k is above the number of rows": put("router", "k", 301),
     "reach is a text": put("router", "reach", "far"),
-    "reach is below k": put("router", "reach", 39),
+    "reach is 0": put("router", "reach", 0),
     "reach is above the number of rows": put("router", "reach", 301),
     "no reach": lambda manifest: manifest["router"].pop("reach"),
     "no patterns": drop("patterns"),

@@ -86,7 +86,7 @@ def _create_decisions() -> None:
         sa.Column("document", sa.String(), nullable=False),
         sa.Column("neighbours", sa.LargeBinary()),
         sa.Column("fingerprint", sa.String(64)),
-        sa.Column("application", sa.String(256), nullable=False, server_default=""),
+        sa.Column("application", sa.String(256), nullable=False),
         sa.Column("sampling_rate", sa.Double()),
     )
     indices: dict[str, list[str | sa.TextClause]] = {
