@@ -49,6 +49,7 @@ from app.routing.encoder_process import EncoderClient
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
+from app.routing.scoring_inputs import ScoringInputs
 from app.same_answer.calibrations import AnswerCalibrations, answer_setup
 from app.same_answer.calibrator import AnswerCalibrator
 from app.services import PARTS, Drain, RouterServices, Services, StoreServices
@@ -98,7 +99,8 @@ def configured_router(settings: Settings, metrics: Metrics) -> OpenedRouter:
     if settings.encoder.socket is None:
         return router_here(settings, metrics)
     trained = open_trained(settings)
-    return OpenedRouter(trained, EncoderClient(settings.encoder.socket, trained.artifact.digest))
+    client = EncoderClient(settings.encoder.socket, trained.artifact.scoring_digest)
+    return OpenedRouter(trained, client)
 
 
 @asynccontextmanager
@@ -420,5 +422,6 @@ async def _open_router_services(
             sampling_rates=partial(_sampling_rates, stored.store),
         )
         reload.subscribe(lambda new, _: calibrations.reconfigure(new))
-        async with calibrations:
-            yield RouterServices(loaded=LoadedRouter(trained, scoring), calibrations=calibrations)
+        async with calibrations, ScoringInputs(trained.artifact) as inputs:
+            loaded = LoadedRouter(trained, scoring, inputs)
+            yield RouterServices(loaded=loaded, calibrations=calibrations)

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -23,7 +23,15 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 from racer_core import strict_json
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.patterns import PatternModel
-from racer_core.encoder.base import HAS_FORWARD, Encoder, EncoderSpec, Forward, Pin, file_digest
+from racer_core.encoder.base import (
+    HAS_FORWARD,
+    LIBRARIES,
+    Encoder,
+    EncoderSpec,
+    Forward,
+    Pin,
+    file_digest,
+)
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
@@ -34,6 +42,7 @@ from racer_core.records.conversation import fingerprint
 from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.routers import registry
 from racer_core.routers.base import Router
+from racer_core.routers.inputs import LIBRARY, Inputs, versions
 from racer_core.types import checked_pool
 
 SCHEMA_VERSION: Final = 1
@@ -69,11 +78,24 @@ class Artifact:
     components: NDArray[np.float32] | None = None  # (D, d), for drift; None: too few rows
     validation_copies: int | None = None  # near copies of training rows; after training alone
     digest: str = ""  # of the saved folder; empty before it is saved
+    # What decides scores beside the folder, by name: contents and versions when it was loaded.
+    inputs: Inputs = field(default_factory=dict[str, str])
 
     @property
     def pool(self) -> tuple[str, ...]:
         """The candidates' names, in the order of the router's columns."""
         return tuple(candidate.name for candidate in self.candidates)
+
+    @property
+    def scoring_digest(self) -> str:
+        """The digest, and one of what a plug-in router has beside the folder, but for libraries.
+
+        Another process with the same gives the same scores.
+        """
+        beside = [each for each in sorted(self.inputs.items()) if not each[0].startswith(LIBRARY)]
+        if not beside:
+            return self.digest
+        return f"{self.digest}.{hashlib.sha256(json.dumps(beside).encode()).hexdigest()}"
 
     def overlap_print(self, query: str) -> bytes:
         """The fingerprint by which a query of training or tuning is found, also where it was cut.
@@ -268,10 +290,13 @@ def _build(
     longest = manifest["longest_text"]
     if not (isinstance(longest, int) and longest > 0):
         raise InputError(f"longest_text is {longest!r}")
+    encoder = _absolute(_encoder_spec(manifest), folder)
+    _, inputs = registry.inputs_of(router)
     return Artifact(
         candidates=candidates,
-        encoder=_absolute(_encoder_spec(manifest), folder),
+        encoder=encoder,
         router=router,
+        inputs={**inputs, **versions(LIBRARIES.get(encoder.kind, ()))},
         patterns=patterns,
         stacked=StackedVote(pool, tensors["stacked_skill"], tensors["stacked_trust"])
         if "stacked_skill" in tensors

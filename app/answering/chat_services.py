@@ -94,6 +94,7 @@ class ChatServices:
             ),
             candidates=self._candidates(),
             fallback=fallback,
+            inputs=router.inputs,
             metrics=self.metrics,
         )
         return self._chat(

@@ -185,6 +185,7 @@ class RecordBuilder:
                     query_chars=self._settings.limits.query_chars,
                     drawn=first.drawn,
                     together=first.is_together,
+                    scored_by=self._trained.artifact.inputs,
                 ),
                 *(each for each in populations if each.is_enough(alphas)),
             ),
@@ -237,6 +238,7 @@ class RecordBuilder:
             drawn=kind.drawn,
             together=kind.is_together,
             conversations=kind.is_whole,
+            scored_by=self._trained.artifact.inputs,
         )
 
     def guarantee(self, options: CalibrateOptions) -> CalibrationOptions:

@@ -44,7 +44,7 @@ async def _serve(configured: Settings, listener: socket.socket) -> None:
 
     opened = await asyncio.to_thread(router_here, configured, Metrics())
     async with opened.scoring as scoring:
-        server = EncoderServer(scoring, opened.trained.artifact.digest)
+        server = EncoderServer(scoring, opened.trained.artifact.scoring_digest)
         task = asyncio.create_task(server.serve(listener))
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -137,7 +137,7 @@ class Router:
         found, folder = None, self._configured.artifact
         with suppress(OSError):
             found = folder and artifacts.digest(folder)
-        if found != artifact:
+        if found is None or not artifact.startswith(found):
             raise ArtifactError(
                 f"a replica of the router does not have the gateway's artifact at {folder}: copy "
                 "it to the same path on every node"
@@ -150,7 +150,7 @@ class Router:
         # Both end with the replica's process.
         self._scoring = await opened.scoring.__aenter__()
         self._export = exported_samples(metrics.registry.collect, "racer_router_")
-        self._artifact = opened.trained.artifact.digest
+        self._artifact = opened.trained.artifact.scoring_digest
 
 
 class Gateway:
@@ -186,7 +186,7 @@ class Gateway:
 
     def _open_router(self, configured: Settings, _: Metrics) -> lifespan.OpenedRouter:
         trained = open_trained(configured)
-        scoring = RayRouterBackend(self._router, trained.artifact.digest)
+        scoring = RayRouterBackend(self._router, trained.artifact.scoring_digest)
         return lifespan.OpenedRouter(trained, nullcontext(scoring))
 
 

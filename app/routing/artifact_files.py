@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 from app.errors import NoRouter, SettingsError
 from app.routing.scorer import RouterBackend
+from app.routing.scoring_inputs import ScoringInputs
 from app.settings import Settings
 from app.settings.base import is_loopback
 from app.settings.remote_artifact import RemoteArtifact
@@ -262,10 +263,11 @@ Opened = TypeVar("Opened", bound=TrainedRouter)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedRouter:
-    """A trained router, and the open backend that computes its scores."""
+    """A trained router, the open backend that computes its scores, and what decides them."""
 
     trained: TrainedRouter
     scoring: RouterBackend
+    inputs: ScoringInputs
 
 
 def is_there(folder: Path) -> bool:

@@ -280,6 +280,14 @@ class Reason(StrEnum):
     Leave the field out, so that `candidates[].parameters` apply, or label rows with it.
     """
 
+    ROUTER_CHANGED = "router_changed"
+    """`<name>` decides scores and is not what it was for the rows: the file that the option
+    `option.<option>` of a plug-in router names, its code (`code.<module>`), or the version of a
+    library (`library.<distribution>`) that it or the encoder uses.
+
+    Get it back and restart, or restart and calibrate again.
+    """
+
     STALE = "stale"
     """A drift alarm of the stream `<name>` was raised since the calibration became active, for the
     request's application. `stale:age`: the calibration is older than

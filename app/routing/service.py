@@ -21,6 +21,7 @@ from app.routing.reasons import Reason
 from app.routing.request import RiskLevels, RoutingRequest, alphas_for
 from app.routing.row_selection import RowSelection, RowSelector, TurnKind
 from app.routing.scorer import RouterBackend, ScoredQuery
+from app.routing.scoring_inputs import ScoringInputs
 from app.routing.set_selection import SetSelector
 from app.settings import Settings
 from app.store.calibration_record import CalibrationRecord
@@ -51,6 +52,7 @@ class RoutingService:
         rows: RowSelector,
         candidates: CandidateChooser,
         fallback: FallbackRouting,
+        inputs: ScoringInputs,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
@@ -62,6 +64,7 @@ class RoutingService:
         self._rows = rows
         self._candidates = candidates
         self._fallback = fallback
+        self._inputs = inputs
         self._metrics = metrics
         self._cache = DecisionCache[CertifiedDecision](settings.limits.decisions_kept)
 
@@ -141,7 +144,7 @@ class RoutingService:
             requested_alpha=self._candidates.requested_alpha(request),
             caller=request.caller,
         )
-        place = record.id, record.is_chosen
+        place = record.id, record.is_chosen, self._inputs.changes
         routed = self._cache.find(place, key)
         if routed is None:
             scored = await self._score(request.query.text, deadline)
@@ -217,8 +220,13 @@ class RoutingService:
         )
         n, risk_band = 0, 0.0  # the whole pool is called
         answer_limit = None
-        of_rows = record.populations[rows.population].void_reasons
-        reasons = [*record.void_reasons, *of_rows, *premises.reasons]
+        of_rows = record.populations[rows.population]
+        reasons = [
+            *record.void_reasons,
+            *of_rows.void_reasons,
+            *self._inputs.reasons(of_rows),
+            *premises.reasons,
+        ]
         if threshold is not None:
             calibration = threshold.calibration
             n = calibration.n

@@ -28,6 +28,7 @@ from app.store.answer_calibrations import (
 )
 from racer_core.aggregation.answers import Equality, forms_version
 from racer_core.encoder.base import EncoderSpec
+from racer_core.routers.inputs import code_digest
 from racer_core.sequential.calibration import SequentialCalibration
 
 log = logging.getLogger(__name__)
@@ -87,9 +88,13 @@ def _promise_of(settings: Settings, application: str | None) -> object:
 
 
 def _checker_of(settings: Settings, application: str | None) -> object:
+    """The checker of answers; of a function with its code as it is now."""
     section = settings.same_answer_of(application)
     found = None if section is None else section.evidence
-    return None if found is None else found.model_dump(mode="json", exclude={"concurrency"})
+    if found is None:
+        return None
+    code = found.function and code_digest(found.function.partition(":")[0])
+    return [found.model_dump(mode="json", exclude={"concurrency"}), code]
 
 
 class Staleness(StrEnum):

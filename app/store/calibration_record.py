@@ -60,6 +60,7 @@ class Population:
             requests must be sent like the rows.
         together: They are first and later turns of conversations, which have one threshold.
         conversations: They are whole conversations, whose mean risk the threshold bounds.
+        scored_by: What decided their scores beside the artifact: ``Artifact.inputs``.
         void_reasons: Premises that never held for these rows, beside those of the record.
     """
 
@@ -71,6 +72,7 @@ class Population:
     drawn: str | None = None
     together: bool = False
     conversations: bool = False
+    scored_by: Mapping[str, str] = field(default_factory=dict[str, str])
     void_reasons: tuple[str, ...] = ()
 
     def is_too_long(self, text_chars: int, query_chars: int) -> bool:
@@ -294,6 +296,7 @@ def _populations(
             drawn=settings["drawn"],
             together=settings["together"],
             conversations=settings["conversations"],
+            scored_by=settings["scored_by"],
             void_reasons=tuple(settings["void_reasons"]),
         )
 
@@ -307,6 +310,7 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "drawn": population.drawn,
         "together": population.together,
         "conversations": population.conversations,
+        "scored_by": population.scored_by,
         "groups": population.calibration.groups,
         "options": _options_document(population.calibration.options),
         "prices": population.calibration.prices,

@@ -19,6 +19,16 @@ Forward = Literal["transformers", "lean"]
 HAS_FORWARD: Final[frozenset[Kind]] = frozenset(("huggingface", "onnx"))
 
 
+# Distributions that tokenize and compute, by the kind of encoder. Beside them there is numpy, whose
+# last bits the grid of the scores absorbs.
+LIBRARIES: Final[Mapping[Kind, Sequence[str]]] = {
+    "huggingface": ("tokenizers", "torch", "transformers"),
+    "onnx": ("onnxruntime", "tokenizers"),
+    "word-vectors": ("tokenizers",),
+    "char-ngrams": (),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
     """A commit of a model on the hub, and the sha256 digests of the files that are read of it."""

@@ -3,7 +3,8 @@
 A package offers a router by an entry point of the group ``racer.routers``, name -> class. The class
 has one method, ``predict(batch) -> RouterOutput``, and is constructed with keywords: ``pool``, the
 candidates' names in the order of the score columns, and its options. The artifact stores the
-options and the package's version; loading constructs the router again.
+options and the package's version; loading constructs the router again. What else decides its scores
+is in :mod:`racer_core.routers.inputs`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from racer_core.errors import ArtifactError, InputError
 from racer_core.routers.base import Batch, Router, RouterOutput
+from racer_core.routers.inputs import NO_INPUTS, Inputs, RouterInputs
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.mlp import MlpRouter
 from racer_core.routers.router_dc import RouterDcRouter
@@ -50,6 +52,8 @@ class PluginRouter:
     options: Mapping[str, Any]
     package: str  # name and version of the distribution that offers it
     router: CustomRouter
+    inputs: RouterInputs  # where they are
+    digests: Inputs  # of the inputs, before it was constructed
 
     @property
     def columns(self) -> int:
@@ -101,14 +105,24 @@ def create(name: str, pool: Sequence[str], options: Mapping[str, Any]) -> Plugin
     """
     entry = _entry(name)
     try:
-        router = entry.load()(pool=tuple(pool), **options)
+        kind = entry.load()
+        inputs = RouterInputs.of(options, (entry.module, kind.__module__))
+        digests = inputs.digests()
+        router = kind(pool=tuple(pool), **options)
     except Exception as exc:  # plug-ins may raise anything
         given = ", ".join(options) or "none"
         raise ArtifactError(
             f"router {name!r} of {_package(entry)} cannot be constructed (options: {given}): "
             f"{type(exc).__name__}: {exc}"
         ) from exc
-    return PluginRouter(name, tuple(pool), dict(options), _package(entry), router)
+    return PluginRouter(name, tuple(pool), dict(options), _package(entry), router, inputs, digests)
+
+
+def inputs_of(router: Router) -> tuple[RouterInputs, Inputs]:
+    """Where the inputs of a router are beside its artifact, and what they were when it was made."""
+    if isinstance(router, PluginRouter):
+        return router.inputs, router.digests
+    return NO_INPUTS, {}
 
 
 def load(

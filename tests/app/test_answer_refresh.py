@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import math
@@ -516,6 +517,25 @@ def test_other_normal_forms_are_another_setup(monkeypatch: pytest.MonkeyPatch) -
     assert before == answer_setup(settings(), added)
     monkeypatch.setattr(answers, "FORMS_VERSION", answers.FORMS_VERSION + 1)
     assert before != answer_setup(settings(), added)
+
+
+def test_other_code_of_a_checker_is_another_setup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdicts weigh votes and end calls: samples of before say nothing of it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = settings().model_dump(mode="json", exclude_unset=True)
+    section = {"evidence": {"function": "own_checker:check"}}
+    made = Settings.model_validate(given | {"same_answer": section})
+
+    def setup(code: str) -> str:
+        (tmp_path / "own_checker.py").write_text(code, encoding="utf-8")
+        importlib.invalidate_caches()
+        return answer_setup(made, dict.fromkeys(POOL, ""))
+
+    before = setup("def check(request): return None")
+    assert before == setup("def check(request): return None")
+    assert before != setup("def check(request): return True")
 
 
 def test_another_checker_of_labels_is_another_setup() -> None:

@@ -18,10 +18,23 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, RacerError
 from racer_core.offline.train import train
 from racer_core.racer import Racer
+from racer_core.routers import inputs
 from tests.kit.command_results import failed, parsed, write
 from tests.kit.commands import install
-from tests.kit.gateway import ADMIN_KEY, ONE, POOL, SKILLS, Command, Serve, as_json, labelled
+from tests.kit.gateway import (
+    ADMIN_KEY,
+    ONE,
+    POOL,
+    SKILLS,
+    Command,
+    Gateway,
+    Restart,
+    Serve,
+    as_json,
+    labelled,
+)
 from tests.kit.upstream import FakePool
+from tests.kit.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "routers.md"
@@ -137,6 +150,102 @@ def test_a_router_of_ones_own_that_fails_while_training(
         train(labelled(0, 40), labelled(5_000, 40), tmp_path / "own",
               encoder=CharNgramEncoder(), kind="by-first-word")  # fmt: skip
     assert not (tmp_path / "own").exists()
+
+
+# What decides its scores ---------------------------------------------------------------------
+
+BY_FILE = """
+import json
+import numpy as np
+from racer_core.routers.base import RouterOutput
+
+class ByFile:
+    def __init__(self, *, pool, model):
+        with open(model) as file:
+            self.skills = json.load(file)
+    def predict(self, batch):
+        unknown = (0.1, 0.1, 0.1)
+        return RouterOutput(
+            np.array([self.skills.get(text.split()[0], unknown) for text in batch.texts])
+        )
+"""
+MODEL = {"What": (0.9, 0.1, 0.1), "Spell": (0.1, 0.9, 0.1), "Compare": (0.8, 0.8, 0.1)}
+OTHER = MODEL | {"What": (0.1, 0.1, 0.9)}  # calls the poet where the adder alone is right
+
+
+@pytest.fixture
+def by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An artifact whose router reads a model file that its option names."""
+    points = {"by-file": "file_router:ByFile"}
+    install(tmp_path / "package", monkeypatch, BY_FILE, module="file_router", entry_points=points)
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    train(labelled(0, 40), labelled(5_000, 200), tmp_path / "own", encoder=CharNgramEncoder(),
+          kind="by-file", options={"model": str(tmp_path / "model.json")})  # fmt: skip
+    return tmp_path / "own"
+
+
+def reasons(gateway: Gateway, text: str = ONE) -> list[str]:
+    """Of the certificate of a query, which is cached from the second time on."""
+    return gateway.route(text)["certificate"]["reasons"]
+
+
+def test_a_replaced_model_file_voids_certificates(
+    restart: Restart, by_file: Path, tmp_path: Path
+) -> None:
+    """While the gateway runs, and after a restart until its rows are scored by the new one.
+
+    Red when the file is no input: every certificate held, and every such query was missed.
+    """
+    model, changed = tmp_path / "model.json", ["router_changed:option.model"]
+    with restart(artifact=by_file) as gateway:
+        gateway.calibrate()
+        assert reasons(gateway) == []
+        for content, expected in ((OTHER, changed), (MODEL, []), (OTHER, changed)):
+            model.write_text(json.dumps(content))
+            wait_until(lambda expected=expected: reasons(gateway) == expected)
+        assert gateway.route(ONE)["selected"] == ["adder"], "it has read the file that was there"
+    with restart(artifact=by_file) as gateway:
+        certificate = gateway.route(ONE)["certificate"]
+        assert (certificate["holds"], certificate["reasons"]) == (False, changed)
+        gateway.calibrate(rows=labelled(20_000, 400))
+        assert reasons(gateway) == []
+    model.write_text(json.dumps(MODEL))
+    with restart(artifact=by_file) as gateway:
+        assert reasons(gateway) == changed
+
+
+def test_changed_code_voids_certificates(restart: Restart, by_file: Path, tmp_path: Path) -> None:
+    """Of the same version, in an installation that can be edited."""
+    with restart(artifact=by_file) as gateway:
+        gateway.calibrate()
+        assert reasons(gateway) == []
+    (tmp_path / "package" / "file_router.py").write_text(BY_FILE + "# another rule")
+    with restart(artifact=by_file) as gateway:
+        assert reasons(gateway) == ["router_changed:code.file_router"]
+
+
+def test_another_version_of_a_library_voids_certificates(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also of an encoder's, whose tokens or numbers may then be others."""
+    folder = tmp_path / "gateway"
+    monkeypatch.setattr(artifacts, "LIBRARIES", {"char-ngrams": ("numpy",)})
+    gateway = serve(folder=folder, calibrated=False)
+    gateway.calibrate()
+    assert reasons(gateway) == []
+    monkeypatch.setattr(inputs, "version", lambda _: "0.1")
+    other = serve(folder=folder, calibrated=False)
+    assert reasons(other) == ["router_changed:library.numpy"]
+
+
+def test_processes_that_score_must_have_the_same_files(by_file: Path, tmp_path: Path) -> None:
+    """The encoder process of a machine, or a replica of the router: its digest is compared."""
+    before = artifacts.load(by_file)
+    (tmp_path / "model.json").write_text(json.dumps(OTHER))
+    after = artifacts.load(by_file)
+    assert before.digest == after.digest
+    assert before.scoring_digest != after.scoring_digest
+    assert after.scoring_digest.startswith(after.digest)
 
 
 # The example of the document -----------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""What decides scores beside the artifact: compared with what it was for calibration rows.
+
+The files of a plug-in router are watched while the gateway runs. One that was replaced voids the
+certificates until a restart reads it, and then until a calibration whose rows it scored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import Final, Self
+
+from app.routing.reasons import Reason
+from app.store.calibration_record import Population
+from racer_core.artifacts import Artifact
+from racer_core.errors import ArtifactError
+from racer_core.routers import registry
+from racer_core.routers.inputs import RouterInputs, differing
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 2.0  # between two looks at the files
+
+# Path, inode, size and time of change of each file.
+_State = tuple[tuple[Path, int, int, int], ...]
+
+
+class ScoringInputs:
+    """The inputs of a loaded artifact; use it as a context, which watches their files.
+
+    Args:
+        artifact: The artifact.
+
+    Attributes:
+        changes: The inputs that differ from what was loaded.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._inputs = artifact.inputs
+        self._files, self._loaded = registry.inputs_of(artifact.router)
+        self._seen: _State | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.changes: tuple[str, ...] = ()
+
+    async def __aenter__(self) -> Self:
+        """Compare the files with what was loaded, and watch them."""
+        if self._loaded:
+            await self.look()
+            self._task = asyncio.create_task(self._watch(), name="inputs of the router")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def reasons(self, rows: Population) -> tuple[str, ...]:
+        """Why rows were not scored as requests are."""
+        names = {*differing(rows.scored_by, self._inputs), *self.changes}
+        return tuple(Reason.ROUTER_CHANGED.of(name) for name in sorted(names))
+
+    async def look(self) -> None:
+        """Compare the inputs with what was loaded, if a file has changed since the last look."""
+        state = await asyncio.to_thread(_state, self._files)
+        if state == self._seen:
+            return
+        changes = differing(self._loaded, await asyncio.to_thread(self._files.digests))
+        self._seen = state
+        if changes != self.changes:
+            self.changes = changes
+            log.warning(
+                "what decides the router's scores was changed: %s. Certificates are void until it "
+                "is as before, or until a restart and a calibration",
+                ", ".join(changes) or "nothing any more",
+            )
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self.look()
+            except (ArtifactError, OSError) as exc:  # it is being replaced
+                log.warning("the files of the router cannot be read now: %s", exc)
+
+
+def _state(files: RouterInputs) -> _State:
+    """The files as the file system shows them."""
+    found = ((file, file.stat()) for file in files.files())
+    return tuple((file, at.st_ino, at.st_size, at.st_mtime_ns) for file, at in found)
