@@ -20,7 +20,6 @@ from app.calibrations.evidence import (
     evidence,
     groups,
     later_evidence,
-    min_n,
 )
 from app.calibrations.jobs import Progress
 from app.calibrations.row_kinds import RowKind, RowKinds, is_of_same_kind, used_kinds, with_clusters
@@ -36,6 +35,7 @@ from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.kept_order import TokenPrices
 from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
+from racer_core.calibration.threshold import fewest_rows
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
 from racer_core.records.near_copies import count_near_copies
@@ -123,7 +123,7 @@ class RecordBuilder:
         built = self._build(first, terms(first), prices, progress)
         refuse_uncounted(built.calibration)
         largest = max([guarantee.alpha, *(each.alpha for each in alphas.values())])
-        used = list(used_kinds(others, first, min_n(largest, guarantee.delta)))
+        used = list(used_kinds(others, first, fewest_rows(largest, guarantee.delta)))
         built_others = [self._build(each, terms(each), prices, progress) for each in used]
         rows_of_first, limit = first.rows, None
         if options.answer_risk_max is not None:

@@ -40,6 +40,7 @@ from racer_core.offline.tuning_result import FixedCalls, Trial, Tuning
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.racer import Racer
 from racer_core.records.overlap import is_fresh_traffic
+from racer_core.records.split import TUNED_ROWS
 from racer_core.records.units import rows_units
 from racer_core.types import (
     BoolArray,
@@ -50,8 +51,6 @@ from racer_core.types import (
     any_column,
     enum_member,
 )
-
-MIN_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,11 +235,11 @@ def check_rows(
             ["votes can only be tuned on rows with answers: `racer label` writes them"],
         )
     usable = sum(is_graded or bool(row.correct) for row in rows.rows)
-    if usable < MIN_ROWS:
+    if usable < TUNED_ROWS:
         kind = "graded" if is_graded else "answerable"
         raise RowsError(
             "validation rows",
-            [f"{usable} {kind} rows are too few to tune on; label at least {MIN_ROWS}"],
+            [f"{usable} {kind} rows are too few to tune on; label at least {TUNED_ROWS}"],
         )
     trained = racer.artifact.training_fingerprints
     prints = [racer.artifact.overlap_print(query) for query in rows.queries]
