@@ -34,6 +34,7 @@ _COMMANDS: Final = (
     "init",
     "key",
     "label",
+    "plan",
     "route",
     "samples",
     "schema",

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.calibration.laws import beta_quantile, binomial_cdf_at
@@ -164,7 +165,7 @@ class LabelledSample:
         counts = any_column(truth)
         size, hit = np.zeros(truth.shape[1] + 1), np.zeros(truth.shape[1] + 1)
         for fold in range(_FOLDS):
-            own = np.arange(count) % _FOLDS == fold
+            own: BoolArray = np.asarray(np.arange(count) % _FOLDS == fold, dtype=bool)
             order = _fixed_order(self.labels[~own], with_null=not self._is_conditional)
             size[1:] += own.sum() * np.cumsum(order < columns)
             hit[1:] += np.maximum.accumulate(truth[own & counts][:, order], axis=1).sum(axis=0)
@@ -175,13 +176,12 @@ class LabelledSample:
         return missed[first], size[start:][first] / count
 
 
-def _fixed_order(labels: BoolArray, *, with_null: bool) -> FloatArray:
+def _fixed_order(labels: BoolArray, *, with_null: bool) -> NDArray[np.intp]:
     """The columns in the order of ``static``, the null model last if it takes part."""
     pool = tuple(map(str, range(labels.shape[1])))
     scorer = NonconformityScorer(pool=pool, with_null=with_null, patterns=PatternModel.of(labels))
-    return scorer.nonconformity(Score.STATIC, np.zeros((1, len(pool))), None, [b""])[0].argsort(
-        kind="stable"
-    )
+    scores = np.zeros((1, len(pool)))  # `static` reads none
+    return scorer.nonconformity(Score.STATIC, scores, None, [b""])[0].argsort(kind="stable")
 
 
 @dataclass(frozen=True, kw_only=True)
