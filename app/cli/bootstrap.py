@@ -216,9 +216,10 @@ def _tuning(tuning: Mapping[str, Any]) -> str:
     chosen = tuning["chosen"]
     vote = chosen["rule"] or "no vote"
     state = "written" if tuning["written"] else "not written" if tuning["diff"] else "as configured"
+    behind = f"{chosen['behind']:.1%} ± {1.96 * chosen['behind_se']:.1%} behind the best setting"
     return (
         f"score {chosen['score']}, alpha {chosen['alpha']:g}, {vote}: accuracy "
-        f"{chosen['accuracy']:.1%} with {chosen['size']:.2f} calls; {state}"
+        f"{chosen['accuracy']:.1%} ({behind}) with {chosen['size']:.2f} calls; {state}"
     )
 
 

@@ -214,6 +214,7 @@ def evaluation(result: Evaluation, alphas: Sequence[float]) -> list[Table | str]
         f"\n{shown.described(result)}, {len(result.pool)} candidates, {shown.repeats(result)}",
         _table(shown.rows(result)),
         *map(_table, shown.overview(result, alphas or shown.SHOWN)),
+        *map(_table, shown.forecasts(result, alphas or shown.SHOWN)),
         f"{shown.LEGEND}\n",
         *map(_table, shown.beside(result)),
         *(f"not measured: {each}" for each in shown.unmeasured(result)),

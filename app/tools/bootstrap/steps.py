@@ -352,7 +352,7 @@ def tuned(result: Mapping[str, Any]) -> dict[str, Any]:
     """Of `racer tune`: the chosen setting, and whether the configuration has it."""
     chosen = {
         name: result["chosen"][name]
-        for name in ("alpha", "score", "rule", "weight", "accuracy", "size")
+        for name in ("alpha", "score", "rule", "weight", "accuracy", "behind", "behind_se", "size")
     }
     return {"chosen": chosen, **{name: result[name] for name in ("diff", "settings", "written")}}
 
