@@ -141,6 +141,9 @@ def _measure(tuning: Tuning) -> str:
 
 
 def _behind(point: Trial) -> str:
+    """The distance from the best setting with its interval; of the best itself none."""
+    if point.behind == point.behind_se == 0.0:
+        return "-"
     low, high = point.behind_interval
     return f"{point.behind:.3f} [{low:.3f}, {high:.3f}]"
 
