@@ -1,6 +1,7 @@
 # All commands of developers and CI. Run `make setup` once, then `make demo` or `make test`.
 # The fastest Python 3.11+ on PATH, unless one is named: make setup PYTHON=python3.12
-PYTHON ?= $(shell deploy/fastest-python)
+PYTHON ?= $(or $(shell deploy/fastest-python),$(error no Python 3.11 or later with venv on PATH: \
+	install one, or name it by make setup PYTHON=...))
 VENV   := .venv
 BIN    := $(VENV)/bin
 
@@ -108,7 +109,7 @@ test-vllm: setup setup-vllm
 	RACER_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/pytest -m vllm tests/vllm
 
 # Whether the tests notice the faults of tests/mutants: first which tests execute which lines, half an
-# hour, then the tests of each fault. What is recorded in results.json must still be noticed.
+# hour, then the tests of each fault. Each must be noticed; results.json says by which test.
 mutants: setup
 	-PYTHONPATH=. $(PYTEST) -m "not slow and not scale and not browser" -p tests.mutants.contexts --contexts=.mutants
 	$(BIN)/python -m tests.mutants.run --contexts .mutants

@@ -8,7 +8,6 @@ RacerError (racer_core.errors)
 ├── CalibrationError (racer_core.errors)
 │   ├── InfeasibleAlphaError (racer_core.errors)
 │   ├── OverlapError (racer_core.errors)
-│   └── LimitNotKept                 no threshold keeps `answer_risk_max`
 ├── ArtifactError (racer_core.errors)
 │   └── ArtifactSchemaError (racer_core.errors)
 ├── AssertionRefuted (racer_core.errors)
@@ -18,7 +17,6 @@ RacerError (racer_core.errors)
 ├── NotFound                         404, no such model, calibration or job
 ├── Conflict                         409, another change came first
 │   ├── JobCancelled                 the calibration job was cancelled
-│   ├── ConfirmNeeded                a calibration may be activated only with `confirm`
 │   └── ReloadRefused                the configuration is not valid, or needs a restart
 ├── Unauthorized                     401, no API key, or a wrong one
 ├── Forbidden                        403, admin is off, or the role of the key is not enough
@@ -101,13 +99,6 @@ class JobCancelled(Conflict):
     """The calibration job was cancelled; nothing was changed."""
 
     code = "job_cancelled"
-
-
-class ConfirmNeeded(Conflict):
-    """A calibration is infeasible, or too far from the active one, to be activated unconfirmed."""
-
-    code = "confirm_needed"
-    param = "confirm"
 
 
 class ReloadRefused(Conflict):
@@ -386,10 +377,6 @@ class GatewayRefused(RacerError):
 
 class JobUnknown(GatewayRefused):
     """The process of the gateway that answered has no such calibration job."""
-
-
-class LimitNotKept(CalibrationError):
-    """No threshold keeps the limit. The message shows what the rows would have passed."""
 
 
 class LabellingIncomplete(RacerError):

@@ -413,7 +413,6 @@ async def _open_router_services(
             calibration_sync=stored.calibration_sync,
             setup=setup,
             grouping=stored.grouping,
-            metrics=metrics,
             conditions=conditions,
             sampled_scores=partial(
                 _sampled_scores, stored.store, population_digests(settings, conditions)

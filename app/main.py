@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
-from fastapi.responses import Response
+from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,12 +14,14 @@ from app.api.routes import ROUTES
 from app.concurrency.client_disconnect import ClientDisconnected
 from app.http.access_control import AccessControl
 from app.http.admission_queue import AdmissionQueue
-from app.http.handler_dispatch import ErrorHandler, HandlerDispatch
 from app.http.request_log import RequestLog, RequestTracing
+from app.route_table import Route
 from app.services import Services
 from app.settings import Secrets, Settings
 from app.wire import error_envelope
 from racer_core.errors import RacerError
+
+ErrorHandler = Callable[[Exception, Scope], Response]
 
 
 def create_gateway(services: Services) -> ASGIApp:
@@ -64,6 +66,35 @@ class _Gateway:
         return RequestLog(
             app, metrics=services.metrics, drain=services.drain, log_prompts=log_prompts
         )
+
+
+class HandlerDispatch:
+    """Calls handlers and turns their errors into responses.
+
+    Access control has matched the route. Other exceptions propagate to the request log.
+
+    Args:
+        services: Passed to every handler.
+        error_handlers: Response to an exception, by its class or nearest base class.
+    """
+
+    def __init__(
+        self, services: Services, error_handlers: Mapping[type[Exception], ErrorHandler]
+    ) -> None:
+        self._services = services
+        self._error_handlers = error_handlers
+        self._errors = tuple(error_handlers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request."""
+        route: Route = scope["route"]
+        request = Request(scope, receive, send)
+        try:
+            response = await route.handler(request, self._services)
+        except self._errors as exc:
+            kind = next(each for each in type(exc).__mro__ if each in self._error_handlers)
+            response = self._error_handlers[kind](exc, scope)
+        await response(scope, receive, send)
 
 
 def _error_handlers(services: Services) -> Mapping[type[Exception], ErrorHandler]:

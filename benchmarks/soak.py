@@ -93,9 +93,7 @@ class Soak:
             made = await self._call(self.gateway.calibrate, seed)
             await asyncio.sleep(every_s / 2)
             if before is not None:
-                await self._call(
-                    self.gateway.admin, f"/calibrations/{before}/activate", {"confirm": True}
-                )
+                await self._call(self.gateway.admin, f"/calibrations/{before}/activate", {})
             before, self.calibrated = made, self.calibrated + 1
 
     async def _call(self, do: Any, *arguments: Any) -> Any:

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnkn
 from racer_core import strict_json
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.patterns import PatternModel
-from racer_core.encoder.base import Encoder, EncoderSpec, Forward, Pin, file_digest
+from racer_core.encoder.base import HAS_FORWARD, Encoder, EncoderSpec, Forward, Pin, file_digest
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
@@ -36,7 +36,7 @@ from racer_core.routers import registry
 from racer_core.routers.base import Router
 from racer_core.types import checked_pool
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 1
 FILES: Final = ("manifest.json", "router.safetensors")  # of an artifact's folder
 _PATTERN_SETTINGS: Final = ("neighbours", "prior", "temperature")
 _SALT_BYTES: Final = 16
@@ -310,7 +310,9 @@ def _encoder_spec(manifest: Mapping[str, Any]) -> EncoderSpec:
         isinstance(pin["revision"], str) and isinstance(pin["files"], dict)
     ):
         raise InputError("the encoder_pin must have a revision and files")
-    return EncoderSpec(**manifest["encoder"], pin=None if pin is None else Pin(**pin))
+    encoder = manifest["encoder"]
+    absent: dict[str, Any] = {} if encoder["kind"] in HAS_FORWARD else {"forward": None}
+    return EncoderSpec(**encoder, **absent, pin=None if pin is None else Pin(**pin))
 
 
 def _relative(spec: EncoderSpec, folder: Path) -> EncoderSpec:

@@ -141,11 +141,6 @@ class Price:
         """The price of an input token, of a cached one, and of an output token."""
         return float(self.input), float(self.cached_input), float(self.output)
 
-    @property
-    def is_per_call(self) -> bool:
-        """Whether every call costs the same."""
-        return not (self.input or self.cached_input or self.output or self.second)
-
 
 def expected_prices(
     prices: Mapping[str, Price], usage: Mapping[str, MeanUsage]

@@ -123,7 +123,7 @@ class SandboxedProcess:
         self._process.wait()
 
 
-# The child's side ----------------------------------------------------------------------------
+# The child's side: limits of its resources, and its messages.
 
 
 def enter_sandbox(*, memory_bytes: int, cpu_s: int | None = None) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.kit.required", "tests.kit.fixtures"]
@@ -72,6 +73,8 @@ TORCH = (
 # What `make test-fast` leaves out beside tests with these fixtures, each of which opens a socket.
 NOT_FAST = Path(__file__).with_name("not_fast.txt")
 SOCKETS = {"shared_pool", "postgres", "pgbouncer", "start"}
+# Methods of uvloop that listen or start a process without Python's socket and subprocess.
+UVLOOP = ("create_server", "create_unix_server", "subprocess_exec", "subprocess_shell")
 
 # Files that take longest run first, so that no worker is left alone with one at the end. A folder
 # stands for all of its files.
@@ -168,6 +171,8 @@ def _fast_tests_stay_in_the_process(
 
     monkeypatch.setattr(socket.socket, "listen", refuse)
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    for name in UVLOOP:
+        monkeypatch.setattr(uvloop.Loop, name, refuse)
 
 
 @cache

@@ -11,14 +11,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
+from zoneinfo import ZoneInfo
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from app.access.lease import RENEW_S, Clock, Limit, Place, Share
 from app.access.leases import Leases
-from app.access.periods import Period, period_at
 from app.errors import BudgetExceeded, StoreUnavailable
 from app.settings import Settings
 from app.settings.budgets import ALL, CHEAPEST, Budget
@@ -249,7 +251,7 @@ class Budgets:
 
 
 class Reservation:
-    """What one request may cost, reserved of each budget that it counts towards.
+    """The largest possible cost of one request, reserved in each budget that it counts towards.
 
     Args:
         budgets: The budgets.
@@ -267,7 +269,7 @@ class Reservation:
         self._budgets = budgets
         self._leases = leases
         self._find = find
-        self._shares: Sequence[BudgetShare] = ()  # those that it is reserved of
+        self._shares: Sequence[BudgetShare] = ()  # in which it is reserved
         self._amount = 0
         self._cost: Callable[[], int] | None = None
         policies = [each.terms.above_soft for each in find() if each.is_above_soft]
@@ -275,15 +277,15 @@ class Reservation:
         self.least_alpha = max([each for each in policies if isinstance(each, float)], default=None)
 
     async def make(self, amount: int, cost: Callable[[], int]) -> None:
-        """Reserve an amount of each budget, or of none.
+        """Reserve an amount in each budget, or in none.
 
         Args:
             amount: The largest cost of the request's calls.
             cost: What they have cost so far: it counts where :meth:`settle` is not called.
 
         Raises:
-            BudgetExceeded: It is more than is left of a budget.
-            StoreUnavailable: It is more than is leased, and the store does not respond.
+            BudgetExceeded: A budget has less left.
+            StoreUnavailable: Less is leased, and the store does not respond.
         """
         lacking = await self._reserve(amount, self._find)
         if lacking is not None:
@@ -291,7 +293,7 @@ class Reservation:
         self._cost = cost
 
     async def add(self, amount: int) -> bool:
-        """Reserve a further amount of the same budgets, if it fits; return whether it did."""
+        """Reserve a further amount in the same budgets, if it fits; return whether it did."""
         try:
             return await self._reserve(amount, lambda: self._shares) is None
         except StoreUnavailable:
@@ -338,3 +340,40 @@ class Reservation:
 
 def _shown(amount: int) -> str:
     return f"{as_number(amount):.6g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A day or a month.
+
+    Attributes:
+        id: Such as ``2026-11-25`` or ``2026-11``.
+        ends_at: When the next one begins: ISO 8601, in the time zone.
+        begin: Its beginning, in seconds since 1970.
+        end: Its end, the same way.
+    """
+
+    id: str
+    ends_at: str
+    begin: float
+    end: float
+
+    def has(self, seconds: float) -> bool:
+        """Whether a moment is within it: a clock may go back, too."""
+        return self.begin <= seconds < self.end
+
+
+def period_at(seconds: float, per: Literal["day", "month"], time_zone: str) -> Period:
+    """The period with a moment, given in seconds since 1970.
+
+    A period ends where its successor's first midnight is, or would be: some time zones skip it.
+    """
+    zone = ZoneInfo(time_zone)
+    today = datetime.fromtimestamp(seconds, zone).date()
+    if per == "day":
+        period_id, first, following = today.isoformat(), today, today + timedelta(days=1)
+    else:
+        period_id, first = f"{today:%Y-%m}", today.replace(day=1)
+        following = date(today.year + today.month // 12, today.month % 12 + 1, 1)
+    begin, end = (datetime.combine(day, datetime.min.time(), zone) for day in (first, following))
+    return Period(period_id, end.isoformat(), begin.timestamp(), end.timestamp())

@@ -6,13 +6,13 @@ clients have one address, and one of them must not lock out the others.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import time
 from typing import Final
 
 from cachetools import LRUCache
 
-from app.access.allowed_hosts import network
 from app.access.lease import Clock
 from app.errors import RateLimited
 
@@ -56,3 +56,16 @@ class FailedLogins:
                 "too many wrong keys from this address",
                 retry_after_s=max(1, math.ceil(since + _WINDOW_S - now)),
             )
+
+
+def network(address: str) -> str:
+    """The IPv4 address, also of an IPv4-mapped one, or the /64 network of an IPv6 address."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return address
+    if parsed.ipv4_mapped is not None:  # the form of IPv4 clients on a socket bound to `::`
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -2,10 +2,9 @@
 
 One answer is checked at a time, with its request alone: a check that saw other answers would
 say something else in a round than on a sampled request, where all candidates answered. A check
-that fails, or is not over in time, gives no verdict, which is a verdict of its own: rows and
-requests have it alike, because a check's time counts from when it holds a place, and no caller that
-leaves ends it. A verdict that the gateway itself lost is none: the row is lost, or the request
-calls all candidates.
+that fails or times out gives the verdict "none", on rows and requests alike: the time of a check
+starts when it has a place, and a caller that leaves does not end it. A verdict that the gateway
+itself lost is missing: the row is lost, or the request calls all candidates.
 """
 
 from __future__ import annotations

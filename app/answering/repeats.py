@@ -1,9 +1,9 @@
-"""Repeats: requests whose answer is cached, and which answers are.
+"""Repeated requests: which answers the cache holds, and how a request is answered from it.
 
-The key has all that decides what candidates are sent and what is made of their answers. A repeat is
-routed like any request: its certificate is one of now, with the remark `repeated_query`, and of the
-calibration under which the answer was made. The shadow sample draws it before, and what is drawn is
-answered anew.
+The cache key covers everything that decides what candidates are sent and how their answers are
+merged. A repeat is routed like any request. Its certificate is current, has the remark
+`repeated_query`, and names the calibration under which the answer was made. The shadow sample is
+drawn first, and a drawn request is answered anew.
 """
 
 from __future__ import annotations
@@ -219,14 +219,11 @@ def _directives(cache_control: str | None) -> set[str]:
     return {each.strip().lower() for each in (cache_control or "").split(",")}
 
 
-# Recording of a candidate's stream, so that it can be sent again from the answer cache.
-#
-# Events that differ in their text alone become one with the whole text: a recording is about as
-# long as the answer, and the events of a repeat are fewer and say the same.
-
-
 class StreamRecording:
-    """The events of a stream as JSON.
+    """The events of a candidate's stream as JSON, to be sent again from the answer cache.
+
+    Events that differ in their text alone become one with the whole text: a recording is about as
+    long as the answer, and the events of a repeat are fewer and say the same.
 
     Args:
         max_bytes: A longer stream is not recorded.

@@ -1,14 +1,14 @@
 """Calls in rounds under the promise `same_answer`: when to call more, and which answer wins.
 
 The calls of a request are those of a :class:`racer_core.sequential.serving.CallSequence`, which
-decides as calibration did. Calling more than it demands keeps the promise. So all candidates that
-are left are called at once if a round is slow: it takes twice as long as its candidates usually do,
-at least ``LEAST_S``. One in fifty answers of a candidate takes longer than usual, and few of them
+decides as calibration did. Calling more than it demands keeps the promise. So all remaining
+candidates are called at once when a round takes twice the usual time of its candidates, and at
+least ``LEAST_S``. One in fifty answers of a candidate takes longer than usual, and few of them
 twice as long, so this seldom costs calls. Late answers that arrive teach what is usual; a call that
 is cancelled teaches nothing, for a candidate that hangs would soon look usual. While the usual time
 is not known, half of the time to the deadline is the limit. Answers of slow candidates that can no
-longer change the vote are not awaited. The time of checks counts for no slow round, and a verdict
-that is lost has all that are left called: what rows would have is not known then.
+longer change the vote are not awaited. The time of checks makes no round slow. When a verdict is
+lost, all remaining candidates are called, because the verdict that a row would have is not known.
 """
 
 from __future__ import annotations
@@ -36,33 +36,9 @@ from racer_core.sequential.serving import StopReason
 from racer_core.sequential.verdicts import NO_VERDICT
 from racer_core.types import Aggregate
 
-# Usual latencies of candidates by application: how long their latest answers took. Has no clock.
-#
-# Applications differ in the length of answers. Three late answers that arrive make an overload
-# usual; calls that hang, and are cancelled, count for nothing.
-
-KEPT: Final = 100  # answers
-
-
-class UsualLatencies:
-    """The durations of the last ``KEPT`` answers of each candidate to each application."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[tuple[str | None, str], deque[float]] = {}
-
-    def record(self, application: str | None, candidate: str, seconds: float) -> None:
-        """Note an answer that arrived."""
-        kept = self._seconds.setdefault((application, candidate), deque(maxlen=KEPT))
-        kept.append(seconds)
-
-    def usual_s(self, application: str | None, candidate: str) -> float | None:
-        """Seconds that all answers but the slowest one in fifty took; None: too few are known."""
-        found = self._seconds.get((application, candidate), ())
-        return sorted(found)[-1 - KEPT // 50] if len(found) == KEPT else None
-
-
 log = logging.getLogger(__name__)
 
+KEPT: Final = 100  # latest answers of each candidate, which say what is usual
 HURRY_SHARE: Final = 0.5  # of the time to the deadline
 SLOW: Final = 2.0  # times the usual latency
 LEAST_S: Final = 0.5  # a round is never slow before: clients would gain little
@@ -362,3 +338,24 @@ class RoundsVote(Vote):
         """The answer that the sequence returns."""
         winner = self.rounds.winner(results.replies)
         return Aggregate(winner=winner, text=results.replies[winner].text, votes=self.rounds.votes)
+
+
+class UsualLatencies:
+    """The durations of the last ``KEPT`` answers of each candidate to each application.
+
+    Has no clock. Applications differ in the length of answers. Three late answers that arrive make
+    an overload usual; calls that hang, and are cancelled, count for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[str | None, str], deque[float]] = {}
+
+    def record(self, application: str | None, candidate: str, seconds: float) -> None:
+        """Note an answer that arrived."""
+        kept = self._seconds.setdefault((application, candidate), deque(maxlen=KEPT))
+        kept.append(seconds)
+
+    def usual_s(self, application: str | None, candidate: str) -> float | None:
+        """Seconds that all answers but the slowest one in fifty took; None: too few are known."""
+        found = self._seconds.get((application, candidate), ())
+        return sorted(found)[-1 - KEPT // 50] if len(found) == KEPT else None

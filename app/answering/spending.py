@@ -1,4 +1,4 @@
-"""Spending: what requests may cost is reserved of their budgets before their calls.
+"""Spending: reserves the largest possible cost of a request in its budgets before its calls.
 
 A set, or all rounds of a request, is reserved at once, so that no request is refused in the middle.
 A candidate that would replace one that failed is called only if its call can be reserved, too.

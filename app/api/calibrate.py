@@ -198,6 +198,9 @@ async def get_calibration(request: Request, services: Services) -> Response:
 async def activate(request: Request, services: Services) -> Response:
     """Rolls back or forward; `expected_active_id` makes it a compare-and-set.
 
+    Its figures could be seen before, so its certificates are void (`chosen_by_figures`), until rows
+    are uploaded again; the answer has `chosen`.
+
     With `share` the calibration is a canary; promote it by an activation without `share`, and
     end it by one of the calibration that is active.
     """
@@ -206,11 +209,15 @@ async def activate(request: Request, services: Services) -> Response:
     record = await services.calibrations.activate(
         request.path_params["calibration_id"],
         options.expected_active_id,
-        confirm=options.confirm,
         share=options.share,
     )
     shared = {} if options.share is None else {"share": options.share}
-    answer = {"id": record.id, "active": not shared, "evidence": record.evidence}
+    answer = {
+        "id": record.id,
+        "active": not shared,
+        "chosen": record.is_chosen,
+        "evidence": record.evidence,
+    }
     return bodies.json_response(answer | shared)
 
 

@@ -1,4 +1,7 @@
-"""POST /v1/chat/completions: OpenAI-compatible chat completions."""
+"""OpenAI-compatible endpoints: chat completions, text completions and responses.
+
+Responses are stateless: each request has the whole conversation.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,6 @@ async def chat_completions(request: Request, services: Services) -> Response:
     return await respond(request, services, parsed)
 
 
-# POST /v1/completions: OpenAI-compatible text completions.
-
 COMPLETION_BODY: Final = JsonBody(CompletionRequest)
 
 
@@ -97,10 +98,6 @@ async def completions(request: Request, services: Services) -> Response:
     )
     return await respond(request, services, parsed)
 
-
-# POST /v1/responses: OpenAI-compatible responses, stateless.
-#
-# Each request has the whole conversation.
 
 RESPONSE_BODY: Final = JsonBody(ResponsesRequest)
 

@@ -265,9 +265,6 @@ class _EventStream(StreamingResponse):
             await self._events.stop()
 
 
-# Caller of a request, as the access control middleware found it.
-
-
 def caller_of(request: Request) -> Caller:
-    """Return the caller of a request that passed access control."""
+    """Return the caller of a request, as the access control middleware found it."""
     return request.scope["state"]["caller"]

@@ -38,7 +38,7 @@ CALIBRATE_BODY: Final = JsonBody(AnswerCalibrateRequest, max_bytes=64 * 2**10, i
     responses=errors(*KEYED, *BODY, 404, 507),
 )
 async def calibrate(request: Request, services: Services) -> Response:
-    """Needs no labels. Activated unless `refusal` says why not; then the one before it stays."""
+    """Needs no labels. One that `refusal` keeps from certifying ends the one before it, too."""
     data = await bodies.read_body(request, CALIBRATE_BODY.limit(services.settings.limits))
     options = bodies.checked(AnswerCalibrateRequest, strict_json.load_object(data) if data else {})
     result = await services.answer_calibrator.calibrate(
@@ -67,7 +67,7 @@ async def report(_: Request, services: Services) -> Response:
     responses=errors(*KEYED, 404, 409, 507),
 )
 async def activate(request: Request, services: Services) -> Response:
-    """Rolls back or forward."""
+    """Rolls back or forward. Its certificates are void (`chosen_by_figures`) until the next one."""
     calibration_id = request.path_params["calibration_id"]
     await services.answer_calibrator.activate(calibration_id)
     return bodies.json_response({"id": calibration_id, "active": True})

@@ -11,7 +11,6 @@ import numpy as np
 
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import ALPHAS
-from app.errors import LimitNotKept
 from app.settings.aggregation import Aggregation
 from racer_core.aggregation.answers import Equality, is_textual
 from racer_core.aggregation.batch import agreement
@@ -147,37 +146,31 @@ def limit_answers(
 ) -> tuple[RowColumns, Calibration, dict[str, Any]]:
     """The second half of the rows, their calibration with the limit, and its evidence.
 
+    Where no threshold of the grid keeps the limit, the calibration has none: it is activated like
+    any other, and no certificate states a limit. ``smallest`` is then the smallest limit that these
+    rows would have passed; None: there is none.
+
     Raises:
         InputError: The rows cannot test a limit.
-        LimitNotKept: No threshold of the grid keeps it.
     """
     grid = tested_grid(rows, calibration, aggregation, stacked, limit)
     tested = grid.calibration
-    lambda_hat, alpha = tested.lambda_hat(), tested.options.alpha
+    lambda_hat = tested.lambda_hat()
     passed = passing(grid.points, lambda_hat, limit, DELTA)
-    if not passed:
-        least = smallest_feasible(grid.points, lambda_hat, DELTA)
-        raise LimitNotKept(
-            f"no threshold keeps answer_risk_max {limit:g} at alpha {alpha:g}; nothing was stored. "
-            + (
-                "No smaller error was certified at any limit: add rows or choose a larger alpha"
-                if least is None
-                else f"The smallest limit that these rows would have passed is {least:g}: "
-                "test it on other rows, since these chose it"
-            )
+    if passed:
+        tested = replace(
+            tested,
+            answer_limit=AnswerLimit(
+                answer_risk_max=limit, delta=DELTA, thresholds=passed, vote=aggregation.rule
+            ),
         )
-    tested = replace(
-        tested,
-        answer_limit=AnswerLimit(
-            answer_risk_max=limit, delta=DELTA, thresholds=passed, vote=aggregation.rule
-        ),
-    )
     evidence = {
         "answer_risk_max": limit,
         "delta": DELTA,
         "null_threshold": tested.options.null_threshold,
         "tested": len(grid.points),
         "passed": len(passed),
+        "smallest": limit if passed else smallest_feasible(grid.points, lambda_hat, DELTA),
         "first_half": grid.first_half,
     }
     return grid.rows, tested, evidence

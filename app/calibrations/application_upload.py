@@ -103,22 +103,31 @@ def own_evidence(record: CalibrationRecord, name: str) -> dict[str, Any] | None:
     return None
 
 
-def compared_evidence(
-    record: CalibrationRecord, active: CalibrationRecord
-) -> tuple[Mapping[str, Any], CalibrationRecord | None]:
-    """What the activation rule compares: the new evidence, and the active record with its own.
+def uploaded_evidence(record: CalibrationRecord, name: str | None = None) -> Mapping[str, Any]:
+    """The evidence of the rows that an upload brought.
 
-    Of a record that replaces an application this is the evidence of that application, which may
-    have had no rows.
+    Args:
+        record: The record, before or after it took over the rows of other applications.
+        name: The application of all rows, before that.
+    """
+    name = name or replaced_application(record.evidence)
+    if name is None:
+        return record.evidence
+    merged_before = record.evidence.get("uploads", {}).get(name)
+    return merged_before or record.evidence | (own_evidence(record, name) or {})
+
+
+def evidence_before(record: CalibrationRecord, active: CalibrationRecord) -> dict[str, Any] | None:
+    """The evidence of the active record with which that of an upload is compared.
+
+    Of a record that replaces an application this is the evidence of that application; None where it
+    had no rows.
     """
     name = replaced_application(record.evidence)
     if name is None:
-        return record.evidence, active
+        return active.evidence
     uploads, own = active.evidence.get("uploads", {}), own_evidence(active, name)
-    if own is not None:
-        own = uploads.get(name, active.evidence) | own
-    found = record.evidence["uploads"][name]
-    return found, None if own is None else replace(active, evidence=own)
+    return None if own is None else uploads.get(name, active.evidence) | own
 
 
 def replaced_application(found: Mapping[str, Any]) -> str | None:

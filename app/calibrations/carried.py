@@ -1,8 +1,8 @@
 """Carried calibration: the one in an artifact's folder, taken over by a store that lacks it.
 
 The store decides. A carried calibration is added once, and becomes active where none is, or where
-the active one was made before it and the activation rule has nothing against the change. After
-that it is a calibration like any other: uploads and roll-backs stay, whatever the artifact carries.
+the active one was made before it, whatever the figures of the two are. After that it is a
+calibration like any other: uploads and roll-backs stay, whatever the artifact carries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from sqlalchemy import select
 
-from app.calibrations.service import HOW_TO_CONFIRM, refusal_of
+from app.calibrations.application_upload import uploaded_evidence
 from app.errors import Conflict, StoreDamaged
 from app.store import Store
 from app.store.backup.calibrations import restore
@@ -113,7 +113,7 @@ def _is_known(store: Store, carried: CarriedCalibration) -> bool:
 
 
 def _replace_active(store: Store, record: CalibrationRecord) -> None:
-    """Activate a carried calibration over an earlier one, if the activation rule allows it."""
+    """Activate a carried calibration over an earlier one."""
     active_id = store.shared_state(record.artifact).active_id
     assert active_id is not None  # once one is active, one always is
     try:
@@ -124,16 +124,11 @@ def _replace_active(store: Store, record: CalibrationRecord) -> None:
     if record.created_at <= active.created_at:
         log.info("calibration %s of the artifact is older than the active one", record.id)
         return
-    if (refusal := refusal_of(record, active)) is not None:
-        log.warning(
-            "calibration %s of the artifact is stored and was not activated: %s. %s",
-            record.id,
-            refusal,
-            HOW_TO_CONFIRM,
-        )
+    if not uploaded_evidence(record)["feasible"]:
+        log.warning("calibration %s of the artifact has too few rows for its alpha", record.id)
         return
     try:
-        store.activate(record.id, active_id, record.artifact)
+        store.activate(record.id, active_id, record.artifact, is_chosen=False)  # by its time alone
     except Conflict as exc:  # another gateway activated one meanwhile
         log.info("calibration %s of the artifact is not activated: %s", record.id, exc)
     else:

@@ -34,8 +34,6 @@ from racer_core.records.usage import UsageMeans
 from racer_core.records.whole_conversations import WholeConversations
 from racer_core.types import BoolArray, FloatArray, LabelledRow, RowsKind
 
-_ROUNDING: Final = 1e-9  # of a sum of weights
-
 
 class Texts(Sequence[str]):
     """Texts one after the other in memory or in a mapped file, decoded on access.
@@ -152,6 +150,8 @@ class RowColumns:
         judge: The name of that judge, with the digest of its prompt; None: no row says it.
         unlabelled: Whether a row has no label, shape (n,).
         sampled: Whether a row is of a gateway's random sample, shape (n,).
+        turn_places: The number of each sampled row's turn among those of its conversation that
+            are drawn alike, shape (n,); 0 for a row that its decision drew.
         draws: The number of each row that a rate above it draws, shape (n,); NaN for a row that is
             not sampled. None: no row is.
         decision_ids: The sampled decision of each row, empty for a row without, shape (n,); None:
@@ -185,6 +185,7 @@ class RowColumns:
     unlabelled: BoolArray
     sampled: BoolArray
     draws: FloatArray | None = None
+    turn_places: NDArray[np.int64] | None = None
     decision_ids: NDArray[np.bytes_] | None = None
     sample_prints: tuple[bytes, ...] | None = None
     verified: BoolArray | None = None
@@ -249,31 +250,15 @@ class RowColumns:
         found.pop("", None)
         return found
 
-    def are_dependent(self, kind: RowsKind, max_weight: float | None = None) -> bool:
+    def are_dependent(self, kind: RowsKind) -> bool:
         """Whether some rows of one cluster break the bound, since they are no independent draws.
 
-        Such are rows of a list, and those of a gateway's sample: it has the turns of whole
-        conversations, each with the same chance.
-
-        No rows of a sample do if no conversation weighs more than B = ``max_weight``. Rows i of
-        n + 1 conversations, with weights w_i = 1 / rate: a random request is any of them with a
-        probability of w_i / sum w, by the symmetry of conversations. So it is missed with at most
-        alpha by the smallest lambda with sum w_i 1{s_i > lambda} <= alpha sum w_i over all. To know
-        n of them and to count B for the other gives no smaller lambda, for (N + b) / (W + b)
-        rises with b.
-
-        Args:
-            kind: What the rows are.
-            max_weight: The largest weight of a query, and of all sampled ones of a conversation.
+        Such are rows of a list. Of a gateway's sample no two rows share a conversation, once it is
+        thinned.
         """
         if kind is RowsKind.QUESTIONS:
             return self.shared_clusters > 0
-        sampled = self.take(np.flatnonzero(self.sampled))
-        if max_weight is None or sampled.weights is None:
-            return sampled.shared_clusters > 0
-        of_cluster = sampled.clusters >= 0
-        totals = np.bincount(sampled.clusters[of_cluster], sampled.weights[of_cluster])
-        return bool(totals.max(initial=0.0) > max_weight * (1.0 + _ROUNDING))
+        return self.take(np.flatnonzero(self.sampled)).shared_clusters > 0
 
     def digest(self) -> str:
         """SHA-256 of queries and labels: the same for any order and format of the file."""
@@ -310,6 +295,7 @@ class RowColumns:
             unlabelled=self.unlabelled[rows],
             sampled=self.sampled[rows],
             draws=None if self.draws is None else self.draws[rows],
+            turn_places=None if self.turn_places is None else self.turn_places[rows],
             decision_ids=None if self.decision_ids is None else self.decision_ids[rows],
             sample_prints=None
             if self.sample_prints is None
@@ -401,6 +387,7 @@ class ColumnWriter:
         self._later = bytearray()
         self._unlabelled = bytearray()
         self._draws = array("d")
+        self._turn_places = array("l")
         self._decision_ids: list[bytes] = []
         self._sample_prints = bytearray()
         self._judged = array("b")
@@ -461,6 +448,7 @@ class ColumnWriter:
         self._unlabelled.append(row.unlabelled)
         draw = draw_of(row, self._samples_key)
         self._draws.append(math.nan if draw is None else draw)
+        self._turn_places.append(row.turn or 0)
         self._decision_ids.append((row.decision_id or "").encode())
         unit = sampled_unit(row)
         self._sample_prints += bytes(PRINT_BYTES) if unit is None else fingerprint(self._salt, unit)
@@ -541,6 +529,7 @@ class ColumnWriter:
             later=np.frombuffer(self._later, np.bool_),
             unlabelled=np.frombuffer(self._unlabelled, np.bool_),
             draws=np.frombuffer(self._draws, np.float64),
+            turn_places=np.asarray(self._turn_places, np.int64),
             decision_ids=np.array(
                 self._decision_ids if any(self._decision_ids) else [], dtype=np.bytes_
             ),
@@ -601,6 +590,7 @@ def load(
             unlabelled=saved["unlabelled"],
             sampled=~np.isnan(saved["draws"]),
             draws=saved["draws"],
+            turn_places=saved["turn_places"],
             decision_ids=saved["decision_ids"] if len(saved["decision_ids"]) else None,
             sample_prints=_digests(saved["sample_prints"]) or None,
             judged=judged if judged.size else None,
@@ -667,11 +657,10 @@ def _contents(file: BinaryIO) -> bytes | mmap.mmap:
     return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
 
 
-# Draw of a sampled row: the random number that decided whether its decision was sampled.
-
-
 def draw_of(row: LabelledRow, key: bytes) -> float | None:
-    """The number u of a row, which a rate above it draws; None for a row that is not sampled.
+    """The number u that decided whether a row was sampled; None for a row of no sample.
+
+    Every rate above u draws it.
 
     Args:
         row: A row of an upload.

@@ -173,9 +173,8 @@ def curve(calibration: Calibration, alphas: Sequence[float] = ALPHAS) -> list[di
     """Threshold, realised risk, set size, cost and abstention at every alpha.
 
     ``risk_band`` is the bound on the risk that holds for an alpha chosen from these points: with
-    probability 0.95 all of them hold together.
-    Thresholds are those of all rows; sizes, costs and abstentions are means over at most 10,000 of
-    them, chosen at random.
+    probability 0.95 all of them hold together. Thresholds are those of all rows; sizes, costs and
+    abstentions are means over at most 10,000 of them, chosen at random.
     """
     shown = _shown(calibration)
     points: list[dict[str, Any]] = []
@@ -262,7 +261,8 @@ def shift(active_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
     """The distance of a calibration from the active one, as relative changes.
 
     A change is None if it starts from 0, or if the thresholds are of different scores. Later turns
-    that are calibrated in one of the two only count as a change of 100 %.
+    that are calibrated in one of the two only count as a change of 100 %. ``alert`` says what an
+    operator should look at; it keeps no calibration from being activated.
 
     Args:
         active_id: The active calibration.
@@ -289,7 +289,55 @@ def shift(active_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
         found["later_turns"] = "gained" if later_after else "lost"
         changes.append(1.0)
     largest = max((abs(each) for each in changes if each is not None), default=0.0)
-    return found | {"largest": largest}
+    found["largest"] = largest
+    return found | {"alert": _shift_alert(found, before, after)}
+
+
+LARGE_SHIFT: Final = 0.25  # of the mean set size, at the same promise
+_PROMISE: Final = ("alpha", "score", "risk_target", "delta", "r")
+_NESTED: Final = (
+    ("sample", "unit"),
+    ("weights", "kind"),
+    ("weights", "max_weight"),
+    ("answer_limit", "answer_risk_max"),
+)
+
+
+def _shift_alert(
+    found: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> str | None:
+    """What changes where the mean set changes much at the same promise, or later turns are lost.
+
+    None where neither is so. An infeasible calibration calls every candidate: the one after it may
+    differ as much as it does.
+    """
+    change = abs(after["mean_size"] - before["mean_size"])
+    is_large = (
+        change > LARGE_SHIFT * before["mean_size"]
+        and before["feasible"]
+        and _promise(before) == _promise(after)
+    )
+    if not is_large and found.get("later_turns") != "lost":
+        return None
+    turns = ", and later turns lose theirs" if found.get("later_turns") == "lost" else ""
+    return (
+        f"the mean set changes from {before['mean_size']:.3g} to {after['mean_size']:.3g} "
+        f"candidates and lambda_hat from {_shown_threshold(before)} to {_shown_threshold(after)}"
+        f"{turns}; look at the rows. `racer calibrations rollback` activates "
+        f"{found['active_id']} again, whose certificates are void until the next calibration"
+    )
+
+
+def _promise(found: Mapping[str, Any]) -> list[Any]:
+    """The terms of the promise; None for one that the evidence does not have."""
+    parts: list[Any] = [found.get(part) or {} for part, _ in _NESTED]
+    nested = [part.get(name) for part, (_, name) in zip(parts, _NESTED, strict=True)]
+    return [*(found.get(name) for name in _PROMISE), *nested]
+
+
+def _shown_threshold(found: Mapping[str, Any]) -> str:
+    threshold = found["lambda_hat"]
+    return "infinite" if threshold is None else f"{threshold:.4g}"
 
 
 def _changes(

@@ -158,7 +158,7 @@ def with_clusters(
     return replace(
         guarantee,
         one_per_cluster=is_one_each,
-        has_dependent_rows=not is_one_each and rows.are_dependent(kind, guarantee.max_weight),
+        has_dependent_rows=not is_one_each and rows.are_dependent(kind),
     )
 
 

@@ -11,16 +11,16 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from app.calibrations.application_upload import (
     check_application,
     check_rows,
-    compared_evidence,
+    evidence_before,
     merged,
     replaced_application,
+    uploaded_evidence,
     with_promise,
 )
 from app.calibrations.evidence import shift
@@ -30,26 +30,22 @@ from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
 from app.calibrations.thinning import SamplingRates, StoredScores
 from app.calibrations.upload import Upload
 from app.calibrations.upload_reader import UploadReader
-from app.errors import ConfirmNeeded, Conflict, LimitNotKept, StoreUnavailable
+from app.errors import Conflict
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
+from app.routing.reasons import Reason
 from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord
-from app.telemetry.metrics import Metrics
 from app.wire import bodies
 from app.wire.schemas import CalibrateOptions
+from racer_core.errors import InfeasibleAlphaError
 from racer_core.trained_router import TrainedRouter
 
 log = logging.getLogger(__name__)
-
-HOW_TO_CONFIRM: Final = (
-    "If it is meant, activate it by its id with confirm, or calibrate with confirm (--force) and "
-    "without max_shift"
-)
 
 
 class CalibrationService:
@@ -64,7 +60,6 @@ class CalibrationService:
         calibration_sync: Activates what the store says is active.
         setup: Digest of the artifact and of how candidates are served.
         grouping: Finds the group of a row.
-        metrics: Shows when an activation was refused.
         conditions: Finds what candidates are sent, but for the query.
         sampled_scores: Scores of sampled decisions.
         sampling_rates: Sampling rates of stored requests.
@@ -81,7 +76,6 @@ class CalibrationService:
         calibration_sync: CalibrationSync,
         setup: str,
         grouping: Grouping,
-        metrics: Metrics,
         conditions: ConditionReader,
         sampled_scores: StoredScores,
         sampling_rates: SamplingRates,
@@ -90,7 +84,6 @@ class CalibrationService:
         self._active = active
         self._calibration_sync = calibration_sync
         self._setup = setup
-        self._metrics = metrics
         self._new_reader = partial(
             UploadReader,
             trained=trained,
@@ -113,15 +106,6 @@ class CalibrationService:
         self.jobs = JobQueue()
 
     async def __aenter__(self) -> Self:
-        """Show the newest calibration that was refused before the start."""
-        try:
-            summaries = await self._store.run(self._store.summaries)  # newest first
-        except StoreUnavailable:  # the gateway starts without its database
-            return self
-        for each in summaries:
-            if each.artifact == self._setup and "refused" in each.evidence:
-                self._show_refused(each.created_at)
-                break
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -160,19 +144,20 @@ class CalibrationService:
         calibration_id: str,
         expected_active_id: str | None,
         *,
-        confirm: bool = False,
         share: float | None = None,
     ) -> CalibrationRecord:
         """Make a stored record the active one, or a canary beside it.
 
+        Its figures could be seen before, so its certificates are void, with
+        ``chosen_by_figures``, unless it is the active one already.
+
         Args:
             calibration_id: The record.
             expected_active_id: The active one, if the caller knows it; empty: none.
-            confirm: Activate it whatever the activation rule says.
             share: Of the requests that it decides as a canary; None: all, and a canary ends.
 
         Raises:
-            ConfirmNeeded: The activation rule refuses it, and ``confirm`` is false.
+            InfeasibleAlphaError: Its rows are too few for its alpha.
             NotFound: No such record.
             Conflict: Another record is active than expected, it was made for another artifact, or
                 it cannot be a canary.
@@ -180,9 +165,7 @@ class CalibrationService:
         async with self._write_lock:
             stored = await self._store.run(self._store.record, calibration_id)
             if stored.artifact == self._setup:  # else the store refuses it
-                refusal = refusal_of(stored, self._active_record(), confirm=confirm)
-                if refusal is not None:
-                    raise ConfirmNeeded(f"{refusal}. {HOW_TO_CONFIRM}")
+                refuse_infeasible(uploaded_evidence(stored))
             record = await self._store.run(
                 self._store.activate,
                 calibration_id,
@@ -191,6 +174,13 @@ class CalibrationService:
                 share,
             )
             await self._calibration_sync.catch_up(record)
+        if record.is_chosen:
+            log.warning(
+                "calibration %s was chosen after its figures were shown: its certificates are void "
+                "(%s) until rows are uploaded again",
+                record.id,
+                Reason.CHOSEN_BY_FIGURES,
+            )
         return record
 
     async def _calibrate(
@@ -218,11 +208,9 @@ class CalibrationService:
             "sampling": sampling,
         }
         fixed = stated if seen is None else seen
-        try:
-            record = await asyncio.to_thread(builder.record, rows, options, source, progress, fixed)
-        except LimitNotKept:
-            await self._store.run(self._seen_rows.add, digest, hashes, stated)
-            raise
+        record = await asyncio.to_thread(builder.record, rows, options, source, progress, fixed)
+        if options.activate and not options.dry_run:
+            refuse_infeasible(uploaded_evidence(record, options.application))
         await self._store.run(self._seen_rows.add, digest, hashes, stated)
         return await self._store_and_activate(record, options, active_at_start, progress)
 
@@ -233,7 +221,7 @@ class CalibrationService:
         active_at_start: CalibrationRecord | None,
         progress: Progress,
     ) -> dict[str, Any]:
-        """Store a record, activate it if the rules allow it, and return the response.
+        """Store a record, activate it if that is asked for, and return the response.
 
         Args:
             record: The record.
@@ -242,7 +230,6 @@ class CalibrationService:
             progress: Takes how far it is.
 
         Raises:
-            ConfirmNeeded: The activation rule refuses it; it is stored.
             Conflict: Another calibration became active meanwhile.
         """
         activate = options.activate and not options.dry_run
@@ -260,14 +247,6 @@ class CalibrationService:
                 expected_active_id = expected_active_id or ("" if before is None else before.id)
             if before is not None:
                 record = _with_shift(record, before)
-            refusal = None
-            if options.activate:
-                refusal = refusal_of(
-                    record, before, confirm=options.confirm, max_shift=options.max_shift
-                )
-            if activate and refusal is not None:
-                await self._propose(record, refusal, progress)
-                raise refusal
             if not options.dry_run:
                 progress("storing")
                 progress.commit()
@@ -279,11 +258,13 @@ class CalibrationService:
                 )
                 if activate:
                     await self._calibration_sync.catch_up(record)
+                    if alert := record.evidence.get("shift", {}).get("alert"):
+                        log.warning("calibration %s is active: %s", record.id, alert)
         return {
             "id": None if options.dry_run else record.id,
             "created_at": record.created_at,
             "active": activate,
-            "refusal": None if refusal is None else str(refusal),
+            "refusal": _refusal(record) if options.activate else None,
             "artifact": record.artifact,
             "evidence": record.evidence,
         }
@@ -315,49 +296,16 @@ class CalibrationService:
         """The active calibration; None before there is one."""
         return self._active.record() if self._active.ready else None
 
-    async def _propose(
-        self, record: CalibrationRecord, refusal: ConfirmNeeded, progress: Progress
-    ) -> None:
-        """Store a record that was refused, for an operator to activate, and complete the error."""
-        proposal = replace(record, evidence=record.evidence | {"refused": str(refusal)})
-        progress("storing")
-        progress.commit()
-        await self._store.run(self._store.add, proposal, activate=False)
-        self._show_refused(record.created_at)
-        log.warning("calibration %s is stored and was not activated: %s", record.id, refusal)
-        refusal.args = (
-            f"{refusal}. The active calibration stays; {record.id} is stored. {HOW_TO_CONFIRM}",
-        )
-
-    def _show_refused(self, created_at: str) -> None:
-        self._metrics.calibration_refused.set(datetime.fromisoformat(created_at).timestamp())
-
 
 def _with_shift(record: CalibrationRecord, active: CalibrationRecord) -> CalibrationRecord:
     """The record, whose evidence says how far it is from the active one."""
-    found, compared = compared_evidence(record, active)
-    if compared is None:  # the application had no rows
+    before = evidence_before(record, active)
+    if before is None:  # the application had no rows
         return record
     name = replaced_application(record.evidence)
     of_application = {} if name is None else {"application": name}
-    changes = shift(active.id, compared.evidence, found) | of_application
+    changes = shift(active.id, before, uploaded_evidence(record)) | of_application
     return replace(record, evidence=record.evidence | {"shift": changes})
-
-
-def refusal_of(
-    record: CalibrationRecord, active: CalibrationRecord | None, **terms: Any
-) -> ConfirmNeeded | None:
-    """Why the record may not become active; None if it may.
-
-    Args:
-        record: The record.
-        active: The active one; None: a first activation.
-        terms: As :func:`refusal` takes them.
-    """
-    if active is None:
-        return refusal(record.evidence, None, **terms)
-    found, compared = compared_evidence(record, active)
-    return refusal(found, compared, **terms)
 
 
 def setup_digest(artifact: str, candidates: Sequence[Candidate]) -> str:
@@ -370,89 +318,42 @@ def setup_digest(artifact: str, candidates: Sequence[Candidate]) -> str:
     return hashlib.sha256(document.encode()).hexdigest()
 
 
-# Activation rule: the calibrations that become active only when an operator confirms them.
-#
-# Uploads, dry runs, scheduled refreshes and activations by id ask this rule and no other. It
-# compares evidence and knows neither rows nor the store.
-
-MAX_SIZE_CHANGE: Final = 0.25  # of the mean set size, at the same promise
-_PROMISE: Final = ("alpha", "score", "risk_target", "delta", "r")
-_NESTED: Final = (
-    ("sample", "unit"),
-    ("weights", "kind"),
-    ("weights", "max_weight"),
-    ("answer_limit", "answer_risk_max"),
-)
-
-Evidence = Mapping[str, Any]
+# Activation: an upload becomes active whatever its threshold, its sets and its risk are. A rule
+# that looked at them would choose among calibrations, and those that it leaves active would have a
+# larger risk than alpha on average (docs/method.md).
 
 
-def refusal(
-    new: Evidence,
-    active: CalibrationRecord | None,
-    *,
-    confirm: bool = False,
-    max_shift: float | None = None,
-) -> ConfirmNeeded | None:
-    """Return why a calibration may not become active; None if it may.
+def refuse_infeasible(found: Mapping[str, Any]) -> None:
+    """Refuse rows of which no number of misses keeps alpha.
+
+    This depends on how many rows count, and on their weights: not on a label or a score of theirs.
 
     Args:
-        new: Its evidence.
-        active: The active calibration; None: a first activation, which is exempt from both limits
-            of the change.
-        confirm: The operator accepts an infeasible threshold and any change of the mean set size.
-        max_shift: The caller's own limit of the largest change, which ``confirm`` does not waive.
+        found: The evidence of the rows.
+
+    Raises:
+        InfeasibleAlphaError: They are too few.
     """
-    if not confirm and not new["feasible"]:
-        return ConfirmNeeded(
-            f"no finite threshold keeps alpha {new['alpha']:g}: {new['n']} rows count, "
-            f"{_what_is_missing(new)}; add rows or choose a larger alpha"
-        )
-    if active is None:
-        return None
-    before = active.evidence
-    found = shift(active.id, before, new)
-    if max_shift is not None and found["largest"] > max_shift:
-        limit = f"a change of {found['largest']:.0%}, where max_shift is {max_shift:.0%}"
-    elif not confirm and _is_size_changed(before, new):
-        limit = f"a change of the mean set size by more than {MAX_SIZE_CHANGE:.0%}"
-    else:
-        return None
-    turns = found.get("later_turns")
-    return ConfirmNeeded(
-        f"mean set size {before['mean_size']:.3g} would become {new['mean_size']:.3g}, and "
-        f"lambda_hat {before['lambda_hat']} {new['lambda_hat']}"
-        f"{'' if turns is None else f' (later turns: {turns})'}: {limit}"
-    )
-
-
-def _what_is_missing(new: Evidence) -> str:
-    """The rows that alpha needs, or why no number of weighted rows says it."""
-    weights = new["weights"]
-    if new["unlabelled"]:
-        return f"{new['unlabelled']} of them have no label and count as misses: label more of them"
+    if found["feasible"]:
+        return
+    weights = found["weights"]
     if weights is None:
-        return f"it needs {new['min_n']} and fewer abstentions"
-    return (
-        f"worth {weights['effective_n']:.1f} of equal weight, too few beside a query of max_weight "
-        f"{weights['max_weight']:g}, or too many abstain"
+        missing = f"it needs {found['min_n']}"
+    else:
+        missing = (
+            f"worth {weights['effective_n']:.1f} of equal weight, too few beside a query of "
+            f"max_weight {weights['max_weight']:g}"
+        )
+    raise InfeasibleAlphaError(
+        f"no finite threshold keeps alpha {found['alpha']:g}: {found['n']} rows count, {missing}; "
+        "add rows or choose a larger alpha"
     )
 
 
-def _promise(found: Evidence) -> list[Any]:
-    """The terms of the promise; None for one that the evidence does not have."""
-    parts: list[Any] = [found.get(part) or {} for part, _ in _NESTED]
-    nested = [part.get(name) for part, (_, name) in zip(parts, _NESTED, strict=True)]
-    return [*(found[name] for name in _PROMISE), *nested]
-
-
-def _is_size_changed(before: Evidence, new: Evidence) -> bool:
-    """Whether the mean set size changes too much between two calibrations of the same promise.
-
-    An infeasible active calibration calls every candidate, so that its replacement by a feasible
-    one needs no confirmation.
-    """
-    if not before["feasible"] or _promise(before) != _promise(new):
-        return False
-    change = abs(new["mean_size"] - before["mean_size"])
-    return change > MAX_SIZE_CHANGE * before["mean_size"]
+def _refusal(record: CalibrationRecord) -> str | None:
+    """Why the rows could not be activated; None: they could."""
+    try:
+        refuse_infeasible(uploaded_evidence(record))
+    except InfeasibleAlphaError as exc:
+        return str(exc)
+    return None

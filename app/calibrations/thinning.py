@@ -9,6 +9,11 @@ requests, which is the number that remains.
 
 r is the lowest rate that was in force, for drawn requests or not. The lowest rate of the drawn rows
 would depend on u: a short period at a low rate, of which no request was drawn, would not count.
+
+Of a conversation the rows stand for the first turns that every rate in force draws: for
+:func:`racer_core.calibration.shadow.drawn_turns` of the highest one. Of these turns at most one is
+drawn, so that rows are independent. A turn that a client repeats may be drawn several times; one of
+these rows is kept, whichever its decision's id says.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from hashlib import blake2b
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -24,6 +30,7 @@ from numpy.typing import NDArray
 
 from app.calibrations.columns import RowColumns
 from app.settings import DEFAULT
+from racer_core.calibration.shadow import drawn_turns
 from racer_core.errors import InputError
 
 
@@ -66,9 +73,9 @@ def thinned(
 
     Returns:
         The rows, and the evidence of each application with sampled rows: ``drawn`` rows of which
-        ``kept`` remain at ``rate``; ``since`` is when a higher rate began that is in force now,
-        null if none is; ``unsampled`` requests came while the sampling was off, and the rows do
-        not stand for them.
+        ``kept`` remain at ``rate``, of the first ``turns`` of each conversation; ``since`` is when
+        a higher rate began that is in force now, null if none is; ``unsampled`` requests came
+        while the sampling was off, and the rows do not stand for them.
     """
     if rows.draws is None:
         return rows, []
@@ -81,7 +88,11 @@ def thinned(
         places = np.flatnonzero(of_it & rows.sampled)
         own = [each for each in in_force if each.application == name]
         rate = _lowest(own, float(weights[places].max()))
+        turns = drawn_turns(_highest(own, float(weights[places].min())))
         kept[places] = rows.draws[places] < rate
+        if rows.turn_places is not None:
+            kept[places] &= rows.turn_places[places] < turns
+        kept[_repeated(rows, np.flatnonzero(of_it & rows.sampled & kept))] = False
         weights[places] = 1.0 if len(places) == of_it.sum() else 1.0 / rate
         found.append(
             {
@@ -89,6 +100,7 @@ def thinned(
                 "drawn": len(places),
                 "kept": int(kept[places].sum()),
                 "rate": rate,
+                "turns": turns,
                 "since": _end_of(own, rate),
                 "unsampled": sum(each.requests for each in own if not each.rate),
             }
@@ -110,6 +122,29 @@ def _lowest(in_force: Sequence[RateInForce], largest_weight: float) -> float:
     lowest = min((each.rate for each in in_force if each.rate), default=1.0)
     # Of a rate's inverse the last bits may be lost.
     return lowest if lowest < stated or math.isclose(lowest, stated) else stated
+
+
+def _highest(in_force: Sequence[RateInForce], least_weight: float) -> float:
+    """The highest rate in force, or that of a row whose decision is no longer stored."""
+    stated = min(1.0, 1.0 / least_weight)
+    highest = max((each.rate for each in in_force), default=0.0)
+    # Of a rate's inverse the last bits may be lost.
+    return highest if highest > stated or math.isclose(highest, stated) else stated
+
+
+def _repeated(rows: RowColumns, places: NDArray[np.intp]) -> list[int]:
+    """The rows at these places that share a conversation with one that is kept."""
+    if rows.decision_ids is None:
+        return []
+    of_conversation: list[int] = places[rows.clusters[places] >= 0].tolist()
+    drawn = {
+        place: blake2b(bytes(rows.decision_ids[place]), digest_size=8).digest()
+        for place in of_conversation
+    }
+    first: dict[int, int] = {}
+    for place in sorted(of_conversation, key=drawn.__getitem__):
+        first.setdefault(int(rows.clusters[place]), place)
+    return [place for place in of_conversation if first[int(rows.clusters[place])] != place]
 
 
 def _end_of(in_force: Sequence[RateInForce], rate: float) -> str | None:

@@ -20,7 +20,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from app.calibrations.parsing import NO_ROOM
-from app.concurrency.memory_budget import SMALL_BYTES
+from app.concurrency.threads import SMALL_BYTES
 from app.errors import StoreFull, UnsupportedBody
 from app.wire import bodies
 from racer_core.errors import InputError

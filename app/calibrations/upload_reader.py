@@ -11,7 +11,7 @@ import signal
 import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from io import BytesIO
 from typing import Any, BinaryIO, Final, cast
 
@@ -23,7 +23,7 @@ from app.calibrations.jobs import Progress
 from app.calibrations.parsing import MAX_LINE_BYTES, Fields, ParseSummary, ReadInstructions, parse
 from app.calibrations.thinning import SamplingRates, StoredScores, compared, thinned
 from app.calibrations.upload import Upload
-from app.concurrency.memory_budget import SMALL_BYTES
+from app.concurrency.threads import SMALL_BYTES
 from app.errors import StoreFull
 from app.settings import Settings
 from app.store import KeyPurpose, Store
@@ -99,10 +99,7 @@ class UploadReader:
     async def thinned(
         self, rows: RowColumns, options: CalibrateOptions
     ) -> tuple[RowColumns, list[dict[str, Any]]]:
-        """The rows as a sample at one rate for each application, and what says so in the evidence.
-
-        Rows whose weights the upload bounds are not thinned.
-        """
+        """The rows as a sample at one rate for each application, with the evidence of it."""
         return await self._store.run(self._thinned, rows, options)
 
     def _thinned(
@@ -116,9 +113,6 @@ class UploadReader:
             )
         if not rows.sampled.any():
             return rows, []
-        if options.max_weight is not None:
-            weights = np.ones(len(rows)) if rows.weights is None else rows.weights
-            return replace(rows, weights=weights), []
         return thinned(
             rows,
             self._sampling_rates(options.since),
@@ -168,9 +162,6 @@ class UploadReader:
             },
         )
         return read_rows(upload, instructions, progress, add_fields), options
-
-
-# Trained rows: sampled rows that trained the router, which calibration leaves out.
 
 
 def without_trained(rows: RowColumns, trained: Collection[bytes]) -> tuple[RowColumns, int]:

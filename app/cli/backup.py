@@ -89,7 +89,8 @@ def restore(file: Path, config: Path, activate: bool, with_keys: bool, as_json: 
     """Add the calibrations of the backup FILE that the store lacks, all or none."""
     from app.store import Store
     from app.store.backup import calibrations
-    from app.store.backup.file import Backup, adding_keys, lacking_keys
+    from app.store.backup.file import Backup
+    from app.tools.configured_keys import adding_keys, lacking_keys
 
     configured, secrets = settings.load(config)
     configured_keys = configured.access.keys

@@ -90,8 +90,7 @@ from racer_core.types import RiskTarget, RowsKind, Score
 @click.option(
     "--max-weight",
     type=click.FloatRange(0, min_open=True),
-    help="Largest `weight` of any served query; rows with weights need it. Of sampled rows: and of"
-    " the sampled requests of any conversation together.",
+    help="Largest `weight` of any served query; rows with weights need it.",
 )
 @click.option(
     "--answer-risk-max",
@@ -117,16 +116,6 @@ from racer_core.types import RiskTarget, RowsKind, Score
     help="Activate the new calibration, or only store it.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the evidence and change nothing.")
-@click.option(
-    "--max-shift",
-    type=click.FloatRange(0, min_open=True),
-    help="Only store it if mean set size or lambda_hat changes by more than this fraction.",
-)
-@click.option(
-    "--force",
-    is_flag=True,
-    help="Activate even if no threshold is finite, or the mean set size changes by over 25 %.",
-)
 @JSON
 def calibrate(
     rows: Path | None,
@@ -153,8 +142,6 @@ def calibrate(
     allow_overlap: bool,
     activate: bool,
     dry_run: bool,
-    max_shift: float | None,
-    force: bool,
     as_json: bool,
 ) -> dict[str, Any] | None:
     """Calibrate a running gateway, or an artifact, with labelled ROWS.
@@ -189,8 +176,6 @@ def calibrate(
         "allow_overlap": allow_overlap,
         "activate": activate,
         "dry_run": dry_run,
-        "max_shift": max_shift,
-        "confirm": force or None,
         "application": application,
     }
     quiet = as_json or not err.is_terminal  # progress bars are for terminals
@@ -236,8 +221,6 @@ def calibrate(
                 _print(result, name, as_json=as_json)
                 _say_trained(result, name)
                 _show_thinning(result, name)
-                if from_shadow:
-                    _show_conversations(result, name)
     for each in refusals[:-1]:
         err.print(f"racer: {each}", style="red", markup=False, highlight=False, soft_wrap=True)
     if refusals:
@@ -317,8 +300,8 @@ def _show_thinning(result: Mapping[str, Any], application: str | None) -> None:
         of_it = f"application {each['application']}: " if each["application"] else ""
         if each["kept"] < each["drawn"]:
             text = (
-                f"{of_it}{each['kept']} of {each['drawn']} sampled rows were used, those of the "
-                f"lowest sampling rate, {each['rate']:.4g}"
+                f"{of_it}{each['kept']} of {each['drawn']} sampled rows were used: those of the "
+                f"lowest sampling rate, {each['rate']:.4g}, and one of each conversation"
             )
             if each["since"] is not None and 2 * each["kept"] < each["drawn"]:
                 text += f". It ended: use those since then by --since {each['since']}"
@@ -337,29 +320,6 @@ def _evidence(result: Mapping[str, Any], application: str | None) -> Mapping[str
     """The evidence of an upload, that of the application alone if its rows were replaced."""
     evidence = result["evidence"]
     return evidence if application is None else evidence["uploads"][application]
-
-
-def _show_conversations(result: Mapping[str, Any], application: str | None) -> None:
-    """Say how many conversations have several rows, and what follows."""
-    evidence = _evidence(result, application)
-    sample, turns = evidence["sample"], evidence.get("later_turns", {})
-    if shared := sample["shared_clusters"]:
-        consequence = "their weight is within --max-weight"
-        if any(each["feasible"] for each in evidence.get("conversations", ())):
-            consequence = "they certify sessions (`x-session-id`), and no later turn without one"
-        elif "cluster" in (sample["unit"], turns.get("unit")):
-            consequence = "one row of each was used"
-        elif turns.get("in_clusters", True):
-            consequence = (
-                "later turns certify nothing; add --one-per-cluster, or bound the weight of a "
-                "conversation beforehand by --max-weight"
-            )
-        err.print(
-            f"{shared} of {sample['clusters']} conversations have several rows: {consequence}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
 
 
 def _show_uploaded(show: Progress, phase: str, done: int, total: int) -> None:

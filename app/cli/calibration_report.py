@@ -21,6 +21,11 @@ _PROMISES: Final = {
     RiskTarget.QUALITY: "answers fall short of the best one by at most {bound:.3g} on average",
 }
 
+CHOSEN: Final = (
+    "its certificates are void (chosen_by_figures) until the next calibration: it was activated by "
+    "its id, after its figures were shown"
+)
+
 
 def terms(evidence: Mapping[str, Any]) -> dict[str, Any]:
     """The rows and the terms of a calibration."""
@@ -101,6 +106,12 @@ def sentence(evidence: Mapping[str, Any], shift: Mapping[str, Any] | None) -> st
             f"{evidence['n']} rows are too few for alpha {alpha:.3g}, so every request calls all "
             f"candidates; it takes {evidence['min_n']} rows or more."
         )
+    if evidence["lambda_hat"] is None and evidence.get("unlabelled"):
+        return (
+            f"{evidence['unlabelled']} of {evidence['n']} rows have no label and count as misses, "
+            f"more than alpha {alpha:.3g} allows, so every request calls all candidates: label "
+            "more of them."
+        )
     before = "" if shift is None else f" instead of {_calls_before(evidence, shift)}"
     pool = len(evidence.get("conditions", {}).get("digests", ()))
     calls = f"{size:.2f} calls{before or (f' of {pool}' if pool else '')}"
@@ -129,7 +140,7 @@ def _calls_before(evidence: Mapping[str, Any], shift: Mapping[str, Any]) -> str:
 
 
 def warnings(evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Why certificates of the calibration do not hold."""
+    """What an operator should know: why certificates do not hold, and what changes much."""
     if evidence.get("overlap_voids"):
         yield (
             f"{evidence['overlap']} rows trained the router, which voids every certificate: "
@@ -142,8 +153,25 @@ def warnings(evidence: Mapping[str, Any]) -> Iterator[str]:
             f"alpha {evidence['alpha']:.3g} was chosen after rows were seen: the bound that "
             f"certificates state is {bound}"
         )
-    if evidence.get("refused"):
-        yield f"it was not activated: {evidence['refused']}"
+    limit = evidence.get("answer_limit")
+    if limit is not None and not limit["passed"]:
+        yield _limit_not_kept(evidence["alpha"], limit)
+    if alert := evidence.get("shift", {}).get("alert"):
+        yield alert
+
+
+def _limit_not_kept(alpha: float, limit: Mapping[str, Any]) -> str:
+    """What would help where no threshold passed the limit on wrong answers."""
+    found = (
+        f"no threshold keeps answer_risk_max {limit['answer_risk_max']:g} at alpha {alpha:g}, and "
+        "certificates state no limit. "
+    )
+    if limit["smallest"] is None:
+        return found + "These rows certify none: add rows or choose a larger alpha"
+    return found + (
+        f"The smallest limit that these rows would have passed is {limit['smallest']:g}: test it "
+        "on other rows, since these chose it"
+    )
 
 
 def history(summaries: Sequence[Mapping[str, Any]]) -> Table:
@@ -173,7 +201,7 @@ def state(calibration: Mapping[str, Any]) -> str:
         return "active"
     if (share := calibration.get("share")) is not None:
         return f"canary of {share:.3g}"
-    return "refused" if calibration["evidence"].get("refused") else ""
+    return "refused" if calibration["evidence"].get("refused") else ""  # of `same_answer`
 
 
 def canary(found: Mapping[str, Any]) -> Table:

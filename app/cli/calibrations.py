@@ -13,12 +13,6 @@ from app.cli.console import ADMIN_KEY, ADMIN_URL, JSON, err, out, print_json
 from app.tools.gateway_client import GatewayClient
 from racer_core.errors import InputError
 
-_FORCE = click.option(
-    "--force",
-    is_flag=True,
-    help="Also if no threshold is finite, or the mean set size changes by over 25 %.",
-)
-
 
 @click.group()
 def calibrations() -> None:
@@ -79,14 +73,12 @@ def show(calibration_id: str | None, url: str, key: str | None, as_json: bool) -
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     help="Let it decide this share of the requests as a canary, beside the active one.",
 )
-@_FORCE
 @ADMIN_URL
 @ADMIN_KEY
 @JSON
 def activate(
     calibration_id: str,
     share: float | None,
-    force: bool,
     url: str,
     key: str | None,
     as_json: bool,
@@ -104,19 +96,17 @@ def activate(
                     "--canary out to activate it for all requests"
                 )
             gateway.activate_answers(calibration_id)
-            active = answers[calibration_id] | {"active": True}
-            _print_active(active, answers_sentence, as_json=as_json)
+            _print_active(_chosen(answers[calibration_id]), answers_sentence, as_json=as_json)
             return
-        result = gateway.activate(calibration_id, confirm=force, share=share)
+        result = gateway.activate(calibration_id, share=share)
     _print_active(result, _sentence, as_json=as_json)
 
 
 @calibrations.command()
-@_FORCE
 @ADMIN_URL
 @ADMIN_KEY
 @JSON
-def rollback(force: bool, url: str, key: str | None, as_json: bool) -> None:
+def rollback(url: str, key: str | None, as_json: bool) -> None:
     """End the canary, or activate the calibration that was active when the active one was made.
 
     Nothing changes if another one becomes active meanwhile. Of the promise `same_answer` it is the
@@ -127,7 +117,7 @@ def rollback(force: bool, url: str, key: str | None, as_json: bool) -> None:
         if serving in answers:
             before = _before(answers[serving], answers)
             gateway.activate_answers(before["id"])
-            _print_active(dict(before) | {"active": True}, answers_sentence, as_json=as_json)
+            _print_active(_chosen(before), answers_sentence, as_json=as_json)
             return
         canary = gateway.running_canary()
         if canary is None:
@@ -137,7 +127,7 @@ def rollback(force: bool, url: str, key: str | None, as_json: bool) -> None:
             target = shift["active_id"]
         else:
             target = serving
-        result = gateway.activate(target, expected_active_id=serving, confirm=force)
+        result = gateway.activate(target, expected_active_id=serving)
     if as_json:
         result |= {"ended_canary": canary}
     elif canary is not None:
@@ -168,11 +158,17 @@ def _before(
         for each in answers.values()
         if each["application"] == active["application"]
         and each["activated_at"] is not None
+        and each["evidence"].get("refused") is None
         and each["id"] != active["id"]
     ]
     if not others:
         raise _nothing_before(active["id"])
     return max(others, key=lambda each: each["activated_at"])
+
+
+def _chosen(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """A calibration of the promise `same_answer` after its activation by its id."""
+    return dict(answers) | {"active": True, "chosen": not answers["active"]}
 
 
 def _nothing_before(calibration_id: str) -> InputError:
@@ -193,7 +189,8 @@ def _print(found: Mapping[str, Any]) -> None:
     is_of_all = shift is not None and "application" not in shift
     text = calibration_report.sentence(evidence, shift if is_of_all else None)
     out.print(text, highlight=False, markup=False, soft_wrap=True)
-    for each in calibration_report.warnings(evidence):
+    chosen = [calibration_report.CHOSEN] if found["chosen"] else []
+    for each in (*chosen, *calibration_report.warnings(evidence)):
         err.print(f"racer: {each}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -211,3 +208,6 @@ def _print_active(
     state = "is active" if share is None else f"decides {share:.3g} of the requests"
     text = f"{calibration['id']} {state}. {sentence(calibration['evidence'])}"
     out.print(text, highlight=False, markup=False, soft_wrap=True)
+    if calibration.get("chosen"):
+        text = f"racer: {calibration_report.CHOSEN}"
+        err.print(text, highlight=False, markup=False, soft_wrap=True)

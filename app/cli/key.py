@@ -85,7 +85,7 @@ def list_all(config: Path, as_json: bool) -> None:
 @JSON
 def revoke(name: str, force: bool, config: Path, as_json: bool) -> None:
     """Remove key NAME from the configuration; gateways refuse it once they have read the file."""
-    from app.tools.key_revocation import revocation
+    from app.tools.configured_keys import revocation
 
     change = revocation(config, name, is_forced=force)
     change.write()

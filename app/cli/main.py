@@ -1,7 +1,8 @@
 """Entry point of the ``racer`` command: its subcommands, and exit codes for expected errors.
 
-Exit codes: 0 success, 1 the data or the request was refused, 2 usage or configuration, 3 the
-gateway or its candidates cannot be reached, 130 interrupted.
+Exit codes: 0 success; 1 the data or the request was refused, or another version of the program
+wrote the store or the artifact; 2 usage, configuration, or an artifact that does not fit; 3 the
+gateway, a candidate or an evaluator cannot be reached; 130 interrupted.
 """
 
 from __future__ import annotations

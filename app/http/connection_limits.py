@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from app.access.allowed_hosts import network
+from app.access.failed_logins import network
 
 
 class OpenConnection(Protocol):

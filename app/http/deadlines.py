@@ -1,4 +1,4 @@
-"""Receive deadline: ends a request that its client sends too slowly."""
+"""Deadlines of a connection: for clients that send too slowly, and for those that read nothing."""
 
 from __future__ import annotations
 
@@ -84,13 +84,11 @@ class ReceiveDeadline:
         self._after(wait_s, lambda: self._check_body(begun, deadline_s, on_late))
 
 
-# Write deadline: cuts off a client that reads nothing of what it was sent.
-
 _INT: Final = struct.Struct("i")
 
 
 class WriteDeadline:
-    """Aborts a connection on which nothing was acknowledged for a while.
+    """Aborts a connection whose client reads nothing: no data was acknowledged for a while.
 
     Args:
         transport: The connection's.

@@ -1,4 +1,4 @@
-"""Refusals: errors that a connection answers itself, before there is a request."""
+"""Refusals: errors that a connection answers itself, before there is a request, and their count."""
 
 from __future__ import annotations
 
@@ -43,10 +43,6 @@ def as_bytes(response: Response) -> bytes:
     return b"".join((STATUS_LINES[response.status_code], *lines, b"\r\n", bytes(response.body)))
 
 
-# Refused connections: a metric, and a periodic summary in the log.
-#
-# One log line per refusal would let a client fill the log.
-
 log = logging.getLogger(__name__)
 
 STATUSES: Final = (400, 408, 414, 431, 503)
@@ -54,6 +50,8 @@ STATUSES: Final = (400, 408, 414, 431, 503)
 
 class RefusedConnections:
     """Counts connections that are refused before there is a request, by status.
+
+    The log has a periodic summary: with one line per refusal a client could fill it.
 
     Args:
         counter: The metric, with ``status`` as its label.

@@ -1,4 +1,4 @@
-"""Access log middleware: request ids, one log line and one metric per request, error 500."""
+"""Outermost middleware: request ids, access log, metrics and error 500; and spans of requests."""
 
 from __future__ import annotations
 

@@ -247,15 +247,13 @@ def _invalid(message: str) -> UpstreamError:
     return UpstreamError(message, kind=_INVALID, lasting=True)
 
 
-# Warnings of a checker's failures, at most one in five minutes.
-
 log = logging.getLogger(__name__)
 
 WARN_EVERY_S: Final = 300.0
 
 
 class FailureWarnings:
-    """Warns of a failure unless a warning was written lately, and counts those in between.
+    """Warns of a checker's failure at most once in five minutes, and counts those in between.
 
     Args:
         setting: Where the checker is configured.

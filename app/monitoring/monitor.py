@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Self
 
@@ -46,6 +47,8 @@ from app.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+AGE = "age"  # beside the names of the streams
+
 
 class Monitor:
     """Records decisions and watches the active calibration; use it as a context.
@@ -70,6 +73,7 @@ class Monitor:
         rng: np.random.Generator | None = None,
     ) -> None:
         self._settings = settings
+        self._expire_after_days = settings.expire_after_days
         self._store = store
         self._active = active
         self._monitored: MonitoredCalibration | None = None
@@ -141,6 +145,7 @@ class Monitor:
             settings: What is recorded and watched.
             rates: Sampling rates of applications with one of their own.
         """
+        self._expire_after_days = settings.expire_after_days
         self.sampler.reconfigure(settings, rates)
         self._housekeeping.reconfigure(settings)
         self.feedback.reconfigure(settings.feedback)
@@ -166,14 +171,27 @@ class Monitor:
         return alarms if self._active.is_current else (*alarms, Reason.STORE_UNREACHABLE)
 
     def stale_reasons(self, calibration_id: str, application: str | None = None) -> tuple[str, ...]:
-        """Why certificates of a calibration that decides, or did, are void by drift alarms.
+        """Why certificates of a calibration that decides, or did, are void: by alarms, or by age.
 
         Args:
             calibration_id: The calibration.
             application: The application of the request; None: none is configured.
         """
         drift = self._canary.drift_of(calibration_id) or self._drift
-        return () if drift is None else drift.stale_reasons(calibration_id, application)
+        raised = () if drift is None else drift.stale_reasons(calibration_id, application)
+        return (*raised, Reason.STALE.of(AGE)) if self._is_expired(calibration_id) else raised
+
+    def _is_expired(self, calibration_id: str) -> bool:
+        """Whether a calibration that decides is older than certificates may be."""
+        if self._expire_after_days is None:
+            return False
+        canary = self._active.canary
+        deciding = [self._active.record(), *([] if canary is None else [canary.record])]
+        oldest = datetime.now(UTC) - timedelta(days=self._expire_after_days)
+        return any(
+            each.id == calibration_id and datetime.fromisoformat(each.created_at) < oldest
+            for each in deciding
+        )
 
     def is_repeat(
         self,
@@ -261,12 +279,17 @@ class Monitor:
         reports: dict[str, dict[str, Any]] = {}
         for name, population in monitored.by_application.items():
             risk = await self._store.run(
-                risk_report.risk_as_json, self._statistics, population, self._sampling_key
+                risk_report.risk_as_json,
+                self._statistics,
+                population,
+                self._sampling_key,
+                alarms.get(name),
             )
             risk["shadow"]["rate"] = self.sampler.rate_of(name or None)
             reports[name] = {"alarms": alarms.get(name), **risk}
-        found = {"calibration_id": monitored.record.id}
-        if monitored.record.is_by_application:
+        record = monitored.record
+        found = {"calibration_id": record.id, "shift": record.evidence.get("shift")}
+        if record.is_by_application:
             return found | {
                 "decisions": {"dropped": self._dropped},
                 "applications": reports,

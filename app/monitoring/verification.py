@@ -1,4 +1,7 @@
-"""Verification: recomputes a decision from its stored scores and the calibration that it used."""
+"""Verification of a decision by the calibration that it used.
+
+A set is recomputed from the stored scores; calls under `same_answer` are replayed.
+"""
 
 from __future__ import annotations
 

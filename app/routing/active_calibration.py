@@ -128,6 +128,8 @@ class ActiveCalibration:
         self._metrics.calibration_rows.set(record.calibration.n)
         made = datetime.fromisoformat(record.created_at).timestamp()
         self._metrics.calibration_timestamp.set(made)
+        shift = record.evidence.get("shift", {})
+        self._metrics.calibration_shift.set(shift["size_change"] if shift.get("alert") else 0.0)
 
     async def set_canary(self, canary: Canary | None) -> None:
         """Let a canary decide its share, prepared as :meth:`swap` does; None: none decides."""
@@ -253,25 +255,23 @@ def _index_queries(calibration: Calibration) -> None:
     _ = calibration.queries, calibration.group_names
 
 
-# Canary: a calibration that decides a share of the requests beside the active one.
-#
-# Which requests it decides follows from a keyed hash of the request's session or, without one, of
-# its decision's id. So the turns of a session stay together, all gateways of a store agree, a
-# larger share keeps the sessions of a smaller one, and the draw looks neither at the query nor at
-# anything that depends on it. The requests of each of the two calibrations are then drawn like
-# all requests: the certificate of each decision is that of the calibration that it names, as if
-# this one were the only one.
-#
-# A client sees in the certificate which calibration decides its session. If it goes on with the
-# sessions of one of the two alone, it chooses its calibration, and by what it has seen before:
-# its requests are then no longer drawn like the rows.
-
 _BITS: Final = 53  # of a double in [0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """A calibration and its share.
+    """A calibration that decides a share of the requests beside the active one.
+
+    Which requests it decides follows from a keyed hash of the request's session or, without one, of
+    its decision's id. So the turns of a session stay together, all gateways of a store agree, a
+    larger share keeps the sessions of a smaller one, and the draw looks neither at the query nor at
+    anything that depends on it. The requests of each of the two calibrations are then drawn like
+    all requests: the certificate of each decision is that of the calibration that it names, as if
+    this one were the only one.
+
+    A client sees in the certificate which calibration decides its session. If it goes on with the
+    sessions of one of the two alone, it chooses its calibration, and by what it has seen before:
+    its requests are then no longer drawn like the rows.
 
     Attributes:
         record: The calibration.

@@ -1,7 +1,8 @@
-"""Artifact archive: an artifact as a tar file that is downloaded once and unpacked into the cache.
+"""The configured artifact: fetched as a tar file if it has a URL, opened, and checked.
 
-The configured digest decides what is accepted, wherever the bytes come from. A folder that is in
-the cache was checked when it was unpacked, and is used without any request.
+The archive is downloaded once and unpacked into the cache. The configured digest decides what is
+accepted, wherever the bytes come from. A folder that is in the cache was checked when it was
+unpacked, and is used without any request.
 """
 
 from __future__ import annotations
@@ -304,8 +305,7 @@ def _opened(kind: type[Opened], settings: Settings) -> Opened:
         if configured is not None and configured != trained:
             raise SettingsError(
                 f"encoder.{field} is {configured}, but the artifact was trained with {trained}: "
-                "change the "
-                "setting, or train again with `racer train`"
+                "change the setting, or train again with `racer train`"
             )
     for candidate, labelled in zip(settings.candidates, opened.artifact.candidates, strict=True):
         if labelled.model is not None and labelled.model != (candidate.model or candidate.name):

@@ -149,6 +149,7 @@ class CalibrationCopy:
 def _state(stored: StoredCalibration) -> SharedState:
     return SharedState(
         active_id=stored.row.id,
+        is_chosen=stored.row.chosen_at is not None,
         alarms={
             each.application: Alarms(since=each.since, raised=tuple(json.loads(each.raised)))
             for each in stored.watches

@@ -187,7 +187,7 @@ class CalibrationSync:
         wanted = state.active_id
         if wanted is None:
             await self._explain(setup)
-        elif wanted not in self._damaged and wanted != self._current():
+        elif wanted not in self._damaged and (wanted, state.is_chosen) != self._current():
             await self._active.swap(await self._usable(wanted, made))
             self._damaged.clear()
             self._warn(self._active.record())
@@ -247,8 +247,12 @@ class CalibrationSync:
             log.error("%s; the last calibration stays active", exc)
             raise
 
-    def _current(self) -> str | None:
-        return self._active.record().id if self._active.ready else None
+    def _current(self) -> tuple[str, bool] | None:
+        """The calibration that decides, and whether it was chosen by its figures."""
+        if not self._active.ready:
+            return None
+        record = self._active.record()
+        return record.id, record.is_chosen
 
     async def _explain(self, setup: str) -> None:
         """Set the reason where the only calibration belongs to another artifact."""

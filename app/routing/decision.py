@@ -348,12 +348,9 @@ class AnswerGuarantee:
         return cls(**fields)
 
 
-# The certificate of a served decision: the core's, with the gateway's reasons and remarks.
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServedCertificate(Certificate):
-    """The guarantee for one decision of the gateway."""
+    """The certificate of one decision: the core's, with the gateway's reasons and remarks."""
 
     HOLDING: ClassVar[frozenset[str]] = HOLDING
 

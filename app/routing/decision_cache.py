@@ -8,6 +8,7 @@ otherwise response times would reveal other callers' queries.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -63,24 +64,29 @@ class DecisionCache(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._record_id = ""
+        self._record: Hashable = None
         # Not a cache of cachetools: this one has two limits, entries and characters of the keys.
         self._entries: OrderedDict[CacheKey, T] = OrderedDict()
         self._chars = 0
 
-    def find(self, record_id: str, key: CacheKey) -> T | None:
-        """The cached decision of this record; None without one."""
-        if record_id != self._record_id:
+    def find(self, record: Hashable, key: CacheKey) -> T | None:
+        """The cached decision of this record; None without one.
+
+        Args:
+            record: Its id, and what else of it certificates have.
+            key: The other inputs.
+        """
+        if record != self._record:
             return None
         found = self._entries.pop(key, None)
         if found is not None:
             self._entries[key] = found  # the newest again
         return found
 
-    def keep(self, record_id: str, key: CacheKey, decision: T) -> None:
+    def keep(self, record: Hashable, key: CacheKey, decision: T) -> None:
         """Cache a decision; the decisions of another record are removed."""
-        if record_id != self._record_id:
-            self._record_id = record_id
+        if record != self._record:
+            self._record = record
             self._entries.clear()
             self._chars = 0
         if key not in self._entries:

@@ -1,4 +1,4 @@
-"""Router backend that asks the machine's shared encoder process, over its Unix socket."""
+"""Shared encoder process of a machine: server, client and frames, over a Unix socket."""
 
 from __future__ import annotations
 

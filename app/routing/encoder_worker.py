@@ -29,7 +29,7 @@ from racer_core.trained_router import RouterScores
 # Rows of a calibration that a live query may have to wait for, on a CPU and by a GPU's forward: 32
 # of similar length fill a batch of our own, and transformers needs as long for few as for many.
 _ROWS: Final = 4
-_ROWS_ON_GPU: Final = {"lean": 32, "transformers": 256}
+_ROWS_ON_GPU: Final[dict[str | None, int]] = {"lean": 32, "transformers": 256}
 _SORTED: Final = 256  # rows that are sorted by length, to score similar ones together
 # Between slices of rows a calibration pauses, so that most live queries find the thread free: for
 # _REST times the duration of the slice, while a query came within the last _LIVE_S.

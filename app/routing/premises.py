@@ -103,6 +103,7 @@ class Premises:
             (rows.is_chosen_by_conditions, Reason.LABELLED_CONDITIONS),
             (rows.turn is TurnKind.LATER or rows.is_after_answers, Reason.LATER_TURN),
             (rows.turn is TurnKind.UNCALIBRATED, Reason.MULTI_TURN),
+            (rows.is_too_late, Reason.TOO_LATE_TURN),
             (self.is_pending, Reason.SUB_POOL_PENDING),
             (not self.has_rows, Reason.NO_CALIBRATION_FOR_POOL),
             (not self.is_group_calibrated, Reason.GROUP_UNCALIBRATED),

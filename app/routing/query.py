@@ -46,6 +46,7 @@ class Query:
     conditions: Conditions  # what candidates are sent beside the query
     text_chars: int = 0  # of the whole text, of which `text` may be the beginning
     later: bool = False  # a turn after the first of a conversation
+    answers: int = 0  # to which other turns were sent before it
     needs: frozenset[Need] = frozenset()  # capabilities that a candidate must have
     chars: int = 0  # of all texts for the candidates
     is_too_large: bool = False  # for a row of its application, whose rows are drawn
@@ -99,6 +100,7 @@ def of_body(
         conditions=conditions,
         text_chars=len(text),
         later=conversation.is_later,
+        answers=conversation.answers,
         needs=_needs(conversation.turns, fields),
         chars=_chars(conversation.turns),
         is_too_large=(

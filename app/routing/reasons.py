@@ -29,6 +29,13 @@ class Reason(StrEnum):
     Add rows of several turns to the upload.
     """
 
+    TOO_LATE_TURN = "turn_beyond_sample"
+    """The turn comes later in its conversation than any that the sample draws: of later turns the
+    first 2^k <= 1 / rate, so that no two rows share a conversation.
+
+    Lower `watching.shadow_rate`, and calibrate again.
+    """
+
     UNLABELLED_KIND = "unlabelled_request_kind"
     """The request has tools, images, audio or a turn of the user that is no plain text, and no row
     is of that kind. `routing.on_uncovered` decides.
@@ -97,6 +104,14 @@ class Reason(StrEnum):
     """Alpha was chosen after these rows were seen, and graded or weighted rows have no band.
 
     Calibrate on other rows.
+    """
+
+    CHOSEN_BY_FIGURES = CoreReason.CHOSEN_BY_FIGURES.value
+    """The calibration was activated by its id: rolled back to, promoted, or a canary. Its figures
+    could be seen before, and a bound on the average calibration says nothing of one that was chosen
+    for its figures.
+
+    Calibrate on fresh rows: an upload that activates looks at no figure.
     """
 
     TRAINING_OVERLAP = CoreReason.TRAINING_OVERLAP.value
@@ -267,7 +282,9 @@ class Reason(StrEnum):
 
     STALE = "stale"
     """A drift alarm of the stream `<name>` was raised since the calibration became active, for the
-    request's application. Of `same_answer` also: no refresh from traffic succeeded for 7 days.
+    request's application. `stale:age`: the calibration is older than
+    `watching.expire_after_days`. Of `same_answer` also: no refresh from traffic succeeded for 7
+    days.
 
     Find the cause, then calibrate on fresh rows.
     """

@@ -11,7 +11,7 @@ of other parts of the traffic, with other risks. Neither labels nor scores selec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
@@ -21,6 +21,7 @@ from app.routing.conditions import ROWS
 from app.routing.query import Query
 from app.settings.applications import Premise, Turns
 from app.store.calibration_record import CalibrationRecord, Population
+from racer_core.calibration.shadow import turn_number
 from racer_core.records.conversation import RoutedText
 
 _MAX_RECORDS: Final = 64  # whose populations are indexed
@@ -72,6 +73,7 @@ class RowSelection:
         premise: Why rows cover a request that does not differ.
         turns: Whether rows of first and of later turns are one population.
         is_after_answers: The turn is one of a whole conversation, after earlier answers.
+        is_too_late: The turn comes later in its conversation than any that the sample draws.
     """
 
     population: int
@@ -80,6 +82,7 @@ class RowSelection:
     premise: Premise = "alike"
     turns: Turns = "separate"
     is_after_answers: bool = False
+    is_too_late: bool = False
 
     @property
     def is_chosen_by_conditions(self) -> bool:
@@ -125,6 +128,23 @@ class RowSelector:
             premise: That of its application. Without drawn rows, rows alike cover the request.
             is_whole: It is a turn of a conversation whose turns so far had the same terms.
         """
+        found = self._select(record, query, group, premise, is_whole=is_whole)
+        is_together = found.turns == "together"
+        turns = record.turns_of(group)
+        if turns is None or not (is_together or found.turn is TurnKind.LATER):
+            return found
+        number = turn_number(query.answers, is_together=is_together)
+        return replace(found, is_too_late=number >= turns)
+
+    def _select(
+        self,
+        record: CalibrationRecord,
+        query: Query,
+        group: str | None,
+        premise: Premise,
+        *,
+        is_whole: bool,
+    ) -> RowSelection:
         index = self._index(record)
         if premise == "drawn" and (False, group) in index.drawn:
             return self._drawn(record, query.later, index, group)

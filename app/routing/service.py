@@ -141,13 +141,14 @@ class RoutingService:
             requested_alpha=self._candidates.requested_alpha(request),
             caller=request.caller,
         )
-        routed = self._cache.find(record.id, key)
+        place = record.id, record.is_chosen
+        routed = self._cache.find(place, key)
         if routed is None:
             scored = await self._score(request.query.text, deadline)
             routed = await self._certify(record, choice, options, request, scored)
             # Decisions of one record are kept: a canary's would displace them.
             if routed.is_lasting and record is self._active.record():
-                self._cache.keep(record.id, key, routed)
+                self._cache.keep(place, key, routed)
         return routed
 
     async def without(

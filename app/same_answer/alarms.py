@@ -16,7 +16,11 @@ from typing import Final
 from app.routing.rounds_plan import RoundsPlan, RoundsTerms
 from app.same_answer.calibrations import AnswerCalibrations
 from app.same_answer.rows import AnswerRows, AnswerSample
-from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
+from app.store.answer_calibrations import (
+    ALARM,
+    AnswerCalibrationRecord,
+    AnswerCalibrationStore,
+)
 
 HALF: Final = 0.5  # of the answers differ, after the change whose delay is stated
 
@@ -119,15 +123,13 @@ class AnswerBets:
         )
 
 
-# Alarms of active calibrations of `same_answer`: each application's bets, over all its requests.
-#
-# Every row bets against the active calibration before it enters the next. Blocks: use threads.
-
 log = logging.getLogger(__name__)
 
 
 class AnswerAlarms:
-    """The bets on active calibrations, and the alarms that follow from them.
+    """The bets of each application's rows on its active calibration, and the alarms they raise.
+
+    Every row bets against the active calibration before it enters the next. Blocks: use threads.
 
     Args:
         sample: The rows.
@@ -158,7 +160,7 @@ class AnswerAlarms:
         Raises:
             StoreError: The store cannot be used.
         """
-        if record is None:
+        if record is None or record.refusal is not None:
             return AnswerWatch()
         with self._lock:
             bets = self._bets_on(record)
@@ -184,26 +186,26 @@ class AnswerAlarms:
 
     def found(self, record: AnswerCalibrationRecord | None) -> AnswerWatch:
         """What the requests showed that bet so far."""
-        if record is None:
+        if record is None or record.refusal is not None:
             return AnswerWatch()
         with self._lock:
             return self._bets_on(record).found
 
     def not_before(self, record: AnswerCalibrationRecord | None) -> str:
-        """Requests before that differ from those of today, by an alarm since."""
+        """Requests before that differ from those of today, by an alarm on the last record."""
         if record is None:
             return ""
         return self.found(record).alarm_at or record.evidence["not_before"]
 
     def rows_for_next(self, application: str, record: AnswerCalibrationRecord | None) -> AnswerRows:
-        """The rows of the calibration after the active one; none came after the last bet.
+        """The rows of the calibration after the last one; none came after the last bet on it.
 
         Raises:
             StoreError: The store cannot be used.
         """
-        if record is None:
-            return self._sample.rows(application)
         not_before = self.not_before(record)
+        if record is None or record.refusal is not None:
+            return self._sample.rows(application, since=not_before)
         with self._lock:
             until = self._bets_on(record).after
         return self._sample.rows(application, since=not_before, until=until)
@@ -219,6 +221,6 @@ class AnswerAlarms:
                 alpha=record.alpha,
                 level=None if level is None else level_of(level, evidence["ordinal"]),
                 after=evidence["until"],
-                alarm_at=evidence.get("alarm_at"),
+                alarm_at=evidence.get(ALARM),
             )
         return bets

@@ -406,6 +406,17 @@ class Attempt:
     refusal: str
 
 
+def attempt_of(record: AnswerCalibrationRecord) -> Attempt:
+    """The attempt that made a record, which was refused."""
+    found = record.evidence
+    return Attempt(
+        made_at=record.created_at,
+        rows=found["rows"],
+        until=found["until"],
+        refusal=found["refused"],
+    )
+
+
 def is_due(last: str) -> bool:
     """Whether the time has come for another attempt, after one at a time as ISO 8601."""
     return datetime.now(UTC) - datetime.fromisoformat(last) >= REFRESH

@@ -21,7 +21,11 @@ from app.errors import NotFound, StoreDamaged
 from app.json_output import dump_json
 from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted, reference_of
 from app.settings import ANSWERABLE, Settings
-from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
+from app.store.answer_calibrations import (
+    ALARM,
+    AnswerCalibrationRecord,
+    AnswerCalibrationStore,
+)
 from racer_core.aggregation.answers import Equality, forms_version
 from racer_core.encoder.base import EncoderSpec
 from racer_core.sequential.calibration import SequentialCalibration
@@ -128,11 +132,16 @@ class AnswerCalibrations:
 
     def find(self, application: str | None) -> AnswerCalibrationRecord | None:
         """The record that decides for an application; None while there is none."""
+        last = self.last(application)
+        return None if last is None or last.refusal is not None else last
+
+    def last(self, application: str | None) -> AnswerCalibrationRecord | None:
+        """The record that was activated last; one that was refused ended the one before it."""
         return self._active.get(application or "")
 
     def stale(self, record: AnswerCalibrationRecord) -> Staleness | None:
         """Why certificates of a record are void; None: they are not."""
-        if record.id in self.alarmed or "alarm_at" in record.evidence:
+        if record.id in self.alarmed or ALARM in record.evidence:
             return Staleness.ALARM
         is_old = record.application in self._renewed and age_of(record) > MAX_AGE
         return Staleness.AGE if is_old else None

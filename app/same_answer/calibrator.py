@@ -1,7 +1,8 @@
 """Calibration of the promise `same_answer`, by command and from traffic.
 
 A background task follows the store, looks for alarms, and calibrates where that is due. A
-calibration is activated only if its threshold is finite and spares calls.
+calibration decides only if its threshold is finite and spares calls. One that is refused ends the
+one before it, whose rows show less than its own: nothing is certified until the next.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from app.errors import Conflict, NotFound, StoreError
 from app.same_answer.alarms import AnswerAlarms
 from app.same_answer.calibration import (
     Attempt,
+    attempt_of,
     calibration_of,
     comparable_terms,
     is_due,
@@ -136,7 +138,7 @@ class AnswerCalibrator:
         self._settings = settings
 
     async def calibrate(self, application: str | None, *, dry_run: bool = False) -> dict[str, Any]:
-        """Calibrate one application from its sample, and activate the result if it is sound.
+        """Calibrate one application from its sample. A result that is refused ends what decides.
 
         Args:
             application: The application; None where none is configured.
@@ -150,7 +152,10 @@ class AnswerCalibrator:
         return await self._store.run(self._calibrate, self._checked(application), dry_run)
 
     async def activate(self, calibration_id: str) -> None:
-        """Make a stored calibration decide. Raises NotFound, Conflict, StoreError."""
+        """Make a stored calibration decide, whose certificates are void: it was chosen.
+
+        Raises NotFound, Conflict, StoreError.
+        """
         await self._store.run(self._activate, calibration_id)
 
     async def report(self) -> dict[str, Any]:
@@ -223,26 +228,28 @@ class AnswerCalibrator:
 
     def _refused_since_alarm(self, application: str) -> Attempt | None:
         """The last attempt, if it was refused; after an alarm rows are counted anew."""
-        refused = self._refused.get(application)
-        not_before = self.alarms.not_before(self.calibrations.find(application))
-        return refused if refused is not None and refused.until >= not_before else None
+        refused, last = self._refused.get(application), self.calibrations.last(application)
+        if refused is None and last is not None and last.refusal is not None:
+            refused = attempt_of(last)  # of another gateway, or before the start
+        is_after = refused is not None and refused.until >= self.alarms.not_before(last)
+        return refused if is_after else None
 
     def _renew(self, application: str) -> None:
         """Calibrate from traffic, if it is due."""
-        record = self.calibrations.find(application)
+        record, last = self.calibrations.find(application), self.calibrations.last(application)
         if record is not None and not self._is_renewal_due(record):
             return
         attempt = self._refused_since_alarm(application)
         wanted = samples_wanted(attempt, self._renewed[application])
-        since = self.alarms.not_before(record) if attempt is None else attempt.until
+        since = self.alarms.not_before(last) if attempt is None else attempt.until
         if self._sample.count_since(application, since, wanted) < wanted:
             return
-        rows = self.alarms.rows_for_next(application, record)
+        rows = self.alarms.rows_for_next(application, last)
         try:
             made = calibration_of(rows, self._settings, self.calibrations, self._typical_usage)
             refusal, level = made.evidence["refused"], logging.WARNING
-            if refusal is None:
-                expected = "" if record is None else record.id
+            if refusal is None or record is not None:  # a refused one ends what decides
+                expected = "" if last is None else last.id
                 self._records.add(made, activate=True, expected_active_id=expected)
                 self.calibrations.catch_up()
         except Conflict as exc:
@@ -275,14 +282,13 @@ class AnswerCalibrator:
         comparable_terms(
             self._settings, application, self.calibrations.setup
         )  # before any row is read
-        record = self.calibrations.find(application)
-        self.alarms.watch(record)
-        rows = self.alarms.rows_for_next(application, record)
+        self.alarms.watch(self.calibrations.find(application))
+        rows = self.alarms.rows_for_next(application, self.calibrations.last(application))
         made = calibration_of(rows, self._settings, self.calibrations, self._typical_usage)
         refusal = made.evidence["refused"]
         is_active = not dry_run and refusal is None
         if not dry_run:
-            made = self._records.add(made, activate=is_active)
+            made = self._records.add(made, activate=True)  # a refused one ends what decides
             self.calibrations.catch_up()
         return {
             "id": made.id,
@@ -303,9 +309,9 @@ class AnswerCalibrator:
         }
 
     def _progress(self, application: str) -> dict[str, Any]:
-        record = self.calibrations.find(application)
-        watch = self.alarms.watch(record)
-        rows = self._sample.rows(application, since=self.alarms.not_before(record))
+        watch = self.alarms.watch(self.calibrations.find(application))
+        not_before = self.alarms.not_before(self.calibrations.last(application))
+        rows = self._sample.rows(application, since=not_before)
         return progress_of(
             rows,
             settings=self._settings,

@@ -236,6 +236,7 @@ class SameAnswerRouting:
         is_stale = self.calibrations.stale(record) is not None
         facts = (
             (is_stale, Reason.STALE.of(RISK_TARGET)),
+            (record.is_chosen, Reason.CHOSEN_BY_FIGURES),
             (not has_reference, Reason.REFERENCE_UNAVAILABLE),
             (not is_whole, Reason.NOT_DRAWN),
             (request.query.later, Reason.MULTI_TURN),

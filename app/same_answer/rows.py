@@ -1,8 +1,8 @@
 """Answer rows: what all candidates answered to sampled requests. Blocks: use threads.
 
 They calibrate the promise `same_answer`, and need no label and no stored request. A sampled request
-without the answers of all candidates counts as lost: left out, the rows would be drawn by what
-could be answered.
+without the answers of all candidates counts as lost: dropping it would bias the sample towards
+answerable requests.
 
 Where misses are the loss, rows have labels: verdicts that count on the answers of all candidates.
 The promise is about requests that some candidate answers right, so a request is left out if every

@@ -94,10 +94,8 @@ class Aggregation(Frozen):
     @property
     def rule(self) -> str:
         """Everything that decides a vote on given answers, in one line."""
-        parts = (self.method, self.equality, self.weight, self.temperature, self.options)
-        # Without markers it is the line of records that were made before there were any.
-        others = (self.reasoning_markers,) if self.reasoning_markers else ()
-        return " ".join(map(str, (*parts, *others)))
+        parts = self.method, self.equality, self.weight, self.temperature, self.options
+        return " ".join(map(str, (*parts, self.reasoning_markers)))
 
     @property
     def reasoning(self) -> ReasoningFilter:

@@ -34,6 +34,10 @@ class MonitoringSettings(Frozen):
     false_alarm: Annotated[float, Field(gt=0, lt=1)] | None = 0.01
     """Probability of any false drift alarm of an application during one calibration; null: no drift
     detection."""
+    expire_after_days: Annotated[float, Field(gt=0)] | None = None
+    """Age in days from which a calibration certifies nothing (`stale:age`); null: no age does. Set
+    it where few answers are judged, so that alarms see a change late (`detection` of `GET /drift`).
+    """
 
     @model_validator(mode="after")
     def _what_is_stored_needs_decisions(self) -> Self:

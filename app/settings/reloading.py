@@ -67,6 +67,7 @@ RELOADED: Final[tuple[Place, ...]] = tuple(
         "routing.score",
         "routing.session_ttl_s",
         "telemetry.log_prompts",
+        "watching.expire_after_days",
         "watching.feedback",
         "watching.keep_days",
         "watching.keep_rows",

@@ -91,9 +91,10 @@ class SameAnswer(Frozen):
     """Checker of answers, whose verdicts weigh votes and end calls earlier; null: answers alone."""
     calibrate: Literal["from_traffic"] | None = None
     """`from_traffic`: the gateway calibrates by itself, as soon as enough requests are sampled,
-    when their number has doubled, daily, and after an alarm; where that is refused for 7 days,
-    certificates are void; null: on `racer calibrate --same-answer`. Without a sampling rate in
-    `watching` it is 0.05, with 5,000 extra calls a day at most."""
+    when their number has doubled, daily, and after an alarm; where that is refused nothing is
+    certified until the next one, and without new samples for 7 days certificates are void; null:
+    on `racer calibrate --same-answer`. Without a sampling rate in `watching` it is 0.05, with
+    5,000 extra calls a day at most."""
 
 
 def with_sampling(values: object) -> object:

@@ -2,10 +2,11 @@
 
 SQLite is the default; several gateways share one PostgreSQL. ``tables.py`` holds the tables,
 ``schema.py`` their version and migrations, ``engine.py`` connections, transactions and errors,
-``calibrations.py`` reads and writes of calibrations, ``calibration_rows.py`` how their rows are
-written and read, ``activation.py`` which of them decides, ``canaries.py`` which decides a share of
-the requests, ``notifications.py`` LISTEN/NOTIFY, and ``backup`` backups. ``app/monitoring``
-reads and writes decisions and alarms, ``app/access/lease_store.py`` the leases of limits.
+``calibrations.py`` calibrations and which are active, ``calibration_rows.py`` how their rows are
+written and read, ``answer_calibrations.py`` those of `same_answer`, ``canaries.py`` which one
+decides a share of the requests, ``store_keys.py`` the store's own keys, ``notifications.py``
+LISTEN/NOTIFY, and ``backup`` backups. ``app/monitoring`` reads and writes decisions and alarms,
+``app/access/lease_store.py`` the leases of limits.
 """
 
 from app.store.calibration_rows import Summary

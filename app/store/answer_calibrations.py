@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import delete, exists, select, text, update
+from sqlalchemy import delete, exists, select, text
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, StoreDamaged
@@ -27,6 +27,10 @@ from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.types import BoolArray
 
 KEPT: Final = 30  # newest records of an application
+# What is added to the evidence of a stored record: when it was first so.
+ALARM: Final = "alarm_at"
+CHOSEN: Final = "chosen_at"  # activated by its id, after its figures were shown
+MARKS: Final = (ALARM, CHOSEN)
 _PARTS: Final = ("fitting", "rows")
 _VERDICTS: Final = "verdicts of {}"  # name of the array, where there is a checker
 _LABELS: Final = "labels of {}"  # name of the array, where misses are the loss
@@ -80,6 +84,16 @@ class AnswerCalibrationRecord:
     def pool(self) -> tuple[str, ...]:
         """The candidates, in the order of the columns."""
         return self.rows.pool
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it decides nothing; None: it decides where it was activated last."""
+        return self.evidence.get("refused")
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether it was activated by its id, after its figures were shown."""
+        return CHOSEN in self.evidence
 
     @property
     def counts_misses(self) -> bool:
@@ -187,11 +201,11 @@ class AnswerCalibrationStore:
         return record
 
     def activate(self, calibration_id: str, answer_setup: str) -> None:
-        """Make a stored record decide.
+        """Make a stored record decide, and mark it as chosen unless it does already.
 
         Raises:
             NotFound: No such record.
-            Conflict: It was made under another setup.
+            Conflict: It was made under another setup, or refused.
         """
         with self._store.transaction() as session:
             row = session.get(AnswerCalibrationRow, calibration_id)
@@ -202,9 +216,13 @@ class AnswerCalibrationStore:
                     f"calibration {calibration_id} was made for other candidates, parameters or "
                     "another equality of answers than are configured now: calibrate anew"
                 )
+            refusal = json.loads(row.document)["evidence"].get("refused")
+            if refusal is not None:
+                raise Conflict(f"calibration {calibration_id} decides nothing: {refusal}")
             notify(session)
-            changed = update(AnswerCalibrationRow).where(AnswerCalibrationRow.id == calibration_id)
-            session.execute(changed.values(activated_at=now()))
+            if _active(session, answer_setup).get(row.application, ("", ""))[0] != row.id:
+                mark_chosen(row)
+            row.activated_at = now()
 
     def active(self, answer_setup: str) -> dict[str, tuple[str, str]]:
         """Application -> id of the record that decides, and since when."""
@@ -215,12 +233,8 @@ class AnswerCalibrationStore:
         """Keep the time of a record's first alarm in its evidence; a deleted record has none."""
         with self._store.transaction() as session:
             row = session.get(AnswerCalibrationRow, calibration_id)
-            if row is None:
-                return
-            document = json.loads(row.document)
-            if "alarm_at" not in document["evidence"]:
-                document["evidence"]["alarm_at"] = alarm_at
-                row.document = json.dumps(document)
+            if row is not None:
+                _mark(row, ALARM, alarm_at)
 
     def record(self, calibration_id: str) -> AnswerCalibrationRecord:
         """One record with its rows. Raises :class:`NotFound`, :class:`StoreDamaged`."""
@@ -237,6 +251,18 @@ class AnswerCalibrationStore:
         with self._store.transaction() as session:
             rows = session.execute(select(*_COLUMNS).order_by(*newest_first)).all()
         return [_summary(row, active=row.id in active) for row in rows]
+
+
+def mark_chosen(row: AnswerCalibrationRow) -> None:
+    """Mark a record whose figures had a part in its activation; an earlier mark stays."""
+    _mark(row, CHOSEN, now())
+
+
+def _mark(row: AnswerCalibrationRow, mark: str, since: str) -> None:
+    document = json.loads(row.document)
+    if mark not in document["evidence"]:
+        document["evidence"][mark] = since
+        row.document = json.dumps(document)
 
 
 def _lock(session: Session) -> None:
@@ -269,9 +295,7 @@ def _next_ordinal(session: Session, application: str) -> int:
     documents = session.scalars(
         select(AnswerCalibrationRow.document).where(AnswerCalibrationRow.application == application)
     )
-    return 1 + max(
-        (json.loads(each)["evidence"].get("ordinal", 0) for each in documents), default=-1
-    )
+    return 1 + max((json.loads(each)["evidence"]["ordinal"] for each in documents), default=-1)
 
 
 def prune(session: Session, application: str) -> None:
@@ -325,7 +349,7 @@ def decoded(row: AnswerCalibrationRow) -> AnswerCalibrationRecord:
             lost=document["lost"],
             salt=salt,
             alpha=document["alpha"],
-            prices=document.get("prices"),
+            prices=document["prices"],
             evidence=document["evidence"],
             activated_at=row.activated_at,
         )
@@ -341,13 +365,14 @@ def _comparisons(packed: Any, pool: Sequence[str]) -> BoolArray | None:
 
 
 def _summary(row: Any, *, active: bool) -> AnswerCalibrationSummary:
+    evidence = json.loads(row.document)["evidence"]
     return AnswerCalibrationSummary(
         id=row.id,
         created_at=row.created_at,
         activated_at=row.activated_at,
-        active=active,
+        active=active and evidence.get("refused") is None,
         application=row.application,
-        evidence=json.loads(row.document)["evidence"],
+        evidence=evidence,
     )
 
 

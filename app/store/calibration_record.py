@@ -11,8 +11,10 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from app.settings import DEFAULT
 from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.certificate import CoreReason
 from racer_core.calibration.kept_order import TokenPrices
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
@@ -119,6 +121,16 @@ class CalibrationRecord:
     grouped_by: str = "request"
     alphas: Mapping[str, OwnAlpha] = field(default_factory=dict[str, OwnAlpha])
 
+    def chosen(self) -> Self:
+        """The record after its figures had a part in its activation: its certificates are void."""
+        reasons = (*self.void_reasons, CoreReason.CHOSEN_BY_FIGURES)
+        return replace(self, void_reasons=tuple(dict.fromkeys(reasons)))
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether its figures had a part in its activation."""
+        return CoreReason.CHOSEN_BY_FIGURES in self.void_reasons
+
     def options(
         self, group: str | None, alpha: float | None, population: int = 0
     ) -> CalibrationOptions:
@@ -175,6 +187,19 @@ class CalibrationRecord:
         """
         upload = self.evidence.get("uploads", {}).get(application, self.evidence)
         return upload.get("sample", {}).get("kind") == RowsKind.TRAFFIC
+
+    def turns_of(self, group: str | None) -> int | None:
+        """How many turns of a conversation the sampled rows of a group stand for; None: any.
+
+        Args:
+            group: The group; with applications, the application.
+        """
+        upload = self.evidence.get("uploads", {}).get(group or "", self.evidence)
+        name = (group or DEFAULT) if self.is_by_application else None
+        for each in upload.get("source", {}).get("sampling", ()):
+            if each["application"] == name:
+                return each["turns"]
+        return None
 
     def ids_of(self, application: str) -> tuple[str, ...]:
         """The calibrations with the same rows of an application, oldest first, this one last.

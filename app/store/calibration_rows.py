@@ -21,6 +21,7 @@ class Summary:
     created_at: str
     active: bool  # it decides for its artifact and fleet
     artifact: str
+    chosen: bool  # it was activated by its id, after its figures were shown
     options: dict[str, Any]
     evidence: dict[str, Any]
 
@@ -33,6 +34,7 @@ def summarised(row: Any, *, active: bool) -> Summary:
         created_at=row.created_at,
         active=active,
         artifact=row.artifact,
+        chosen=row.chosen_at is not None,
         options=fields["options"],
         evidence=fields["evidence"],
     )
@@ -73,7 +75,7 @@ def to_record(row: CalibrationRow) -> CalibrationRecord:
     if not is_whole(row):
         raise StoreDamaged(f"calibration {row.id} is damaged: its digest does not match")
     try:
-        return CalibrationRecord.decoded(
+        record = CalibrationRecord.decoded(
             row.id, row.created_at, row.artifact, row.document, row.arrays
         )
     except (KeyError, TypeError, ValueError, RacerError) as exc:
@@ -81,6 +83,7 @@ def to_record(row: CalibrationRow) -> CalibrationRecord:
             f"calibration {row.id} cannot be read by this version of the program: upload its rows "
             "again"
         ) from exc
+    return record if row.chosen_at is None else record.chosen()
 
 
 def record_digest(*parts: str | bytes) -> str:

@@ -1,4 +1,4 @@
-"""Stored calibrations: reads and writes, one transaction per change.
+"""Stored calibrations: reads, writes, and which one is active; one transaction per change.
 
 Whenever the process dies, the store opens with the old state or the new one.
 """
@@ -43,6 +43,7 @@ class SharedState:
 
     active_id: str | None
     alarms: Mapping[str, Alarms]  # of that calibration, by application
+    is_chosen: bool = False  # that calibration's figures had a part in its activation
     takes_writes: bool = True  # False: the database is a standby, or read-only
     canary: StoredCanary | None = None
 
@@ -134,8 +135,17 @@ class Store:
         expected_active_id: str | None,
         artifact: str,
         share: float | None = None,
+        *,
+        is_chosen: bool = True,
     ) -> CalibrationRecord:
         """Activate a stored record for all requests or, as a canary, for a share; return it.
+
+        Args:
+            calibration_id: The record.
+            expected_active_id: As :meth:`add` takes it.
+            artifact: Digest of the artifact and of how candidates are served.
+            share: Of the requests that it decides as a canary; None: all, and a canary ends.
+            is_chosen: Its figures could be seen before, which marks it, unless it is active.
 
         Raises:
             NotFound: No such record.
@@ -150,6 +160,10 @@ class Store:
                     f"calibration {calibration_id} was made for another artifact or fleet; "
                     "upload its rows again to POST /calibrate"
                 )
+            of_artifact = select(ActiveRow.calibration_id).where(ActiveRow.artifact == artifact)
+            if is_chosen and session.scalar(of_artifact) != calibration_id:
+                mark_chosen(session, calibration_id)
+                record = record.chosen()
             if share is not None:
                 inherit_alarms(session, record)
                 canaries.begin(session, calibration_id, artifact, share, expected_active_id)
@@ -171,7 +185,14 @@ class Store:
         be of the time without writes.
         """
         statement = (
-            select(ActiveRow.calibration_id, WatchRow.application, WatchRow.since, WatchRow.raised)
+            select(
+                ActiveRow.calibration_id,
+                CalibrationRow.chosen_at,
+                WatchRow.application,
+                WatchRow.since,
+                WatchRow.raised,
+            )
+            .join(CalibrationRow, CalibrationRow.id == ActiveRow.calibration_id)
             .join(WatchRow, WatchRow.calibration_id == ActiveRow.calibration_id, isouter=True)
             .where(ActiveRow.artifact == artifact)
         )
@@ -184,11 +205,12 @@ class Store:
         self._took_writes = takes_writes
         alarms = {
             application: Alarms(since=since, raised=tuple(json.loads(raised)))
-            for _, application, since, raised in found
+            for _, _, application, since, raised in found
             if application is not None  # an outer join: it has no drift state yet
         }
         return SharedState(
             active_id=found[0][0] if found else None,
+            is_chosen=bool(found) and found[0][1] is not None,
             alarms=alarms,
             takes_writes=takes_writes,
             canary=canary,
@@ -227,6 +249,7 @@ class Store:
                 CalibrationRow.created_at,
                 CalibrationRow.artifact,
                 CalibrationRow.document,
+                CalibrationRow.chosen_at,
             ).order_by(*newest_first)
             found: list[Summary] = []
             for row in session.execute(columns):
@@ -312,6 +335,12 @@ def set_active(session: Session, calibration_id: str, artifact: str, expected: s
         session.flush()
     except IntegrityError as exc:  # another process activated the first one
         raise Conflict("another calibration was activated meanwhile; nothing was changed") from exc
+
+
+def mark_chosen(session: Session, calibration_id: str) -> None:
+    """Mark a calibration whose figures had a part in its activation; an earlier mark stays."""
+    unmarked = (CalibrationRow.id == calibration_id, CalibrationRow.chosen_at.is_(None))
+    session.execute(update(CalibrationRow).where(*unmarked).values(chosen_at=engine.now()))
 
 
 def inherit_alarms(session: Session, record: CalibrationRecord) -> None:

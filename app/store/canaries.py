@@ -1,7 +1,7 @@
 """Canaries: the calibration that decides a share of the requests beside the active one, if any.
 
-There is one for each artifact and fleet at most. An activation ends it.
-One that an alarm has ended stays stored, so that an operator sees why, until the next activation.
+There is one for each artifact and fleet at most. An activation ends it. One that an alarm has ended
+stays stored until the next activation, so that an operator sees why.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -32,6 +33,8 @@ class StoreInspection:
     other: Summary | None = None  # otherwise the newest active one of another
     sampled: int = 0  # decisions of the shadow sample
     unlabelled: int = 0  # of them those without a verdict on every candidate
+    requests_a_week: int = 0  # that were decided in the past week
+    judged_a_week: int = 0  # of them those whose loss is known
 
 
 def inspect_store(url: str, setup: str | None) -> StoreInspection:
@@ -62,7 +65,15 @@ def inspect_store(url: str, setup: str | None) -> StoreInspection:
             if setup is None:
                 return samples
             active = _newest(session, setup)
-            return replace(samples, active=active, other=None if active else _newest(session, None))
+            if active is None:
+                return replace(samples, other=_newest(session, None))
+            week_ago = (datetime.now(UTC) - timedelta(weeks=1)).isoformat(timespec="microseconds")
+            requests, judged = session.execute(
+                select(func.count(), func.count(DecisionRow.loss)).where(
+                    DecisionRow.created_at >= week_ago
+                )
+            ).one()
+            return replace(samples, active=active, requests_a_week=requests, judged_a_week=judged)
     except SQLAlchemyError as exc:
         cause = getattr(exc, "orig", None)
         if isinstance(cause, sqlite3.Error) and cause.sqlite_errorname == _CUT_SHORT:
@@ -99,6 +110,7 @@ def _newest(session: Session, setup: str | None) -> Summary | None:
             CalibrationRow.created_at,
             CalibrationRow.artifact,
             CalibrationRow.document,
+            CalibrationRow.chosen_at,
         )
         .join(ActiveRow, ActiveRow.calibration_id == CalibrationRow.id)
         .order_by(CalibrationRow.created_at.desc())

@@ -45,6 +45,9 @@ class CalibrationRow(Base):
     document: Mapped[str]  # pool, options, evidence, notes: JSON
     arrays: Mapped[bytes] = mapped_column(LargeBinary)  # scores, labels, fingerprints: npz
     digest: Mapped[str] = mapped_column(String(64))  # sha256 of all of the above
+    # When it was first activated by its id, or began as a canary, after its figures were shown;
+    # None: only the upload that made it activated it, if anything did.
+    chosen_at: Mapped[str | None] = mapped_column(String(32))
 
 
 class ActiveRow(Base):
@@ -104,7 +107,7 @@ class DecisionRow(Base):
     document: Mapped[str]
     neighbours: Mapped[bytes | None] = mapped_column(LargeBinary)  # pattern ids, 4 bytes each
     fingerprint: Mapped[str | None] = mapped_column(String(64))  # keyed hash of the query
-    application: Mapped[str] = mapped_column(String(256), server_default="")
+    application: Mapped[str] = mapped_column(String(256))
     sampling_rate: Mapped[float | None]  # in force for it; None where it could not be drawn
 
 

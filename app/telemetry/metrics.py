@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway: names, help texts and buckets.
+"""Prometheus metrics of the gateway, and the measurement of the event loop's lag.
 
 Each application has a registry of its own, so that tests do not share one.
 """
@@ -176,9 +176,9 @@ class Metrics:
             ("part",),
             registry=self.registry,
         )
-        self.calibration_refused = Gauge(
-            "racer_calibration_refused_timestamp_seconds",
-            "Unix time of the newest calibration that was refused activation; 0 if there is none",
+        self.calibration_shift = Gauge(
+            "racer_calibration_shift",
+            "Relative change of the mean set with the active calibration, where it raised an alert",
             registry=self.registry,
         )
 
@@ -228,16 +228,15 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-# Event loop lag: how late the event loop runs what is due.
-#
-# Every request waits that long when something blocks the loop.
-
 EVERY_S: Final = 0.25
 _WINDOW: Final = 60  # measurements, 15 s: a Prometheus that scrapes every 15 s misses none
 
 
 class LoopLag:
-    """Measures in the background how much longer a sleep took, and shows the window's maximum."""
+    """Measures in the background how late the event loop runs what is due; shows the maximum.
+
+    Every request waits that long when something blocks the loop.
+    """
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge

@@ -178,7 +178,6 @@ class GatewayClient:
         calibration_id: str,
         *,
         expected_active_id: str | None = None,
-        confirm: bool,
         share: float | None = None,
     ) -> dict[str, Any]:
         """POST /calibrations/{id}/activate.
@@ -186,10 +185,9 @@ class GatewayClient:
         Args:
             calibration_id: The calibration.
             expected_active_id: Change nothing unless this one is active; None: whichever is.
-            confirm: Activate it however far it is from the active one.
             share: Share of the requests that it decides as a canary; None: all of them.
         """
-        body = {"expected_active_id": expected_active_id, "confirm": confirm, "share": share}
+        body = {"expected_active_id": expected_active_id, "share": share}
         place = f"/calibrations/{quote(calibration_id, safe='')}/activate"
         return self._request("POST", place, json=body)
 

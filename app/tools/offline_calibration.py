@@ -16,7 +16,6 @@ from typing import Any, Final
 from app.calibrations.carried import FILE
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.upload import from_file
-from app.errors import ConfirmNeeded, LimitNotKept
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.artifact_files import open_racer
 from app.routing.calibration_sync import CalibrationSync
@@ -53,7 +52,7 @@ def calibrate_artifact(
         ArtifactError: The artifact does not fit the configuration or this machine.
         InputError: The rows, the options, or what the artifact carries cannot be read.
         CalibrationError: The rows cannot be calibrated on.
-        ConfirmNeeded, LimitNotKept: The calibration is refused; the artifact carries what it did.
+        InfeasibleAlphaError: Too few rows count; the artifact carries what it did.
     """
     racer, folder = open_racer(settings), settings.artifact
     assert folder is not None  # it was opened
@@ -66,11 +65,7 @@ def calibrate_artifact(
     ):
         if carried.exists():
             _restore(store, carried)
-        try:
-            result = asyncio.run(_calibrate(settings, racer, store, setup, rows, given, progress))
-        except (ConfirmNeeded, LimitNotKept):
-            save_carried(store, setup, carried)  # the rows were shown
-            raise
+        result = asyncio.run(_calibrate(settings, racer, store, setup, rows, given, progress))
         save_carried(store, setup, carried)
         return result
 
@@ -123,7 +118,6 @@ async def _calibrate(
             calibration_sync=calibration_sync,
             setup=setup,
             grouping=grouping,
-            metrics=metrics,
             conditions=conditions,
             sampled_scores=lambda decision_ids, setup: {},  # this store has no decisions
             sampling_rates=lambda since: [],

@@ -7,7 +7,7 @@ import { evidenceView } from "./evidence.js";
 import { bytes, count, moment, number, percent, shortId } from "./format.js";
 import { follow, hasEnded } from "./jobs.js";
 import { hasKey, onKeys } from "./keys.js";
-import { adviceFor, sentence } from "./words.js";
+import { adviceFor, sentence, VOID_UNTIL_NEXT } from "./words.js";
 
 const PHASES = {
   waiting: "waiting for its turn",
@@ -51,7 +51,7 @@ export function startCalibrate() {
     busy = true;
     form.disable(true);
     try {
-      const query = { ...options, dry_run: dryRun, wait: false, ...(dryRun ? {} : { expected_active_id: expected, confirm: true }) };
+      const query = { ...options, dry_run: dryRun, wait: false, ...(dryRun ? {} : { expected_active_id: expected }) };
       fill(work, progressCard({ status: "waiting", phase: "waiting" }, null, `sending ${bytes(file.size)}`));
       const response = await postFile("calibrate", "admin", file, query);
       const job = response.job ? await follow(response.job, (each) => fill(work, progressCard(each, cancel(each)))) : { status: "done", result: response };
@@ -83,12 +83,13 @@ export function startCalibrate() {
   /** What a dry run of `sent` found, with the button that makes it so, whatever the form holds by then. */
   function lookCard(result, sent) {
     const active = result.evidence.shift?.active_id ?? "";
-    const activate = el("button", { type: "button", class: "primary", onclick: () => decide(sent, active) }, "Activate this calibration");
+    const activate = el("button", { type: "button", class: "primary", disabled: result.refusal !== null, onclick: () => decide(sent, active) }, "Activate this calibration");
     return el(
       "section",
       { class: "card", "aria-labelledby": "look-title" },
       el("div", { class: "card-head" }, el("h2", { id: "look-title" }, "What it would be"), el("span", { class: "muted" }, `dry run of ${sent.file.name} at ${percent(result.evidence.alpha)}: nothing was changed`)),
-      result.refusal ? notice("warn", `Without your confirmation it would be refused: ${result.refusal}.`) : null,
+      result.refusal ? notice("warn", `It cannot be activated: ${result.refusal}.`) : null,
+      shiftNotice(result.evidence),
       evidenceView(result.evidence),
       el("div", { class: "row end" }, el("span", { class: "muted" }, "The rows are sent again and decide from then on."), activate),
     );
@@ -106,6 +107,7 @@ export function startCalibrate() {
       "section",
       { class: "card", "aria-labelledby": "done-title" },
       notice("good", el("h2", { id: "done-title" }, "Active"), el("p", {}, `Calibration ${shortId(result.id)} decides from now on.`)),
+      shiftNotice(result.evidence),
       evidenceView(result.evidence),
     );
   }
@@ -148,15 +150,8 @@ export function startCalibrate() {
   /** Make a calibration active, unless another one than `active` became it since that was shown. */
   async function activate({ id, active: expected, title, text, yes }) {
     if (!(await confirmed(title, text, yes))) return;
-    const post = (confirm) => postJson(`calibrations/${id}/activate`, "admin", { expected_active_id: expected, confirm });
     try {
-      try {
-        await post(false);
-      } catch (error) {
-        if (error.code !== "confirm_needed") throw error;
-        if (!(await confirmed(`${yes} all the same?`, sentence(error.message), `${yes} all the same`))) return;
-        await post(true);
-      }
+      await postJson(`calibrations/${id}/activate`, "admin", { expected_active_id: expected });
       document.dispatchEvent(new Event("look-again"));
       await refresh();
       fill(work, notice("good", `Calibration ${shortId(id)} decides from now on.`));
@@ -281,11 +276,16 @@ function problem(text) {
   return el("li", {}, place ? el("strong", { class: "place" }, place) : null, place ? " " : null, what);
 }
 
-/** A calibration newer than the active one that was not activated by itself; null if there is none. */
-function refusedNotice(all, active) {
-  const newer = all.slice(0, Math.max(0, all.findIndex(({ id }) => id === active)) || all.length);
-  const refused = active === all[0].id ? undefined : newer.find(({ evidence }) => evidence.refused);
-  return refused ? notice("warn", `Calibration ${shortId(refused.id)} was not activated: ${refused.evidence.refused}. The old one decides; make the new one active if it is meant.`) : null;
+/** What changes much with a calibration; null where nothing does. */
+function shiftNotice({ shift }) {
+  return shift?.alert ? notice("warn", sentence(shift.alert)) : null;
+}
+
+/** What an operator should know of the active calibration; null where there is nothing. */
+function activeNotice(all, active) {
+  const found = all.find(({ id }) => id === active);
+  if (found?.chosen) return notice("warn", `Certificates of calibration ${shortId(active)} are void: it was activated by its id, after its figures were shown. Calibrate on fresh rows.`);
+  return found ? shiftNotice(found.evidence) : null;
 }
 
 /** How a calibration of the history becomes active. */
@@ -294,7 +294,7 @@ function toActivate(id, active) {
     id,
     active,
     title: "Make this calibration active?",
-    text: `${shortId(id)} takes the place of ${active ? shortId(active) : "nothing"}. The other stays in the history.`,
+    text: `${shortId(id)} takes the place of ${active ? shortId(active) : "nothing"}, which stays in the history. ${VOID_UNTIL_NEXT}`,
     yes: "Make active",
   };
 }
@@ -319,7 +319,7 @@ function historyCard(all, active, activate) {
     "section",
     { class: "card", "aria-labelledby": "history-title" },
     el("h2", { id: "history-title" }, "History"),
-    refusedNotice(all, active),
+    activeNotice(all, active),
     table("All calibrations, newest first", ["Calibration", "Made", "Risk level", "Rows", "Mean set", "Risk, 95 %", "State"], rows),
   );
 }

@@ -2,6 +2,7 @@
 
 import { el, fill, notice, renew, table } from "./dom.js";
 import { count, moment, number, percent, range, shortId } from "./format.js";
+import { VOID_UNTIL_NEXT } from "./words.js";
 
 /** The card, and how to show a canary of GET /calibrations in it; `act` is told what to make of it. */
 export function canaryView(act) {
@@ -31,7 +32,7 @@ function card(canary, figures, act) {
     id,
     active,
     title: "Promote the canary?",
-    text: `${shortId(id)} decides all requests from then on. ${shortId(active)} stays in the history.`,
+    text: `${shortId(id)} decides all requests from then on. ${shortId(active)} stays in the history. ${VOID_UNTIL_NEXT}`,
     yes: "Promote",
   };
   const rollBack = {

@@ -32,7 +32,7 @@ export function driftView() {
       if (identity !== followed) points = [];
       followed = identity;
       fill(risk, reports.map(([name, report]) => [heading(name), riskView(report)]).flat(2));
-      fill(alarms, reports.map(([name, report]) => [heading(name), alarmView(report.alarms, response.calibration_id)]).flat());
+      fill(alarms, reports.map(([name, report]) => [heading(name), alarmView(report.alarms, response.calibration_id), detectionView(report.detection)]).flat());
       evidence.hidden = reports.some(([, report]) => report.alarms === null);
       if (evidence.hidden) return;
       points.push({ at: new Date(), shares: sharesOf(reports) });
@@ -115,6 +115,17 @@ function alarmView(alarms, id) {
     el("strong", {}, `Alarm: ${alarms.raised.map(streamInWords).join(", ")}.`),
     el("p", {}, `Questions or answers seem not to be like the calibrated rows any more: while nothing changes, any alarm ever has a chance of at most ${percent(alarms.false_alarm)}. Certificates are void until you calibrate on new rows, or reset the alarms. (${since})`),
   );
+}
+
+/** How many days until a larger risk is seen, and which sampling rate would make it a week. */
+function detectionView(detection) {
+  if (!detection) return null;
+  const { risks, chance, judged_a_week: judged } = detection;
+  const lines = risks.map(({ risk, judged: needed, days, rate_for_a_week: rate }) =>
+    el("li", {}, needed === null
+      ? `A risk of ${percent(risk)} is within what such few rows may have: no alarm sees it.`
+      : `A risk of ${percent(risk)} takes ${count(needed)} judged requests: ${days === null ? "never, as none is judged" : plural(Math.ceil(days), "day")}${rate === null ? "" : `; a sampling rate of ${percent(rate)} makes it a week`}.`));
+  return el("div", { class: "hint" }, el("p", {}, `What the alarm on judged losses sees with a chance of ${percent(chance)}, at ${plural(judged, "judged request")} a week:`), el("ul", {}, lines));
 }
 
 /** Capital as a share of where it alarms, on a logarithmic axis. */

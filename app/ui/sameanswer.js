@@ -7,7 +7,7 @@ import { count, moment, number, percent, shortId } from "./format.js";
 import { frontierView } from "./frontier.js";
 import { hasKey, onKeys } from "./keys.js";
 import { progressView } from "./progress.js";
-import { adviceFor, sentence } from "./words.js";
+import { adviceFor, sentence, VOID_UNTIL_NEXT } from "./words.js";
 
 const LOOK_EVERY_MS = 30_000;
 
@@ -44,7 +44,7 @@ export function startSameAnswer() {
   /** Make a calibration of the history decide for its application. */
   async function activate({ id, application }) {
     const of = application ? ` of ${application}` : "";
-    if (!(await confirmed("Make this calibration active?", `${shortId(id)} decides which requests${of} need further calls. The other stays in the history.`, "Make active"))) return;
+    if (!(await confirmed("Make this calibration active?", `${shortId(id)} decides which requests${of} need further calls. The other stays in the history. ${VOID_UNTIL_NEXT}`, "Make active"))) return;
     try {
       await postJson(`same-answer/${id}/activate`, "admin", {});
       document.dispatchEvent(new Event("look-again"));
@@ -107,10 +107,12 @@ function applicationView(name, progress, record, applications) {
 
 /** All calibrations, newest first. */
 function historyView(data, activate) {
-  const state = (each) =>
-    each.active
+  const state = (each) => {
+    if (each.evidence.refused) return null;
+    return each.active
       ? el("span", { class: "chip on" }, "active")
       : el("button", { type: "button", class: "quiet small", "aria-label": `Make ${shortId(each.id)} active`, onclick: () => activate(each) }, "Make active");
+  };
   const rows = data.map((each) => {
     const { evidence, id } = each;
     return [el("code", { title: id }, shortId(id)), each.application || "all requests", moment(each.created_at), percent(evidence.alpha), count(evidence.n), number(evidence.expected_calls), evidence.refused ? el("span", { title: evidence.refused }, "refused") : "sound", state(each)];

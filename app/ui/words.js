@@ -2,10 +2,14 @@
 
 import { listed, percent } from "./format.js";
 
+/** What an activation by id costs. */
+export const VOID_UNTIL_NEXT = "Its certificates are void until the next calibration: it is chosen after its figures were shown.";
+
 const REASONS = {
   candidate_failed: (name) => `${name} was in the set and gave no usable answer`,
   conditions_differ: (field) => `the candidates are not sent what they were sent for the labelled rows (${field})`,
   not_calibrated: () => "no calibration is active, so the configured fallback was called",
+  turn_beyond_sample: () => "a turn later in its conversation than any that is sampled",
   multi_turn_uncalibrated: () => "a later turn of a conversation, for which there are too few rows",
   labelled_conditions: () => "the threshold is that of a part of the rows: labelled with what candidates are sent now, or drawn from this application",
   later_turn: () => "a later turn of a conversation: the threshold is that of such rows",
@@ -16,6 +20,7 @@ const REASONS = {
   no_calibration_for_pool: () => "no row is answered by a candidate that may be called",
   abstained_strongest: () => "the gateway abstained, but the best candidate was called",
   row_scores_unverified: () => "the rows brought router scores of their own, which cannot be verified",
+  chosen_by_figures: () => "the calibration was activated by its id, after its figures were shown",
   alpha_picked: () => "the risk level was chosen after these graded or weighted rows were seen",
   training_overlap: () => "calibration rows were training rows of the router",
   alpha_assumed_independent_of_query: () =>
@@ -32,7 +37,7 @@ const REASONS = {
   leader_streamed: () => "the best candidate alone was called",
   set_unanswered: () => "no candidate of the set answered with a text, a tool call or a refusal",
   no_vote: () => "the best candidate alone was called",
-  stale: (stream) => `a drift alarm was raised (${stream}) since this calibration became active`,
+  stale: (stream) => stream === "age" ? "the calibration is older than certificates may be here" : `a drift alarm was raised (${stream}) since this calibration became active`,
   candidate_down: (name) => `${name} was down before the set was chosen; the threshold is that of the others`,
   outvoted_candidate_failed: (name) => `${name} failed, but could not have changed the vote`,
   sub_pool_pending_whole_pool: () => "the smaller pool's threshold was not ready yet, so all of it was called",

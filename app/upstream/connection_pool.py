@@ -1,4 +1,4 @@
-"""Connections to one replica: made on demand, kept while they are idle for a short time."""
+"""Connections to one replica, made on demand and kept while idle for a short time; a DNS cache."""
 
 from __future__ import annotations
 

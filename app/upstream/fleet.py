@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from app.concurrency.memory_budget import SMALL_BYTES, MemoryBudget, off_loop
+from app.concurrency.memory_budget import MemoryBudget
+from app.concurrency.threads import SMALL_BYTES, off_loop
 from app.errors import UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
 from app.settings import Secrets, Settings
@@ -424,11 +425,8 @@ def _model_and_usage(body: Mapping[str, Any]) -> ModelAndUsage:
     return body.get("model"), parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
 
 
-# Health checks of ejected replicas, in the background, until they are readmitted.
-
-
 class HealthChecks:
-    """One task for every ejected replica."""
+    """Checks ejected replicas in the background, one task each, until they are readmitted."""
 
     def __init__(self, client: UpstreamClient) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Retry policy: which failed calls are repeated, after which pause, and how many in total.
+"""Failures of upstream calls, and the policy that repeats some of them.
 
 Two retry budgets bound the retries: one of each target, inside one of the process. In each,
 

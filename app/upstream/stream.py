@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from app.concurrency.memory_budget import off_loop
+from app.concurrency.threads import off_loop
 from app.errors import UpstreamError
 from app.telemetry.tracing import CallSpan
 from app.upstream.http_client import UpstreamAnswer

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from app.concurrency.memory_budget import SMALL_BYTES, off_loop
+from app.concurrency.threads import SMALL_BYTES, off_loop
 from app.errors import SchemaError, TooLarge, UnsupportedBody
 from app.json_output import dump_json
 from app.settings.validation import problems

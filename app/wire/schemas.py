@@ -231,12 +231,6 @@ class LevelsRequest(BaseModel):
     application: str | None = Field(default=None, max_length=128, description=APPLICATION)
 
 
-CONFIRM: Final = (
-    "Activate even if no threshold is finite at its alpha, or if the mean set size changes by more "
-    "than a quarter at the same alpha, score and promise."
-)
-
-
 class CalibrateOptions(BaseModel):
     """Options of ``POST /calibrate``: body fields, form fields or query parameters."""
 
@@ -260,8 +254,7 @@ class CalibrateOptions(BaseModel):
     max_weight: float | None = Field(
         default=None,
         gt=0,
-        description="Largest weight of any served query; rows with weights need it. Of sampled"
-        " rows: and of the sampled requests of any conversation together.",
+        description="Largest weight of any served query; rows with weights need it.",
     )
     answer_risk_max: float | None = Field(
         default=None,
@@ -298,13 +291,6 @@ class CalibrateOptions(BaseModel):
     allow_overlap: bool = Field(
         default=False, description="Accept training rows; voids every certificate."
     )
-    max_shift: float | None = Field(
-        default=None,
-        gt=0,
-        description="Refuse to activate if mean set size or threshold moves by a larger share,"
-        " even with `confirm`.",
-    )
-    confirm: bool = Field(default=False, description=CONFIRM)
 
 
 class CalibrateFields(CalibrateOptions):
@@ -330,7 +316,6 @@ class ActivateRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     expected_active_id: str | None = Field(default=None, description=EXPECTED)
-    confirm: bool = Field(default=False, description=CONFIRM)
     share: float | None = Field(
         default=None,
         gt=0,

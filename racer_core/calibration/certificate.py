@@ -29,6 +29,7 @@ class CoreReason(StrEnum):
     TRAINING_OVERLAP = "training_overlap"
     ROWS_IN_CLUSTERS = "rows_in_clusters"
     ALPHA_PICKED = "alpha_picked"
+    CHOSEN_BY_FIGURES = "chosen_by_figures"
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
     UNLABELLED_EXCEEDS_ALPHA = "unlabelled_exceeds_alpha_whole_pool"
 

@@ -46,10 +46,11 @@ def sampling_number(key: bytes, drawn_by: bytes, turn: int = 0) -> float:
     - No two of the turns 0 to 2^k - 1 are drawn at rates up to 2^-k: their v differ by a multiple
       of 2^-k that is no integer, and two numbers below 2^-k differ by less.
 
-    So a conversation of T <= 2^k turns gives one row with probability T * rate, uniform among the
-    T, and else none. Rows of independent conversations are then independent, each distributed like
-    a request at random, however much the turns of one conversation depend on each other. Turns that
-    are drawn independently are not: conversations give several rows, which depend on each other.
+    So the first 2^k <= 1 / rate turns of a conversation (:func:`drawn_turns`) give one row at most,
+    uniform among them. Rows of independent conversations are then independent, each distributed
+    like such a turn at random, however much the turns of one conversation depend on each other.
+    Later ones are not drawn. To draw them all and to certify only where no two rows share a
+    conversation would choose the samples with short conversations.
 
     Args:
         key: Secret, at least 1 byte.
@@ -66,10 +67,24 @@ def sampling_number(key: bytes, drawn_by: bytes, turn: int = 0) -> float:
     return number % 2**_BITS * 2.0**-_BITS
 
 
+def turn_number(answers: int, *, is_together: bool) -> int:
+    """The number of a turn, from 0, among the turns of its conversation that are drawn alike.
+
+    Args:
+        answers: How many answers were given before it.
+        is_together: First and later turns are drawn alike; else first turns are drawn by their
+            decisions, and the numbers are those of later turns.
+    """
+    return answers if is_together else max(answers - 1, 0)
+
+
+def drawn_turns(rate: float) -> int:
+    """How many turns of a conversation may be drawn at a rate: the largest 2^k <= 1 / rate."""
+    return 1 << min(math.floor(-math.log2(rate)), _BITS) if rate > 0.0 else 0
+
+
 def is_sampled(key: bytes, drawn_by: bytes, rate: float, turn: int = 0) -> bool:
     """Whether a decision belongs to the shadow sample.
-
-    A decision sampled at one rate is sampled at every larger rate.
 
     Args:
         key: As :func:`sampling_number`.
@@ -79,7 +94,7 @@ def is_sampled(key: bytes, drawn_by: bytes, rate: float, turn: int = 0) -> bool:
     """
     if not 0.0 <= rate <= 1.0:  # also false for NaN
         raise InputError("shadow_rate must lie between 0 and 1", param="shadow_rate")
-    return sampling_number(key, drawn_by, turn) < rate
+    return turn < drawn_turns(rate) and sampling_number(key, drawn_by, turn) < rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""Text encoders: Hugging Face models, and hashed character n-grams; know no router."""
+"""Text encoders: Hugging Face and ONNX models, word vectors, character n-grams; know no router."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from racer_core.types import BoolArray
 Kind = Literal["huggingface", "onnx", "word-vectors", "char-ngrams"]
 Pooling = Literal["mean", "cls"]
 Forward = Literal["transformers", "lean"]
+HAS_FORWARD: Final[frozenset[Kind]] = frozenset(("huggingface", "onnx"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class EncoderSpec:
     """The identity of an encoder: everything that must be equal in calibration and serving.
 
     ``backend`` is the device type, ``dtype`` the number format and ``forward`` the code that
-    embedded the training rows. A change of any of them moves scores and requires a new calibration.
+    computed the network on the training rows. A change of any of them moves scores and requires a
+    new calibration.
     """
 
     kind: Kind
@@ -41,14 +43,16 @@ class EncoderSpec:
     max_tokens: int
     backend: str
     dtype: str
-    # `lean` is our own, for the models that it knows; of an exported model ONNX Runtime's version.
-    forward: str = "transformers"
+    # `transformers`; `lean`: our own, for the models that it knows; of an exported model ONNX
+    # Runtime's version. None: no network, see `HAS_FORWARD`.
+    forward: str | None
     lexical: bool = False  # hashed character n-grams stand beside the embedding
     pin: Pin | None = field(default=None, compare=False)  # of a model that came from the hub
 
     def identity(self) -> dict[str, Any]:
         """What must be equal, as JSON values: not where the files come from."""
-        return {name: value for name, value in asdict(self).items() if name not in ("name", "pin")}
+        omitted = {"name", "pin"} if self.forward is not None else {"name", "pin", "forward"}
+        return {name: value for name, value in asdict(self).items() if name not in omitted}
 
 
 @dataclass(frozen=True, slots=True)

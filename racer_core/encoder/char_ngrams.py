@@ -26,6 +26,7 @@ SPEC: Final = EncoderSpec(
     max_tokens=_MAX_CHARS,
     backend="numpy",
     dtype="float32",
+    forward=None,
 )
 
 

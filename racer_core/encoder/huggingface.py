@@ -102,6 +102,7 @@ class HuggingFaceEncoder:
         )
         self._tokenizer = TextTokenizer(limited(tokenizer, self.spec.max_tokens), name)
         self._padding: int = tokenizer.pad_token_id or 0
+        self._launch = _LAUNCH[forward]
         # Of batches on a GPU; None makes batches of similar length.
         self._shapes: list[Shape] | None = None
         if backend == "cuda" or recorder is not None:
@@ -138,7 +139,7 @@ class HuggingFaceEncoder:
     def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         if self._shapes is None:
             return similar(lengths, _BATCH, _SHORTEST)
-        return cheapest(lengths, self._shapes, _LAUNCH[self.spec.forward])
+        return cheapest(lengths, self._shapes, self._launch)
 
     def _forward(self, ids: NDArray[np.int64], mask: NDArray[np.int64]) -> NDArray[np.float32]:
         import torch

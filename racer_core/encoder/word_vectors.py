@@ -76,6 +76,7 @@ class WordVectorEncoder:
             max_tokens=max_tokens,
             backend="numpy",
             dtype="float32",
+            forward=None,
         )
 
     def encode(self, texts: Sequence[str]) -> EncoderOutput:

@@ -69,9 +69,9 @@ def read_lm_eval(
         folders: A folder per model, or one that contains them at any depth.
         pool: The required models; None takes all, in the order of the folders.
         metric: The logged 0/1 metric that means right; None takes the first of
-            ``lm_eval_sample.METRICS`` that a task has.
+            ``METRICS`` that a task has.
         filter: The filter whose lines count; None takes the only one, else the first of
-            ``lm_eval_sample.FILTERS``.
+            ``FILTERS``.
         question: The document's field that is the query. None takes the prompt with its few-shot
             examples; if models had different prompts (chat templates), the document's own question
             and choices.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final, Self, cast
 
 from racer_core import strict_json
@@ -127,6 +128,12 @@ class Conversation:
             place != asked and turn.role not in SYSTEM_ROLES
             for place, turn in enumerate(self.turns)
         )
+
+    @property
+    def answers(self) -> int:
+        """The number of answers to which other turns were sent."""
+        roles = [turn.role for turn in self.turns if turn.role not in SYSTEM_ROLES]
+        return sum(one == "assistant" != other for one, other in pairwise(roles))
 
     def text(self, read: RoutedText, left_out: Sequence[Passage] = ()) -> str:
         """The text that the router reads.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 
 from app.access.typical_usage import TypicalUsage
-from app.errors import StoreError
+from app.errors import Conflict, StoreError
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.store import DecisionStore
 from app.routing.decision import ChosenBy
@@ -44,6 +43,7 @@ from app.store.answer_calibrations import AnswerCalibrationStore, AnswerCalibrat
 from app.store.tables import AnswerCalibrationRow, SampleRow
 from racer_core.aggregation import answers
 from racer_core.calibration.risk_e_process import RiskEProcess
+from racer_core.calibration.shadow import is_sampled
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
@@ -128,6 +128,11 @@ class World:
         return record and record.id
 
     @property
+    def report(self) -> dict[str, Any]:
+        """What `GET /same-answer` says of it."""
+        return asyncio.run(self.calibrator.report())["applications"][""]
+
+    @property
     def stale(self) -> Staleness | None:
         """Why its certificates are void."""
         record = self.calibrator.calibrations.find("")
@@ -185,6 +190,31 @@ def _sample(number: int, whole: bool) -> SampleRow:
     )
 
 
+def test_rows_of_two_rates_are_thinned_to_the_lower_one(world: World) -> None:
+    """Both halves of the rows are then drawn at one rate, and what is left out is counted."""
+    high = [_decision(number) for number in range(100)]
+    low = [
+        replace(_decision(number), sampling_rate=0.5, shadow_rate=0.5) for number in range(100, 200)
+    ]
+    drawn = [each for each in low if is_sampled(b"key", each.decision_id.encode(), 0.5)]
+    decisions = [*high, *drawn]
+    DecisionStore(world.store).add(decisions, [False] * len(decisions))
+    with world.store.transaction() as session:
+        session.add_all(_sample(int(each.decision_id[-8:]), True) for each in decisions)
+    sample = AnswerSample(
+        store=world.store,
+        pool=NAMES,
+        calibrations=world.calibrator.calibrations,
+        key=b"key",
+        deadline=timedelta(minutes=1),
+        label_waits={},
+    )
+    found = sample.rows("")
+    kept = [each.decision_id for each in high if is_sampled(b"key", each.decision_id.encode(), 0.5)]
+    assert [row.decision_id for row in found.rows] == kept + [each.decision_id for each in drawn]
+    assert found.thinned == len(high) - len(kept) > 0
+
+
 def watched_reads(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[dict[str, str]], object]
 ) -> None:
@@ -227,10 +257,14 @@ def test_gateways_on_one_store_make_one_calibration(
         store.close()
 
 
-def test_a_calibration_that_is_not_renewed_ends(
+def test_a_refresh_that_is_refused_ends_what_decides(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Attempts go on with new samples, also where no more rows are read, until one succeeds."""
+    """Attempts go on with new samples, also where no more rows are read, until one succeeds.
+
+    Red while the calibration before it serves on: for seven days its certificates held, though all
+    that was known of today's requests spoke against it.
+    """
     reads, attempts = list[object](), list[int]()
     keep_up = world.calibrator.keep_up
     watched_reads(monkeypatch, lambda given: None if "after" in given else reads.append(given))
@@ -244,28 +278,65 @@ def test_a_calibration_that_is_not_renewed_ends(
     first = world.active
     keep_up()
     assert len(reads) == 1
+    world.age(days=2)
     with monkeypatch.context() as patch:
         patch.setattr(
             answer_calibration, "refusal_of", lambda *_: attempts.append(1) or "not worth it"
         )
-        for days, further, made in ((2, 1, 1), (2, 5, 1), (2, 1, 2), (2, 6, 3), (8, 6, 4)):
-            world.age(days, with_rows=True)
+        for further, made in ((1, 1), (5, 1), (1, 2), (6, 3), (6, 4)):
             world.sample(further)
-            for _ in range(2):
-                keep_up()
-            assert len(attempts) == made
-            assert world.stale is (Staleness.AGE if days > 7 else None)
-            assert world.shown[-1][2:] == (days, True)
-    said = [each.message for each in caplog.records if "the newest row of" in each.message]
-    assert len(said) == 1
-    assert said[0].endswith("the last attempt: not worth it")
-    asyncio.run(world.calibrator.activate(first or ""))
-    assert world.stale is Staleness.AGE, "activating it again makes its rows no newer"
+            for gateway in (world, World(world.store)):  # also after a start
+                gateway.calibrator.keep_up()
+                assert gateway.active is None
+                assert gateway.report["refusal"] == "not worth it"
+                assert math.isnan(gateway.shown[-1].days)
+                assert gateway.shown[-1].is_refused
+            assert len(attempts) >= made
+    assert [each.active for each in world.records] == [False, False]
+    assert world.records[0].evidence["refused"] == "not worth it"
+    with pytest.raises(Conflict, match="decides nothing: not worth it"):
+        asyncio.run(world.calibrator.activate(world.records[0].id))
     world.sample(6)
-    with caplog.at_level(logging.INFO):
-        keep_up()
-    assert world.active != first
+    keep_up()
+    assert world.active not in (None, first)
     assert (world.stale, world.shown[-1].is_refused) == (None, False)
+
+
+def test_candidates_that_stop_answering_end_what_decides(tmp_path: Path) -> None:
+    """Their requests count as different: no threshold is finite. By command as from traffic."""
+    with Store(f"sqlite:///{tmp_path}/racer.db") as store:
+        world = World(store, watching={"shadow_rate": 1.0, "false_alarm": None})
+        for end in (
+            world.calibrator.keep_up,
+            lambda: asyncio.run(world.calibrator.calibrate(None)),
+        ):
+            world.sample(120)
+            world.calibrator.keep_up()
+            assert world.active is not None
+            world.age(days=2)
+            world.sample(200, whole=False)
+            asyncio.run(world.calibrator.calibrate(None, dry_run=True))
+            assert world.active is not None
+            end()
+            assert world.active is None
+            assert "rows lack answers" in world.report["refusal"]
+            world.sample(600)
+
+
+def test_a_rollback_is_marked_and_makes_no_row_newer(world: World) -> None:
+    """Activating what decides already chooses nothing."""
+    world.sample(60)
+    world.calibrator.keep_up()
+    first = world.active or ""
+    asyncio.run(world.calibrator.activate(first))
+    assert "chosen_at" not in world.records[0].evidence
+    world.age(days=8, with_rows=True)
+    world.sample(1)
+    world.calibrator.keep_up()
+    assert world.active != first
+    asyncio.run(world.calibrator.activate(first))
+    assert (world.active, world.stale) == (first, Staleness.AGE)
+    assert "chosen_at" in world.records[1].evidence
 
 
 def test_a_calibration_without_new_rows_is_not_renewed_and_ends(world: World) -> None:

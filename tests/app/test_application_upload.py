@@ -11,14 +11,12 @@ from app.routing.prompt_digest import prompt_digest
 from app.store import Store
 from tests.kit.applications import ACCESS, BOT_KEY
 from tests.kit.gateway import (
-    ADMIN_KEY,
     DATA_KEY,
     TWO,
     Gateway,
     Restart,
     Serve,
     as_json,
-    error_message,
     noisy,
     user,
 )
@@ -206,19 +204,14 @@ def test_an_application_may_have_a_delta_of_its_own(calibrated: Gateway) -> None
         calibrated.upload(rows, application="bot")
 
 
-def test_the_activation_rule_looks_at_the_application(calibrated: Gateway) -> None:
-    """Its sets, not those of the largest population; by id, too. The proposal is stored."""
-    before = calibrated.ready()["calibration"]
+def test_a_shift_is_that_of_the_application(calibrated: Gateway) -> None:
+    """Of its sets, not of those of the largest population; too few of its rows are refused."""
     sure = [row | {"correct": ["adder"], "candidates": ["adder", "speller", "poet"]}
             for row in drawn(50_000, 90)]  # fmt: skip
-    message = calibrated.refused(sure, 409, application="bot")
-    assert "a change of the mean set size by more than 25%" in message
-    assert calibrated.ready()["calibration"] == before
-    stored = calibrated.get("/calibrations", ADMIN_KEY).json()["data"]
-    (proposal,) = (each["id"] for each in stored if "refused" in each["evidence"])
-    path = f"/calibrations/{proposal}/activate"
-    assert "25%" in error_message(calibrated.post(path, ADMIN_KEY, json={}), 409)
-    assert calibrated.post(path, ADMIN_KEY, json={"confirm": True}).status_code == 200
+    assert "it needs 3" in calibrated.refused(sure[:2], 409, application="bot")
+    found = calibrated.upload(sure, application="bot")["evidence"]["shift"]
+    assert (found["application"], found["alert"] is None) == ("bot", False)
+    assert abs(found["size_change"]) > 0.25
     assert certificates(calibrated)["bot"]["n"] == 90
 
 

@@ -71,7 +71,8 @@ def fill(store: Store) -> None:
     everything = record("cal-2", 2, PARTS["everything"], smoothing_salt=b"\x00salt\xff")
     store.add(replace(everything, populations=(*everything.populations, later)), activate=True)
     store.add(record("cal-3", 3), activate=False)
-    store.add(replace(record("cal-4", 4), artifact=OTHER), activate=True)
+    store.add(replace(record("cal-4", 4), artifact=OTHER), activate=False)
+    store.activate("cal-4", None, OTHER)  # chosen by its figures
     watch(store, "cal-1")
     watch(store, "cal-2", raised="[]")
     for application in ("bot", "größe"):
@@ -123,6 +124,7 @@ def test_every_byte_comes_back_in_any_kind_of_store(
     done = restored(another, saved)
     assert done.added == ["cal-1", "cal-2", "cal-3", "cal-4"]
     assert sorted(done.activated) == ["cal-2", "cal-4"]
+    assert [another.shared_state(each).is_chosen for each in ("a" * 64, OTHER)] == [False, True]
     assert rows(another) == rows(store)
     for name in done.added:
         another.record(name)  # its digest is verified
@@ -162,6 +164,7 @@ def test_restoring_keeps_the_calibrations_of_the_store(another: Store, saved: Pa
     done = restored(another, saved, activate=True)
     assert (done.activated, done.left) == (["cal-2"], [])
     assert another.shared_state("a" * 64).active_id == "cal-2"
+    assert another.shared_state("a" * 64).is_chosen, "an operator put it in the place of cal-9"
     assert another.shared_state(OTHER).active_id == "cal-4"
 
 
@@ -241,6 +244,7 @@ def test_calibrations_of_same_answer_that_decide_stay(
     assert kept.record("answers-1").evidence["alarm_at"] == "2026-01-02"
     done = restored(another, file, activate=True)
     assert (done.activated, answers_active(another, "one")) == (["answers-2"], "answers-2")
+    assert kept.record("answers-2").is_chosen
     with another.transaction() as session:
         session.get_one(AnswerCalibrationRow, "answers-1").application = "bot"
     with pytest.raises(Conflict, match="answers-1 is there with other content"):

@@ -431,6 +431,20 @@ def test_validation_rows_calibrate_where_nothing_else_needs_them(
             made.tune(own).prepare()
 
 
+def test_a_step_whose_file_was_changed_is_run_again(tmp_path: Path) -> None:
+    """It is skipped only while its files are as it left them."""
+    written = tmp_path / "rows.jsonl"
+    step = Step(name="label", command=("label",), reads=(), writes=(written,))
+    state = BootstrapState(tmp_path / "bootstrap.json")
+    written.write_text("as written")
+    state.finish(step, None, inputs=step.inputs)
+    assert state.is_done(step)
+    written.write_text("edited")
+    assert not state.is_done(step)
+    written.unlink()
+    assert not state.is_done(step)
+
+
 def test_a_calibration_stands_while_the_gateway_has_it(
     steps: Callable[..., Steps], config: Path, shared_gateway: Gateway
 ) -> None:

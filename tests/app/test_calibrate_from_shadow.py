@@ -51,7 +51,7 @@ def test_the_sample_of_live_traffic_calibrates(serve: Serve, racer: Command) -> 
     before = gateway.ready()["calibration"]
     ask_and_label(gateway, 20_000, 40)
     at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY)
-    code, out, err = racer("calibrate", *at, "--force", "--json")
+    code, out, err = racer("calibrate", *at, "--json")
     assert code == 0, err
     result = json.loads(out)
     evidence = result["evidence"]
@@ -82,7 +82,7 @@ def test_rows_of_several_rates_are_thinned(restart: Restart, racer: Command) -> 
                 key = store.key(KeyPurpose.SAMPLES)
             kept = [each for each in drawn if is_sampled(key, each.encode(), 0.2)]
             assert len(drawn) - 60 < len(kept) < len(drawn)
-            at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
+            at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--json")
             code, out, err = racer("calibrate", *at, "--alpha", "0.5", "--delta", "0.5")
             assert code == 0, err
             evidence = json.loads(out)["evidence"]
@@ -100,10 +100,6 @@ def test_rows_of_several_rates_are_thinned(restart: Restart, racer: Command) -> 
             evidence = json.loads(out)["evidence"]
             assert (evidence["rows"], evidence["source"]["since"]) == (60, sampling["since"])
             assert "sampled rows were used" not in err
-            code, out, err = racer("calibrate", *at, "--max-weight", "5")
-            assert code == 0, err
-            evidence = json.loads(out)["evidence"]
-            assert (evidence["weights"]["max_weight"], evidence["source"]["sampling"]) == (5, [])
             body = {"rows": shadow_rows(gateway), "since": sampling["since"]}
             response = gateway.post("/calibrate", ADMIN_KEY, json=body)
             assert (response.status_code, "before `since`" in response.text) == (400, True)
@@ -113,32 +109,29 @@ def test_rows_of_several_rates_are_thinned(restart: Restart, racer: Command) -> 
             assert "was not drawn at the rate 0.2 that its weight states" in response.text
 
 
-def test_conversations_with_several_rows_are_counted(serve: Serve, racer: Command) -> None:
-    """And what follows: later turns certify nothing, unless one row of each is used."""
+def test_a_turn_that_was_sent_again_gives_one_row(serve: Serve, racer: Command) -> None:
+    """Six conversations, whose first later turn was sent twice; second ones are not drawn at 1."""
     gateway = serve(
         watching={"shadow_rate": 1.0, "store_requests": True},
         environment={**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY},
     )
     before = gateway.ready()["calibration"]
     ask_and_label(gateway, 20_000, 40)
-    for place in range(12):
+    for place in range(18):
         answer = {"role": "assistant", "content": "Hi"}
-        turns: list[Any] = [*user(f"Hello {place // 2}"), answer, *user("And?")]
-        turns += [answer, *user(labelled(30_000 + place, 1).queries[0])] * (place % 2)
+        turns: list[Any] = [*user(f"Hello {place // 3}"), answer, *user("And?")]
+        turns += [answer, *user(labelled(30_000 + place, 1).queries[0])] * (place % 3 == 2)
         gateway.post("/v1/chat/completions", json={"model": "auto", "messages": turns})
     sampled(gateway, 52)
-    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--force", "--json")
-    for option, consequence in (
-        ((), "later turns certify nothing; add --one-per-cluster, or bound the weight"),
-        (("--max-weight", "2"), "their weight is within --max-weight"),
-        (("--one-per-cluster",), "one row of each was used"),
-    ):
-        code, out, err = racer("calibrate", *at, *option)
-        assert code == 0, err
-        sample = json.loads(out)["evidence"]["sample"]
-        assert sample["shared_clusters"] == 6
-        assert sample["later_turns_answered_by"] == {before: 12}
-        assert f"6 of 6 conversations have several rows: {consequence}" in " ".join(err.split())
+    at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY, "--json")
+    code, out, err = racer("calibrate", *at)
+    assert code == 0, err
+    evidence = json.loads(out)["evidence"]
+    (sampling,) = evidence["source"]["sampling"]
+    assert (sampling["drawn"], sampling["kept"], sampling["turns"]) == (52, 46, 1)
+    assert evidence["sample"]["shared_clusters"] == 0
+    assert evidence["sample"]["later_turns_answered_by"] == {before: 6}
+    assert "46 of 52 sampled rows were used" in " ".join(err.split())
 
 
 def test_what_fails_the_checks_is_not_activated(serve: Serve, racer: Command) -> None:
@@ -179,7 +172,7 @@ def test_each_application_is_calibrated_by_itself(serve: Serve, racer: Command) 
         gateway.chat(row.query, {"application": "support"})
     sampled(gateway, 85)
     at = ("--from-shadow", "--url", gateway.url, "--key", ADMIN_KEY)
-    code, out, err = racer("calibrate", *at, "--force")
+    code, out, err = racer("calibrate", *at)
     assert code == 1
     assert "application support: none of the 5 rows has a label" in " ".join(err.split())
     shown = [line.split() for line in out.splitlines()]

@@ -293,9 +293,7 @@ def test_the_copy_wins_over_what_the_artifact_carries(
     rows = tmp_path / "rows.jsonl"
     lines = as_json(noisy(50_000, 120))
     rows.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
-    code, output, error = racer(
-        "calibrate", rows, "--artifact", folder, "--config", path, "--force", "--json"
-    )
+    code, output, error = racer("calibrate", rows, "--artifact", folder, "--config", path, "--json")
     assert code == 0, error
     assert (folder / FILE).exists()
     carried = json.loads(output)["id"]

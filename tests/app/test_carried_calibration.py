@@ -78,7 +78,7 @@ def offline(racer: Command, folder: Path, config: Path, tmp_path: Path) -> Calla
 
 def basis(gateway: Gateway, **options: Any) -> str:
     """Of the alpha of an upload of the same rows."""
-    body = {"rows": as_json(ROWS), "confirm": True, **options}
+    body = {"rows": as_json(ROWS), **options}
     return gateway.post("/calibrate", ADMIN_KEY, json=body).json()["evidence"]["alpha_basis"]
 
 
@@ -188,15 +188,13 @@ def test_a_gateway_knows_the_rows_that_its_artifact_was_calibrated_on(
 def test_a_refused_calibration_leaves_the_earlier_one(
     offline: Callable[..., Any], folder: Path, tmp_path: Path
 ) -> None:
-    """No alpha below 1/(n + 1) is feasible: `--force` alone writes it; the rows were shown."""
+    """No alpha below 1/(n + 1) is feasible."""
     code, first = offline()
     assert code == 0
     code, error = offline("--alpha", 0.001)
     assert (code, "no finite threshold" in error) == (1, True)
     with backup_file.Backup(folder / FILE) as carried:
         assert [each.id for each in carried.manifest.calibrations] == [first["id"]]
-    code, forced = offline("--alpha", 0.001, "--force")
-    assert (code, forced["active"]) == (0, True)
 
 
 # Who decides -----------------------------------------------------------------------------------
@@ -274,14 +272,27 @@ def test_a_roll_back_lasts(store: Store, carries: Callable[..., Path]) -> None:
     assert SeenRows(store).fixed_terms(np.arange(9, dtype=np.uint64)) == []
 
 
-def test_a_change_that_an_operator_must_confirm_is_stored_and_logged(
+def test_a_carried_calibration_is_active_whatever_its_figures(
+    store: Store, carries: Callable[..., Path]
+) -> None:
+    """By its time alone, so it is not marked; that of a store that rolled back to it stays so."""
+    store.add(made("cal-1", day=1, mean_size=1.0), activate=True)
+    assert taken_over(store, carries(made("cal-2", day=2, mean_size=2.0, seed=2))) == "cal-2"
+    assert not store.shared_state(SETUP).is_chosen
+    store.activate("cal-1", "cal-2", SETUP)
+    store.activate("cal-2", "cal-1", SETUP)
+    assert store.shared_state(SETUP).is_chosen
+
+
+def test_too_few_carried_rows_are_stored_and_logged(
     store: Store, carries: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The activation rule of uploads: here the mean set size would double."""
-    store.add(made("cal-1", day=1, mean_size=1.0), activate=True)
-    assert taken_over(store, carries(made("cal-2", day=2, mean_size=2.0, seed=2))) == "cal-1"
-    assert "cal-2 of the artifact is stored and was not activated: mean set size 1" in caplog.text
-    assert store.record("cal-2").id == "cal-2"
+    """As those of an upload are refused: by their number alone."""
+    store.add(made("cal-1", day=1), activate=True)
+    few = made("cal-2", day=2, seed=2)
+    few = replace(few, evidence=few.evidence | {"feasible": False})
+    assert taken_over(store, carries(few)) == "cal-1"
+    assert "cal-2 of the artifact has too few rows for its alpha" in caplog.text
 
 
 def test_alarms_are_carried_too(store: Store, carries: Callable[..., Path]) -> None:

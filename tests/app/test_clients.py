@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from tests.kit.case import GatewayCase
+from tests.kit.case import Shared
 from tests.kit.gateway import DATA_KEY, ONE, POOL, TWO, UNANSWERABLE, Gateway, user
 from tests.kit.lazy import LazyModule
 from tests.kit.upstream import FakePool
@@ -293,11 +293,11 @@ def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool
 
 
 def test_before_a_calibration_clients_get_the_fallbacks_answer(
-    litellm: Any, uncalibrated: GatewayCase, pool: FakePool
+    litellm: Any, shared: Shared, pool: FakePool
 ) -> None:
     """Each of them, from the first candidate."""
     pool.say("adder", "seven")
-    gateway = uncalibrated.gateway
+    gateway = shared(calibrated=False).gateway
     answer = gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
     assert (answer.model, answer.choices[0].message.content) == ("adder", "seven")
     assert langchain(gateway).invoke(ONE).content == "seven"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
@@ -70,7 +69,7 @@ def test_a_request_that_does_not_arrive_is_ended(bare: Bare, shape: str) -> None
         answer = rest(connection)
         took_s = time.monotonic() - begun
         dripper.join()
-    assert deadline_s * 0.9 < took_s < deadline_s * 10
+    assert took_s > deadline_s * 0.9
     if shape == "nothing":
         assert answer == b""
     else:
@@ -91,9 +90,9 @@ def test_a_refusal_is_the_last_thing_on_its_connection(
 
 
 def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
-    """Ten times too slow ends long before the deadline; somewhat too fast goes through."""
+    """Ten times too slow ends before any deadline; somewhat too fast goes through."""
     grace_s = 0.4
-    server = start(body_s=60, body_grace_s=grace_s)
+    server = start(body_s=3600, body_grace_s=grace_s)
     body = b"x" * 2**13
     with server.connect() as slow, server.connect() as fast:
         head = request(f"content-length: {len(body)}")
@@ -109,7 +108,7 @@ def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
         assert (status, response["size"]) == (200, len(body))
         assert status_and_code(rest(slow)) == (408, "request_timeout")
         dripper.join()
-    assert grace_s < time.monotonic() - begun < 10 * grace_s
+    assert time.monotonic() - begun > grace_s
 
 
 def test_uploads_have_a_deadline_of_their_own(start: Callable[..., Bare]) -> None:
@@ -261,10 +260,10 @@ def test_a_connection_without_requests_is_closed(start: Callable[..., Bare]) -> 
         for connection in (idle, restless):
             connection.sendall(request(method="GET"))
             assert one(connection)[0] == 200
-        begun = time.monotonic()
-        drip(restless, b"\r\n" * 6, 0.15)
+        dripper = threading.Thread(target=drip, args=(restless, b"\r\n" * 1000, 0.15))
+        dripper.start()  # until the server closes
         assert (rest(idle), rest(restless)) == (b"", b"")
-    assert time.monotonic() - begun < 10
+        dripper.join()
 
 
 def test_an_answer_may_take_longer_than_a_connection_may_idle(start: Callable[..., Bare]) -> None:
@@ -384,9 +383,8 @@ def test_a_client_that_reads_nothing_is_cut(start: Callable[..., Bare]) -> None:
     with server.connect(receive_buffer=4096) as connection:
         connection.sendall(request(path="/big", method="GET"))
         begun = time.monotonic()
-        while open_connections(server) or time.monotonic() - begun < STALLED_S / 2:
-            assert time.monotonic() - begun < 10 * STALLED_S
-            time.sleep(0.02)
+        wait_until(lambda: open_connections(server) == 1)
+        wait_until(lambda: open_connections(server) == 0)
     assert time.monotonic() - begun > STALLED_S / 2
 
 
@@ -423,15 +421,13 @@ def test_an_earlier_answer_starts_no_deadline_of_the_next(start: Callable[..., B
 
 def test_an_early_answer_does_not_wait_for_the_body(bare: Bare, start: Callable[..., Bare]) -> None:
     """Of a refused upload the rest is not awaited for long; a short rest costs no connection."""
-    with start(body_s=60, linger_s=0.3).connect() as endless:
+    with start(body_s=3600, linger_s=0.3).connect() as endless:
         begun = time.monotonic()
         endless.sendall(request("content-length: 100000000", path="/early", body=b"x" * 1000))
         assert one(endless)[0] == 200
-        with contextlib.suppress(OSError):
-            while time.monotonic() - begun < 10:
-                endless.sendall(b"x" * 200)
-                time.sleep(0.05)
-        assert 0.3 < time.monotonic() - begun < 10
+        drip(endless, b"x" * 4000, 0.05)  # until the server closes
+        assert rest(endless) == b""
+        assert time.monotonic() - begun > 0.3
     with bare.connect() as short:
         short.sendall(request("content-length: 4", path="/early", body=b"12"))
         assert one(short)[0] == 200

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.monitoring.samples.draw import ConversationTurn, conversation_turn
+from app.monitoring.samples.draw import ConversationTurn, ShadowSample, conversation_turn
 from app.monitoring.samples.record import Sample, SampledDecision, SampledExchange
-from racer_core.calibration.loss_curve import SCALE, LossCurve
+from racer_core.calibration.shadow import drawn_turns
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.records.units import cluster_units, one_per_unit
 from racer_core.types import RowsKind
@@ -89,7 +89,7 @@ def test_a_system_prompt_that_changes_makes_no_other_conversation(field: str) ->
         for prompt in ([], [{"role": role, "content": f"It is {number} o'clock."}])
     ]
     assert len({each and each.conversation for each in found}) == 1
-    assert [each and each.number for each in found] == [1] * 4 + [2] * 8
+    assert [each and each.number for each in found] == [0] * 4 + [1] * 8
     assert turn_of(FIRST, field=field) is None
     reminded = [[*each[:-1], {"role": "system", "content": "Be brief."}, each[-1]]
                 for each in (SECOND, THIRD)]  # fmt: skip
@@ -104,15 +104,15 @@ def test_the_steps_of_an_agent_are_turns_of_one_conversation() -> None:
     steps = [*user("Go"), *2 * [call, *results], {"role": "assistant", "content": "Done"}]
     found = [turn_of(turns) for turns in (steps[:4], steps[:7], [*steps, *user("Again")])]
     assert len({each and each.conversation for each in found}) == 1
-    assert [each and each.number for each in found] == [1, 2, 3]
+    assert [each and each.number for each in found] == [0, 1, 2]
 
 
 def test_turns_are_numbered_by_the_answers_before_them() -> None:
     """The beginning of the answer, as a client may send it, is none."""
     system, prefix = {"role": "system", "content": "Be brief."}, {"role": "assistant"}
-    assert [turn and turn.number for turn in map(turn_of, (FIRST, SECOND, THIRD))] == [None, 1, 2]
+    assert [turn and turn.number for turn in map(turn_of, (FIRST, SECOND, THIRD))] == [None, 0, 1]
     other = turn_of([system, *THIRD, prefix | {"content": "It"}])
-    assert (other and other.number) == 2
+    assert (other and other.number) == 1
 
 
 def sampled_turns(
@@ -190,22 +190,55 @@ def test_a_lost_later_turn_is_no_first_turn() -> None:
 LAW = (1 + allowed_misses(ROWS, ALPHA, None)) / (ROWS + 1)
 
 
-def test_rows_of_different_conversations_keep_alpha_for_a_random_request() -> None:
-    """The exact law of n exchangeable rows, at a rate that seldom draws two of a conversation.
+def drawn_turns_of(
+    rng: np.random.Generator, rate: float, count: int
+) -> tuple[list[float], list[str]]:
+    """Critical scores and conversations of drawn later turns, until there are so many.
 
-    Long conversations are a fifth of all and have most requests. False alarm below 1e-6.
+    A fifth of the conversations is long and hard, and has most turns.
     """
-    rng, trials, missed = np.random.default_rng(1), 0, 0
-    share = 0.2 * LONG / (0.2 * LONG + 0.8)
-    while trials < 100:
-        scores, clusters = read_rows(sampled_turns(rng, 40_000, 0.0005, ROWS))
-        assert len(scores) == ROWS
-        if len(set(clusters)) < ROWS:
-            continue  # it certifies nothing
-        trials += 1
-        missed += critical(rng, is_long=bool(rng.random() < share)) > threshold(scores)
+    sample = ShadowSample(rate, {}, KEY)
+    scores: list[float] = []
+    names: list[str] = []
+    while len(scores) < count:
+        is_long = bool(rng.random() < 0.2)
+        name = rng.bytes(8).hex()
+        for number in range(LONG if is_long else 1):
+            if sample.draw("", rate, ConversationTurn(name, number)):
+                scores.append(critical(rng, is_long=is_long))
+                names.append(name)
+    return scores[:count], names[:count]
+
+
+@pytest.mark.parametrize("rate", [0.25, 1 / 16])
+def test_drawn_turns_keep_alpha_for_a_turn_that_may_be_drawn(rate: float) -> None:
+    """The exact law of n exchangeable rows, for whatever sample; false alarm below 1e-6.
+
+    All turns drawn, and certified only where no two rows shared a conversation, had risks of
+    0.12 to 0.14: samples with short conversations were chosen.
+    """
+    rng, trials, missed = np.random.default_rng(1), 600, 0
+    turns = drawn_turns(rate)
+    longs = 0.2 * min(LONG, turns)
+    for _ in range(trials):
+        scores, names = drawn_turns_of(rng, rate, ROWS)
+        assert len(set(names)) == ROWS
+        is_long = bool(rng.random() < longs / (longs + 0.8))
+        missed += critical(rng, is_long=is_long) > threshold(scores)
     low, high = stats.binom.interval(1.0 - 1e-6, trials, LAW)
     assert low <= missed <= high
+
+
+@pytest.mark.parametrize(("rate", "turns"), [(1.0, 1), (0.5, 2), (0.3, 2), (0.25, 4), (0.05, 16)])
+def test_no_two_turns_of_a_conversation_are_drawn(rate: float, turns: int) -> None:
+    """Of a thousand conversations; each of the first turns is drawn in turn, and no later one."""
+    assert drawn_turns(rate) == turns
+    sample, seen = ShadowSample(rate, {}, KEY), set[int]()
+    for number in range(1_000):
+        drawn = [t for t in range(40) if sample.draw("", rate, ConversationTurn(f"{number}", t))]
+        assert len(drawn) <= 1
+        seen |= {*drawn}
+    assert seen == set(range(turns))
 
 
 def test_one_row_of_each_conversation_keeps_alpha_for_a_random_conversation() -> None:
@@ -229,33 +262,6 @@ def test_one_row_of_each_conversation_keeps_alpha_for_a_random_conversation() ->
     assert stats.binom.sf(missed[share] - 1, trials, ALPHA) < 1e-6
 
 
-def missed_when_bounded(max_weight: float, trials: int) -> int:
-    """How often a random request is missed, where hard turns are sent many times.
-
-    Ten sampled turns set the threshold, each with all of its copies.
-    """
-    rng, copies, share, missed = np.random.default_rng(3), 12, 0.08, 0
-    share_of_requests = share * copies / (share * copies + 1.0 - share)
-    for _ in range(trials):
-        is_hard = rng.random(10) < share
-        scores = np.repeat(rng.random(10) + is_hard, np.where(is_hard, copies, 1))
-        curve = LossCurve.of(
-            scores[:, None],
-            np.full((len(scores), 1), SCALE),
-            weights=np.ones(len(scores)),
-            max_weight=max_weight,
-        )
-        is_hard_request = rng.random() < share_of_requests
-        missed += rng.random() + is_hard_request > curve.threshold(ALPHA)
-    return missed
-
-
-def test_the_weight_of_a_conversation_bounds_the_risk_of_a_random_request() -> None:
-    """Where it is one request's alone, alpha is broken. Each with false alarm below 1e-6."""
-    assert stats.binom.sf(missed_when_bounded(12.0, 400) - 1, 400, ALPHA) > 1e-6
-    assert stats.binom.sf(missed_when_bounded(1.0, 400) - 1, 400, ALPHA) < 1e-6
-
-
 def conversations(rows: list[dict[str, Any]], name: str, size: int) -> list[dict[str, Any]]:
     """Sampled rows of an application, in conversations of one size; 0: in none."""
     return [
@@ -266,8 +272,10 @@ def conversations(rows: list[dict[str, Any]], name: str, size: int) -> list[dict
     ]
 
 
-def test_shared_conversations_void_their_own_population(serve: Serve, pool: FakePool) -> None:
-    """Later turns of one application; with one row of each the unit is a cluster for them alone."""
+def test_certificates_of_later_turns_are_for_those_that_are_drawn(
+    serve: Serve, pool: FakePool
+) -> None:
+    """At a rate of 1 the first later turn alone is; rows of a turn that was sent twice are one."""
     gateway = serve(calibrated=False, access=ACCESS, applications=BOTH)
     turns = [row | {"request": later(row["request"])} for row in drawn_rows(80, 30_000)]
     rows = [
@@ -276,27 +284,15 @@ def test_shared_conversations_void_their_own_population(serve: Serve, pool: Fake
         for row in (*conversations(drawn_rows(60), name, 0), *conversations(turns, name, size))
     ]
     made = upload(gateway, rows, rows_kind="traffic")
-    assert made["evidence"]["sample"] | {"shared_clusters": 40} == made["evidence"]["sample"]
-
-    def certificates() -> list[tuple[bool, list[str], str]]:
-        found = [
-            answered(gateway, key, body)
-            for key in (BOT_KEY, DATA_KEY)
-            for body in (whole(TWO), later(whole(TWO)))
-        ]
-        return [
-            (each["holds"], each["reasons"], each.get("guarantee", {}).get("unit"))
-            for each in found
-        ]
-
-    first, of_bot, other_first, of_agent = certificates()
-    assert [each[0] for each in (first, of_bot, other_first, of_agent)] == [True, False, True, True]
-    assert "rows_in_clusters" in of_bot[1]
-    upload(gateway, rows, rows_kind="traffic", one_per_cluster=True)
-    found = certificates()
-    assert [each[0] for each in found] == [True] * 4
-    assert [each[2] for each in found] == ["request", "cluster"] * 2
-    for weight, holds in ((2.0, True), (1.9, False)):  # of all rows of a conversation
-        upload(gateway, rows, rows_kind="traffic", max_weight=weight)
-        _, of_bot, _, of_agent = certificates()
-        assert [of_bot[0], of_agent[0], of_bot[2]] == [holds, True, "request"]
+    kept = {each["application"]: each for each in made["evidence"]["source"]["sampling"]}
+    assert [(kept[name]["kept"], kept[name]["turns"]) for name in BOTH] == [(100, 1), (140, 1)]
+    even_later = later(later(whole(TWO)))
+    for key in (BOT_KEY, DATA_KEY):
+        for body, reasons in (
+            (whole(TWO), []),
+            (later(whole(TWO)), ["later_turn"]),
+            (even_later, ["later_turn", "turn_beyond_sample"]),
+        ):
+            found = answered(gateway, key, body)
+            assert [each for each in found["reasons"] if "turn" in each] == reasons
+            assert found["holds"] is ("turn_beyond_sample" not in reasons)

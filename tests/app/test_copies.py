@@ -33,7 +33,7 @@ def upload(gateway: Gateway, rows: list[dict[str, Any]], **query: Any) -> dict[s
         ADMIN_KEY,
         content="".join(json.dumps(row) + "\n" for row in rows),
         headers=headers,
-        params={"confirm": True} | query,
+        params=query,
     )
     assert response.status_code == 200, response.text
     return response.json()
@@ -121,7 +121,7 @@ def test_decisions_on_copies_are_verified(serve: Serve) -> None:
     """A decision is recomputed from stored rows that repeat queries, smoothing included."""
     gateway = serve(calibrated=False)
     rows = as_json(noisy(20_000, 60))
-    upload(gateway, rows + rows, confirm=True)
+    upload(gateway, rows + rows)
     answer = gateway.chat(rows[0]["query"])["racer"]
     assert "calibration_query" in answer["certificate"]["remarks"]
     checked = gateway.post(f"/decisions/{answer['decision_id']}/verify", ADMIN_KEY)

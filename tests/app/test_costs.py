@@ -13,7 +13,7 @@ import pytest
 
 from racer_core.prices import as_text
 from tests.kit.accounts import PRICES, UsageReport, counted, owed
-from tests.kit.case import GatewayCase, Shared
+from tests.kit.case import Shared
 from tests.kit.gateway import (
     ADMIN_KEY,
     ONE,
@@ -31,17 +31,19 @@ from tests.kit.waiting import until, wait_until
 PICO = 10**12
 
 
+OWN = {name: {"price": dict(price)} for name, price in PRICES.items()}
+
+
 @pytest.fixture
-def priced(priced: GatewayCase) -> Gateway:
+def priced(shared: Shared, pool: FakePool) -> Gateway:
     """The shared gateway whose candidates have prices."""
-    return priced.gateway
+    return shared(candidates=candidates(pool.url, **OWN)).gateway
 
 
 @pytest.fixture
 def fresh(serve: Serve, pool: FakePool) -> Gateway:
     """Another one, for a test of what a gateway counted or learned since its start."""
-    own = {name: {"price": dict(price)} for name, price in PRICES.items()}
-    return serve(candidates=candidates(pool.url, **own))
+    return serve(candidates=candidates(pool.url, **OWN))
 
 
 def exactly(cost: float) -> Fraction:

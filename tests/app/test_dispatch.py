@@ -9,7 +9,7 @@ import pytest
 from fastapi import Request, Response
 from starlette.types import Scope
 
-from app.http.handler_dispatch import HandlerDispatch
+from app.main import HandlerDispatch
 from app.route_table import Route
 
 SERVICES: Any = object()

@@ -166,6 +166,39 @@ def test_a_store_counts_its_sample(tmp_path: Path, artifact: Path, pool: FakePoo
     assert (found.sampled, found.unlabelled) == (3, 2)
 
 
+@pytest.mark.parametrize(
+    ("bound", "judged", "requests", "state", "words"),
+    [
+        (0.137, 700, 7_000, OK, "11 days at 700 judged a week"),
+        (0.137, 7, 7_000, WARNING, "sampling rate of 0.18"),
+        (0.137, 0, 10, WARNING, "never, as none is judged"),
+        (0.4, 700, 7_000, WARNING, "no alarm sees a risk of 20%"),
+    ],
+)
+def test_it_says_how_late_an_alarm_is(
+    config: Path, bound: float, judged: int, requests: int, state: State, words: str
+) -> None:
+    """At alpha 0.1; where that is late, what would make it a week."""
+    values = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(values | {"watching": {"false_alarm": 0.01}}))
+    read, _ = settings.load(config, {}, serves=False)
+    evidence = {"alpha": 0.1, "risk_q95": bound, "n": 160, "rows": 200}
+    active = Summary(
+        id="cal-1",
+        created_at="",
+        active=True,
+        chosen=False,
+        artifact="a",
+        options={},
+        evidence=evidence,
+    )
+    found = StoreInspection(active=active, requests_a_week=requests, judged_a_week=judged)
+    finding = run.check_alarms(read, found)
+    assert finding is not None
+    is_so(finding, state, words)
+    assert run.check_alarms(read, StoreInspection()) is None
+
+
 # Configuration, artifact, encoder ---------------------------------------------------------------
 
 
@@ -489,7 +522,13 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
         reported = {"n": n, "delta": None, **evidence}
         created = (now - age).isoformat(timespec="microseconds")
         active = Summary(
-            id="c1", created_at=created, active=True, artifact="a", options={}, evidence=reported
+            id="c1",
+            created_at=created,
+            active=True,
+            chosen=False,
+            artifact="a",
+            options={},
+            evidence=reported,
         )
         return StoreInspection(version=schema.HEAD, active=active)
 

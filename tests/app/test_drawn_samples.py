@@ -173,10 +173,10 @@ def test_at_most_one_later_turn_of_a_conversation_is_drawn(serve: Serve) -> None
     rows = shadow_rows(gateway)
     later = [row for row in rows if "cluster" in row]
     assert len(rows) == drawn
-    assert all(len(row["request"]["messages"]) == 2 * row["turn"] + 1 for row in later)
+    assert all(len(row["request"]["messages"]) == 2 * row["turn"] + 3 for row in later)
     low, high = stats.binom.interval(1.0 - 1e-6, CONVERSATIONS, LATER * RATE)
     assert low <= len(later) == len({row["cluster"] for row in later}) <= high
-    body = {"rows_kind": "traffic", "dry_run": True, "confirm": True}
+    body = {"rows_kind": "traffic", "dry_run": True}
     for wrong in ({"turn": later[0]["turn"] + 1}, {"turn": None}, {"cluster": "another"}):
         forged = [{**row, **wrong} for row in later]
         assert "was not drawn at the rate" in gateway.refused(forged, **body)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.access.api_keys import Caller
 from app.monitoring.decisions.record import DecisionRecord
-from app.monitoring.drift.statistics import JUDGED, STREAMS, UNLABELLED
+from app.monitoring.drift.risk import detection
+from app.monitoring.drift.statistics import (
+    CRITICAL_SCORE,
+    JUDGED,
+    STREAMS,
+    UNLABELLED,
+    judged_query,
+    new_drift_state,
+)
 from app.monitoring.monitor import Monitor
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.service import RoutingService
+from app.settings.monitoring import MonitoringSettings
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
-from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget, RowsKind
+from racer_core.calibration.martingales import UpwardMartingale
+from racer_core.calibration.risk_e_process import RiskEProcess
+from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget, RowsKind, Score
 from tests.kit.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Serve
 from tests.kit.monitored import (
     POOL,
@@ -275,6 +287,9 @@ async def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTa
         assert shadow["lower"] < 0.1 < shadow["upper"]
         assert report["alarms"]["streams"]["risk"]["rounds"] == len(losses)
         assert report["alarms"]["streams"]["risk"]["rho"] == report["risk_q95"]
+        seen = report["detection"]
+        assert seen["judged_a_week"] == len(losses)
+        assert [each["risk"] for each in seen["risks"]] == pytest.approx([0.15, 0.2])
         assert stale_now(monitor, world) == ()
     async with await world.monitor(**options):
         await eventually(lambda: series(world, "racer_realised_risk", "bound")["upper"] < 1.0)
@@ -285,6 +300,58 @@ async def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTa
     }
     text = world.metrics.render().decode()
     assert f'racer_risk_bound{{application=""}} {report["risk_q95"]}\n' in text
+
+
+def test_ties_of_critical_scores_go_by_the_query() -> None:
+    """Most rows tie; the same rows and queries are the same evidence, whatever a process draws."""
+    record = calibration_record(score=Score.GAP)
+    calibration = record.calibration
+    assert (calibration.row_critical_scores == 0.0).mean() > 0.5
+    scores = draw_scores(np.random.default_rng(3), 200)
+    decisions = [decision_record(record, each.tolist()) for each in scores]
+    capitals = set()
+    for seed in range(5):
+        state = new_drift_state(calibration, 0.01, np.random.default_rng(seed))
+        critical = state.streams[CRITICAL_SCORE]
+        assert isinstance(critical, UpwardMartingale)
+        for decision, own in zip(decisions, scores, strict=True):
+            correct = dict(zip(POOL, (own == own.max()).tolist(), strict=True))
+            judged = judged_query(calibration, decision, correct)
+            assert judged is not None
+            critical.update(judged.critical_score, judged.tie, 0.0)
+        capitals.add(critical.e_value)
+    assert len(capitals) == 1
+
+
+def test_how_late_an_alarm_is_is_said() -> None:
+    """At alpha 0.2 with 199 rows; more judged requests see it sooner, a risk near alpha never.
+
+    The number of judged requests is that of the test itself (``alarm_within``).
+    """
+    test = RiskEProcess(0.248, level=0.0025)
+    seen = detection(test, 0.2, judged_a_week=70, counted_a_week=700)
+    near, twice = seen["risks"]
+    assert (near["risk"], twice["risk"]) == pytest.approx((0.3, 0.4))
+    for each in (near, twice):
+        assert each["judged"] == test.alarm_within(each["risk"], seen["chance"])
+        assert each["days"] == pytest.approx(each["judged"] / 10.0)
+    assert near["rate_for_a_week"] is None, "not even by judging all"
+    assert twice["rate_for_a_week"] == twice["judged"] / 700.0
+    assert detection(test, 0.2, judged_a_week=0, counted_a_week=0)["risks"][1]["days"] is None
+    blind = detection(RiskEProcess(0.45, level=0.0025), 0.2, judged_a_week=1, counted_a_week=1)
+    assert [each["judged"] for each in blind["risks"]] == [None, None]
+
+
+async def test_certificates_expire_where_the_operator_says_so(store: Store) -> None:
+    """A calibration of eight days voids after seven and not after nine; a reload changes it."""
+    old = (datetime.now(UTC) - timedelta(days=8)).isoformat(timespec="microseconds")
+    record = replace(calibration_record(), created_at=old)
+    async with monitoring(store, record=record, expire_after_days=7.0) as (monitor, world):
+        assert stale_now(monitor, world) == ("stale:age",)
+        monitor.reconfigure(MonitoringSettings(expire_after_days=9.0), {})
+        assert stale_now(monitor, world) == ()
+        monitor.reconfigure(MonitoringSettings(), {})
+        assert stale_now(monitor, world) == ()
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def expected(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> Any:
     """Calibrate, whatever comes of it."""
-    body = {"rows": rows, "confirm": True, **options}
+    body = {"rows": rows, **options}
     return gateway.post("/calibrate", ADMIN_KEY, json=body)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.kit.case import GatewayCase
+from tests.kit.case import Shared
 from tests.kit.command_results import failed, parsed
 from tests.kit.gateway import (
     ADMIN_KEY,
@@ -150,10 +150,10 @@ def test_an_admins_verdict_overrides_a_waiting_one(gateway: Gateway) -> None:
 
 
 def test_a_shadow_decision_is_judged_when_all_its_candidates_are(
-    monitored: GatewayCase, pool: FakePool
+    shared: Shared, pool: FakePool
 ) -> None:
     """Not before; it then has a loss, and becomes a labelled row."""
-    trusting = monitored.gateway
+    trusting = shared(watching={"shadow_rate": 1.0, "feedback": "all"}).gateway
     before = trusting.get("/drift", ADMIN_KEY).json()["shadow"]
     answer = trusting.chat(ONE)
     assert until(lambda: pool.models_called() == sorted(POOL), 30)

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.monitoring.drift import statistics as drift_statistics
+from app.monitoring.drift import statistics
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RiskTarget, Score
 from tests.kit.case import Shared
 from tests.kit.gateway import ADMIN_KEY, ONE, POOL, TWO, Command, Gateway, error_message, noisy
 
-GRADED = {"risk_target": "quality", "confirm": "true"}
+GRADED = {"risk_target": "quality"}
 
 
 def graded(rows: LabelledRows) -> LabelledRows:
@@ -62,7 +62,10 @@ def core(artifact: Path, rows: LabelledRows, **options: Any) -> Calibration:
     racer = Racer.load(artifact)
     tau = racer.artifact.null_threshold
     return racer.calibrate(
-        rows, options=CalibrationOptions(score=Score.COVER, null_threshold=tau, **options)
+        rows,
+        options=CalibrationOptions(
+            score=Score.COVER, null_threshold=tau, smoothing_salt=SMOOTHING_SALT, **options
+        ),
     )
 
 
@@ -140,8 +143,7 @@ def test_known_weights_stand_in_the_certificate(gateway: Gateway) -> None:
     """And no point of a law that does not hold; `max_weight` widens the sets."""
     content = as_lines(weighted(ROWS), correct=True)
     narrow, wide = (
-        upload(gateway, content, "rows.jsonl", alpha=0.1, max_weight=each, confirm=True)
-        for each in (3.0, 6.0)
+        upload(gateway, content, "rows.jsonl", alpha=0.1, max_weight=each) for each in (3.0, 6.0)
     )
     assert narrow["evidence"]["lambda_hat"] <= wide["evidence"]["lambda_hat"]
     assert wide["evidence"]["weights"]["max_weight"] == 6.0
@@ -162,15 +164,15 @@ def test_no_alarm_tests_a_law_that_does_not_hold(
     target = {"risk_target": RiskTarget.QUALITY} if options else {"max_weight": 3.0}
     rows = ROWS if options else weighted(ROWS)
     state, plain = (
-        drift_statistics.new_drift_state(each, 0.01, np.random.default_rng(0))
+        statistics.new_drift_state(each, 0.01, np.random.default_rng(0))
         for each in (
             core(noisy_artifact, rows, alpha=0.2, **target),
             core(noisy_artifact, noisy(20_000, 150), alpha=0.2),
         )
     )
     # Weights declare that queries differ from the rows, so only the sizes of their sets remain.
-    by_rows = () if options else set(drift_statistics.UNLABELLED) - {drift_statistics.SET_SIZE}
-    assert set(plain.streams) - set(state.streams) == {*drift_statistics.JUDGED, *by_rows}
+    by_rows = () if options else set(statistics.UNLABELLED) - {statistics.SET_SIZE}
+    assert set(plain.streams) - set(state.streams) == {*statistics.JUDGED, *by_rows}
 
 
 def test_verdicts_say_nothing_about_quality(gateway: Gateway) -> None:

@@ -18,7 +18,7 @@ from app.routing.groups import GroupedRows, Grouping, GroupThreshold, language_d
 from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
 from tests.kit.accounts import configured_key
@@ -54,7 +54,10 @@ def oracle(noisy_artifact: Path) -> Calibration:
     rows = [replace(row, group=name) for name, rows in GROUPS.items() for row in rows.rows]
     rows += noisy(50_000, 100).rows
     options = CalibrationOptions(
-        alpha=0.2, score=Score.GAP, null_threshold=racer.artifact.null_threshold
+        smoothing_salt=SMOOTHING_SALT,
+        alpha=0.2,
+        score=Score.GAP,
+        null_threshold=racer.artifact.null_threshold,
     )
     return racer.calibrate(LabelledRows(pool=POOL, rows=tuple(rows)), options=options)
 

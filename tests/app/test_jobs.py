@@ -98,7 +98,7 @@ def cancelling(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def send(gateway: Gateway, data: bytes, **query: Any) -> httpx2.Response:
     """Upload NDJSON."""
-    headers, params = {"content-type": "application/x-ndjson"}, {"confirm": True, **query}
+    headers, params = {"content-type": "application/x-ndjson"}, query
     return gateway.post("/calibrate", ADMIN_KEY, content=data, headers=headers, params=params)
 
 

@@ -182,9 +182,10 @@ NEW, ENTRY = configured_key("team-a")
 ADMIN_ALONE = {"RACER_ADMIN_KEY": ADMIN_KEY}
 PUBLIC_ADMIN = {"access": {"admin": {"host": "0.0.0.0", "port": 9443}}}
 OWN_KEYS = {"candidates": candidates("http://127.0.0.1:9/v1", api_key_env="KEY")}
+OTHER = "x" if NEW[20] != "x" else "y"
 GUESSED = (
     *("sk-1234", "changeme", "x", "fifteen-chars--", "sk-1234" * 4, "changeme-changeme"),
-    *("a" * 40, "ab" * 10, "x1" * 150, NEW[:-1], f"{NEW[:20]}-{NEW[21:]}"),
+    *("a" * 40, "ab" * 10, "x1" * 150, NEW[:-1], f"{NEW[:20]}{OTHER}{NEW[21:]}"),
 )
 UNSENDABLE = ("a-good-key-of-24-chars-\n", " a-good-key-of-24-chars", "clé-secrète-123456")
 LOOPBACK = ("127.0.0.1", "::1", "localhost", "127.8.8.8")

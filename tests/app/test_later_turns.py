@@ -11,7 +11,7 @@ import pytest
 
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.laws import beta_binomial_interval
-from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
 from tests.kit.case import Shared
@@ -72,7 +72,10 @@ def oracles(noisy_artifact: Path) -> dict[str, Calibration]:
     """The core's own calibrations of either kind alone."""
     racer = Racer.load(noisy_artifact)
     options = CalibrationOptions(
-        alpha=ALPHA, score=Score.GAP, null_threshold=racer.artifact.null_threshold
+        smoothing_salt=SMOOTHING_SALT,
+        alpha=ALPHA,
+        score=Score.GAP,
+        null_threshold=racer.artifact.null_threshold,
     )
     kinds = {"first": FIRST, "later": LATER}
     return {name: racer.calibrate(rows, options=options) for name, rows in kinds.items()}
@@ -192,10 +195,10 @@ def test_a_shift_of_later_turns_is_a_shift(mixed: Gateway) -> None:
     found = mixed.upload(easier, dry_run=True, alpha=ALPHA)["evidence"]["shift"]
     assert found["size_change"] == 0.0
     assert found["largest"] == max(abs(each) for each in found["later_turns"].values()) > 0.0
-    request = {"rows": as_json(FIRST), "alpha": ALPHA, "max_shift": 0.25}
-    refused = mixed.post("/calibrate", ADMIN_KEY, json=request)
-    assert refused.status_code == 409
-    assert "later turns: lost" in refused.json()["error"]["message"]
+    assert same["alert"] is None
+    lost = mixed.upload(as_json(FIRST), dry_run=True, alpha=ALPHA)["evidence"]["shift"]
+    assert (lost["later_turns"], lost["largest"]) == ("lost", 1.0)
+    assert "later turns lose theirs" in lost["alert"]
 
 
 def test_training_rows_among_later_turns_are_refused(serve: Serve) -> None:
@@ -237,7 +240,10 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
         rows=tuple(replace(row, query=text) for row, text in zip(LATER.rows, texts, strict=True)),
     )
     options = CalibrationOptions(
-        alpha=ALPHA, score=Score.GAP, null_threshold=racer.artifact.null_threshold
+        smoothing_salt=SMOOTHING_SALT,
+        alpha=ALPHA,
+        score=Score.GAP,
+        null_threshold=racer.artifact.null_threshold,
     )
     own = racer.calibrate(read, options=options)
     result = certified(gateway, second(LATER.rows[0].query))

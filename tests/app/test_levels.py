@@ -114,7 +114,7 @@ def test_where_the_whole_pool_is_called_there_are_no_levels(shared: Shared) -> N
     """A query of a group without rows is not routed at any alpha; the certificate says why."""
     gateway = shared(routing={"on_uncovered": "whole_pool"}, calibrated=False).gateway
     rows = [row | {"group": "a"} for row in as_json(noisy(10_000, 200))]
-    gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, "confirm": True}).raise_for_status()
+    gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows}).raise_for_status()
     result = levels(gateway, ONE)
     assert (result["levels"], result["nonconformity"]) == ([], {})
     assert "group_uncalibrated" in result["certificate"]["reasons"]
@@ -244,7 +244,7 @@ def test_an_application_has_levels_of_its_rows_at_its_alpha(serve: Serve, pool: 
     rows = as_json(ROWS)
     for row in rows[::2]:
         row["application"] = "bot"
-    body = {"rows": rows, "confirm": True}
+    body = {"rows": rows}
     assert gateway.post("/calibrate", ADMIN_KEY, json=body).status_code == 200
     bot = mean_levels(gateway, **{"x-racer-application": "bot"})
     default = mean_levels(gateway)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.access.periods import period_at
+from app.access.budgets import period_at
 
 ZONES = sorted(available_timezones() - {"localtime"})
 MOMENTS = st.floats(0, 4e9)  # until the year 2096

@@ -171,6 +171,8 @@ def test_what_answers_is_configured(
 ) -> None:
     """The threshold's set, the whole pool or one candidate; what rows cover has its set."""
     case = shared(routing={"on_uncovered": policy})
+    for name in POOL:
+        pool.say(name, f"{name} answers")  # no vote is decided before all have answered
     answer = case.ask(QUERY, **fields)
     assert (answer.certificate["holds"], reason in answer.reasons) == (False, True)
     if policy != "set" or fields is not LATER_TURN:

@@ -254,7 +254,7 @@ def test_a_new_candidate_is_certified_by_the_old_sample(
         assert gateway.chat("What is 50000 plus 1?")["racer"]["selected"]
     with running(new, KEYED) as gateway:
         at = ("--url", gateway.url, "--key", ADMIN_KEY, "--application", "bot", "--json")
-        code, out, err = racer("calibrate", labelled_rows, "--force", *at)
+        code, out, err = racer("calibrate", labelled_rows, *at)
         assert code == 0, err
         evidence = json.loads(out)["evidence"]["uploads"]["bot"]
         assert (evidence["rows"], evidence["source"]["trained_rows_left_out"]) == (30, 30)
@@ -333,7 +333,7 @@ def test_rows_outlive_artifact_and_pool_where_their_requests_are_stored(
     """Rows of another artifact are scored anew; those that lack a candidate can be labelled."""
     path = configure(tmp_path, artifact, pool.url, watching=SAMPLING)
     with running(path, KEYED) as gateway:
-        upload = {"rows": as_json(labelled(20_000, 60)), "confirm": True}
+        upload = {"rows": as_json(labelled(20_000, 60))}
         gateway.post("/calibrate", ADMIN_KEY, json=upload).raise_for_status()
         asked = ask(gateway, ONE, TWO)
         assert sampled(gateway, 2) == {"whole": 2}
@@ -342,7 +342,7 @@ def test_rows_outlive_artifact_and_pool_where_their_requests_are_stored(
         rows = shadow_rows(gateway)
         assert ids_of(rows) == asked
         assert all("correct" in row and "scores" not in row for row in rows)
-        again = {"rows": rows, "confirm": True, "rows_kind": "traffic"}
+        again = {"rows": rows, "rows_kind": "traffic", "alpha": 0.4}
         response = gateway.post("/calibrate", ADMIN_KEY, json=again)
         assert response.status_code == 200, response.text
     # A candidate that is sent something else is another one.
@@ -365,7 +365,7 @@ def test_scores_of_another_artifact_are_no_rows(
         path = configure(tmp_path, trained, pool.url, watching={"shadow_rate": 1.0})
         with running(path, ENVIRONMENT) as gateway:
             if count:
-                upload = {"rows": as_json(labelled(20_000, 60)), "confirm": True}
+                upload = {"rows": as_json(labelled(20_000, 60))}
                 gateway.post("/calibrate", ADMIN_KEY, json=upload).raise_for_status()
                 ask(gateway, ONE)
                 sampled(gateway, 1)

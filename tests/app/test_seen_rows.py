@@ -39,7 +39,7 @@ TRIALS = 500
 
 def calibrate(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> str:
     """The basis of alpha in the evidence of an upload that is accepted."""
-    body = {"rows": rows, "confirm": True, **options}
+    body = {"rows": rows, **options}
     response = gateway.post("/calibrate", ADMIN_KEY, json=body)
     assert response.status_code == 200, response.text
     return response.json()["evidence"]["alpha_basis"]
@@ -96,6 +96,16 @@ def test_gateways_on_one_store_share_what_was_seen(
             SeenRows(other).add(digest, hashes[digest], [])
         found = [SeenRows(one).fixed_terms(hashes[each]) for each in "abcd"]
         assert found == [None, [], [], []]
+
+
+def test_only_terms_that_every_earlier_upload_fixed_are_fixed(database: str) -> None:
+    """Rows of two uploads: the curve of the one was shown before the terms of the other."""
+    one, other = hashes_of(300, 1), hashes_of(300, 2)
+    with Store(database) as store:
+        seen = SeenRows(store)
+        seen.add("one", one, [["both"], ["of one"]])
+        seen.add("other", other, [["of the other"], ["both"]])
+        assert seen.fixed_terms(np.concatenate([one, other])) == [["both"]]
 
 
 def hashes_of(count: int, seed: int) -> NDArray[np.uint64]:

@@ -162,8 +162,8 @@ def test_a_file_that_cannot_be_read(racer: Command, tmp_path: Path) -> None:
 def test_a_key_that_stands_twice_is_refused(racer: Command, tmp_path: Path, artifact: Path) -> None:
     """YAML takes the last value, and a reader of the first would assume another alpha."""
     path = configure(tmp_path, artifact, URL)
-    path.write_text(path.read_text() + "routing: {alpha: 0.1}\nrouting: {alpha: 0.5}\n")
-    validate_and_serve_fail(racer, path, "routing")
+    path.write_text(path.read_text() + "same_answer: {alpha: 0.1}\nsame_answer: {alpha: 0.5}\n")
+    validate_and_serve_fail(racer, path, "same_answer", "duplicated")
 
 
 def test_every_problem_is_listed(racer: Command, tmp_path: Path, artifact: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_damaged_artifact_is_one_sentence(
         case "cut":
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
         case _:
-            file.write_bytes(b'{"schema_version": 2}')
+            file.write_bytes(b'{"schema_version": 1}')
     validate_and_serve_fail(racer, configure(tmp_path, folder, URL), str(folder))
 
 

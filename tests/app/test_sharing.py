@@ -21,7 +21,7 @@ from app.monitoring.drift.populations import MonitoredCalibration
 from app.monitoring.drift.store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.calibration_sync import STORE_TIMEOUT_S
-from app.store import Store, notifications
+from app.store import Store, engine, notifications
 from app.telemetry.metrics import Metrics
 from tests.kit.accounts import configured_key
 from tests.kit.databases import Postgres
@@ -195,17 +195,21 @@ def test_a_keys_limit_is_one_for_all_gateways(start: Start) -> None:
     secret, line = configured_key("team", requests_per_minute=60)
     access = {"keys": [line]}
     gateways = [start(access=access) for _ in range(2)]
+    statuses: list[int] = []
     began = time.monotonic()
-    sent = let = 0
-    while time.monotonic() - began < 6.0:
+
+    def let_through() -> int:
         for gateway in gateways:
-            sent += 1
-            response = gateway.post("/route", secret, json={"query": ONE})
-            assert response.status_code in (200, 429), response.text
-            let += response.status_code == 200
+            statuses.append(gateway.post("/route", secret, json={"query": ONE}).status_code)
+        return statuses.count(200)
+
+    # The store's bucket is emptied, but for what a lease may hold.
+    assert until(lambda: let_through() >= 60 - 8, 30)
+    for _ in range(200):
+        let_through()
     elapsed = time.monotonic() - began
-    assert let <= 60 + elapsed * 60 / 60 + 1
-    assert let >= min(sent, 60) - 8  # the store's bucket was emptied, but for what a lease may hold
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) <= 60 + elapsed * 60 / 60 + 1  # what a bucket gives in this time
 
 
 # Without the store ----------------------------------------------------------------------------
@@ -292,11 +296,15 @@ def test_a_gateway_stops_though_its_database_hangs(
             assert time.monotonic() - began < 30  # what the container gives it, or `drain_s`
 
 
-def test_waiting_verdicts_do_not_delay_an_activation(start: Start, store_url: str) -> None:
+def test_waiting_verdicts_do_not_delay_an_activation(
+    start: Start, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Verdicts wait for a locked decision, more of them than threads: an activation passes them.
 
-    One has the turn to change the watch of losses meanwhile, and it is not waited for either.
+    One has the turn to change the watch of losses meanwhile, and it is not waited for either. All
+    wait as long as the lock is held: the limit of a wait does not let the activation pass.
     """
+    monkeypatch.setattr(engine, "LIMITS", engine.LIMITS.replace("'5000'", "'600000'"))
     gateways = [start(watching={"false_alarm": 0.01, "shadow_rate": 1.0}) for _ in range(2)]
     first = gateways[0].active()
     second = calibrated(gateways[0], 1)["id"]
@@ -319,13 +327,11 @@ def test_waiting_verdicts_do_not_delay_an_activation(start: Start, store_url: st
             assert until(lambda: somebody_waits(connection), AGREED_S)
             time.sleep(0.5)  # so do the others, for him
             assert gateways[0].activate(first).status_code == 200
-            began = time.monotonic()
             assert until(lambda: gateways[1].active() == first, AGREED_S)
-            elapsed = time.monotonic() - began
+            assert somebody_waits(connection)
         finally:
             agreed.set()
     assert set().union(*(each.result() for each in speaking)) <= {200, 503}
-    assert elapsed < 4  # who waits for a lock has it or goes after five, and others come
 
 
 def test_a_server_restarted_under_load_costs_no_request(start: Start, postgres: Postgres) -> None:

@@ -204,9 +204,9 @@ def test_each_application_is_thinned_to_its_own_rate() -> None:
     search = sum(i % 2 for i in kept)
     assert evidence == [
         {"application": "bot", "drawn": 200, "kept": 200, "rate": 1.0,
-         "since": None, "unsampled": 0},
+         "turns": 1, "since": None, "unsampled": 0},
         {"application": "search", "drawn": len(drawn) - 200, "kept": search, "rate": 0.25,
-         "since": "2026-01-01T00:00:00.000001+00:00", "unsampled": 7},
+         "turns": 2, "since": "2026-01-01T00:00:00.000001+00:00", "unsampled": 7},
     ]  # fmt: skip
     bare = [*ids[:4], ""]
     mixed = columns(bare, [1.0] * 5, [0.1] * 5, ["bot", "search", "bot", "search", "bot"])

@@ -32,7 +32,7 @@ from tests.kit.network import connections_to
 from tests.kit.waiting import eventually
 
 FOUR = piece("m", "4")
-LATE_S = 2.5  # ten times what may pass after a deadline: a busy machine fails no test
+NEVER_S = 600  # more than a test may take
 
 
 async def trickles_head(exchange: Exchange) -> None:
@@ -73,7 +73,7 @@ MODES: dict[str, Callable[[Fleet, float], Coroutine[Any, Any, Any]]] = {
     "ask": lambda fleet, deadline: fleet.ask("m", CHAT, asking(), deadline=deadline),
     "stream": lambda fleet, deadline: streamed(fleet, asking(stream=True), deadline),
     "complete": lambda fleet, deadline: fleet.complete(
-        Endpoint(name="e", target="m", timeout_s=10), {"prompt": ""}, deadline=deadline
+        Endpoint(name="e", target="m", timeout_s=NEVER_S), {"prompt": ""}, deadline=deadline
     ),
     "forward": lambda fleet, deadline: fleet.forward("m", "x", {}, deadline=deadline),
 }
@@ -87,13 +87,17 @@ CELLS = [
 @pytest.mark.parametrize(("play", "mode"), CELLS)
 @on_loop
 async def test_every_call_ends_at_its_deadline(play: Behaviour, mode: str) -> None:
-    """Whatever the server does, in every mode."""
-    big = {"answer_bytes": 2**40}
-    async with replicas(play) as [one], opened({"m": [one]}, limits=big) as fleet:
+    """Whatever the server does, in every mode: no other limit ends one before the test's."""
+    limits: dict[str, Any] = {
+        "limits": {"answer_bytes": 2**40},
+        "candidate": {"timeout_s": NEVER_S},
+        "idle_timeout_s": NEVER_S,
+    }
+    async with replicas(play) as [one], opened({"m": [one]}, **limits) as fleet:
         deadline = soon(0.4)
         with pytest.raises(UpstreamTimeout):
             await MODES[mode](fleet, deadline)
-        assert -0.05 < time.monotonic() - deadline < LATE_S
+        assert time.monotonic() > deadline - 0.05
         await eventually(lambda: one.open == 0)
 
 
@@ -109,14 +113,12 @@ async def test_a_pause_between_two_pieces_has_a_limit_of_its_own() -> None:
 
     async with (
         replicas(slow_then_stalls) as [one],
-        opened({"m": [one]}, idle_timeout_s=0.2) as fleet,
+        opened({"m": [one]}, idle_timeout_s=0.2, candidate={"timeout_s": NEVER_S}) as fleet,
     ):
-        started = time.monotonic()
         seen: list[str] = []
         with pytest.raises(UpstreamTimeout):
-            await stream_into(seen, fleet, asking(), soon())
+            await stream_into(seen, fleet, asking(), soon(NEVER_S))
         assert seen == ["4"]
-        assert 0.7 <= time.monotonic() - started < 5
 
 
 @on_loop
@@ -124,14 +126,13 @@ async def test_waiting_for_a_place_ends_at_the_deadline_too() -> None:
     """Calls over a candidate's concurrency limit wait, at most until their deadline."""
     async with (
         replicas(hangs) as [one],
-        opened({"m": [one]}, candidate={"concurrency": 1}) as fleet,
+        opened({"m": [one]}, candidate={"concurrency": 1, "timeout_s": NEVER_S}) as fleet,
     ):
-        first = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
+        first = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon(NEVER_S)))
         await eventually(lambda: len(one.asked) == 1)
-        deadline = soon(0.2)
         with pytest.raises(UpstreamTimeout):
-            await fleet.ask("m", CHAT, asking(), deadline=deadline)
-        assert time.monotonic() - deadline < LATE_S
+            await fleet.ask("m", CHAT, asking(), deadline=soon(0.2))
+        assert len(one.asked) == 1
         one.play = answers
         waiting = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
         await asyncio.sleep(0.1)

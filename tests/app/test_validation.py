@@ -157,8 +157,7 @@ def test_the_error_of_a_wrong_value_states_what_is_allowed(
          "colour: unknown field; known here: `alpha`, `delta`, `score`, `risk_target`, `r`,"
          " `max_weight`, `answer_risk_max`, `rows_kind`,"
          " `one_per_cluster`, `application`, `since`, `activate`, `expected_active_id`, `dry_run`,"
-         " `allow_overlap`,"
-         " `max_shift`, `confirm`"),
+         " `allow_overlap`"),
         (CalibrateFields, {"alpha": SECRET}, "alpha", "alpha: must be a number"),
         (ChatRequest, {"stream": SECRET}, "stream", "stream: must be true or false"),
         (ChatRequest, {"racer": {"group": "g" * 129}}, "racer.group",

@@ -21,7 +21,7 @@ from app.answering import answer_forms
 from app.answering.answer_forms import VOTE_CHARS, AnswerReader
 from app.answering.fan_out import FanOutResult
 from app.answering.vote import Vote
-from app.concurrency.memory_budget import SMALL_BYTES
+from app.concurrency.threads import SMALL_BYTES
 from app.settings import Aggregation
 from app.upstream.reply import Reply
 from app.wire.chat import Chat
@@ -62,15 +62,15 @@ def outcome(answer: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_cannot_change_the_vote_is_cancelled(
-    plain: GatewayCase, pool: FakePool, stream: bool
+    shared: Shared, pool: FakePool, stream: bool
 ) -> None:
     """Two of three agree: the third is not waited for, sees it, and the promise stands."""
-    gate = threading.Event()
+    case, gate = shared(), threading.Event()
     pool.say("adder", "7", gate=gate)
     pool.say("speller", "7", gate=gate)
     pool.say("poet", "8", delay_s=30)  # the candidate's own limit is 5 s
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(plain.stream if stream else plain.ask, ONE, WHOLE_POOL)
+        asked = thread.submit(case.stream if stream else case.ask, ONE, WHOLE_POOL)
         wait_until(lambda: pool.models_called() == sorted(POOL))  # all three work
         gate.set()
         answer = asked.result().body

@@ -1,7 +1,6 @@
 """Normal forms of JSON answers and tool calls, and the cost of parsing any answer."""
 
 import json
-import time
 
 import pytest
 from hypothesis import given
@@ -108,8 +107,12 @@ def call(name, arguments, **more):
 
 @pytest.mark.parametrize("kind", TEXTUAL)
 def test_a_long_text_of_anything_is_read_at_once(kind):
-    """Nothing is quadratic: candidates write what they like, and others wait meanwhile."""
-    assert [text[:20] for text in LONG if not is_quick(kind, text)] == []
+    """Nothing is quadratic: candidates write what they like, and others wait meanwhile.
+
+    A quadratic reader takes longer than the time limit of a test.
+    """
+    for text in LONG:
+        normalise(kind, text)
 
 
 def test_tool_calls_are_their_names_and_arguments():
@@ -193,7 +196,7 @@ def test_an_equality_that_text_alone_cannot_decide_is_refused(kind):
     assert {*TEXTUAL, *OTHERS} == set(Equality)
 
 
-MOST = 1 << 18
+MOST = 1 << 20
 
 
 # What a backtracking, recursive or sorting reader stumbles over: each is repeated.
@@ -207,20 +210,13 @@ LONG = [
     *(part * (MOST // len(part.encode())) for part in HOSTILE),
     "answer" + " " * MOST,
     "A" + " " * MOST + "x",
-    "777," * (MOST // 4) + "7777",  # hours, were it read again from every comma
-    "\u0301\u0316" * (MOST // 4),  # half an hour to sort
+    "777," * (MOST // 4) + "7777",  # days, were it read again from every comma
+    "\u0301\u0316" * (MOST // 4),  # hours to sort
     "\uff9e\u0316" * (MOST // 4),  # letters that become marks
     f"[{'[7],' * (MOST // 8)}7]",
     f"[{'7.0,' * (MOST // 4)}7]",
     "[" * 50 + "7," * (MOST // 2),
 ]
-
-
-def is_quick(kind, text):
-    """Three seconds of the processor at most, where a quadratic reader needs minutes."""
-    started = time.process_time()
-    normalise(kind, text)
-    return time.process_time() - started < 3.0
 
 
 def test_marks_in_the_wrong_order_are_put_right():

@@ -41,14 +41,21 @@ def refusal(folder):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
+@pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_other_schema_version_says_what_to_do(copy, version):
     """Both versions and the command."""
     edit(copy, lambda manifest: manifest.update(schema_version=version))
     message = refusal(copy)
     assert repr(version) in message
-    assert "reads 2" in message
+    assert "reads 1" in message
     assert "racer train" in message
+
+
+def test_the_code_of_a_network_is_named_where_there_is_one(copy):
+    """An encoder that is no network has none, and one that is may not leave it out."""
+    assert "forward" not in json.loads((copy / "manifest.json").read_text())["encoder"]
+    edit(copy, lambda manifest: manifest["encoder"].update(kind="huggingface"))
+    assert "forward" in refusal(copy)
 
 
 @pytest.mark.parametrize(

@@ -107,13 +107,6 @@ def test_amounts_are_written_as_people_write_them() -> None:
     ]
 
 
-def test_a_price_of_calls_alone_is_the_same_for_every_call() -> None:
-    """As the plain number of a configuration; a rate that is not zero ends that."""
-    assert Price.of(call=0.3).is_per_call
-    for rate in ("input", "cached_input", "output", "gpu_second"):
-        assert not Price.of(call=0.3, **{rate: 0.1}).is_per_call
-
-
 def test_calls_that_share_an_accelerator_pay_their_share() -> None:
     """An eighth of an accelerator at 2.40 an hour, for 1.5 seconds; two of them for 16 times it."""
     usage = Usage(microseconds=microseconds(1.5))

@@ -47,6 +47,12 @@ def test_labels_as_a_map_or_as_a_list_with_the_pool():
     assert [row.correct for row in as_map.rows] == [{"a"}, set()]
 
 
+def test_a_quality_of_a_half_counts_as_right():
+    """Where a row has no labels of its own; below a half an answer is wrong."""
+    (row,) = parse({"query": "x", "quality": {"a": 0.5, "b": 0.49}}).rows
+    assert row.correct == {"a"}
+
+
 def test_a_row_keeps_what_it_says():
     """Recorded answers, a reference and the task; numbers there become text, null stays null."""
     row = GOOD | {"answers": {"a": "4", "b": None}, "reference": 4, "task": "sums", "id": 7}

@@ -152,7 +152,6 @@ def test_every_node_has_the_configuration_and_the_secrets() -> None:
 def test_kuberay_finds_serve_where_it_listens() -> None:
     """Red when its Service and its probes ask another port, or Ray's metrics have this one."""
     port = CONFIGS["rayservice.yaml"]["http_options"]["port"]
-    assert f"http://racer-serve-svc:{port}/v1" in (FOLDER / "README.md").read_text("utf-8")
     for group in groups():
         (container,) = group["template"]["spec"]["containers"]
         named = {each["name"]: each["containerPort"] for each in container.get("ports", ())}
@@ -184,8 +183,7 @@ def test_rays_ports_are_for_ray_alone() -> None:
     assert [each["port"] for each in operator["ports"]] == [8265, port]
     assert [each["port"] for each in clients["ports"]] == [port]
     (peer,) = clients["from"]
-    ((label, value),) = peer["namespaceSelector"]["matchLabels"].items()
-    assert f"`{label}={value}`" in (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert len(peer["namespaceSelector"]["matchLabels"]) == 1
 
 
 @pytest.mark.parametrize("pod", pods(), ids=["head", "worker"])
@@ -214,4 +212,3 @@ def test_the_cluster_runs_the_version_that_is_pinned() -> None:
     from .constraints import pins
 
     assert SERVICE["rayClusterConfig"]["rayVersion"] == pins()["ray"]
-    assert f"rayproject/ray:{pins()['ray']}" in (FOLDER / "README.md").read_text(encoding="utf-8")

@@ -27,6 +27,25 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     assert [each for each in links if Path(each[0]).name != Path(each[1]).name] == []
 
 
+# Results of finished experiments name tests as they were then.
+@pytest.mark.parametrize(
+    "path", [path for path in LINKED if "benchmarks" not in path.parts], ids=lambda path: path.name
+)
+def test_every_test_that_a_document_names_exists(path: Path, defined: set[str]) -> None:
+    """Red when a test or its file is renamed or deleted and the promise stays."""
+    text = path.read_text(encoding="utf-8")
+    assert set(re.findall(r"`(test_\w+)`", text)) - defined == set()
+    files = set(re.findall(r"\btests/[\w/]+\.py\b", text))
+    assert [name for name in sorted(files) if not (ROOT / name).is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def defined() -> set[str]:
+    """The names of all tests."""
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    return {name for source in sources for name in re.findall(r"def (test_\w+)", source)}
+
+
 def test_documents_named_in_code_exist() -> None:
     """Messages, comments and manifests name documents that exist. Red when a page is renamed."""
     folders = ("app", "racer_core", "deploy", "benchmarks", "tests")

@@ -8,8 +8,8 @@ How to write or convert a test module:
 
    - a function or a class of the product, without a gateway: such tests are fast (see 5);
    - the application without a server and without a network: `services.application`;
-   - a gateway that tests share: the fixtures `plain`, `uncalibrated`, `priced`, `monitored` and
-     `keyed`, or ``shared(aggregation={...})`` for any other configuration;
+   - a gateway that tests share: ``shared()``, or ``shared(aggregation={...})`` for another
+     configuration;
    - a gateway of one's own: `serve`, with the same arguments, for tests that reload, restart, count
      from zero, or depend on what a gateway has learned;
    - the same store several times: ``with restart(routing={...}) as gateway:``;

@@ -14,7 +14,7 @@ ACCESS = {"keys": [{"name": "bot", "hash": key_format.format_hash(BOT_KEY, key_f
 
 def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
     """POST /calibrate, with the status checked."""
-    body = {"rows": rows, "alpha": 0.2, "confirm": True, **options}
+    body = {"rows": rows, "alpha": 0.2, **options}
     response = gateway.post("/calibrate", ADMIN_KEY, json=body)
     assert response.status_code == 200, response.text
     return response.json()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +26,7 @@ from tests.kit.gateway import (
     ONE,
     CalibratedStores,
     Gateway,
-    as_json,
     configure,
-    labelled,
     running,
     user,
 )
@@ -120,13 +118,11 @@ class GatewayCase:
     Attributes:
         gateway: For what stands not here: other endpoints, official clients, raw requests.
         pool: The candidates.
-        key: The data key of requests.
         user: The user of requests, of this case alone.
     """
 
     gateway: Gateway
     pool: FakePool
-    key: str = DATA_KEY
     user: str = field(default_factory=lambda: f"user-{next(_NUMBERS)}")
     _stack: ExitStack = field(default_factory=ExitStack)
     _before: Metrics = field(init=False)
@@ -157,10 +153,6 @@ class GatewayCase:
         """Stop a gateway that `start` started; a shared one goes on."""
         self._stack.close()
 
-    def with_key(self, key: str) -> GatewayCase:
-        """The same gateway, asked with another key by another user."""
-        return GatewayCase(self.gateway, self.pool, key)
-
     def ask(
         self,
         text: str = ONE,
@@ -190,26 +182,11 @@ class GatewayCase:
         """POST /route."""
         return self._post("/route", {"query": text, **options}, status).json()
 
-    def calibrate(self, count: int = 400, *, status: int = 200, **fields: Any) -> dict[str, Any]:
-        """POST /calibrate with rows that nobody has seen; ``rows`` names others."""
-        rows = fields.pop("rows", None) or labelled(10_000, count)
-        body = {"rows": as_json(rows), "confirm": True, **fields}
-        return self._post("/calibrate", body, status, ADMIN_KEY).json()
-
-    def feedback(self, answer: Answer, *, status: int = 200, **correct: bool) -> dict[str, Any]:
-        """POST /feedback: which candidates were right."""
-        body = {"decision_id": answer.decision_id, "correct": correct}
-        return self._post("/feedback", body, status).json()
-
     def decision(self, answer: Answer) -> dict[str, Any]:
         """The record of a decision, once it is written."""
         path = f"/decisions/{answer.decision_id}"
         wait_until(lambda: self.gateway.get(path, ADMIN_KEY).status_code == 200)
         return self.gateway.get(path, ADMIN_KEY).json()
-
-    def decisions(self, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-        """The records of decisions, in their order."""
-        return [self.decision(answer) for answer in answers]
 
     def certificate(self, text: str = ONE, **fields: Any) -> dict[str, Any]:
         """The certificate of a chat answer."""
@@ -228,10 +205,8 @@ class GatewayCase:
         body = {"model": "auto", "messages": user(text), "user": self.user, **fields}
         return body | ({"racer": racer} if racer else {})
 
-    def _post(
-        self, path: str, body: dict[str, Any], status: int, key: str | None = None
-    ) -> httpx2.Response:
-        response = self.gateway.post(path, key or self.key, json=body)
+    def _post(self, path: str, body: dict[str, Any], status: int) -> httpx2.Response:
+        response = self.gateway.post(path, DATA_KEY, json=body)
         assert response.status_code == status, response.text
         return response
 

@@ -268,7 +268,8 @@ def _wrong_set(
         return f"{certificate['n']} rows allow no alpha of {alpha}"
     if certificate["score"] == "gap" and selected:
         best = max(scores.values())
-        due = {j for j, f in scores.items() if threshold is None or best - f <= threshold - 1e-9}
+        # Ties are broken by noise of at most 1e-6.
+        due = {j for j, f in scores.items() if threshold is None or best - f <= threshold - 1.1e-6}
         if not due <= set(selected):
             return f"the threshold selects {sorted(due)} as well"
     if seen.executes and not set(selected) <= set(scores):

@@ -17,8 +17,6 @@ from app.store import Store
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from tests.kit import databases
-from tests.kit.accounts import PRICES
-from tests.kit.applications import ACCESS
 from tests.kit.case import GatewayCase, Shared, SharedGateways
 from tests.kit.gateway import (
     ENVIRONMENT,
@@ -29,7 +27,6 @@ from tests.kit.gateway import (
     Gateway,
     Restart,
     Serve,
-    candidates,
     configure,
     labelled,
     noisy,
@@ -212,37 +209,6 @@ def shared(shared_gateways: SharedGateways, artifact: Path, pool: FakePool) -> S
         return shared_gateways.case(artifact, **changes)
 
     return case
-
-
-@pytest.fixture
-def plain(shared: Shared) -> GatewayCase:
-    """The gateway without settings of its own, calibrated on 60 rows."""
-    return shared()
-
-
-@pytest.fixture
-def uncalibrated(shared: Shared) -> GatewayCase:
-    """The same without a calibration."""
-    return shared(calibrated=False)
-
-
-@pytest.fixture
-def priced(shared: Shared, pool: FakePool) -> GatewayCase:
-    """Its candidates have the prices of `tests.kit.accounts`."""
-    own = {name: {"price": dict(price)} for name, price in PRICES.items()}
-    return shared(candidates=candidates(pool.url, **own))
-
-
-@pytest.fixture
-def monitored(shared: Shared) -> GatewayCase:
-    """Every decision is sampled, and verdicts of data keys count."""
-    return shared(watching={"shadow_rate": 1.0, "feedback": "all"})
-
-
-@pytest.fixture
-def keyed(shared: Shared) -> GatewayCase:
-    """A second data key, `tests.kit.applications.BOT_KEY`: ``keyed.with_key(BOT_KEY)``."""
-    return shared(access=ACCESS)
 
 
 @pytest.fixture

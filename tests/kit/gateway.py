@@ -181,14 +181,14 @@ class Gateway:
         self, count: int = 400, *, rows: LabelledRows | None = None, **options: Any
     ) -> dict[str, Any]:
         """Upload rows and return the answer."""
-        body = {"rows": as_json(rows or labelled(10_000, count)), "confirm": True, **options}
+        body = {"rows": as_json(rows or labelled(10_000, count)), **options}
         response = self.post("/calibrate", ADMIN_KEY, json=body)
         assert response.status_code == 200, response.text
         return response.json()
 
     def upload(self, rows: Sequence[dict[str, Any]], **options: Any) -> dict[str, Any]:
         """Calibrate on rows as a client writes them, and return the answer."""
-        body = {"rows": rows, "confirm": True, **options}
+        body = {"rows": rows, **options}
         return _checked(self.post("/calibrate", ADMIN_KEY, json=body))
 
     def once(self, rows: Sequence[dict[str, Any]], **options: Any) -> Self:
@@ -207,9 +207,8 @@ class Gateway:
         return _checked(self.post("/route", key, json=body))["certificate"]
 
     def activate(self, calibration: str, **options: Any) -> httpx2.Response:
-        """Make a stored calibration the active one, however far it is from the one before."""
-        body = {"confirm": True, **options}
-        return self.post(f"/calibrations/{calibration}/activate", ADMIN_KEY, json=body)
+        """Make a stored calibration the active one."""
+        return self.post(f"/calibrations/{calibration}/activate", ADMIN_KEY, json=options)
 
     def ready(self) -> dict[str, Any]:
         """What /readyz says; ``calibration`` is the active one."""

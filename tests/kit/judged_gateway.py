@@ -288,7 +288,7 @@ class JudgedGateway(RecordedGateway):
     def _send(self, upload: Upload, *, alpha: float, activate: bool) -> None:
         if not upload.rows:
             return
-        body = {"rows": upload.rows, "alpha": alpha, "activate": activate, "confirm": True}
+        body = {"rows": upload.rows, "alpha": alpha, "activate": activate}
         response = self.gateway.post("/calibrate", ADMIN_KEY, json=body)
         if response.status_code != 200:
             self.counts[f"upload {response.status_code}"] += 1
@@ -379,7 +379,7 @@ class JudgedGateway(RecordedGateway):
         """Make a stored calibration the active one."""
         name = [*self.calibrations][place % len(self.calibrations)]
         path = f"/calibrations/{name}/activate"
-        response = self.gateway.post(path, ADMIN_KEY, json={"confirm": True})
+        response = self.gateway.post(path, ADMIN_KEY, json={})
         if response.status_code == 200:
             self.active = name
         self.counts["activations"] += 1

@@ -201,7 +201,7 @@ NOT_BY_CLIENTS: Final = {
     "unknown_decision": "libraries have no method for feedback",
     **dict.fromkeys(
         (
-            "calibration_not_found", "job_not_found", "confirm_needed", "conflict",
+            "calibration_not_found", "job_not_found", "conflict",
             "job_cancelled", "reload_refused", "cannot_calibrate", "invalid_rows",
             "training_overlap", "stored_requests_unreadable", "artifact", "no_router",
             "not_calibrated", "store_busy", "store_read_only", "insufficient_storage",

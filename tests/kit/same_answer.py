@@ -14,8 +14,8 @@ from app.same_answer.calibrations import answer_setup
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import answer_classes
 from racer_core.sequential.answer_classes import AnswerClasses
+from tests.kit.answers import answer_classes
 from tests.kit.gateway import ADMIN_KEY, Gateway
 from tests.kit.lazy import LazyModule
 from tests.kit.monitored import sampled
@@ -97,7 +97,7 @@ def activate(
     setup: str | None = None,
     salt: bytes = b"",
 ) -> AnswerCalibrationRecord:
-    """Store a calibration beside the gateway, and activate it through the gateway."""
+    """Activate a calibration in the gateway's store, and have the gateway look at it."""
     prices = gateway.settings.call_prices({})
     record = replace(
         calibration(classes(10_000, 100), classes(20_000, count), salt=salt),
@@ -107,7 +107,7 @@ def activate(
         prices=prices,
     )
     with Store(gateway.settings.store) as store:
-        AnswerCalibrationStore(store).add(record, activate=False)
+        AnswerCalibrationStore(store).add(record, activate=True)
     response = gateway.post(f"/same-answer/{record.id}/activate", ADMIN_KEY)
     assert response.status_code == 200, response.text
     return record

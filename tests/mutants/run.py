@@ -3,8 +3,9 @@
 ``make mutants`` collects which tests execute which lines (``contexts.py``) and runs this script. It
 applies one mutant after the other to a copy of the tree and runs the tests that execute the mutated
 lines, then the others of their files. The first one that fails kills the mutant, if the same tests
-pass without it. The column ``before`` is of the suite that the list was made
-with, ``after`` of the present one: a mutant that died before and lives now is an error.
+pass without it. The column ``before`` is of the suite that the list was made with, ``after`` of the
+present one: a mutant that lives now is an error, and so is one without an answer after a run of
+all.
 """
 
 import json
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -297,40 +299,48 @@ def save_results(table: Mapping[str, Mapping[str, Result | None]]) -> None:
 @click.option("--only", multiple=True, help="Ids of mutants; without it all.")
 @click.option("--jobs", default=2, help="Mutants at a time.")
 def main(folder: Path, column: Column, only: tuple[str, ...], jobs: int) -> None:
-    """Fill a column of the results; fail where a mutant that died before lives now."""
+    """Fill a column of the results; fail where a mutant lives now or has no answer."""
     listed = tomllib.loads((HERE / "mutants.toml").read_text(encoding="utf-8"))["mutant"]
     mutants = [Mutant(**each) for each in listed]
     contexts, stored = Contexts.read(folder), load_results()
     empty: dict[str, Result | None] = {"before": None, "after": None}
     table = {each.id: dict(stored.get(each.id, empty)) for each in mutants}
     trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+    saving = threading.Lock()  # an older table must not replace a newer one
 
     def fill(mutant: Mutant) -> None:
-        before, tree, started = table[mutant.id]["before"], trees.get(), time.monotonic()
+        row, tree, started = table[mutant.id], trees.get(), time.monotonic()
+        last = row["after"] or row["before"]
         try:
-            found = verdict(mutant, tree, contexts, before and before.test)
+            found = verdict(mutant, tree, contexts, last and last.test)
         finally:
             trees.put(tree)
-        table[mutant.id][column] = found
         seconds = time.monotonic() - started
         click.echo(f"{found.outcome:8} {seconds:4.0f} s  {mutant.id}: {found.test or mutant.fault}")
-        save_results(table)
+        with saving:
+            row[column] = found
+            save_results(table)
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         for number in range(jobs):
             trees.put(Tree(Path(scratch, str(number))))
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(fill, [each for each in mutants if not only or each.id in only]))
-    revived = [
-        name
-        for name, row in table.items()
-        if (before := row["before"])
-        and before.is_dead
-        and (now := row["after"])
-        and not now.is_dead
-    ]
-    if revived:
-        raise click.ClickException(f"died before and live now: {', '.join(revived)}")
+    if column == "after" and (problems := [*problems_of(table, is_whole=not only)]):
+        raise click.ClickException("; ".join(problems))
+
+
+def problems_of(
+    table: Mapping[str, Mapping[str, Result | None]], *, is_whole: bool
+) -> Iterator[str]:
+    """What is wrong with the column of the present suite; ``is_whole``: all mutants were run."""
+    now = {name: row["after"] for name, row in table.items()}
+    alive = [name for name, result in now.items() if result is not None and not result.is_dead]
+    missing = [name for name, result in now.items() if result is None]
+    if alive:
+        yield f"no test notices: {', '.join(alive)}"
+    if missing and is_whole:
+        yield f"without an answer: {', '.join(missing)}"
 
 
 if __name__ == "__main__":

@@ -108,6 +108,7 @@ def test_rows_are_looked_at_activated_and_rolled_back(
     tab.page.click(f"#history tr:has(code[title='{first}']) button")
     tab.page.click("#confirm-yes")
     tab.page.wait_for_selector(f"text=Calibration {first[:12]} decides from now on")
+    tab.page.wait_for_selector(f"text=Certificates of calibration {first[:12]} are void")
     assert own.active() == first
 
 
@@ -181,19 +182,16 @@ def test_an_activation_by_another_admin_is_not_overruled(
     assert own.active() == again
 
 
-def test_what_is_refused_is_confirmed_once_more(own: Fleet, opened: Open) -> None:
-    """The second dialog says why; an infeasible calibration decides only after it."""
+def test_too_few_rows_are_not_activated(own: Fleet, opened: Open) -> None:
+    """It says why, and what is active stays."""
     first = own.active()
     two = own.gateway.calibrate(rows=some_rows(1_400, 2), activate=False)["id"]
     tab = at_calibrate(opened, own)
     tab.refused = {409}
     tab.page.click(f"#history tr:has(code[title='{two}']) button")
     tab.page.click("#confirm-yes")
-    tab.page.wait_for_selector("#confirm-text:has-text('No finite threshold keeps alpha')")
+    tab.page.wait_for_selector("#calibrate-work:has-text('No finite threshold keeps alpha')")
     assert own.active() == first
-    tab.page.click("#confirm-yes")
-    tab.page.wait_for_selector(f"text=Calibration {two[:12]} decides from now on")
-    assert own.active() == two
 
 
 def test_a_file_can_be_dropped(own: Fleet, opened: Open) -> None:

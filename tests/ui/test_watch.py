@@ -138,7 +138,7 @@ def test_each_application_has_its_risk_and_its_alarms(
         labelled = as_json(some_rows(0, 600))
         for row in labelled[::2]:
             row["application"] = "bot"
-        body = {"rows": labelled, "alpha": 0.2, "confirm": True}
+        body = {"rows": labelled, "alpha": 0.2}
         gateway, key = fleet.gateway, fleet.admin_key
         assert gateway.post("/calibrate", key, json=body).status_code == 200
         poems = [f"Write a poem about {number} and {number + 8}" for number in range(200)]

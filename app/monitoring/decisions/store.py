@@ -1,6 +1,6 @@
 """Decision store: the tables of decisions and verdicts, and retention. Blocks: never on the loop.
 
-What is computed over all decisions of a calibration is in ``decision_statistics``.
+What is computed over all decisions of a calibration is in ``statistics.py``.
 """
 
 from __future__ import annotations

@@ -247,8 +247,7 @@ class DriftMonitor:
             risk.update(judged.loss)
         critical = state.streams.get(drift_statistics.CRITICAL_SCORE)
         if isinstance(critical, UpwardMartingale):
-            tie, evict = self._rng.random(2).tolist()
-            critical.update(judged.critical_score, tie, evict)
+            critical.update(judged.critical_score, judged.tie, self._rng.random())
 
     def flush(self) -> None:
         """Add the values that wait to the drift states. Raises :class:`StoreError`."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from app.monitoring.decisions.statistics import DecisionStatistics, SetCount, Se
 from app.monitoring.drift import statistics as drift_statistics
 from app.monitoring.drift.populations import MonitoredPopulation
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.shadow import (
     RIGHT,
     UNKNOWN,
@@ -22,6 +23,39 @@ from racer_core.calibration.shadow import (
     feedback_bounds,
 )
 from racer_core.types import BINARY_TARGETS
+
+FACTORS: Final = (1.5, 2.0)  # of alpha: the risks for which it is said when they are seen
+CHANCE: Final = 0.9
+WEEK_DAYS: Final = 7.0
+
+
+def detection(
+    test: RiskEProcess, alpha: float, *, judged_a_week: float, counted_a_week: float
+) -> dict[str, Any]:
+    """How long it takes until the alarm on judged losses sees that the risk has grown.
+
+    For example: at alpha 0.1 with 199 rows a risk of 0.2 is seen with probability 0.9 within some
+    1,000 judged requests: 100 days where 70 are judged a week.
+
+    Args:
+        test: The alarm as it begins.
+        alpha: The risk level of the calibration.
+        judged_a_week: Judged requests of a week that count for the risk.
+        counted_a_week: Requests of a week that count for the risk, judged or not.
+
+    Returns:
+        For each risk how many judged requests it takes, how many days that is now, and the sampling
+        rate that would make it a week. None: it is never seen so, or not even by judging all.
+    """
+    found: list[dict[str, Any]] = []
+    for risk in (min(factor * alpha, 1.0) for factor in FACTORS):
+        needed = test.alarm_within(risk, CHANCE)
+        days = rate = None
+        if needed is not None:
+            days = WEEK_DAYS * needed / judged_a_week if judged_a_week else None
+            rate = needed / counted_a_week if 0 < needed <= counted_a_week else None
+        found.append({"risk": risk, "judged": needed, "days": days, "rate_for_a_week": rate})
+    return {"chance": CHANCE, "judged_a_week": judged_a_week, "risks": found}
 
 
 def feedback_range(
@@ -70,7 +104,10 @@ def bound(population: MonitoredPopulation) -> float:
 
 
 def risk_as_json(
-    statistics: DecisionStatistics, population: MonitoredPopulation, key: bytes
+    statistics: DecisionStatistics,
+    population: MonitoredPopulation,
+    key: bytes,
+    alarms: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Both estimates with their counts; blocks, and raises :class:`StoreError`.
 
@@ -78,6 +115,7 @@ def risk_as_json(
         statistics: Of the store.
         population: What is monitored.
         key: Secret of the draws.
+        alarms: The drift tests of the population, as JSON; None: it has none.
     """
     of_it, calibration = population.decisions, population.calibration
     without, with_verdicts = statistics.sets(*of_it)
@@ -107,7 +145,27 @@ def risk_as_json(
             "lower": shadow.lower,
             "upper": shadow.upper,
         },
+        "detection": _detection(statistics, population, alarms),
     }
+
+
+def _detection(
+    statistics: DecisionStatistics,
+    population: MonitoredPopulation,
+    alarms: Mapping[str, Any] | None,
+) -> dict[str, Any] | None:
+    """As :func:`detection`, for the traffic of the past week; None: losses are not watched."""
+    stream = (alarms or {}).get("streams", {}).get(drift_statistics.RISK)
+    if stream is None:
+        return None
+    calibration = population.calibration
+    requests, judged = statistics.past_week(population.application)
+    return detection(
+        RiskEProcess(stream["rho"], level=stream["level"]),
+        calibration.options.alpha,
+        judged_a_week=judged,
+        counted_a_week=requests * calibration.n / len(calibration.fingerprints),
+    )
 
 
 def _labels(pool: Sequence[str], each: SetVerdicts) -> list[int]:

@@ -23,6 +23,8 @@ from racer_core.calibration.martingales import (
     UpwardMartingale,
 )
 from racer_core.calibration.monitoring import DriftState, Stream, split_false_alarm
+from racer_core.calibration.nonconformity import SMOOTHING_WIDTH, smoothing_noise
+from racer_core.calibration.options import SMOOTHING_SALT
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.shadow import RIGHT, WRONG, feedback_bounds
 from racer_core.types import BINARY_TARGETS, FloatArray, IdArray, RiskTarget
@@ -34,6 +36,7 @@ UNLABELLED: Final = (LARGEST_SCORE, MEAN_SCORE, SET_SIZE, EMBEDDING)
 JUDGED: Final = (CRITICAL_SCORE, RISK)
 STREAMS: Final = (*UNLABELLED, *JUDGED)
 
+RISK_SHARE: Final = 0.25  # of the false-alarm probability, where all streams are watched
 _NEVER_COVERED: Final = 1e300  # stands for an infinite critical score: streams take finite numbers
 
 
@@ -45,7 +48,8 @@ class JudgedQuery:
     """What a judged query of the shadow sample says about a calibration."""
 
     loss: float  # at the calibration's own threshold
-    critical_score: float  # the smallest threshold that does not miss it
+    critical_score: float  # the smallest threshold that does not miss it, ties broken
+    tie: float  # the keyed draw of its query, in [0, 1)
 
 
 def new_drift_state(
@@ -106,7 +110,12 @@ def new_drift_state(
             rows.projections, level=levels[EMBEDDING], rng=rng
         )
     if CRITICAL_SCORE in levels:
-        critical = _comparable(rows.row_critical_scores)
+        critical = rows.critical_scores_of(
+            rows.scores, rows.fingerprints, rows.labels, rows.neighbours
+        )
+        if rows.unlabelled is not None:
+            critical[rows.unlabelled] = np.inf
+        critical = _comparable(critical, tie_draws(rows.fingerprints))[rows.counted]
         streams[CRITICAL_SCORE] = UpwardMartingale(
             critical, tail=alpha, level=levels[CRITICAL_SCORE], rng=rng
         )
@@ -132,9 +141,19 @@ def _even_shares(names: Sequence[str]) -> dict[str, float]:
     return dict.fromkeys(names, 1.0 / len(names))
 
 
-def _comparable(critical: FloatArray) -> FloatArray:
-    """Critical scores on a grid: their last bits depend on the batch, and would break ties."""
-    return np.minimum(np.round(critical, 9), _NEVER_COVERED)
+def tie_draws(fingerprints: Sequence[bytes]) -> FloatArray:
+    """Uniform numbers in [0, 1) from the keyed hashes of queries, shape (n,).
+
+    Most critical scores may tie, as the least score there is. Ties then go by the query, as in
+    serving, and not by draws of this process: on the same rows and queries every gateway sees the
+    same evidence.
+    """
+    return smoothing_noise(SMOOTHING_SALT, fingerprints, (CRITICAL_SCORE,))[:, 0] / SMOOTHING_WIDTH
+
+
+def _comparable(critical: FloatArray, ties: FloatArray) -> FloatArray:
+    """Critical scores on a grid, since their last bits depend on the batch; then ties broken."""
+    return np.minimum(np.round(critical, 9) + SMOOTHING_WIDTH * ties, _NEVER_COVERED)
 
 
 def query_statistics(
@@ -206,15 +225,15 @@ def judged_query(
         options.risk_target,
         options.r,
     )
+    fingerprints = [bytes.fromhex(decision.fingerprint)]
     critical = calibration.critical_scores_of(
-        _scores([decision]),
-        [bytes.fromhex(decision.fingerprint)],
-        right,
-        _neighbours(calibration, [decision]),
+        _scores([decision]), fingerprints, right, _neighbours(calibration, [decision])
     )
+    ties = tie_draws(fingerprints)
     return JudgedQuery(
         loss=bounds.lower,  # with every verdict known the range is a point
-        critical_score=float(_comparable(critical)[0]),
+        critical_score=float(_comparable(critical, ties)[0]),
+        tie=float(ties[0]),
     )
 
 

@@ -2,8 +2,8 @@
 
 The draw looks at nothing but a secret key, the sampling rate, and the decision's id or, of a later
 turn, its conversation and number (:func:`racer_core.calibration.shadow.sampling_number`). So the
-sample is drawn like the traffic, whatever a request is and however it ends, and it seldom has two
-turns of one conversation.
+sample is drawn like the traffic, whatever a request is and however it ends. Of a conversation only
+the first turns are drawn, among which two never are.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
 from math import ceil, log2
 from typing import Any, Final
 
 from app.json_output import dump_json
-from racer_core.calibration.shadow import is_sampled
+from racer_core.calibration.shadow import is_sampled, turn_number
 from racer_core.errors import InputError
 from racer_core.records.request import SYSTEM_ROLES, TURN_FIELDS, conversation_of
 
@@ -29,7 +28,8 @@ class ConversationTurn:
 
     Attributes:
         conversation: Keyed hash that the turns of one conversation share.
-        number: Its number among them, from 0.
+        number: Its place, from 0, among them; where first turns are drawn by their decisions, among
+            the later ones.
     """
 
     conversation: str
@@ -109,8 +109,7 @@ def conversation_turn(
 
     A conversation is known by its session, if it has one, and by its beginning: up to the turn
     after the first answer to the user, since a greeting and its answer may open all conversations,
-    without system prompts, which clients change from turn to turn. The number of a turn is that of
-    the answers before it.
+    without system prompts, which clients change from turn to turn.
 
     Args:
         key: Secret of the hash.
@@ -143,7 +142,7 @@ def conversation_turn(
         person=b"conversation",
         digest_size=_DIGEST_BYTES,
     ).hexdigest()
-    return ConversationTurn(name, _answers(roles))
+    return ConversationTurn(name, turn_number(conversation.answers, is_together=is_together))
 
 
 def _beginning(roles: Sequence[str]) -> int:
@@ -155,8 +154,3 @@ def _beginning(roles: Sequence[str]) -> int:
         has_answer = has_answer or (has_user and role == "assistant")
         has_user = has_user or role == "user"
     return len(roles)
-
-
-def _answers(roles: Sequence[str]) -> int:
-    """The number of answers to which other turns were sent."""
-    return sum(one == "assistant" != other for one, other in pairwise(roles))

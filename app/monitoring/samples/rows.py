@@ -1,4 +1,4 @@
-"""Shadow rows: the decisions of the shadow sample as labelled rows, for `POST /calibrate`.
+"""Shadow rows: decisions of the shadow sample as labelled rows, their judge and their population.
 
 A decision without a label is a row, too, and is marked as unlabelled. Without such rows the sample
 would depend on what candidates could answer and judges could decide.

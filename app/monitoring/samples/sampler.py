@@ -17,10 +17,9 @@ from app.errors import Conflict, StoreDamaged, StoreError
 from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.decisions.writer import DecisionWriter
 from app.monitoring.metrics import MonitoringMetrics
-from app.monitoring.samples import rows as shadow_rows
 from app.monitoring.samples.draw import ConversationTurn, ShadowSample, conversation_turn
 from app.monitoring.samples.record import Sample, SampledDecision, SampledExchange
-from app.monitoring.samples.rows import LABELS_ALONE
+from app.monitoring.samples.rows import LABELS_ALONE, labelled_rows
 from app.monitoring.samples.store import SampleStore
 from app.routing.conditions import ConditionReader
 from app.settings import GroupBy
@@ -256,7 +255,7 @@ class Sampler:
         def sent_now(exchange: SampledExchange) -> Mapping[str, str]:
             return options.conditions.read(exchange.request, exchange.path).digests
 
-        return shadow_rows.labelled_rows(
+        return labelled_rows(
             partial(samples.rows, application=application, since=since),
             options.pool,
             group_by=options.group_by,

@@ -9,9 +9,12 @@ of one moment, and what is stored after the beginning is not there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -19,18 +22,19 @@ from sqlalchemy.orm import Session
 from app.errors import Conflict, StoreDamaged
 from app.settings.access import Key
 from app.store import KeyPurpose, Store, canaries
-from app.store.backup import answers
+from app.store.answer_calibrations import MARKS, decoded, prune
+from app.store.answer_calibrations import mark_chosen as mark_answers_chosen
 from app.store.backup.file import (
     Backup,
     Manifest,
-    RestoreResult,
     StoredAnswers,
     StoredCalibration,
     Writer,
     writing,
 )
 from app.store.calibration_rows import is_whole
-from app.store.engine import insert_into, notify
+from app.store.calibrations import mark_chosen
+from app.store.engine import insert_into, notify, now
 from app.store.schema import lock_schema
 from app.store.store_keys import take_over_keys
 from app.store.tables import (
@@ -50,6 +54,16 @@ class BackupResult:
     damaged: tuple[str, ...]  # calibrations whose digests did not match: they are left out
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreResult:
+    """What a restore did, by ids of calibrations of either kind."""
+
+    added: list[str] = field(default_factory=list[str])
+    there: list[str] = field(default_factory=list[str])
+    activated: list[str] = field(default_factory=list[str])
+    left: list[str] = field(default_factory=list[str])  # active then; another one is now
+
+
 def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
     """Write a backup.
 
@@ -61,7 +75,7 @@ def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
         active = set(session.scalars(select(ActiveRow.calibration_id)))
         oldest_first = CalibrationRow.created_at, CalibrationRow.id
         ids = list(session.scalars(select(CalibrationRow.id).order_by(*oldest_first)))
-        answer_ids = answers.ids(session)
+        answer_ids = _answer_ids(session)
     damaged: list[str] = []
     with writing(path) as backup:
         for calibration_id in ids:
@@ -73,7 +87,7 @@ def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
         for calibration_id, is_active in answer_ids.items():
             with store.transaction() as session:
                 found = session.get_one(AnswerCalibrationRow, calibration_id)
-            if answers.is_whole(found):
+            if _are_whole(found):
                 backup.add_answers(StoredAnswers(row=found, active=is_active))
             else:
                 damaged.append(calibration_id)
@@ -163,7 +177,7 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
                     session.add(watch)
             if stored.active:
                 _decide(session, stored.row, restored, activate=activate)
-        answers.restore(session, backup.answers(), restored, activate=activate)
+        _restore_answers(session, backup.answers(), restored, activate=activate)
         _restore_seen_rows(session, backup)
         notify(session)
     return restored
@@ -200,9 +214,110 @@ def _decide(
     elif active.calibration_id == row.id:
         return
     elif activate:
+        mark_chosen(session, row.id)
         active.calibration_id = row.id
         canaries.end(session, row.artifact)
     else:
         restored.left.append(row.id)
         return
     restored.activated.append(row.id)
+
+
+# Calibrations of the promise `same_answer`. One decides only under the setup that it was made for,
+# whatever the configuration beside which it is restored. Its marks, an alarm among them, are a part
+# of its evidence.
+
+
+def _answer_ids(session: Session) -> Mapping[str, bool]:
+    """All ids, oldest first, and whether each decides for its application under its setup."""
+    deciding = {calibration_id for _, calibration_id in _deciding(session).items()}
+    found = session.scalars(
+        select(AnswerCalibrationRow.id).order_by(
+            AnswerCalibrationRow.created_at, AnswerCalibrationRow.id
+        )
+    )
+    return {calibration_id: calibration_id in deciding for calibration_id in found}
+
+
+def _are_whole(row: AnswerCalibrationRow) -> bool:
+    """Whether its rows can be read."""
+    try:
+        decoded(row)
+    except StoreDamaged:
+        return False
+    return True
+
+
+def _restore_answers(
+    session: Session, saved: Iterable[StoredAnswers], restored: RestoreResult, *, activate: bool
+) -> None:
+    """Add what the store lacks; what is there stays, but for marks that it lacks.
+
+    Of an application's records in both, the old ones are deleted that nothing needs.
+    What decided then does so again where none decides now.
+
+    Args:
+        session: The transaction.
+        saved: What was saved.
+        restored: Takes what was done.
+        activate: Let it decide also where another one does now.
+
+    Raises:
+        Conflict: A calibration is there with other content.
+    """
+    before = _deciding(session)
+    added: list[str] = []
+    applications: set[str] = set()
+    for each in saved:
+        row, activated_at = each.row, each.row.activated_at
+        deciding = before.get((row.answer_setup, row.application))
+        found = session.get(AnswerCalibrationRow, row.id)
+        if found is None:
+            if deciding is not None:  # a later time would make it decide
+                row.activated_at = None
+            session.add(row)
+            added.append(row.id)
+            applications.add(row.application)
+        else:
+            _unify(found, row)
+            restored.there.append(row.id)
+        if not each.active or deciding == row.id:
+            continue
+        if deciding is not None and not activate:
+            restored.left.append(row.id)
+            continue
+        if deciding is not None:
+            mark_answers_chosen(found or row)
+        (found or row).activated_at = activated_at if deciding is None else now()
+        restored.activated.append(row.id)
+    for application in applications:
+        prune(session, application)
+    kept = _answer_ids(session)
+    restored.added.extend(each for each in added if each in kept)
+
+
+def _deciding(session: Session) -> Mapping[tuple[str, str], str]:
+    """(Setup, application) -> id of the calibration that decides: the one activated last."""
+    activated = select(
+        AnswerCalibrationRow.answer_setup, AnswerCalibrationRow.application, AnswerCalibrationRow.id
+    )
+    activated = activated.where(AnswerCalibrationRow.activated_at.is_not(None)).order_by(
+        AnswerCalibrationRow.activated_at
+    )
+    return {(setup, application): found for setup, application, found in session.execute(activated)}
+
+
+def _unify(found: AnswerCalibrationRow, saved: AnswerCalibrationRow) -> None:
+    """Take over saved marks. Raises Conflict where anything else differs."""
+    if not _are_whole(found) or _without_marks(found) != _without_marks(saved):
+        raise Conflict(f"calibration {saved.id} is there with other content; nothing was changed")
+    document = json.loads(found.document)
+    document["evidence"] = json.loads(saved.document)["evidence"] | document["evidence"]
+    found.document = json.dumps(document)
+
+
+def _without_marks(row: AnswerCalibrationRow) -> tuple[Any, ...]:
+    document = json.loads(row.document)
+    for mark in MARKS:
+        document["evidence"].pop(mark, None)
+    return row.created_at, row.answer_setup, row.application, document, row.arrays

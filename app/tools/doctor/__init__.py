@@ -1,5 +1,5 @@
-"""Diagnostics of a deployment: one check per file; knows no command and no HTTP server.
+"""Diagnostics of a deployment; knows no command and no HTTP server.
 
-A check takes what it examines and returns findings; it changes nothing. ``run`` puts the checks in
-order and skips a check whose precondition failed, because its finding would add nothing.
+A check takes what it examines and returns findings; it changes nothing. ``run`` has the checks, in
+order, and skips a check whose precondition failed, because its finding would add nothing.
 """

@@ -1,8 +1,9 @@
-"""Health report: runs all checks, in the order of their dependencies."""
+"""Health report: the checks of a deployment, run in the order of their dependencies."""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import socket
@@ -31,6 +32,8 @@ from app.errors import (
     StoreError,
     UpstreamUnauthorized,
 )
+from app.monitoring.drift.risk import detection
+from app.monitoring.drift.statistics import RISK_SHARE
 from app.routing.artifact_files import is_there, open_trained
 from app.settings import Secrets, Settings
 from app.settings.secrets import SAMPLES_KEY
@@ -40,6 +43,7 @@ from app.store.inspection import StoreInspection, inspect_store
 from app.upstream.model_list import ModelList, list_models
 from app.upstream.replicas import Target, open_targets
 from racer_core import artifacts
+from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.threshold import fewest_rows
 from racer_core.encoder.base import EncoderSpec
 from racer_core.encoder.hub import cached_folder, download_command
@@ -98,9 +102,9 @@ def _store_findings(
             yield check_calibration(
                 inspection, settings.routing.alpha, datetime.now(UTC), carried and carried.record
             )
+        if (alarms := check_alarms(settings, inspection)) is not None:
+            yield alarms
 
-
-# Check of the artifact: complete, and trained for this configuration.
 
 _ARTIFACT = "artifact"
 
@@ -128,8 +132,6 @@ def check_artifact(settings: Settings) -> tuple[Finding, TrainedRouter | None]:
     kind = trained.artifact.router.kind
     return ok(_ARTIFACT, f"{settings.artifact}: {kind}, {len(trained.pool)} candidates"), trained
 
-
-# Check of the active calibration: its existence, its age, and its rows against alpha.
 
 _CALIBRATION = "calibration"
 UPLOAD: Final = "run `racer calibrate ROWS` once the gateway serves"
@@ -190,14 +192,15 @@ def _age_in_words(age: timedelta) -> str:
     return "made within the hour"
 
 
-# Check of the clock against the servers' (clock skew): ids, ages and leases depend on it.
-
 _CLOCK = "clock"
 SKEW_S: Final = 5.0  # Date headers have whole seconds, and an answer takes time
 
 
 def check_clock(listings: Sequence[ModelList]) -> Finding:
-    """Compare this machine's clock with the servers' Date headers."""
+    """Compare this machine's clock with the servers' Date headers.
+
+    Ids, ages and leases depend on it.
+    """
     offsets = {each.base_url: each.ahead_s for each in listings if each.ahead_s is not None}
     off = {url: ahead for url, ahead in offsets.items() if abs(ahead) > SKEW_S}
     if not offsets:
@@ -218,8 +221,6 @@ def _servers(count: int) -> str:
     return "the server" if count == 1 else f"all {count} servers"
 
 
-# Check of the configuration file and of the secrets that it names.
-
 _CONFIGURATION = "configuration"
 
 
@@ -239,8 +240,6 @@ def check_configuration(
     found = f"{path}: {count} candidate{'s' if count > 1 else ''}"
     return ok(_CONFIGURATION, found), (configured, secrets)
 
-
-# Check of the encoder: the one of the artifact opens on this machine.
 
 _ENCODER = "encoder"
 
@@ -273,8 +272,6 @@ def _local_spec(spec: EncoderSpec) -> EncoderSpec | None:
         return replace(spec, name=str(found))
     return spec
 
-
-# Check of the endpoints: each candidate and evaluator answers, accepts the key, has the model.
 
 _AT_ONCE: Final = 8
 
@@ -346,8 +343,6 @@ def _few(models: tuple[str, ...]) -> str:
     return shown if len(models) <= 3 else f"{shown} and {len(models) - 3} more"
 
 
-# Check of the GPU: torch can use it if the encoder needs it.
-
 _GPU = "GPU"
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
@@ -413,9 +408,6 @@ def check_gpu(machine: GpuStatus, backend: str | None) -> Finding:
     return ok(_GPU, "none; the encoder runs on the CPU")
 
 
-# Check of the ports: free, or served by a gateway already.
-
-
 def check_ports(settings: Settings) -> list[Finding]:
     """Return a finding per listening socket."""
     findings = [check_port("port", settings.host, settings.port)]
@@ -459,8 +451,6 @@ def _is_gateway(host: str, port: int) -> bool:
     return False
 
 
-# Check of the sample of live traffic: whether it is drawn, and which command comes next.
-
 _SAMPLING = "sampling"
 TRAIN: Final = (
     "run `racer samples rows.jsonl`, `racer split rows.jsonl` and `racer train`; a running gateway "
@@ -499,7 +489,41 @@ def check_sampling(settings: Settings, found: StoreInspection, *, has_artifact: 
     return warning(_SAMPLING, summary, CALIBRATE if has_artifact else TRAIN)
 
 
-# Check of the store: reachable, its schema of this version, room on its disk.
+_ALARMS = "alarms"
+LATE_DAYS: Final = 60.0
+
+
+def check_alarms(settings: Settings, found: StoreInspection) -> Finding | None:
+    """Say within how many days a risk of twice alpha is seen; None: no losses are watched."""
+    watching, active = settings.watching, found.active
+    bound = None if active is None else active.evidence.get("risk_q95")
+    if active is None or watching.false_alarm is None or not bound:
+        return None
+    seen = detection(
+        RiskEProcess(bound, level=watching.false_alarm * RISK_SHARE),
+        active.evidence["alpha"],
+        judged_a_week=found.judged_a_week,
+        counted_a_week=found.requests_a_week * active.evidence["n"] / active.evidence["rows"],
+    )["risks"][-1]
+    needed, days, rate = seen["judged"], seen["days"], seen["rate_for_a_week"]
+    risk = f"a risk of {seen['risk']:.0%}"
+    if needed is None:
+        return warning(_ALARMS, f"no alarm sees {risk}: so few rows may have it", UPLOAD)
+    when = "never, as none is judged" if days is None else f"{math.ceil(days)} days"
+    summary = (
+        f"{risk} takes {needed} judged requests: {when} at {found.judged_a_week} judged a week"
+    )
+    if days is not None and days <= LATE_DAYS:
+        return ok(_ALARMS, summary)
+    faster = (
+        "judge more requests"
+        if rate is None
+        else f"a sampling rate of {rate:.2g} (`watching.shadow_rate`), all judged, makes it a week"
+    )
+    return warning(
+        _ALARMS, summary, f"{faster}; or let certificates expire: `watching.expire_after_days`"
+    )
+
 
 _STORE = "store"
 DISK = "disk"
@@ -580,9 +604,6 @@ def _file_findings(file: Path) -> list[Finding]:
     return [room(file.parent, shutil.disk_usage(file.parent).free)]
 
 
-# Finding of a check: its state and the next step.
-
-
 class State(StrEnum):
     """Severity of a finding."""
 
@@ -593,7 +614,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One row of the table."""
+    """The state of what a check examined, and the next step: one row of the table."""
 
     check: str
     state: State

@@ -365,7 +365,7 @@ class LabelFiles:
         elif "judged" in line:
             self._verdicts[line["query"], line["judged"]] = line["correct"]
         elif line["query"] not in self._references:
-            answer = Answer(text=line["answer"], call=line.get("call", {}))
+            answer = Answer(text=line["answer"], call=line["call"])
             self._answers.setdefault(line["query"], {})[line["candidate"]] = answer
 
     def _compact(self) -> None:

@@ -1,8 +1,8 @@
 """Checking of live traffic: applications' checkers label stored samples that still wait.
 
 A gateway has each sample checked when it is drawn, and those that stay without a label again later.
-Here all of them are checked now. A labelled sample no longer waits, so a run
-resumes where the last one ended.
+Here all of them are checked now. A labelled sample no longer waits, so a run resumes where the last
+one ended.
 """
 
 from __future__ import annotations

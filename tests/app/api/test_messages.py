@@ -372,7 +372,7 @@ def test_rows_of_chat_certify_messages(serve: Serve) -> None:
         for row in as_json(labelled(20_000, 60))
     ]
     gateway = serve(calibrated=False)
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, "confirm": True})
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
     assert response.status_code == 200, response.text
     for system, reasons in (("Be brief.", []), ("Be long.", ["conditions_differ:messages.system"])):
         answer = MESSAGES.answer(gateway, ONE, system=system, max_tokens=64)

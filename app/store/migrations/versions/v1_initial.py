@@ -25,6 +25,7 @@ def _create_calibrations() -> None:
         sa.Column("document", sa.String(), nullable=False),
         sa.Column("arrays", sa.LargeBinary(), nullable=False),
         sa.Column("digest", sa.String(64), nullable=False),
+        sa.Column("chosen_at", sa.String(32)),
     )
     op.create_table(
         "active_calibrations",
@@ -85,7 +86,7 @@ def _create_decisions() -> None:
         sa.Column("document", sa.String(), nullable=False),
         sa.Column("neighbours", sa.LargeBinary()),
         sa.Column("fingerprint", sa.String(64)),
-        sa.Column("application", sa.String(256), nullable=False, server_default=""),
+        sa.Column("application", sa.String(256), nullable=False),
         sa.Column("sampling_rate", sa.Double()),
     )
     indices: dict[str, list[str | sa.TextClause]] = {
