@@ -22,6 +22,7 @@ from app.calibrations.evidence import (
     later_evidence,
 )
 from app.calibrations.jobs import Progress
+from app.calibrations.parsing import check_reachable
 from app.calibrations.row_kinds import RowKind, RowKinds, is_of_same_kind, used_kinds, with_clusters
 from app.calibrations.seen_rows import Terms, limit_terms, terms_of
 from app.routing.conditions import ConditionReader
@@ -240,9 +241,13 @@ class RecordBuilder:
         )
 
     def guarantee(self, options: CalibrateOptions) -> CalibrationOptions:
-        """The terms of an upload with these options."""
+        """The terms of an upload with these options.
+
+        Raises:
+            InputError: Levels outside of (0, 1), or that no upload has enough rows for.
+        """
         routing = self._settings.routing
-        return CalibrationOptions(
+        found = CalibrationOptions(
             alpha=routing.alpha if options.alpha is None else options.alpha,
             delta=options.delta,
             score=options.score or routing.score,
@@ -253,6 +258,8 @@ class RecordBuilder:
             one_per_cluster=options.one_per_cluster,
             smoothing_salt=SMOOTHING_SALT,
         )
+        check_reachable(found.alpha, found.delta)
+        return found
 
     def application_terms(
         self, guarantee: CalibrationOptions

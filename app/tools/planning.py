@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from app.calibrations.parsing import MAX_ROWS
+from app.calibrations.parsing import check_reachable
 from racer_core.errors import InputError
 from racer_core.offline.plan import (
     ANSWERABLE,
@@ -19,7 +19,7 @@ from racer_core.offline.plan import (
     Plan,
 )
 from racer_core.records.split import TUNED_ROWS
-from racer_core.types import LabelledRows, RiskTarget
+from racer_core.types import LabelledRows, RiskTarget, checked_alpha
 
 LARGER: Final = 0.2  # the alpha that few questions are advised to take
 
@@ -62,7 +62,11 @@ def plan_for(
     counted = 1.0
     if risk_target is RiskTarget.ANSWERABLE:
         counted = answerable or (ANSWERABLE if sample is None else sample.counted)
-    plan = Plan(
+    checked_alpha(alpha)
+    if delta is not None:
+        checked_alpha(delta, "delta")
+    check_reachable(alpha, delta)
+    return Plan(
         questions=questions,
         alpha=alpha,
         delta=delta,
@@ -70,12 +74,6 @@ def plan_for(
         shares=shares,
         sample=sample,
     )
-    if plan.fewest > MAX_ROWS:
-        raise InputError(
-            f"{_levels(plan)} takes {plan.fewest:.3g} rows that count, and a calibration has at "
-            f"most {MAX_ROWS:,}: take a larger one"
-        )
-    return plan
 
 
 def fields(plan: Plan) -> dict[str, str]:

@@ -193,7 +193,7 @@ def train(
 
     Raises:
         RowsError: Rows without a query, two files with different pools, or a query in both that
-            are not said to be samples of traffic.
+            are not said to be samples of traffic; rows that tell no candidate from another.
         InputError: Unknown options, or a training that diverges.
         ArtifactError: The folder cannot be written, holds another interrupted training, or a
             plug-in fails.
@@ -227,6 +227,7 @@ def train(
             ],
         )
     labels = rows.labels(pool)
+    _check_learnable(labels)
     fitted = fit(
         choice,
         Rows.of(rows, pool),
@@ -277,6 +278,25 @@ def train(
     if fitted.checkpoint:
         fitted.checkpoint.remove()
     return saved
+
+
+def _check_learnable(labels: BoolArray) -> None:
+    """Refuse training rows (n, K) that tell no candidate from another. Raises RowsError."""
+    if labels.shape[1] < 2:
+        problem = "a router chooses among candidates, and their pool has one: add another"
+    elif not labels.any():
+        problem = (
+            "no candidate is right in any of them: check references and grade, or add a candidate "
+            "that can answer such questions"
+        )
+    elif labels.all():
+        problem = (
+            "every candidate is right in all of them, so any one will do: serve the cheapest "
+            "alone, or label harder questions"
+        )
+    else:
+        return
+    raise RowsError("training rows", [problem])
 
 
 def checked_rows(rows: LabelledRows, pool: Sequence[str], source: str) -> LabelledRows:

@@ -81,8 +81,8 @@ def test_few_questions_are_advised_to_begin_otherwise(racer: Command) -> None:
         (
             ("--questions", 50, "--alpha", 1e-7, "--delta", 0.05),
             1,
-            "alpha 1e-07, delta 0.05 takes 3e+07 rows that count, and a calibration has at most "
-            "2,000,000: take a larger one",
+            "alpha 1e-07 with delta 0.05 takes 3e+07 rows that count, and a calibration has at "
+            "most 2,000,000: take a larger one",
         ),
         (("none.jsonl",), 1, "no question is answered right by any candidate, so none counts"),
     ],

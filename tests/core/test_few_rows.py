@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -84,7 +83,3 @@ def test_the_law_is_that_of_the_rows_that_will_calibrate():
     assert row[:4] == expected
     assert row[4:] == (f"{law.quantile(0.05):.3f} to {law.quantile(0.95):.3f}", "68")
     assert grid.rows[0][3:5] == ("infeasible: all are called", "-")
-    none_right = measured(100, ())
-    (grid,) = tables.forecasts(none_right, ALPHAS)
-    assert {row[2:4] for row in grid.rows} == {("0", "infeasible: all are called")}
-    assert np.isnan(none_right.mean(of("rows", 0.1), "miss_given_answerable"))

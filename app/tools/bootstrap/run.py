@@ -137,10 +137,15 @@ def _check(options: BootstrapOptions, configured: Settings) -> int:
 
     Raises:
         InputError: The questions cannot be read, or nothing says which answers are right.
-        SettingsError: The configuration names no folder for the artifact, or a risk of graded rows,
-            or cannot be written although it will be.
+        SettingsError: The configuration has one candidate, names no folder for the artifact, or a
+            risk of graded rows, or cannot be written although it will be.
     """
     questions = read_questions(options.queries, configured.text_of)
+    if len(configured.pool) < 2:
+        raise SettingsError(
+            f"{options.config}: a router chooses among candidates, and there is one: add another "
+            "to `candidates`"
+        )
     if options.references is not None:
         read_questions(options.references, configured.text_of)
     elif options.judge is None and all(each.reference is None for each in questions):
