@@ -208,11 +208,16 @@ def refuse_uncounted(calibration: Calibration) -> None:
     """
     if calibration.options.risk_target == RiskTarget.QUALITY:
         if not calibration.loss_curve(calibration.options.score).scores.size:
-            raise CalibrationError("no row has a quality above 0: nothing to calibrate on")
+            raise CalibrationError(
+                "no row has a quality above 0, so there is nothing to calibrate on: check grades"
+            )
     elif calibration.judged is not None:
         refuse_uncorrectable(calibration)
     elif calibration.n == 0:
-        raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")
+        raise CalibrationError(
+            "no row is answered right by any candidate, so there is nothing to calibrate on: check "
+            "references and grade, or add a candidate that can answer such questions"
+        )
     if calibration.unlabelled_rows == len(calibration.fingerprints):
         raise CalibrationError(
             f"none of the {calibration.n} rows has a label: label some of them first (racer label)"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from app.calibrations.columns import RowColumns
 from app.store.calibration_record import OwnAlpha, Population
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.threshold import fewest_rows
 from racer_core.types import RiskTarget, Score, any_column
 
 # The grid of risk levels, here and in offline evaluation.
@@ -39,7 +40,7 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
             "unlabelled": calibration.unlabelled_rows,
             "lambda_hat": _finite(lambda_hat),
             "feasible": calibration.is_enough(options.alpha),
-            "min_n": min_n(options.alpha, options.delta),
+            "min_n": fewest_rows(options.alpha, options.delta),
             "alpha_basis": certificate.alpha_basis,
             "risk_band": certificate.risk_band,
             "weights": _weights(calibration),
@@ -352,20 +353,6 @@ def _later_turns(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The evidence of later turns; None if their threshold is not used."""
     turns = found.get("later_turns")
     return turns if turns and turns["feasible"] else None
-
-
-def min_n(alpha: float, delta: float | None) -> int | None:
-    """The fewest rows that make alpha feasible: 1/(n + 1) <= alpha, or (1 - alpha)^n <= delta.
-
-    None if the number is too large for a float.
-    """
-    if delta is not None:
-        fewest = math.log(delta) / math.log1p(-alpha)
-        return math.ceil(fewest) if math.isfinite(fewest) else None
-    if math.isinf(1 / alpha):
-        return None
-    n = max(1, round(1 / alpha) - 1)
-    return n if 1 / (n + 1) <= alpha else n + 1  # one division, as in `allowed_misses`
 
 
 def _change(before: float | None, after: float | None) -> float | None:

@@ -22,6 +22,7 @@ from app.routing.query import (
 from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import MARKERS, Markers
+from racer_core.calibration.threshold import fewest_rows
 from racer_core.errors import InputError, RowsError
 from racer_core.records.checks import CheckedRows, RowLimits
 from racer_core.records.conversation import RoutedText
@@ -37,6 +38,25 @@ NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk
 _REPORT_EVERY_S: Final = 0.2
 _ROUNDING: Final = 1e-12
 _CLOCK_EVERY: Final = 64  # rows between two looks at the clock
+
+
+def check_reachable(alpha: float, delta: float | None) -> None:
+    """Refuse levels that no upload has enough rows for, before any row is read. Raises InputError.
+
+    Args:
+        alpha: Risk level, in (0, 1).
+        delta: P(risk <= alpha) >= 1 - delta; None bounds the mean.
+    """
+    fewest = fewest_rows(alpha, delta)
+    if fewest is not None and fewest <= MAX_ROWS:
+        return
+    levels = f"alpha {alpha:g}" + ("" if delta is None else f" with delta {delta:g}")
+    rows = "more rows than there can be" if fewest is None else f"{fewest:.3g} rows that count"
+    raise InputError(
+        f"{levels} takes {rows}, and a calibration has at most {MAX_ROWS:,}: take a larger one",
+        param="alpha" if delta is None else "delta",
+    )
+
 
 Fields = Callable[[dict[str, Any]], None]
 ReportBytes = Callable[[int, int], None]

@@ -20,9 +20,9 @@ from app.calibrations.evidence import (
     evidence,
     groups,
     later_evidence,
-    min_n,
 )
 from app.calibrations.jobs import Progress
+from app.calibrations.parsing import check_reachable
 from app.calibrations.row_kinds import RowKind, RowKinds, is_of_same_kind, used_kinds, with_clusters
 from app.calibrations.seen_rows import Terms, limit_terms, terms_of
 from app.routing.conditions import ConditionReader
@@ -36,6 +36,7 @@ from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.kept_order import TokenPrices
 from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
+from racer_core.calibration.threshold import fewest_rows
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
 from racer_core.records.near_copies import count_near_copies
@@ -123,7 +124,7 @@ class RecordBuilder:
         built = self._build(first, terms(first), prices, progress)
         refuse_uncounted(built.calibration)
         largest = max([guarantee.alpha, *(each.alpha for each in alphas.values())])
-        used = list(used_kinds(others, first, min_n(largest, guarantee.delta)))
+        used = list(used_kinds(others, first, fewest_rows(largest, guarantee.delta)))
         built_others = [self._build(each, terms(each), prices, progress) for each in used]
         rows_of_first, limit = first.rows, None
         if options.answer_risk_max is not None:
@@ -242,9 +243,13 @@ class RecordBuilder:
         )
 
     def guarantee(self, options: CalibrateOptions) -> CalibrationOptions:
-        """The terms of an upload with these options."""
+        """The terms of an upload with these options.
+
+        Raises:
+            InputError: Levels outside of (0, 1), or that no upload has enough rows for.
+        """
         routing = self._settings.routing
-        return CalibrationOptions(
+        found = CalibrationOptions(
             alpha=routing.alpha if options.alpha is None else options.alpha,
             delta=options.delta,
             score=options.score or routing.score,
@@ -255,6 +260,8 @@ class RecordBuilder:
             one_per_cluster=options.one_per_cluster,
             smoothing_salt=SMOOTHING_SALT,
         )
+        check_reachable(found.alpha, found.delta)
+        return found
 
     def application_terms(
         self, guarantee: CalibrationOptions

@@ -68,7 +68,8 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
     metavar="NAME=SHARE",
     multiple=True,
     callback=parse_shares,
-    help="Share of train, validation and calibration; repeatable. Default: 0.4, 0.3, 0.3.",
+    help="Share of train, validation (or none) and calibration; repeatable. Default: 0.4, 0.3, 0.3;"
+    " 0.4, 0, 0.6 where validation rows are too few to tune on.",
 )
 @click.option(
     "--router",
@@ -127,10 +128,10 @@ def bootstrap(
     whole pool's.
     """
     from app.tools.bootstrap.run import run
-    from app.tools.bootstrap.steps import SHARES, BootstrapOptions
+    from app.tools.bootstrap.steps import BootstrapOptions
+    from racer_core.records.split import UNTUNED_SHARES
 
-    shares = shares or SHARES
-    if missing := SHARES.keys() - shares.keys():
+    if shares and (missing := UNTUNED_SHARES.keys() - shares.keys()):
         raise click.UsageError(f"--share: no share for {', '.join(sorted(missing))}")
     address = url or gateway_address(config, admin=True)  # data routes are there, too
     options = BootstrapOptions(
@@ -141,7 +142,7 @@ def bootstrap(
         judge=judge,
         judge_model=judge_model,
         concurrency=concurrency,
-        shares=shares,
+        shares=shares or None,
         router=router,
         encoders=encoders,
         kind=kind,
@@ -215,9 +216,10 @@ def _tuning(tuning: Mapping[str, Any]) -> str:
     chosen = tuning["chosen"]
     vote = chosen["rule"] or "no vote"
     state = "written" if tuning["written"] else "not written" if tuning["diff"] else "as configured"
+    behind = f"{chosen['behind']:.1%} ± {1.96 * chosen['behind_se']:.1%} behind the best setting"
     return (
         f"score {chosen['score']}, alpha {chosen['alpha']:g}, {vote}: accuracy "
-        f"{chosen['accuracy']:.1%} with {chosen['size']:.2f} calls; {state}"
+        f"{chosen['accuracy']:.1%} ({behind}) with {chosen['size']:.2f} calls; {state}"
     )
 
 

@@ -35,6 +35,7 @@ _COMMANDS: Final = (
     "init",
     "key",
     "label",
+    "plan",
     "route",
     "samples",
     "schema",

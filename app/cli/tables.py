@@ -149,7 +149,7 @@ def rows_kind(rows: LabelledRows) -> str:
 
 
 def artifact_summary(
-    artifact: Artifact, folder: Path, rows: LabelledRows, validation: LabelledRows
+    artifact: Artifact, folder: Path, rows: LabelledRows, validation: LabelledRows | None = None
 ) -> dict[str, Any]:
     """The summary of `racer train`: the artifact's router, pool and encoder, and its rows.
 
@@ -157,7 +157,8 @@ def artifact_summary(
     """
     from racer_core.records.conversation import fingerprint
 
-    known = [fingerprint(artifact.salt, query) for query in validation.queries]
+    queries = validation.queries if validation else []
+    known = [fingerprint(artifact.salt, query) for query in queries]
     return {
         "artifact": str(folder),
         "router": artifact.router.kind,
@@ -168,7 +169,7 @@ def artifact_summary(
         "dtype": artifact.encoder.dtype,
         "training_rows": len(rows),
         "training_kind": rows_kind(rows),
-        "validation_kind": rows_kind(validation),
+        "validation_kind": rows_kind(validation) if validation else None,
         "validation_overlap": sum(each in artifact.training_fingerprints for each in known),
         "validation_copies": artifact.validation_copies,
         "null_threshold": artifact.null_threshold,
@@ -213,6 +214,7 @@ def evaluation(result: Evaluation, alphas: Sequence[float]) -> list[Table | str]
         f"\n{shown.described(result)}, {len(result.pool)} candidates, {shown.repeats(result)}",
         _table(shown.rows(result)),
         *map(_table, shown.overview(result, alphas or shown.SHOWN)),
+        *map(_table, shown.forecasts(result, alphas or shown.SHOWN)),
         f"{shown.LEGEND}\n",
         *map(_table, shown.beside(result)),
         *(f"not measured: {each}" for each in shown.unmeasured(result)),

@@ -35,8 +35,8 @@ from racer_core.types import RowsKind
 @click.option(
     "--validation",
     type=FILE,
-    required=True,
-    help="Validation rows, for choosing tau, k and other hyperparameters.",
+    help="Validation rows, for choosing tau and the weights of `cover`; default: none, which keeps "
+    "their defaults and never abstains.",
 )
 @click.option("--out", "folder", type=FILE, required=True, help="Folder for the artifact.")
 @click.option(
@@ -96,7 +96,7 @@ from racer_core.types import RowsKind
 @JSON
 def train(
     data: Path,
-    validation: Path,
+    validation: Path | None,
     folder: Path,
     router: str,
     options: dict[str, Any],
@@ -136,7 +136,8 @@ def train(
         check_hub(each)
     specs = _candidates(configured) if configured else None
     given_kind = None if kind is None else RowsKind(kind)
-    rows, held_out = (read_rows(each, configured, given_kind) for each in (data, validation))
+    rows = read_rows(data, configured, given_kind)
+    held_out = None if validation is None else read_rows(validation, configured, given_kind)
     choice = training.EncoderChoice(
         name=DEFAULT_ENCODER,
         pooling=pooling,
@@ -177,7 +178,7 @@ def train(
             progress=progress,
         )
     counts = {name: asdict(each) for name, each in RowCounts.by_group(rows).items()}
-    used = (with_labels(each, "rows") for each in (rows, held_out))
+    used = (with_labels(each, "rows") for each in (rows, held_out) if each is not None)
     result = tables.artifact_summary(artifact, folder, *used)
     shown = result | {"encoders": comparison, "training_rows_of": counts}
     if as_json:

@@ -45,9 +45,10 @@ def tune(
 ) -> dict[str, Any]:
     """Choose score, alpha and vote on validation rows; print the change as a diff.
 
-    The table and the plot show what each alpha costs, misses and gets right; `--at` chooses
-    another point than the cheapest that is as accurate as the best. With prices by the token the
-    rows must record what calls used.
+    The table and the plot show what each alpha costs, misses and gets right. Of the settings within
+    one standard error of the best, the plateau, the cheapest is chosen; `--at` chooses another
+    point. Fewer than 500 rows choose no alpha: the configured one stays. With prices by the token
+    the rows must record what calls used.
 
     Votes by an evaluator use recorded confidences; without any, an evaluator in the
     configuration rates the answers. Graded rows (`risk_target: quality`) choose no vote. The second
@@ -93,6 +94,7 @@ def tune(
             equality=configured.aggregation.equality,
             risk_target=configured.routing.risk_target,
             prices=None if prices is None else tuple(prices[name] for name in opened.pool),
+            alpha=configured.routing.alpha,
             ratings=rated.ratings if rated else None,
             reasoning=configured.aggregation.reasoning,
             progress=progress,
@@ -110,6 +112,7 @@ def tune(
         change.write()
     shown = asdict(tuned) | {
         "frontier": [each.alpha for each in tuned.frontier],
+        "plateau": tuned.plateau,
         "evaluators": [each.as_json() for each in tuned.evaluators],
         "kind": tables.rows_kind(rows),
         "diff": change.diff,
@@ -125,6 +128,7 @@ def tune(
     unit = None if prices is None else configured.currency
     out.print(tuning_frontier.table(tuned, unit))
     out.print(tuning_frontier.plot(tuned, unit), markup=False, highlight=False, soft_wrap=True)
+    out.print(tuning_frontier.sentence(tuned), markup=False, highlight=False, soft_wrap=True)
     if levels:
         out.print(tuning.same_answer_table(levels))
         out.print(tuning.same_answer_advice(levels, configured), highlight=False, markup=False)

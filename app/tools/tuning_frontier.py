@@ -8,6 +8,7 @@ from typing import Final
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from racer_core.offline.tune import CHOOSING_ROWS
 from racer_core.offline.tuning_result import FixedCalls, Trial, Tuning
 
 WIDTH: Final = 60  # characters of the plot
@@ -22,10 +23,10 @@ def table(tuning: Tuning, unit: str | None) -> Table:
         tuning: The result.
         unit: The currency of the costs; None: they are numbers of calls.
     """
-    measure = "quality" if tuning.chosen.rule is None else "accuracy"
+    measure = _measure(tuning)
     shown = Table(
-        title=f"{tuning.rows} validation rows; a difference in {measure} of at most "
-        f"{tuning.slack:.3f} from the best counts as equal, and the cheapest is chosen"
+        title=f"{tuning.rows} validation rows; plateau: within one standard error of the best "
+        f"{measure}, {tuning.slack:.3f}"
         + (
             "; a vote counts where it beats the majority by two paired standard errors"
             if tuning.chosen.rule
@@ -36,21 +37,23 @@ def table(tuning: Tuning, unit: str | None) -> Table:
         padding=(0, 1),
     )
     cost = "cost" if unit is None else f"cost ({unit})"
-    for name in ("alpha", "missed", "score", "vote", measure, "size", cost, "of all", ""):
+    columns = ("alpha", "missed", "score", "vote", measure, "behind the best, 95 %")
+    for name in (*columns, "size", cost, "of all", ""):
         shown.add_column(name, no_wrap=True)
     everyone = tuning.everyone
     for point in tuning.points:
         share = "" if everyone is None else f"{point.cost / everyone.cost:.0%}"
         shown.add_row(
             *(f"{point.alpha:g}", f"{point.missed:.3f}", point.score, vote_name(point)),
-            *(f"{point.accuracy:.3f}", f"{point.size:.2f}", f"{point.cost:.4g}", share),
-            _mark(tuning, point),
+            *(f"{point.accuracy:.3f}", _behind(point)),
+            *(f"{point.size:.2f}", f"{point.cost:.4g}", share, _mark(tuning, point)),
         )
     for name, fixed in _fixed(tuning):
         size = len(fixed.candidates)
         share = "" if everyone is None else f"{fixed.cost / everyone.cost:.0%}"
         shown.add_row(
-            *("", "", "", name, f"{fixed.accuracy:.3f}", f"{size}", f"{fixed.cost:.4g}", share, "")
+            *("", "", "", name, f"{fixed.accuracy:.3f}", "", f"{size}", f"{fixed.cost:.4g}"),
+            *(share, ""),
         )
     return shown
 
@@ -65,7 +68,7 @@ def plot(tuning: Tuning, unit: str | None) -> str:
     ]
     points += [(fixed.cost, fixed.accuracy, name[0].upper()) for name, fixed in _fixed(tuning)]
     points.append((tuning.chosen.cost, tuning.chosen.accuracy, "#"))  # above the others
-    measure = "quality" if tuning.chosen.rule is None else "accuracy"
+    measure = _measure(tuning)
     least, most = _range([cost for cost, _, _ in points])
     low, high = _range([accuracy for _, accuracy, _ in points])
     cells = [[" "] * WIDTH for _ in range(HEIGHT)]
@@ -89,6 +92,27 @@ def plot(tuning: Tuning, unit: str | None) -> str:
     )
 
 
+def sentence(tuning: Tuning) -> str:
+    """What was chosen, and how sure it is that nothing is as accurate as the best."""
+    chosen, measure = tuning.chosen, _measure(tuning)
+    levels = ", ".join(f"{alpha:g}" for alpha in tuning.plateau)
+    found = f"chosen: alpha {chosen.alpha:g}, {measure} {chosen.accuracy:.3f}"
+    if chosen.behind_se or chosen.behind:
+        low, high = chosen.behind_interval
+        found += (
+            f", {chosen.behind:.3f} behind the best setting (95 % interval of the paired "
+            f"difference: {low:.3f} to {high:.3f})"
+        )
+    else:
+        found += ", which no setting exceeds on these rows"
+    if tuning.keeps_alpha:
+        found += (
+            f"; alpha is the configured one: below {CHOOSING_ROWS} rows differences between levels "
+            "are noise"
+        )
+    return f"{found}. Plateau: alpha {levels}"
+
+
 def vote_name(trial: Trial) -> str:
     """The vote of a setting, in words."""
     if trial.rule is None:
@@ -104,9 +128,24 @@ def _fixed(tuning: Tuning) -> Iterator[tuple[str, FixedCalls]]:
 
 
 def _mark(tuning: Tuning, point: Trial) -> str:
-    if point is tuning.chosen:
-        return "chosen"
-    return "frontier" if point in tuning.frontier else ""
+    marks = {
+        "chosen": point is tuning.chosen,
+        "plateau": point.alpha in tuning.plateau,
+        "frontier": point in tuning.frontier,
+    }
+    return ", ".join(name for name, is_so in marks.items() if is_so)
+
+
+def _measure(tuning: Tuning) -> str:
+    return "quality" if tuning.chosen.rule is None else "accuracy"
+
+
+def _behind(point: Trial) -> str:
+    """The distance from the best setting with its interval; of the best itself none."""
+    if point.behind == point.behind_se == 0.0:
+        return "-"
+    low, high = point.behind_interval
+    return f"{point.behind:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def _range(values: list[float]) -> tuple[float, float]:

@@ -52,6 +52,20 @@ def allowed_misses(n: int, alpha: float, delta: float | None = None) -> int:
     return int(np.count_nonzero(valid)) - 1  # both conditions are monotone in the misses
 
 
+def fewest_rows(alpha: float, delta: float | None = None) -> int | None:
+    """The fewest rows that make alpha feasible: 1/(n + 1) <= alpha, or (1 - alpha)^n <= delta.
+
+    None if the number is too large for a float.
+    """
+    if delta is not None:
+        fewest = math.log(delta) / math.log1p(-alpha)
+        return math.ceil(fewest) if math.isfinite(fewest) else None
+    if math.isinf(1 / alpha):
+        return None
+    n = max(1, round(1 / alpha) - 1)
+    return n if 1 / (n + 1) <= alpha else n + 1  # one division, as in `allowed_misses`
+
+
 def calibrate_threshold(
     critical_scores: FloatArray, alpha: float, delta: float | None = None
 ) -> float:

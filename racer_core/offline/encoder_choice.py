@@ -131,7 +131,7 @@ def compare(
 def choose_encoder(
     encoders: Mapping[str, Encoder],
     rows: LabelledRows,
-    validation: LabelledRows,
+    validation: LabelledRows | None,
     *,
     choice: RouterChoice,
     progress: Progress = silent,
@@ -143,7 +143,8 @@ def choose_encoder(
     Args:
         encoders: Opened encoders by name.
         rows: Training rows.
-        validation: Separate rows, which choose the patterns of ``cover``, too, for each encoder.
+        validation: Separate rows, which choose the patterns of ``cover``, too, for each encoder;
+            None suffices for one encoder.
         choice: The router, KNN or MLP.
         progress: Called at each stage.
 
@@ -151,7 +152,7 @@ def choose_encoder(
         The name of the chosen one, and the comparison; empty if there was none.
 
     Raises:
-        InputError: Another router.
+        InputError: Another router, or no validation rows.
         RowsError: Rows without queries, or too few validation rows that a candidate answers right.
     """
     on_gpu = {name: encoder for name, encoder in encoders.items() if encoder.spec.backend == "cuda"}
@@ -163,6 +164,8 @@ def choose_encoder(
             f"encoders are compared with the routers {' and '.join(_KINDS)}: give {choice.kind} "
             "one --encoder"
         )
+    if validation is None:
+        raise InputError("encoders are compared on validation rows: name one --encoder without any")
     rows = checked_rows(rows, rows.pool, "training rows")
     validation = checked_rows(validation, rows.pool, "validation rows")
     if (count := int(validation.labels(rows.pool).any(axis=1).sum())) < MIN_ROWS:

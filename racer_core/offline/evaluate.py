@@ -24,6 +24,7 @@ from racer_core.offline.evaluation_result import (
     INFEASIBLE,
     MERGED,
     SHORTFALL,
+    TO_CALIBRATE,
     BestSetting,
     Chosen,
     Evaluation,
@@ -209,8 +210,11 @@ class SplitEvaluation:
 
     def cells(self) -> Iterator[tuple[Setting, dict[str, float], SplitRisk | None]]:
         """Every setting's measures on the test rows, and the exact law of its risk."""
-        protocol = self._table.protocol
+        protocol, part = self._table.protocol, self._part
+        # An artifact has chosen its settings, on other rows.
+        choosing = part.validation if self._table.null_threshold is not None else part.test[:0]
         for target in protocol.risk_targets:
+            left = self._calibration.counted(target, choosing)
             design_effect = self._calibration.design_effect(target)
             for score in self._table.orders:
                 fit = self._calibration.nonconformity(target, score)
@@ -227,6 +231,7 @@ class SplitEvaluation:
                         "calibration_rows": float(len(losses.scores)),
                         "test_rows": float(len(tested.scores)),
                         INFEASIBLE: float(allowed < 0),
+                        TO_CALIBRATE: float(len(losses.scores) + len(tested.scores) + left),
                     }
                     law = None
                     if target is not RiskTarget.QUALITY and len(tested.scores):

@@ -24,6 +24,7 @@ FULL_POOL = "full pool "  # controls: with the name of a vote
 BEST = "best single"  # a control: the best candidate over all benchmarks, in hindsight
 FULL_POOL_BEST = "full pool best"  # a control of graded rows: the best answer of the pool
 INFEASIBLE = "infeasible"  # a measure: whether the calibration rows were too few for alpha
+TO_CALIBRATE = "to_calibrate"  # a measure: the rows that count, but for those that train or choose
 # What alpha bounds under each target.
 RISK = {
     RiskTarget.PAPER: "risk",
@@ -135,11 +136,31 @@ class Evaluation:
         return np.mean(parts, axis=0)
 
     def se_rows(self, key: Setting | EvaluatorKey, measure: str) -> float:
-        """The standard error over rows of a setting's or evaluator's figure; NaN if none."""
+        """The standard error over rows of a setting's or evaluator's figure; NaN if none.
+
+        It is 0 only where every split calls the whole pool, since no threshold was estimated.
+        """
         try:
-            return standard_error(self.draws(key.scope, key, measure))
+            drawn = self.draws(key.scope, key, measure)
         except KeyError:
             return math.nan
+        if isinstance(key, Setting) and self.infeasible_share(key) == 1.0:
+            return standard_error(drawn)
+        return self.error(key.scope, measure, drawn)
+
+    def error(self, scope: str, measure: str, drawn: FloatArray) -> float:
+        """The standard deviation of a figure over resamples; above 0.
+
+        Rows that are all alike give the same figure in every resample. A share of 0 in n rows still
+        leaves 1 - 0.05^(1/n), about 3/n, with confidence 0.95. That part of the measure's range is
+        the error's 95 % then.
+        """
+        error = standard_error(drawn)
+        if error != 0.0:
+            return error
+        count = sum(self.rows[part][2] for part in self.parts(scope))
+        ranges = {"size": float(len(self.pool)), "cost": sum(self.protocol.prices or ())}
+        return ranges.get(measure, 1.0) * (1.0 - 0.05 ** (1.0 / max(count, 1))) / 1.96
 
     def se_control(self, scope: str, control: str) -> float:
         """The standard error over rows of a control's accuracy."""
@@ -148,6 +169,10 @@ class Evaluation:
     def infeasible(self, setting: Setting) -> int:
         """In how many splits the rows were too few for alpha, so that the whole pool was called."""
         return sum(each > 0.0 for each in self.cells[setting][INFEASIBLE])
+
+    def infeasible_share(self, setting: Setting) -> float:
+        """The share of splits, and of benchmarks of an average, that call the whole pool."""
+        return self.mean(setting, INFEASIBLE)
 
     @property
     def scopes(self) -> tuple[str, ...]:

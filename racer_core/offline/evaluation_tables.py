@@ -13,9 +13,11 @@ from racer_core.offline.evaluation_result import (
     FULL_POOL,
     RISK,
     SHORTFALL,
+    TO_CALIBRATE,
     Evaluation,
     Setting,
 )
+from racer_core.offline.plan import FACTORS, Outlook, rows_within
 from racer_core.offline.protocol import Control
 from racer_core.offline.risk_law import risk_law
 from racer_core.offline.votes import EVALUATED, Rule
@@ -67,6 +69,39 @@ def beside(evaluation: Evaluation) -> list[Grid]:
     return [controls(evaluation), *same_answer(evaluation), *evaluators(evaluation)]
 
 
+def forecasts(evaluation: Evaluation, alphas: Sequence[float]) -> list[Grid]:
+    """The law of a calibration on all rows that did not train or choose; none of graded rows.
+
+    A split of them calibrates on some and tests on others. The calibration that follows has all.
+    """
+    targets = [each for each in evaluation.protocol.risk_targets if each is not RiskTarget.QUALITY]
+    return [_forecast(evaluation, target, alphas) for target in targets]
+
+
+def _forecast(evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]) -> Grid:
+    score = evaluation.protocol.scores[0]  # the law is the same for all
+
+    def row(scope: str, alpha: float) -> tuple[str, ...]:
+        setting = Setting(scope=scope, risk_target=target, score=score, alpha=alpha)
+        law = Outlook.of(round(evaluation.mean(setting, TO_CALIBRATE)), alpha)
+        wanted = rows_within(FACTORS[0] * alpha, alpha)
+        risk = ("infeasible: all are called", "-")
+        if law.is_feasible:
+            risk = number(law.mean), f"{law.quantile(0.05):.3f} to {law.quantile(0.95):.3f}"
+        return scope, f"{alpha:g}", str(law.n), *risk, "-" if wanted is None else f"{wanted:,}"
+
+    return Grid(
+        title=f"realised risk of a calibration on all rows that did not train or choose, {target}",
+        head=("scope", "alpha", "rows that count", "mean risk", "5 to 95 %", "rows for 1.5 alpha"),
+        rows=tuple(
+            row(scope, alpha)
+            for scope in evaluation.rows
+            for alpha in sorted(set(evaluation.protocol.alphas))
+            if alpha in alphas
+        ),
+    )
+
+
 def of_target(
     evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]
 ) -> Iterator[Grid]:
@@ -80,7 +115,7 @@ def of_target(
         head=("scope", "score", "alpha", *spread.values(), *means.values()),
         rows=tuple(
             (
-                *_named(each),
+                *_named(evaluation, each),
                 *(_measured(evaluation, each, name) for name in spread),
                 *(number(evaluation.mean(each, name)) for name in means),
             )
@@ -94,7 +129,7 @@ def of_target(
             head=("scope", "score", "alpha", *voted, "random, majority"),
             rows=tuple(
                 (
-                    *_named(each),
+                    *_named(evaluation, each),
                     *(_measured(evaluation, each, f"accuracy_{rule}") for rule in voted),
                     _measured(evaluation, each, "random_majority"),
                 )
@@ -189,7 +224,12 @@ def law_grid(evaluation: Evaluation, target: RiskTarget) -> Grid:
         if law is not None:
             ranges = (f"{low:.3f} to {high:.3f}" for low, high in (law.interval, law.band))
             cells = number(law.mean), *ranges, law.verdict(risks)
-        return *_named(setting), f"{calibrating:.1f}", number(float(risks.mean())), *cells
+        return (
+            *_named(evaluation, setting),
+            f"{calibrating:.1f}",
+            number(float(risks.mean())),
+            *cells,
+        )
 
     return Grid(
         title=f"realised risk against its law, {target}",
@@ -296,8 +336,11 @@ def _measured(evaluation: Evaluation, setting: Setting, measure: str) -> str:
     return spread(evaluation.cells[setting][measure], evaluation.se_rows(setting, measure))
 
 
-def _named(setting: Setting) -> tuple[str, str, str]:
-    return setting.scope, setting.score.value, f"{setting.alpha:g}"
+def _named(evaluation: Evaluation, setting: Setting) -> tuple[str, str, str]:
+    """Scope, score, and alpha with the share of splits that have too few rows for it."""
+    share = evaluation.infeasible_share(setting)
+    mark = "" if share == 0.0 else " infeasible" if share == 1.0 else f" infeasible in {share:.0%}"
+    return setting.scope, setting.score.value, f"{setting.alpha:g}{mark}"
 
 
 def settings(evaluation: Evaluation, target: RiskTarget) -> Iterator[Setting]:

@@ -202,6 +202,10 @@ def _fit_router_dc(
     from racer_core.offline.router_dc import RouterDcSettings, fine_tune  # needs torch
 
     settings = checked_settings(choice)
+    if not validation.texts:
+        raise InputError(
+            "RouterDC maps its cosines to chances on validation rows: give some by --validation"
+        )
     checkpoint = _checkpoint(choice, rows, pool, encoder.spec, folder)
     losses: list[float] = []
     tuned = fine_tune(

@@ -35,7 +35,8 @@ _ERRORS: Final = (
     f"± is 1.96 standard errors over rows, by {RESAMPLES:,} bootstrap resamples of the clusters of "
     "rows (a query is a cluster, unless rows name one). It includes the draw of test and "
     "calibration rows; it does not include the draw of the training rows, nor what validation rows "
-    "choose. Below five ranks, alpha (n + 1) < 5, it is too small."
+    "choose. Below five ranks, alpha (n + 1) < 5, it is too small. Where all rows are alike, it is "
+    "what n of them leave open: 3/n of the measure's range. It is 0 where no threshold was set."
 )
 _LAW: Final = (
     "With distinct critical scores risk follows an exact law, given the number of calibration "
@@ -180,6 +181,15 @@ def sections(evaluation: Evaluation, command: str) -> Iterator[Section]:
                 text=(_LAW,),
                 grids=(tables.law_grid(evaluation, target),),
             )
+    if forecasts := tables.forecasts(evaluation, evaluation.protocol.alphas):
+        yield Section(
+            title="Risk to expect of the calibration",
+            text=(
+                "A split calibrates on some of the rows. The calibration that follows has all that "
+                "did not train or choose, and its realised risk has this law, whatever the router.",
+            ),
+            grids=tuple(forecasts),
+        )
     yield Section(title="Controls", grids=tuple(tables.beside(evaluation)))
     gaps = differences(evaluation)
     if gaps:
@@ -220,7 +230,8 @@ def _headline(evaluation: Evaluation, scope: str, key: Chosen) -> Headline | Non
 
     def over(control: str) -> tuple[float, float]:
         gain = accuracy - float(np.mean(evaluation.controls[scope][control]))
-        return gain, standard_error(drawn - evaluation.draws(scope, control, "accuracy"))
+        lead = drawn - evaluation.draws(scope, control, "accuracy")
+        return gain, evaluation.error(scope, "accuracy", lead)
 
     (full, se_full), (best, se_best) = over(_TUNED), over(BEST)
     return Headline(
@@ -228,9 +239,9 @@ def _headline(evaluation: Evaluation, scope: str, key: Chosen) -> Headline | Non
         risk_target=key.risk_target,
         score=key.score,
         accuracy=accuracy,
-        se_accuracy=standard_error(drawn),
+        se_accuracy=evaluation.error(scope, "accuracy", drawn),
         size=size,
-        se_size=standard_error(evaluation.draws(scope, key, "size")),
+        se_size=evaluation.error(scope, "size", evaluation.draws(scope, key, "size")),
         calls_saved=1.0 - size / len(evaluation.pool),
         over_full_pool=full,
         se_over_full_pool=se_full,
@@ -321,7 +332,7 @@ def _difference(
         alpha=one.alpha,
         mean=float(gaps.mean()),
         sd=float(gaps.std()),
-        se_rows=standard_error(drawn[0] - drawn[1]),
+        se_rows=evaluation.error(one.scope, kind, drawn[0] - drawn[1]),
     )
 
 

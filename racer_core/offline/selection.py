@@ -133,12 +133,10 @@ def most_neighbours(rows: int) -> int:
 def choose_patterns(model: PatternModel, rows: ScoredRows) -> PatternModel:
     """The number of neighbours, or the temperature, with the smallest sets at equal risk.
 
-    Fewer than 50 answerable rows choose nothing: the model stays, with no more neighbours than the
-    router returns.
+    Returns the model unchanged if there are fewer than 50 answerable rows.
     """
     if np.count_nonzero(any_column(rows.labels)) < MIN_ROWS:
-        returned = model.neighbours if rows.neighbours is None else rows.neighbours.shape[1]
-        return replace(model, neighbours=min(model.neighbours, returned))
+        return model
     offered = offered_patterns(model, rows.neighbours)
     return min(
         offered,

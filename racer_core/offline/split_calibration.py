@@ -69,6 +69,10 @@ class SplitCalibration:
 
         return cross_fitted(renumbered(self._table.rows.split_units[rows]), sets_by)
 
+    def counted(self, target: RiskTarget, rows: Rows) -> int:
+        """How many of the rows count."""
+        return int(np.count_nonzero(self._rules(target).counted(self._table.rows.labels[rows])))
+
     def design_effect(self, target: RiskTarget) -> float:
         """The mean size of the unit of a row that counts; 1 where rows are split one by one."""
         rows = np.concatenate([self._part.calibration, self._part.test])

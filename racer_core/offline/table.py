@@ -337,6 +337,14 @@ def _check(benchmarks: Mapping[str, LabelledRows], is_graded: bool) -> None:
             check_graded(rows, name)
         elif any(bool(row.answers) != bool(first.rows[0].answers) for row in rows.rows):
             raise RowsError(name, ["some rows have answers and others have none: votes need all"])
+    if not is_graded and not any(row.correct for rows in benchmarks.values() for row in rows.rows):
+        raise RowsError(
+            "data",
+            [
+                "no candidate is right in any row, so there is no risk to measure: check "
+                "references and grade"
+            ],
+        )
 
 
 def benchmark_units(benchmarks: Mapping[str, LabelledRows], kinds: Mapping[str, RowsKind]) -> Rows:

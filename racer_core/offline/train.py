@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality, is_textual
 from racer_core.aggregation.batch import row_classes
@@ -45,7 +47,7 @@ from racer_core.records.conversation import fingerprint
 from racer_core.records.near_copies import count_near_copies
 from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import rows_units
-from racer_core.routers.base import Batch, Router, on_grid
+from racer_core.routers.base import Batch, Router, RouterOutput, on_grid
 from racer_core.routers.knn import KnnRouter
 from racer_core.types import BoolArray, LabelledRows
 
@@ -145,7 +147,7 @@ def check_graded(rows: LabelledRows, source: str) -> None:
 
 def train(
     rows: LabelledRows,
-    validation: LabelledRows,
+    validation: LabelledRows | None,
     folder: Path,
     *,
     encoder: Encoder,
@@ -170,7 +172,8 @@ def train(
 
     Args:
         rows: Training rows; their queries may not be used for calibration.
-        validation: Separate rows for tau, the p_null from which the gateway abstains.
+        validation: Separate rows for tau, the p_null from which the gateway abstains, and for the
+            weights of the patterns; None: the weights keep their defaults, and it never abstains.
         folder: Folder of the artifact.
         encoder: Opened encoder; its backend and dtype are bound into the artifact. RouterDC
             fine-tunes a copy and saves it into the folder.
@@ -190,7 +193,7 @@ def train(
 
     Raises:
         RowsError: Rows without a query, two files with different pools, or a query in both that
-            are not said to be samples of traffic.
+            are not said to be samples of traffic; rows that tell no candidate from another.
         InputError: Unknown options, or a training that diverges.
         ArtifactError: The folder cannot be written, holds another interrupted training, or a
             plug-in fails.
@@ -198,9 +201,11 @@ def train(
     choice = RouterChoice(kind=kind, options=options or {}, steps=steps, resume=resume, seed=seed)
     specs = tuple(candidates or (CandidateSpec(name=name) for name in rows.pool))
     pool = tuple(spec.name for spec in specs)
+    validation = rows[:0] if validation is None else validation
     units = sampled_units(rows), sampled_units(validation)
     rows = checked_rows(rows, pool, "training rows")
-    validation = checked_rows(validation, pool, "validation rows")
+    if validation.rows:
+        validation = checked_rows(validation, pool, "validation rows")
     if both := units[0] & units[1]:
         raise RowsError(
             "validation rows",
@@ -222,6 +227,7 @@ def train(
             ],
         )
     labels = rows.labels(pool)
+    _check_learnable(labels)
     fitted = fit(
         choice,
         Rows.of(rows, pool),
@@ -232,7 +238,9 @@ def train(
         progress=progress,
     )
     router = fitted.router
-    output = router.predict(Batch(validation.queries, fitted.encoder))
+    output = RouterOutput(np.empty((0, len(pool))))
+    if validation.rows:
+        output = router.predict(Batch(validation.queries, fitted.encoder))
     held_out = ScoredRows(
         pool=pool,
         fingerprints=validation_prints,
@@ -243,6 +251,7 @@ def train(
     patterns = choose_patterns(PatternModel.of(labels), held_out)
     if isinstance(router, KnnRouter):
         router = router.reaching(patterns.neighbours)
+        patterns = replace(patterns, neighbours=router.reach)
     embeddings = fitted.encoder.encode(rows.queries).embeddings
     with one_thread():
         components = principal_components(embeddings)
@@ -269,6 +278,25 @@ def train(
     if fitted.checkpoint:
         fitted.checkpoint.remove()
     return saved
+
+
+def _check_learnable(labels: BoolArray) -> None:
+    """Refuse training rows (n, K) that tell no candidate from another. Raises RowsError."""
+    if labels.shape[1] < 2:
+        problem = "a router chooses among candidates, and their pool has one: add another"
+    elif not labels.any():
+        problem = (
+            "no candidate is right in any of them: check references and grade, or add a candidate "
+            "that can answer such questions"
+        )
+    elif labels.all():
+        problem = (
+            "every candidate is right in all of them, so any one will do: serve the cheapest "
+            "alone, or label harder questions"
+        )
+    else:
+        return
+    raise RowsError("training rows", [problem])
 
 
 def checked_rows(rows: LabelledRows, pool: Sequence[str], source: str) -> LabelledRows:
@@ -307,10 +335,10 @@ def _stacked(
     KNN and MLP are trained again on each fold of the training rows. RouterDC is too expensive for
     that, and plug-ins are not trained here: their vote is fitted on the validation rows.
     """
-    if not is_textual(equality):
-        return None
     folds = choice.kind in CROSS_FITTED
     used = rows if folds else validation
+    if not used.rows or not is_textual(equality):
+        return None
 
     def fit_fold(batch: Batch, labels: BoolArray) -> Router:
         if folds:

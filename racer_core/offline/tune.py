@@ -7,6 +7,7 @@ which the other half is voted on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,7 @@ from racer_core.offline.tuning_result import FixedCalls, Trial, Tuning
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.racer import Racer
 from racer_core.records.overlap import is_fresh_traffic
+from racer_core.records.split import TUNED_ROWS, TUNING_SHARES
 from racer_core.records.units import rows_units
 from racer_core.types import (
     BoolArray,
@@ -51,7 +53,7 @@ from racer_core.types import (
     enum_member,
 )
 
-MIN_ROWS = 100
+CHOOSING_ROWS = 500  # below this the levels' differences in accuracy are noise, and alpha stays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ def tune(
     risk_target: RiskTarget,
     prices: tuple[float, ...] | None = None,
     alphas: Sequence[float] = PAPER_ALPHAS,
+    alpha: float | None = None,
     ratings: AnswerRatings | None = None,
     reasoning: ReasoningFilter = REASONING,
     progress: Progress = silent,
@@ -88,10 +91,11 @@ def tune(
     cheaper at equal risk: the chance that the chosen score is no cheaper than the fixed order and
     not the fixed order is at most 5 %. A vote other than the majority counts only if it
     beats the majority by two paired standard errors. Of the remaining settings within one standard
-    error of the best accuracy, the cheapest is chosen; ties go to a vote without an evaluator,
-    whose calls have no price. Of several recorded evaluators the one with the largest AUC weighs
-    the votes (:meth:`RatedAnswers.choose`). Levels for which half of the rows are too few are left
-    out.
+    error of the best accuracy, the cheapest is chosen, or a smaller alpha that is not shown to be
+    dearer; ties go to a vote without an evaluator, whose calls have no price. Fewer than 500 rows
+    choose no alpha: the differences between levels are noise there. Of several recorded evaluators
+    the one with the largest AUC weighs the votes (:meth:`RatedAnswers.choose`). Levels for which
+    half of the rows are too few are left out.
 
     Args:
         racer: Loaded artifact.
@@ -101,13 +105,15 @@ def tune(
         risk_target: What alpha bounds.
         prices: Price per call of each candidate, in the order of the pool; None counts calls.
         alphas: The grid.
+        alpha: The configured level, which is measured too, and stays where there are fewer than 500
+            rows; None: a level of the grid is chosen from any number of rows.
         ratings: Of the rows' answers, by the configured evaluator; None takes the confidences that
             the rows record. A kind of confidence that some rows lack is left out.
         reasoning: Removes the reasoning from the rows' answers.
         progress: Called at each alpha.
 
     Raises:
-        RowsError: As :func:`check_rows`, or too few rows for every alpha.
+        RowsError: As :func:`check_rows`, or too few rows for every alpha, or for one that stays.
         InputError: The ratings are not those of these rows.
     """
     risk_target = enum_member(RiskTarget, risk_target, "risk_target")
@@ -131,16 +137,17 @@ def tune(
         rated, evaluators, choices = _rated(racer, rows, ratings)
         schemes = tuple(_schemes(votes, rated))
     per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
+    levels = sorted({*alphas, *(() if alpha is None else (alpha,))})
     chosen_scores = choose_scores(
         scored,
         patterns,
-        alphas=alphas,
+        alphas=levels,
         risk_target=risk_target,
         prices=prices,
         error_rate=ERROR_RATE / settings_tried(racer, scored, rows.kind),
     )
-    trials: list[Trial] = []
-    for number, level in enumerate(alphas, 1):
+    found: list[_Measured] = []
+    for number, level in enumerate(levels, 1):
         options = CalibrationOptions(
             alpha=level,
             score=chosen_scores[level],
@@ -149,30 +156,84 @@ def tune(
             smoothing_salt=SMOOTHING_SALT,
         )
         sets = cross_fitted_sets(scored, options, patterns, prices)
-        if sets is None:
-            continue
-        if scored.quality is None:
-            trials += _trials(options, schemes, sets, per_call, scored)
-        else:
-            trials.append(_graded_trial(options, scored, sets, per_call))
-        progress("alphas", number, len(alphas))
-    if not trials:
+        if sets is not None and scored.quality is None:
+            found += _trials(options, schemes, sets, per_call, scored)
+        elif sets is not None:
+            found.append(_graded_trial(options, scored, sets, per_call))
+        progress("alphas", number, len(levels))
+    if not found:
         raise RowsError("validation rows", ["too few for every alpha of the grid; label more"])
-    usable = [trial for trial in trials if trial.proven]
-    best = max(usable, key=lambda trial: trial.accuracy)
-    slack = best.se
-    good = [trial for trial in usable if trial.accuracy >= best.accuracy - slack]
-    chosen = min(good, key=lambda trial: (trial.cost, trial.evaluated, -trial.accuracy))
+    found = _compared(found, scored.split_units)
+    kept = alpha if len(rows) < CHOOSING_ROWS else None
+    eligible = [each for each in found if kept in (None, each.trial.alpha)]
+    chosen = _choose(eligible, scored.split_units)
+    if chosen is None:
+        raise RowsError(
+            "validation rows",
+            [f"half of {len(rows)} are too few for alpha {alpha:g}: label more, or raise it"],
+        )
+    best = max((each.trial for each in found if each.trial.proven), key=lambda each: each.accuracy)
     return Tuning(
-        trials=tuple(trials),
+        trials=tuple(each.trial for each in found),
         chosen=chosen,
-        slack=slack,
+        slack=best.se,
         rows=len(rows),
+        keeps_alpha=kept is not None,
         evaluators=evaluators,
         evaluator_choices=choices,
         everyone=_everyone(scored, schemes, per_call),
         best_single=_best_single(scored, per_call),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A setting, with the worth and the cost of every row: 1 for a right answer; shape (n,)."""
+
+    trial: Trial
+    worth: FloatArray
+    costs: FloatArray
+
+
+def _compared(found: Sequence[_Measured], units: Rows) -> list[_Measured]:
+    """The same, each with its distance from the most accurate proven setting, in pairs."""
+    proven = (each for each in found if each.trial.proven)
+    best = max(proven, key=lambda each: each.trial.accuracy)
+
+    def compared(each: _Measured) -> _Measured:
+        lead = best.worth - each.worth
+        error = standard_error_of_mean(lead, units)
+        return replace(each, trial=replace(each.trial, behind=float(lead.mean()), behind_se=error))
+
+    return [compared(each) for each in found]
+
+
+def _choose(found: Sequence[_Measured], units: Rows) -> Trial | None:
+    """The smallest alpha that is as accurate as the best, and as cheap as the cheapest of these.
+
+    As accurate: within one standard error. As cheap: the cheapest is not shown to be cheaper, by
+    two paired standard errors. So of levels with the same sets the one with the strongest promise
+    is taken. No vote that needs an evaluator is, unless the cheapest needs one.
+    """
+    usable = [each for each in found if each.trial.proven]
+    if not usable:
+        return None
+    best = max((each.trial for each in usable), key=lambda each: each.accuracy)
+    good = [each for each in usable if each.trial.accuracy >= best.accuracy - best.se]
+    cheapest = min(good, key=lambda each: _rank(each.trial))
+
+    def is_as_cheap(each: _Measured) -> bool:
+        more = each.costs - cheapest.costs
+        return float(more.mean()) <= 2.0 * standard_error_of_mean(more, units)
+
+    same = (each.trial for each in good if is_as_cheap(each))
+    usual = (each for each in same if each.evaluated <= cheapest.trial.evaluated)
+    return min(usual, key=lambda each: (each.alpha, *_rank(each)))
+
+
+def _rank(trial: Trial) -> tuple[float, bool, float]:
+    """Cost first, then a vote without an evaluator, then accuracy; the smallest is the best."""
+    return trial.cost, trial.evaluated, -trial.accuracy
 
 
 def _everyone(scored: ScoredRows, schemes: Sequence[_Scheme], per_call: FloatArray) -> FixedCalls:
@@ -236,11 +297,16 @@ def check_rows(
             ["votes can only be tuned on rows with answers: `racer label` writes them"],
         )
     usable = sum(is_graded or bool(row.correct) for row in rows.rows)
-    if usable < MIN_ROWS:
+    if usable < TUNED_ROWS:
         kind = "graded" if is_graded else "answerable"
+        questions = (
+            "no candidate is right in any: check references and grade"
+            if not usable
+            else f"it takes {TUNED_ROWS}, hence {_questions(usable / len(rows)):,} questions of "
+            "which 30 % validate"
+        )
         raise RowsError(
-            "validation rows",
-            [f"{usable} {kind} rows are too few to tune on; label at least {MIN_ROWS}"],
+            "validation rows", [f"{usable} {kind} rows are too few to tune on; {questions}"]
         )
     trained = racer.artifact.training_fingerprints
     prints = [racer.artifact.overlap_print(query) for query in rows.queries]
@@ -249,6 +315,11 @@ def check_rows(
         raise RowsError(
             "validation rows", [f"{repeated} of them trained the router: tune on rows of their own"]
         )
+
+
+def _questions(counted: float) -> int:
+    """Labelled questions that leave enough validation rows, if this share of them counts."""
+    return math.ceil(TUNED_ROWS / (counted * TUNING_SHARES["validation"]))
 
 
 def settings_tried(racer: Racer, scored: ScoredRows, kind: RowsKind | None = None) -> int:
@@ -351,12 +422,12 @@ def _weighted(votes: Votes, weight: Weight) -> Iterator[_Scheme]:
 
 def _graded_trial(
     options: CalibrationOptions, scored: ScoredRows, selected: BoolArray, per_call: FloatArray
-) -> Trial:
+) -> _Measured:
     """What the best called candidates are worth."""
     assert scored.quality is not None
     lost = shortfalls(selected, scored.quality)
     best = scored.quality.max(axis=1) - lost
-    return Trial(
+    trial = Trial(
         alpha=options.alpha,
         score=options.score,
         rule=None,
@@ -369,6 +440,7 @@ def _graded_trial(
         missed=float(lost.mean()),
         proven=True,
     )
+    return _Measured(trial, best, selected @ per_call)
 
 
 def _trials(
@@ -377,17 +449,17 @@ def _trials(
     selected: BoolArray,
     per_call: FloatArray,
     scored: ScoredRows,
-) -> Iterator[Trial]:
+) -> Iterator[_Measured]:
     units, answerable = scored.split_units, any_column(scored.labels)
     missed = float((~any_column(selected & scored.labels))[answerable].mean())
     size = float(selected.sum(axis=1).mean())
-    cost = float((selected @ per_call).mean())
+    costs = np.asarray(selected @ per_call, dtype=np.float64)
     voted = [(scheme, scheme.right(selected)) for scheme in schemes]
     majority = next(right for scheme, right in voted if scheme.rule == Method.MAJORITY)
     for scheme, right in voted:
         lead = right.astype(np.float64) - majority
         margin = 2.0 * standard_error_of_mean(lead, units)
-        yield Trial(
+        trial = Trial(
             alpha=options.alpha,
             score=options.score,
             rule=scheme.rule,
@@ -396,7 +468,8 @@ def _trials(
             accuracy=float(right.mean()),
             se=standard_error_of_mean(right.astype(np.float64), units),
             size=size,
-            cost=cost,
+            cost=float(costs.mean()),
             missed=missed,
             proven=scheme.rule == Method.MAJORITY or float(lead.mean()) > margin,
         )
+        yield _Measured(trial, right.astype(np.float64), costs)

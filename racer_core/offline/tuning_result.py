@@ -31,11 +31,20 @@ class Trial:
     # shortfall of the set from the pool.
     missed: float
     proven: bool  # the majority, or better than it by two paired standard errors
+    # By how much the most accurate proven setting is better on the same rows, and the standard
+    # error of this difference.
+    behind: float = 0.0
+    behind_se: float = 0.0
 
     @property
     def evaluated(self) -> bool:
         """Whether this vote needs an evaluator."""
         return self.weight not in (None, Weight.ROUTER)
+
+    @property
+    def behind_interval(self) -> tuple[float, float]:
+        """A 95 % interval of ``behind``."""
+        return self.behind - 1.96 * self.behind_se, self.behind + 1.96 * self.behind_se
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,7 @@ class Tuning:
     chosen: Trial
     slack: float  # one standard error of the best accuracy: differences below it are noise
     rows: int
+    keeps_alpha: bool = False  # the configured alpha: the rows are too few to choose one by
     # Of recorded confidences: the quality of each evaluator, and by kind the chosen ones.
     evaluators: tuple[EvaluatorQuality, ...] = ()
     evaluator_choices: Mapping[str, EvaluatorChoice] = field(
@@ -83,6 +93,12 @@ class Tuning:
 
         points = self.points
         return tuple(each for each in points if not any(beats(other, each) for other in points))
+
+    @property
+    def plateau(self) -> tuple[float, ...]:
+        """The levels with a setting that is as accurate as the best, but for ``slack``."""
+        found = (each.alpha for each in self.trials if each.proven and each.behind <= self.slack)
+        return tuple(sorted(set(found)))
 
     def at(self, alpha: float) -> Self:
         """The same with the point of this alpha as the chosen one. Raises InputError."""

@@ -6,7 +6,7 @@ Random numbers come from numpy alone, so a split is the same on every platform.
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,12 +21,18 @@ from racer_core.errors import InputError
 from racer_core.records.reader import read_rows
 from racer_core.records.units import rows_kind, rows_units
 from racer_core.records.writer import write_rows
-from racer_core.types import LabelledRows, RowsKind
+from racer_core.types import LabelledRow, LabelledRows, RowsKind
 
 # To train a router, to choose settings, to set the threshold, and to check the result.
 SHARES: Final[Mapping[str, float]] = MappingProxyType(
     {"train": 0.4, "validation": 0.1, "calibration": 0.4, "check": 0.1}
 )
+# With as many validation rows as calibration rows, for `racer tune`; and without any.
+TUNING_SHARES: Final[Mapping[str, float]] = MappingProxyType(
+    {"train": 0.4, "validation": 0.3, "calibration": 0.3}
+)
+UNTUNED_SHARES: Final[Mapping[str, float]] = MappingProxyType({"train": 0.4, "calibration": 0.6})
+TUNED_ROWS: Final = 100  # validation rows that count, without which `racer tune` chooses nothing
 
 
 def split_rows(
@@ -64,6 +70,30 @@ def split_rows(
         raise InputError(f"{len(rows)} rows are too few for {len(shares)} parts")
     # A guess stays a guess: only a kind that was said excuses training rows.
     return tuple(replace(part, kind=rows.kind) for part in parts)
+
+
+def shares_for(
+    rows: LabelledRows, counts: Callable[[LabelledRow], bool], *, seed: int = 0
+) -> Mapping[str, float]:
+    """The shares of a bootstrap: where validation rows are too few to tune on, they calibrate.
+
+    The draw is that of :func:`split_rows` by group with the same seed. Without validation rows
+    its calibration part is that of validation and calibration together, so that the decision
+    depends on nothing but how many rows of one part count. That selects no calibration: given
+    which rows count, the critical scores of those and of the next query that counts are
+    exchangeable.
+
+    Args:
+        rows: All rows.
+        counts: Whether a row counts for the risk.
+        seed: Seed of the draw.
+
+    Raises:
+        InputError: Too few rows for three parts.
+    """
+    parts = split_rows(rows, *TUNING_SHARES.values(), seed=seed, by_group=True)
+    counted = sum(map(counts, parts[[*TUNING_SHARES].index("validation")].rows))
+    return TUNING_SHARES if counted >= TUNED_ROWS else UNTUNED_SHARES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,8 +71,8 @@ class KnnRouter:
         return cls(index, labels, k, reach)
 
     def reaching(self, reach: int) -> Self:
-        """The same index, returning the patterns of another number of neighbours."""
-        return replace(self, reach=min(reach, len(self.labels)))
+        """The same index, returning the patterns of this number of neighbours, or of fewer."""
+        return replace(self, reach=min(reach, self.reach))
 
     @property
     def columns(self) -> int:

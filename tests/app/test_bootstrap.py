@@ -24,10 +24,13 @@ from app.errors import GatewayUnreachable
 from app.tools.bootstrap.gateway import wait_for_artifact
 from app.tools.bootstrap.run import take_over
 from app.tools.bootstrap.state import BootstrapState, Step
-from app.tools.bootstrap.steps import SHARES, BootstrapOptions, Steps
+from app.tools.bootstrap.steps import BootstrapOptions, Steps
 from app.tools.gateway_client import GatewayClient
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
+from racer_core.errors import RowsError
+from racer_core.records.split import TUNING_SHARES
+from racer_core.types import RiskTarget
 from tests.kit.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -45,8 +48,10 @@ from tests.kit.waiting import wait_until, wait_while_running
 
 STEPS = ("label", "split", "train", "tune", "evaluate", "calibrate")
 COUNT = 60
-PARTS = {"train": 24, "validation": 18, "calibration": 18}
+PARTS = {"train": 24, "calibration": 36}
 TUNED = 460  # with a validation part that `racer tune` takes
+# Parts for all steps, whatever the number of rows.
+TO_TUNE = ("--share=train=0.4", "--share=validation=0.3", "--share=calibration=0.3")
 SKIPPED = "nothing has changed, skipped"
 
 
@@ -142,11 +147,25 @@ def test_from_questions_to_a_certified_answer(
     pool.reset()
     code, out, stderr = bootstrap(gateway)
     assert code == 0, stderr
-    assert [each.partition(" ")[0] for each in shown(stderr)] == list(STEPS)
+    first, *later = (line for line in stderr.splitlines() if line.startswith("plan: "))
+    assert first.startswith("plan: questions: 60: 24 train, 36 calibration; none is left")
+    calls = [line for line in later if line.startswith("plan: calls: ")]
+    assert calls[0] == "plan: calls: known from 30 labelled rows on"
+    assert calls[1].endswith(" of 3 by a fixed order of the candidates on these rows")
+    assert stderr.index(calls[1]) < stderr.index("racer split")
+    done_here = [each for each in STEPS if each != "tune"]
+    assert [each.partition(" ")[0] for each in shown(stderr)] == done_here
     assert ADMIN_KEY not in stderr
     for words in (
         *("50.0%", "answerable at alpha 0.1, score gap, vote majority"),
-        *("left out: ", "too few to tune on", "accuracy", "best candidate", "of 3 calls", "saved"),
+        *(
+            "left out: ",
+            "none are left to tune on",
+            "accuracy",
+            "best candidate",
+            "of 3 calls",
+            "saved",
+        ),
         *("realised risk", "with probability 90 %", ", active", "next 1:"),
     ):
         assert words in out[out.rindex("candidate  ") :], words
@@ -251,8 +270,8 @@ def test_a_stop_in_any_step_is_gone_on_from(
             with monkeypatch.context() as patch:
                 patch.setattr(BootstrapState, moment, killing(moment, name))
                 with pytest.raises(Killed):
-                    bootstrap(gateway)
-    last = bootstrap(gateway, "--json")
+                    bootstrap(gateway, *TO_TUNE)
+    last = bootstrap(gateway, *TO_TUNE, "--json")
     report = done(last)
     assert report["calibration"]["active"] is True
     assert report["router"]["training_rows"] == PARTS["train"]
@@ -276,7 +295,7 @@ def test_an_artifact_from_before_the_stop_is_not_taken_for_the_trained_one(
 
         monkeypatch.setattr(BootstrapState, "begin", note)
         with pytest.raises(Killed):
-            bootstrap(gateway)
+            bootstrap(gateway, *TO_TUNE)
         return artifacts.digest(tmp_path / "artifact")
 
     first = digest_after("tune")
@@ -326,7 +345,7 @@ def steps(config: Path, queries: Path, tmp_path: Path) -> Iterator[Callable[...,
     """Steps with other options by name; nothing answers at their gateway's URL unless given."""
     options = BootstrapOptions(
         config=config, queries=queries, references=None, grade=None, judge=None,
-        judge_model=None, concurrency=8, shares=SHARES, router="knn", encoders=(), kind=None,
+        judge_model=None, concurrency=8, shares=None, router="knn", encoders=(), kind=None,
         alpha=None, write=False, folder=tmp_path / "work", url="http://127.0.0.1:1", data_url="http://127.0.0.1:1",
         wait_s=0.0,
     )  # fmt: skip
@@ -371,11 +390,45 @@ def test_what_a_stop_left_does_not_stop_the_next_run(
     part = tmp_path / "work" / "parts" / "train.jsonl"
     part.parent.mkdir(parents=True)
     part.write_text("half a l")
-    assert steps().split(own).prepare() == ()
+    assert steps(shares=TUNING_SHARES).split(own).prepare() == ()
     assert not part.exists()
     assert steps().train(own).prepare() == ()
     (tmp_path / "artifact" / "checkpoint").mkdir(parents=True)
     assert steps().train(own).prepare() == ("--resume",)
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "parts"),
+    [
+        ({}, "answerable", {"train", "calibration"}),
+        ({}, "paper", {"train", "validation", "calibration"}),
+        ({"shares": TUNING_SHARES}, "answerable", {"train", "validation", "calibration"}),
+        ({"router": "routerdc"}, "answerable", {"train", "validation", "calibration"}),
+        ({"encoders": ("auto", "one")}, "answerable", {"train", "validation", "calibration"}),
+    ],
+)
+def test_validation_rows_calibrate_where_nothing_else_needs_them(
+    steps: Callable[..., Steps], config: Path, tmp_path: Path,
+    given: dict[str, Any], target: str, parts: set[str],
+) -> None:  # fmt: skip
+    """Of 400 rows 60 % are answerable: 72 of the validation part, where `paper` counts 120."""
+    own = settings.read(config)
+    routing = own.routing.model_copy(update={"risk_target": RiskTarget(target)})
+    own = own.model_copy(update={"routing": routing})
+    rows = tmp_path / "work" / "rows.jsonl"
+    rows.parent.mkdir(parents=True)
+    lines = (
+        {"query": f"question {i}", "correct": dict.fromkeys(POOL, i % 10 < 6)} for i in range(400)
+    )
+    rows.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    made = steps(**given)
+    assert {path.stem for path in made.split(own).writes} == parts
+    idle = "validation" not in parts
+    assert ("--validation" not in made.train(own).command) == idle
+    assert not any("validation" in path.stem for path in made.train(own).reads) or not idle
+    if idle:
+        with pytest.raises(RowsError, match="none are left to tune on"):
+            made.tune(own).prepare()
 
 
 def test_a_step_whose_file_was_changed_is_run_again(tmp_path: Path) -> None:
@@ -591,8 +644,8 @@ def test_gateways_that_could_not_be_calibrated(
 def test_shares_and_state_that_do_not_fit(
     bootstrap: Bootstrap, gateway: Gateway, pool: FakePool, tmp_path: Path
 ) -> None:
-    """A share for each of the three parts; a state of another program is not overwritten."""
-    refused(bootstrap(gateway, share="train=0.5"), pool, 2, "no share for calibration, validation")
+    """A share to train and one to calibrate; a state of another program is not overwritten."""
+    refused(bootstrap(gateway, share="train=0.5"), pool, 2, "no share for calibration")
     state = tmp_path / "work" / "bootstrap.json"
     state.parent.mkdir()
     state.write_text('{"steps": 1}')

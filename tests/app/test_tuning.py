@@ -246,8 +246,8 @@ def test_the_tuned_file_is_a_valid_configuration(file: Path, rule: Method) -> No
 
 @pytest.fixture
 def validation(tmp_path: Path) -> Path:
-    """Rows with answers, of no other file."""
-    return written(tmp_path / "validation.jsonl", answered(noisy(30_000, 300)))
+    """Rows with answers, of no other file; enough to choose alpha by."""
+    return written(tmp_path / "validation.jsonl", answered(noisy(30_000, 520)))
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_tune_writes_what_its_json_says(racer: Command, config: Path, validation
     assert code == 0, stderr
     result = json.loads(out)
     assert result["written"] is True
-    assert result["rows"] == 300
+    assert (result["rows"], result["keeps_alpha"]) == (520, False)
     assert result["chosen"] in result["trials"]
     configured, _ = settings.load(config, {})
     assert configured.routing.alpha == result["chosen"]["alpha"]
@@ -292,10 +292,29 @@ def test_tune_writes_what_its_json_says(racer: Command, config: Path, validation
     assert shown == {(None, 1), (None, 2), (None, 3)}  # there are no prices
 
 
+def test_few_rows_keep_alpha_and_say_how_sure_the_choice_is(
+    racer: Command, config: Path, tmp_path: Path
+) -> None:
+    """The table shows the other levels, each with the interval of what it is behind the best."""
+    few = written(tmp_path / "few.jsonl", answered(noisy(30_000, 300)))
+    result = json.loads(racer("tune", "--config", config, "--validation", few, "--json")[1])
+    assert (result["chosen"]["alpha"], result["keeps_alpha"]) == (0.45, True)
+    assert {each["alpha"] for each in result["trials"]} > {0.1, 0.45}
+    chosen = result["chosen"]
+    low, high = (chosen["behind"] + sign * 1.96 * chosen["behind_se"] for sign in (-1, 1))
+    code, out, _ = racer("tune", "--config", config, "--validation", few)
+    assert code == 0
+    interval = f"(95 % interval of the paired difference: {low:.3f} to {high:.3f})"
+    assert f"{chosen['behind']:.3f} behind the best setting {interval}" in out
+    assert "alpha is the configured one: below 500 rows" in out
+    assert f"Plateau: alpha {', '.join(f'{each:g}' for each in result['plateau'])}\n" in out
+    assert "-  alpha: 0.45" not in out
+
+
 def test_tune_says_when_there_is_nothing_to_change(
     racer: Command, tmp_path: Path, artifact: Path
 ) -> None:
-    """What was written is what a second search finds: nothing depends on the file's own alpha."""
+    """What was written is what a second search finds; so few rows keep the alpha."""
     config = configure(tmp_path, artifact, "http://127.0.0.1:1/v1")
     validation = written(tmp_path / "rows.jsonl", answered(labelled(30_000, 200)))
     assert racer("tune", "--config", config, "--validation", validation, "--write")[0] == 0
@@ -321,7 +340,7 @@ def test_tune_of_grades_chooses_score_and_alpha_and_leaves_the_vote(
             "query": row["query"],
             "quality": {n: round(0.2 + 0.5 * g + 0.3 * rng.random(), 3) for n, g in each.items()},
         }
-        for row in as_json(noisy(30_000, 300))
+        for row in as_json(noisy(30_000, 600))
         if (each := row["correct"])
     ]
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

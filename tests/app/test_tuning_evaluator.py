@@ -14,6 +14,7 @@ from app import settings
 from app.tools import tuning
 from app.tools.tuning import CONCURRENCY, EvaluatorRatings
 from racer_core.aggregation.vote import Method, Weight
+from racer_core.offline import tune as search
 from racer_core.records.writer import write_rows
 from racer_core.types import LabelledRow, LabelledRows
 from tests.kit.command_results import written
@@ -75,9 +76,11 @@ def tune(racer: Command, config: Path, validation: Path, *more: str) -> tuple[in
 
 
 def test_an_evaluator_that_knows_is_kept_at_a_tuned_temperature(
-    racer: Command, config: Path, validation: Path, pool: FakePool
-) -> None:
-    """The gateway reads what was written: the same judge, another temperature."""
+    racer: Command, config: Path, validation: Path, pool: FakePool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The gateway reads what was written: the same judge, another temperature, another alpha."""
+    monkeypatch.setattr(search, "CHOOSING_ROWS", 300)
     before, _ = settings.load(config, {})
     pool.rate("judge", KNOWS)
     code, out, stderr = tune(racer, config, validation, "--write", "--json")

@@ -14,6 +14,7 @@ from racer_core.offline.protocol import Protocol, Shares
 from racer_core.offline.reporting import silent
 from racer_core.offline.table import build_table
 from racer_core.offline.train import train
+from racer_core.racer import Racer
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.core.laws import assert_split_risk
 from tests.kit.lazy import LazyModule
@@ -214,3 +215,25 @@ def test_mean_risk_over_splits_follows_its_exact_law(evaluation):
                 alpha=setting.alpha,
                 false_alarm=FALSE_ALARM,
             )
+
+
+@pytest.mark.parametrize("kind", ["knn", "mlp"])
+def test_a_router_needs_no_validation_rows(tmp_path, kind):
+    """Nothing is chosen then: default weights, never a refusal; the vote comes of training rows."""
+    rows = synthetic_rows(160, seed=61, answers=True)
+    artifact = train(rows, None, tmp_path, encoder=CharNgramEncoder(), kind=kind)
+    assert artifact.null_threshold is None
+    assert artifact.validation_fingerprints == frozenset()
+    assert artifact.patterns.temperature == 2.0
+    assert artifact.patterns.neighbours == (40 if kind == "knn" else 200)
+    assert artifact.stacked is not None
+    loaded = Racer.load(tmp_path)
+    assert loaded.artifact.patterns.neighbours == artifact.patterns.neighbours
+    assert loaded.score(rows.queries[:3]).scores.shape == (3, len(POOL))
+
+
+def test_the_map_of_routerdc_needs_validation_rows(tmp_path):
+    """Said before hours of training."""
+    rows = synthetic_rows(40, seed=62)
+    with pytest.raises(InputError, match="maps its cosines to chances on validation rows"):
+        train(rows, None, tmp_path, encoder=CharNgramEncoder(), kind="routerdc")

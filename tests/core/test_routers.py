@@ -128,12 +128,13 @@ def test_knn_neighbours_are_those_of_a_plain_sort():
     vectors = (each.encoded.embeddings.astype(np.float64) for each in (queries, train))
     similarity = np.round(np.matmul(next(vectors), next(vectors).T), 6)
     order = np.argsort(-similarity, axis=1, kind="stable")
-    near = KnnRouter.fit(train.encoded.embeddings, labels, k=7, reach=7)
-    for reach in (3, 7, 60, 200):
-        router = near.reaching(reach)
+    wide = KnnRouter.fit(train.encoded.embeddings, labels, k=7, reach=200)
+    for reach in (3, 7, 60, 200, 201):
+        router = wide.reaching(reach)
+        assert router.reach == min(reach, 200)
         output = router.predict(queries)
         np.testing.assert_array_equal(output.neighbours, pattern_ids(labels)[order[:, :reach]])
-        np.testing.assert_array_equal(output.scores, near.predict(queries).scores)
+        np.testing.assert_array_equal(output.scores, wide.predict(queries).scores)
 
 
 def test_knn_neighbours_do_not_depend_on_the_batch():

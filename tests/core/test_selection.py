@@ -125,10 +125,8 @@ def test_few_rows_choose_nothing():
     """With 49 answerable rows the defaults stay, for any number of other rows."""
     few, enough = answerable_rows(MIN_ROWS - 1), answerable_rows(MIN_ROWS)
     odd = replace(WORLD.patterns, neighbours=3)
-    assert choose_patterns(odd, few).neighbours == 3
+    assert choose_patterns(odd, few) is odd
     assert choose_patterns(odd, enough).neighbours == 12
-    wide = replace(WORLD.patterns, neighbours=200)
-    assert choose_patterns(wide, few).neighbours == 12  # no more than there are
 
 
 def test_levels_with_too_few_rows_for_the_test_keep_the_fixed_order():

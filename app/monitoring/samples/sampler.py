@@ -26,6 +26,7 @@ from app.settings import GroupBy
 from app.settings.monitoring import MonitoringSettings
 from app.store import Store
 from app.store.encryption import Cipher
+from racer_core.calibration.threshold import fewest_rows
 from racer_core.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -385,14 +386,6 @@ class SampleLabels:
             return self._samples.add_judgements(decision_id, correct, judge=judge)
 
         return await self._samples.run(add)
-
-
-def fewest_rows(alpha: float) -> int:
-    """The fewest rows that count for a threshold below the whole pool: 1 / (n + 1) <= alpha."""
-    rows = max(0, int(1 / alpha) - 1)
-    while 1 / (rows + 1) > alpha:
-        rows += 1
-    return rows
 
 
 def _as_json(sampled: SampledDecision) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.bootstrap.steps import BootstrapOptions, Steps, artifact_of
 from app.tools.gateway_client import GatewayClient
 from app.tools.hub_probe import check_hub
+from app.tools.planning import fields, plan_for
 from racer_core.encoder.hub import DEFAULT_ENCODER
 from racer_core.errors import InputError, RacerError
 from racer_core.offline.encoder_choice import offered
@@ -58,13 +59,14 @@ def run(
         RacerError: A step failed; its files are kept, and the same call goes on with it.
     """
     configured = settings.read(options.config)
-    _check(options, configured)
+    questions = _check(options, configured)
     state = BootstrapState(options.folder / STATE)
     check_gateway(gateway, configured)
     if not state.has_begun("train"):
         for each in offered(options.encoders) or (DEFAULT_ENCODER,):
             check_hub(each)
     steps = Steps(options, state, gateway)
+    _say_plan(say, questions, options, configured, steps.rows)
     makers = (
         *(steps.label, steps.split, steps.train),
         *(steps.tune, steps.evaluate, steps.calibrate),
@@ -78,6 +80,8 @@ def run(
             continue
         try:
             _do(step, state, command, say_here)
+            if step.name == "label":
+                _say_plan(say, questions, options, configured, steps.rows)
         except RacerError:
             say_here(
                 f"{step.name} failed; when that is mended, run the same command again: finished "
@@ -93,11 +97,11 @@ def _say_at(say: Say, place: str, text: str) -> None:
 
 def _do(step: Step, state: BootstrapState, command: RunCommand, say: Say) -> None:
     """Run a step's command and note its result."""
-    words = [*step.command, *step.prepare()]
-    say(f"racer {shlex.join(words)}")
     inputs = step.inputs
-    state.begin(step, inputs=inputs)
     try:
+        words = [*step.command, *step.prepare()]
+        say(f"racer {shlex.join(words)}")
+        state.begin(step, inputs=inputs)
         result = step.keep(command(words))
     except step.tolerates as exc:
         say(f"{step.name} is left out: {exc}")
@@ -105,15 +109,43 @@ def _do(step: Step, state: BootstrapState, command: RunCommand, say: Say) -> Non
     state.finish(step, result, inputs=inputs)
 
 
-def _check(options: BootstrapOptions, configured: Settings) -> None:
+def _say_plan(
+    say: Say, questions: int, options: BootstrapOptions, configured: Settings, labelled: Path
+) -> None:
+    """What these questions give, as `racer plan` says it; the calls from labelled rows on."""
+    rows = None
+    if labelled.is_file() and labelled.stat().st_size:
+        read = read_rows(labelled, configured.pool, text="conversation", takes_unlabelled=True)
+        rows = with_labels(read, labelled.name)
+    routing = configured.routing
+    plan = plan_for(
+        questions,
+        alpha=routing.alpha if options.alpha is None else options.alpha,
+        risk_target=routing.risk_target,
+        rows=rows,
+        shares=options.shares,
+    )
+    for name, text in fields(plan).items():
+        say(f"plan: {name}: {text}")
+
+
+def _check(options: BootstrapOptions, configured: Settings) -> int:
     """Refuse what no step could do, before anything is asked.
+
+    Returns:
+        The number of questions.
 
     Raises:
         InputError: The questions cannot be read, or nothing says which answers are right.
-        SettingsError: The configuration names no folder for the artifact, or a risk of graded rows,
-            or cannot be written although it will be.
+        SettingsError: The configuration has one candidate, names no folder for the artifact, or a
+            risk of graded rows, or cannot be written although it will be.
     """
     questions = read_questions(options.queries, configured.text_of)
+    if len(configured.pool) < 2:
+        raise SettingsError(
+            f"{options.config}: a router chooses among candidates, and there is one: add another "
+            "to `candidates`"
+        )
     if options.references is not None:
         read_questions(options.references, configured.text_of)
     elif options.judge is None and all(each.reference is None for each in questions):
@@ -135,6 +167,7 @@ def _check(options: BootstrapOptions, configured: Settings) -> None:
             f"{options.config}: `risk_target: quality` needs graded rows, and questions are "
             "labelled right or wrong: set `answerable` or `paper`"
         )
+    return len(questions)
 
 
 # Report of a bootstrap: what was chosen, what it costs and risks, and what to do next.

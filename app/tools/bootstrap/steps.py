@@ -18,7 +18,12 @@ from app.tools.gateway_client import GatewayClient
 from app.tools.router_rows import read_rows
 from racer_core import artifacts
 from racer_core.errors import ArtifactError, CalibrationError, RowsError
+from racer_core.offline.encoder_choice import offered
+from racer_core.offline.stacking import CROSS_FITTED
 from racer_core.offline.training_rows import with_labels
+from racer_core.records import reader
+from racer_core.records.split import TUNING_SHARES, shares_for
+from racer_core.types import RiskTarget, RowsKind
 
 if TYPE_CHECKING:
     from racer_core.offline.evaluation_result import Evaluation
@@ -26,8 +31,6 @@ if TYPE_CHECKING:
 
 GRADES: Final = ("choice", "number", "math", "exact")  # of answers that have references
 _VOTES: Final = ("choice", "number", "exact")  # equalities that `racer evaluate` measures
-# Enough validation rows for `racer tune` from some 500 questions on.
-SHARES: Final[Mapping[str, float]] = {"train": 0.4, "validation": 0.3, "calibration": 0.3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +44,7 @@ class BootstrapOptions:
     judge: str | None
     judge_model: str | None
     concurrency: int
-    shares: Mapping[str, float]
+    shares: Mapping[str, float] | None  # None: as `racer_core.records.split.shares_for` says
     router: str
     encoders: tuple[str, ...]
     kind: str | None
@@ -64,6 +67,7 @@ class Steps:
         self._gateway = gateway
         self._rows = options.folder / "rows.jsonl"
         self._parts = options.folder / "parts"
+        self._shares = options.shares or TUNING_SHARES  # of the rows that there are: `split`
 
     @property
     def rows(self) -> Path:
@@ -99,14 +103,15 @@ class Steps:
 
     def split(self, settings: Settings) -> Step:
         """Rows to train on, to choose settings, and to calibrate."""
-        del settings
-        shares = [f"--share={name}={share!r}" for name, share in self._options.shares.items()]
+        self._shares = self._options.shares or self._chosen_shares(settings)
+        shares = [f"--share={name}={share!r}" for name, share in self._shares.items()]
         command = ["split", str(self._rows), "--out", str(self._parts), *shares, *self._kind]
-        written = tuple(map(self._part, self._options.shares))
+        written = tuple(map(self._part, self._shares))
 
         def remove_remains() -> Sequence[str]:
-            for path in written:  # an interrupted split leaves some, and the command replaces none
-                path.unlink(missing_ok=True)
+            # An earlier or interrupted split leaves some, and the command replaces none.
+            for name in {*TUNING_SHARES, *self._shares}:
+                self._part(name).unlink(missing_ok=True)
             return ()
 
         return Step(
@@ -121,11 +126,11 @@ class Steps:
     def train(self, settings: Settings) -> Step:
         """A router, in the folder where the configuration's gateway looks for it."""
         artifact = artifact_of(settings)
-        data, validation = self._part("train"), self._part("validation")
+        data = self._part("train")
         command = [
             *("train", "--config", str(self._options.config), "--data", str(data)),
-            *("--validation", str(validation), "--out", str(artifact)),
-            *("--router", self._options.router),
+            *_option("--validation", self._validation),
+            *("--out", str(artifact), "--router", self._options.router),
             *(f"--encoder={each}" for each in self._options.encoders),
             *_option("--backend", settings.encoder.backend),
             *_option("--dtype", settings.encoder.dtype),
@@ -143,7 +148,7 @@ class Steps:
         return Step(
             name="train",
             command=tuple(command),
-            reads=(data, validation),
+            reads=(data, *self._validation_files),
             facts=_router_depends_on(settings),
             writes=_files_of(artifact),
             keep=trained,
@@ -153,18 +158,27 @@ class Steps:
 
     def tune(self, settings: Settings) -> Step:
         """Score, alpha and vote that are best on the validation rows; too few choose none."""
-        validation = self._part("validation")
         command = [
-            *("tune", "--config", str(self._options.config), "--validation", str(validation)),
+            *("tune", "--config", str(self._options.config)),
+            *_option("--validation", self._validation),
             *(("--write",) if self._options.write else ()),
             *self._kind,
         ]
+
+        def has_rows() -> Sequence[str]:
+            if self._validation is None:
+                raise RowsError(
+                    "validation rows", ["none are left to tune on: all that do not train calibrate"]
+                )
+            return ()
+
         return Step(
             name="tune",
             command=tuple(command),
-            reads=(validation, *_files_of(artifact_of(settings))),
+            reads=(*self._validation_files, *_files_of(artifact_of(settings))),
             facts=[*_router_depends_on(settings), _prices(settings), settings.routing.risk_target],
             keep=tuned,
+            prepare=has_rows,
             tolerates=(RowsError, UpstreamError),
         )
 
@@ -209,6 +223,29 @@ class Steps:
             # Its store may be another one now.
             stands=lambda kept: kept["id"] in self._gateway.calibrations(),
         )
+
+    def _chosen_shares(self, settings: Settings) -> Mapping[str, float]:
+        """Those of the labelled rows, where nothing but `racer tune` needs validation rows.
+
+        RouterDC is fitted on them, as is the vote of a package's router, and encoders are compared.
+        """
+        if self._options.router not in CROSS_FITTED or len(offered(self._options.encoders)) > 1:
+            return TUNING_SHARES
+        kind = None if self._options.kind is None else RowsKind(self._options.kind)
+        rows = reader.read_rows(
+            self._rows, settings.pool, kind=kind, text="conversation", takes_unlabelled=True
+        )
+        is_conditional = settings.routing.risk_target is RiskTarget.ANSWERABLE
+        return shares_for(rows, lambda row: bool(row.correct) or not is_conditional)
+
+    @property
+    def _validation(self) -> Path | None:
+        """The validation rows; None where they calibrate."""
+        return self._part("validation") if "validation" in self._shares else None
+
+    @property
+    def _validation_files(self) -> tuple[Path, ...]:
+        return () if self._validation is None else (self._validation,)
 
     @property
     def _kind(self) -> tuple[str, ...]:
@@ -315,7 +352,7 @@ def tuned(result: Mapping[str, Any]) -> dict[str, Any]:
     """Of `racer tune`: the chosen setting, and whether the configuration has it."""
     chosen = {
         name: result["chosen"][name]
-        for name in ("alpha", "score", "rule", "weight", "accuracy", "size")
+        for name in ("alpha", "score", "rule", "weight", "accuracy", "behind", "behind_se", "size")
     }
     return {"chosen": chosen, **{name: result[name] for name in ("diff", "settings", "written")}}
 

@@ -23,7 +23,6 @@ from sqlalchemy.exc import ArgumentError
 
 from app import settings
 from app.calibrations.carried import read_carried
-from app.calibrations.evidence import min_n
 from app.calibrations.service import setup_digest
 from app.errors import (
     ModelListError,
@@ -45,6 +44,7 @@ from app.upstream.model_list import ModelList, list_models
 from app.upstream.replicas import Target, open_targets
 from racer_core import artifacts
 from racer_core.calibration.risk_e_process import RiskEProcess
+from racer_core.calibration.threshold import fewest_rows
 from racer_core.encoder.base import EncoderSpec
 from racer_core.encoder.hub import cached_folder, download_command
 from racer_core.errors import ArtifactError
@@ -169,7 +169,7 @@ def check_calibration(
         mismatch = f"{found.other.id} is of another artifact, or of candidates served otherwise"
         return failed(_CALIBRATION, mismatch, UPLOAD)
     active, evidence = found.active, found.active.evidence
-    n, needed = int(evidence["n"]), min_n(alpha, evidence.get("delta"))
+    n, needed = int(evidence["n"]), fewest_rows(alpha, evidence.get("delta"))
     age = now - datetime.fromisoformat(active.created_at)
     summary = f"{active.id}, {_age_in_words(age)}, {n} rows count, alpha {alpha:g}"
     if age < timedelta(minutes=-1):
