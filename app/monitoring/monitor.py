@@ -344,7 +344,7 @@ class Monitor:
                 for each in decisions
             ]
             with self.metrics.write_failures.count_exceptions(StoreError):
-                repeated = self._decision_store.add(decisions, ordinary)
+                repeated = self._decision_store.add(decisions, ordinary, self._watched(decisions))
             decisions = [
                 replace(each, repeated=True)
                 if (each.application, each.fingerprint) in repeated
@@ -357,6 +357,16 @@ class Monitor:
                 self._canary.add_queries(decisions)
             except StoreError as exc:  # the decisions are written; their statistics wait
                 log.warning("the drift alarms wait for the store: %s", exc)
+
+    def _watched(self, decisions: Sequence[DecisionRecord]) -> set[str]:
+        """The ids of sampled decisions on which the alarms bet: known before any label."""
+        return {
+            each.decision_id
+            for each in decisions
+            if each.shadow_rate is not None
+            and (monitored := self._monitored_of(each)) is not None
+            and populations.population_with_loss(each, monitored) is not None
+        }
 
     def _count_dropped(self, count: int) -> None:
         self._dropped += count
@@ -375,8 +385,12 @@ class Monitor:
             once = not population.counts_repeats
         drift = self._canary.drift_of(decision.calibration_id or "") or self._drift
         if drift is None:
-            loss = None if judged is None else judged.loss
-            self._decision_store.set_loss(decision, loss, once=once)
+            self._decision_store.set_loss(
+                decision,
+                judged and judged.loss,
+                critical_score=judged and judged.critical_score,
+                once=once,
+            )
         else:
             drift.add_judged(decision, judged, once=once)
 
