@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -16,17 +16,18 @@ from sqlalchemy import (
     ARRAY,
     ColumnElement,
     String,
+    and_,
     delete,
     exists,
-    false,
     func,
     literal,
     literal_column,
+    or_,
     select,
     tuple_,
     update,
 )
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy.orm import Session
 
 from app.errors import NotFound
 from app.monitoring.decisions.record import DecisionRecord
@@ -105,7 +106,7 @@ class DecisionStore:
         self,
         decisions: Sequence[DecisionRecord],
         ordinary: Sequence[bool],
-        watched: Collection[str] = (),
+        is_watched: Callable[[DecisionRecord], bool] = lambda _: False,
     ) -> set[tuple[str, str]]:
         """Insert decisions; returns those of their queries that another gateway has stored already.
 
@@ -118,15 +119,16 @@ class DecisionStore:
         Args:
             decisions: The decisions.
             ordinary: Which of them count for the risk of their calibration.
-            watched: The ids of those on which the drift alarms bet.
+            is_watched: Whether the drift alarms bet on one, once it is known to be a repeat.
         """
-        rows = [
-            _row(each, flag) | {"watched": each.decision_id in watched}
-            for each, flag in zip(decisions, ordinary, strict=True)
-        ]
         with self._store.transaction() as session:
             shared = self._store.is_shared
             repeated = self._repeated(session, decisions) if shared else set[tuple[str, str]]()
+            marked = marked_repeats(decisions, repeated)
+            rows = [
+                _row(each, flag) | {"watched": is_watched(known)}
+                for each, flag, known in zip(decisions, ordinary, marked, strict=True)
+            ]
             insert_new(session, DecisionRow, rows)
         return repeated
 
@@ -230,7 +232,7 @@ class DecisionStore:
                 DecisionRow.id != decision.decision_id,
             )
             if session.scalar(select(has_loss)):
-                loss = None
+                loss = critical_score = None
         unjudged = (DecisionRow.id == decision.decision_id) & ~DecisionRow.judged
         values = {"judged": True, "loss": loss, "critical_score": critical_score}
         session.execute(update(DecisionRow).where(unjudged).values(values))
@@ -261,7 +263,7 @@ class DecisionStore:
                 DecisionRow.loss,
                 DecisionRow.critical_score,
             )
-            .where(*_watched(calibration_ids, application))
+            .where(_watched(calibration_ids, application))
             .where(tuple_(*place) > tuple_(*(literal(each) for each in after)))
             .order_by(*place)
             .limit(limit)
@@ -282,8 +284,14 @@ class DecisionStore:
     ) -> str:
         """The time before which all but the newest watched decisions are; empty: there are none."""
         created_at = DecisionRow.created_at
-        newest = select(created_at).where(*_watched(calibration_ids, application))
+        newest = select(created_at).where(_watched(calibration_ids, application))
         return session.scalar(newest.order_by(created_at.desc()).offset(count).limit(1)) or ""
+
+    def newest_past_limits(self, keep_days: float, keep_rows: int) -> str | None:
+        """The time of the newest decision past the retention limits; None: there is none."""
+        with self._store.transaction() as session:
+            is_past = _is_past_limits(session, keep_days, keep_rows)
+            return session.scalar(select(func.max(DecisionRow.created_at)).where(is_past))
 
     def prune(self, keep_days: float, keep_rows: int) -> int:
         """Delete some decisions past the retention limits, with their verdicts.
@@ -293,17 +301,11 @@ class DecisionStore:
         Returns:
             How many were deleted; 0 when none is left to delete.
         """
-        created_at = DecisionRow.created_at
-        expiry = datetime.now(UTC) - timedelta(days=keep_days)
-        expired = created_at < expiry.isoformat(timespec="microseconds")
         with self._store.transaction() as session:
-            newest_surplus = session.scalar(
-                select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
-            )
-            surplus = false() if newest_surplus is None else created_at <= newest_surplus
+            is_past = _is_past_limits(session, keep_days, keep_rows)
             # Rows that another transaction has locked (another gateway prunes, or feedback comes
             # in) are skipped: without waiting there is no deadlock.
-            chunk = select(DecisionRow.id).where(expired | surplus).limit(_CHUNK)
+            chunk = select(DecisionRow.id).where(is_past).limit(_CHUNK)
             ids = session.scalars(chunk.with_for_update(skip_locked=True)).all()
             session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
         return len(ids)
@@ -330,9 +332,29 @@ class DecisionStore:
         return {new[key] for key in session.scalars(select(queries).where(is_stored))}
 
 
-def _watched(calibration_ids: Sequence[str], application: str) -> tuple[ColumnElement[bool], ...]:
+def _is_past_limits(session: Session, keep_days: float, keep_rows: int) -> ColumnElement[bool]:
+    created_at = DecisionRow.created_at
+    expiry = datetime.now(UTC) - timedelta(days=keep_days)
+    expired = created_at < expiry.isoformat(timespec="microseconds")
+    newest_surplus = session.scalar(
+        select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
+    )
+    return expired if newest_surplus is None else or_(expired, created_at <= newest_surplus)
+
+
+def _watched(calibration_ids: Sequence[str], application: str) -> ColumnElement[bool]:
     of_it = DecisionRow.calibration_id.in_(calibration_ids), DecisionRow.application == application
-    return *of_it, DecisionRow.watched
+    return and_(*of_it, DecisionRow.watched)
+
+
+def marked_repeats(
+    decisions: Sequence[DecisionRecord], repeated: Collection[tuple[str, str]]
+) -> list[DecisionRecord]:
+    """The decisions, with those marked as repeats whose application and fingerprint are listed."""
+    return [
+        replace(each, repeated=True) if (each.application, each.fingerprint) in repeated else each
+        for each in decisions
+    ]
 
 
 def _is_on(key: str | ColumnElement[Any]) -> ColumnElement[bool]:

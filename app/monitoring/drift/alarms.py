@@ -261,20 +261,50 @@ class DriftMonitor:
                     current.unplayed.add(application)
             self._learn(current.id, application, stored)
 
-    def _replay(self, drift: _CalibrationDrift, application: str, stored: StoredDriftState) -> int:
-        """Bet again on the decisions that may still get labels; returns on how many."""
+    def settle(self, up_to: str) -> None:
+        """Let no decision up to a time wait for its label: it is about to be deleted.
+
+        Args:
+            up_to: UTC, ISO 8601.
+
+        Raises:
+            StoreError: The decisions must not be deleted.
+        """
+        with self._update_lock:
+            current = self._current
+            for name in () if current is None else current.applications:
+                with self._updating(current, name) as stored:
+                    self._replay(current, name, stored, up_to)
+                self._learn(current.id, name, stored)
+
+    def _replay(
+        self,
+        drift: _CalibrationDrift,
+        application: str,
+        stored: StoredDriftState,
+        up_to: str = "",
+    ) -> int:
+        """Bet again on the decisions that may still get labels; returns on how many.
+
+        Args:
+            drift: The calibration.
+            application: The application.
+            stored: Its drift state.
+            up_to: No decision up to this time may get one: UTC, ISO 8601.
+        """
         if not stored.sequence.state.streams:
             return 0
         of_it = drift.monitored.by_application[application].calibration_ids, application
         read = self._decision_store
-        oldest_open = max(
+        too_late = max(
+            up_to,
             (datetime.now(UTC) - DEADLINE).isoformat(timespec="microseconds"),
             read.oldest_of_newest_in(stored.session, *of_it, MAX_OPEN),
         )
         while True:
             after = stored.sequence.after
             page = read.watched_in(stored.session, *of_it, after, MAX_OPEN)
-            settled = settled_count(page, oldest_open)
+            settled = settled_count(page, too_late)
             if settled:
                 stored.sequence = stored.sequence.settled(page[:settled])
             if not settled or len(page) < MAX_OPEN:

@@ -75,14 +75,14 @@ class JudgedSequence:
         return cls((str(created_at), str(decision_id)), DriftState.from_state(state["state"]))
 
 
-def settled_count(decisions: Sequence[WatchedDecision], deadline: str) -> int:
+def settled_count(decisions: Sequence[WatchedDecision], too_late: str) -> int:
     """How many decisions come before the first that may still get a label.
 
     Args:
         decisions: In order.
-        deadline: Labels of decisions before this time come too late: UTC, ISO 8601.
+        too_late: Labels of decisions up to this time come too late: UTC, ISO 8601.
     """
-    waits = (not each.judged and each.at[0] >= deadline for each in decisions)
+    waits = (not each.judged and each.at[0] > too_late for each in decisions)
     return next((place for place, it_waits in enumerate(waits) if it_waits), len(decisions))
 
 
