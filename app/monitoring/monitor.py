@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Self
@@ -23,7 +22,7 @@ from app.monitoring.decisions.housekeeping import Housekeeping
 from app.monitoring.decisions.record import DecisionRecord, are_like_rows
 from app.monitoring.decisions.seen_queries import SeenQueries
 from app.monitoring.decisions.statistics import DecisionStatistics
-from app.monitoring.decisions.store import DecisionStore, StoredDecision
+from app.monitoring.decisions.store import DecisionStore, StoredDecision, marked_repeats
 from app.monitoring.decisions.writer import DecisionWriter
 from app.monitoring.drift import populations
 from app.monitoring.drift import risk as risk_report
@@ -114,6 +113,7 @@ class Monitor:
             settings=settings,
             decision_store=self._decision_store,
             flush_drift=self._flush_drift,
+            settle_drift=self._settle_drift,
             fit_budget=self.sampler.fit_budget,
             show_risk=self._show_risk,
         )
@@ -344,19 +344,21 @@ class Monitor:
                 for each in decisions
             ]
             with self.metrics.write_failures.count_exceptions(StoreError):
-                repeated = self._decision_store.add(decisions, ordinary)
-            decisions = [
-                replace(each, repeated=True)
-                if (each.application, each.fingerprint) in repeated
-                else each
-                for each in decisions
-            ]
+                repeated = self._decision_store.add(decisions, ordinary, self._is_watched)
+            decisions = marked_repeats(decisions, repeated)
         if self._drift is not None:
             try:
                 self._drift.add_queries(decisions)
                 self._canary.add_queries(decisions)
             except StoreError as exc:  # the decisions are written; their statistics wait
                 log.warning("the drift alarms wait for the store: %s", exc)
+
+    def _is_watched(self, decision: DecisionRecord) -> bool:
+        """Whether the alarms bet on a decision: known before any label."""
+        monitored = self._monitored_of(decision)
+        if decision.shadow_rate is None or monitored is None:
+            return False
+        return populations.population_with_loss(decision, monitored) is not None
 
     def _count_dropped(self, count: int) -> None:
         self._dropped += count
@@ -375,8 +377,12 @@ class Monitor:
             once = not population.counts_repeats
         drift = self._canary.drift_of(decision.calibration_id or "") or self._drift
         if drift is None:
-            loss = None if judged is None else judged.loss
-            self._decision_store.set_loss(decision, loss, once=once)
+            self._decision_store.set_loss(
+                decision,
+                judged and judged.loss,
+                critical_score=judged and judged.critical_score,
+                once=once,
+            )
         else:
             drift.add_judged(decision, judged, once=once)
 
@@ -426,6 +432,11 @@ class Monitor:
         for name, population in monitored.by_application.items():
             losses = self._statistics.losses(*population.decisions, key=self._sampling_key)
             self.metrics.show_risk(name, risk_report.estimate(losses))
+
+    def _settle_drift(self, up_to: str) -> None:
+        if self._drift is not None:
+            self._drift.settle(up_to)
+        self._canary.settle(up_to)
 
     def _flush_drift(self) -> None:
         try:

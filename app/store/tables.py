@@ -90,6 +90,12 @@ class DecisionRow(Base):
         Index("decisions_by_sample", "calibration_id", "application", "shadow", "judged", "loss"),
         Index("decisions_by_time", "created_at", "application"),
         Index("decisions_by_rate", "application", "sampling_rate", "created_at"),
+        Index(
+            "decisions_by_bet",
+            *("calibration_id", "application", "created_at", "id"),
+            sqlite_where=text("watched = 1"),
+            postgresql_where=text("watched"),
+        ),
         # Queries that another gateway has seen; a single gateway keeps them in memory.
         Index("decisions_by_query", text(QUERY_KEY), "loss").ddl_if(dialect="postgresql"),
     )
@@ -104,6 +110,8 @@ class DecisionRow(Base):
     shadow: Mapped[bool]  # all candidates were called
     judged: Mapped[bool]  # a shadow decision with a verdict on every candidate
     loss: Mapped[float | None]  # of a judged one; None where it does not count
+    watched: Mapped[bool]  # a shadow decision that the drift alarms bet on
+    critical_score: Mapped[float | None]  # of a judged one, ties broken; None: no verdicts in time
     document: Mapped[str]
     neighbours: Mapped[bytes | None] = mapped_column(LargeBinary)  # pattern ids, 4 bytes each
     fingerprint: Mapped[str | None] = mapped_column(String(64))  # keyed hash of the query

@@ -252,6 +252,21 @@ class UpwardMartingale(ExchangeabilityMartingale):
             return linear + self._lifts
         return linear + [(1.0 - lift * tail) / (1.0 - tail) for lift in self._lifts]
 
+    def update_unknown(self, largest: float, evict_draw: float) -> None:
+        """Bet on a query whose value is not known, in the way that is worst for an alarm.
+
+        The p-value is 1, and for later queries its value is the largest there is. Whatever the
+        value is, the capital is at most what it would be with it, now and later: factors fall with
+        p, and p-values grow with the values before. The same holds if the query should have been
+        skipped (in a bag of ``cap`` values only if it was full from the start).
+
+        Args:
+            largest: The largest value there is.
+            evict_draw: As in :meth:`ExchangeabilityMartingale.rank`.
+        """
+        self.rank(largest, 0.0, evict_draw)
+        self.wager.settle(self.factors(1.0))
+
     def _new_wager(self) -> Wager:
         return Wager(len(UPWARD_EPSILONS) + len(TAIL_LIFTS))
 

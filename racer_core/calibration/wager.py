@@ -103,6 +103,10 @@ class EProcess:
         self.wager = wager
         self.level = checked_alpha(level, "level")
 
+    def skip(self) -> None:
+        """Let a round pass without a bet: only the reserve goes on."""
+        self.wager.settle([1.0] * len(self.wager.capital))
+
     @property
     def e_value(self) -> float:
         """The current capital: 1 at the start; its mean never exceeds 1 while nothing changes."""

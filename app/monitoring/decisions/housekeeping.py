@@ -25,6 +25,7 @@ class Housekeeping:
         settings: The retention limits.
         decision_store: What is pruned.
         flush_drift: Adds pending values to the drift state; blocks.
+        settle_drift: Lets decisions up to a time no longer wait for labels; blocks.
         show_risk: Shows the realised risk; blocks.
         fit_budget: Fits the sampling rates to the traffic; blocks.
     """
@@ -35,12 +36,14 @@ class Housekeeping:
         settings: MonitoringSettings,
         decision_store: DecisionStore,
         flush_drift: Callable[[], None],
+        settle_drift: Callable[[str], None],
         show_risk: Callable[[], None],
         fit_budget: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._decision_store = decision_store
         self._flush_drift = flush_drift
+        self._settle_drift = settle_drift
         self._show_risk = show_risk
         self._fit_budget = fit_budget
         self._rounds = 0
@@ -75,8 +78,11 @@ class Housekeeping:
         self._flush_drift()
         try:
             self._show_risk()
+            limits = self._settings
+            past = self._decision_store.newest_past_limits(limits.keep_days, limits.keep_rows)
+            if past is not None:  # deleted, they could not count as missing
+                self._settle_drift(past)
             while not self._closing.is_set():
-                limits = self._settings
                 if not self._decision_store.prune(limits.keep_days, limits.keep_rows):
                     return
         except StoreError as exc:

@@ -6,24 +6,25 @@ What is computed over all decisions of a calibration is in ``statistics.py``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 from sqlalchemy import (
     ARRAY,
     ColumnElement,
-    CursorResult,
     String,
+    and_,
     delete,
     exists,
-    false,
     func,
     literal,
     literal_column,
+    or_,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.orm import Session
@@ -71,6 +72,25 @@ class StoredDecision:
         return sampled and self.counted.keys() == set(self.decision.pool)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedDecision:
+    """A shadow decision that the drift alarms bet on, with its label where it came.
+
+    Attributes:
+        at: Its place in the order of decisions: its time and its id.
+        fingerprint: Of its query.
+        judged: Its label came, in time to count or not.
+        loss: None: it does not count, or there is no label that counts.
+        critical_score: None: there is no label that counts.
+    """
+
+    at: tuple[str, str]
+    fingerprint: str
+    judged: bool
+    loss: float | None
+    critical_score: float | None
+
+
 class DecisionStore:
     """The queries on the store's tables; each method but ``run`` is one transaction.
 
@@ -83,7 +103,10 @@ class DecisionStore:
         self.is_shared = store.is_shared
 
     def add(
-        self, decisions: Sequence[DecisionRecord], ordinary: Sequence[bool]
+        self,
+        decisions: Sequence[DecisionRecord],
+        ordinary: Sequence[bool],
+        is_watched: Callable[[DecisionRecord], bool] = lambda _: False,
     ) -> set[tuple[str, str]]:
         """Insert decisions; returns those of their queries that another gateway has stored already.
 
@@ -96,11 +119,16 @@ class DecisionStore:
         Args:
             decisions: The decisions.
             ordinary: Which of them count for the risk of their calibration.
+            is_watched: Whether the drift alarms bet on one, once it is known to be a repeat.
         """
-        rows = [_row(each, flag) for each, flag in zip(decisions, ordinary, strict=True)]
         with self._store.transaction() as session:
             shared = self._store.is_shared
             repeated = self._repeated(session, decisions) if shared else set[tuple[str, str]]()
+            marked = marked_repeats(decisions, repeated)
+            rows = [
+                _row(each, flag) | {"watched": is_watched(known)}
+                for each, flag, known in zip(decisions, ordinary, marked, strict=True)
+            ]
             insert_new(session, DecisionRow, rows)
         return repeated
 
@@ -162,15 +190,35 @@ class DecisionStore:
             session.flush()
             return [_stored(session, decision_id) for decision_id in decision_ids]
 
-    def set_loss(self, decision: DecisionRecord, loss: float | None, *, once: bool = True) -> None:
-        """Mark a shadow decision as judged, with its loss; None if its loss does not count."""
+    def set_loss(
+        self,
+        decision: DecisionRecord,
+        loss: float | None,
+        *,
+        critical_score: float | None = None,
+        once: bool = True,
+    ) -> None:
+        """Mark a shadow decision as judged.
+
+        Args:
+            decision: The decision.
+            loss: Its loss; None if it does not count.
+            critical_score: None: there is no label that counts for the drift alarms.
+            once: A query has one loss, however often it is judged.
+        """
         with self._store.transaction() as session:
-            self.set_loss_in(session, decision, loss, once=once)
+            self.set_loss_in(session, decision, loss, critical_score=critical_score, once=once)
 
     def set_loss_in(
-        self, session: Session, decision: DecisionRecord, loss: float | None, *, once: bool = True
-    ) -> bool:
-        """:meth:`set_loss` within a transaction; returns whether a loss was counted now.
+        self,
+        session: Session,
+        decision: DecisionRecord,
+        loss: float | None,
+        *,
+        critical_score: float | None = None,
+        once: bool = True,
+    ) -> None:
+        """:meth:`set_loss` within a transaction.
 
         With ``once`` a query has one loss, however many gateways sampled it: it is locked, and the
         loss is dropped if another of its decisions has one.
@@ -184,11 +232,66 @@ class DecisionStore:
                 DecisionRow.id != decision.decision_id,
             )
             if session.scalar(select(has_loss)):
-                loss = None
+                loss = critical_score = None
         unjudged = (DecisionRow.id == decision.decision_id) & ~DecisionRow.judged
-        statement = update(DecisionRow).where(unjudged).values(judged=True, loss=loss)
-        written = cast("CursorResult[Any]", session.execute(statement)).rowcount == 1
-        return written and loss is not None
+        values = {"judged": True, "loss": loss, "critical_score": critical_score}
+        session.execute(update(DecisionRow).where(unjudged).values(values))
+
+    def watched_in(
+        self,
+        session: Session,
+        calibration_ids: Sequence[str],
+        application: str,
+        after: tuple[str, str],
+        limit: int,
+    ) -> list[WatchedDecision]:
+        """The first decisions after a place on which the drift alarms bet, in order.
+
+        Args:
+            session: The transaction.
+            calibration_ids: The calibrations that made them.
+            application: Their application.
+            after: The time and the id of a decision.
+            limit: The largest number.
+        """
+        place = DecisionRow.created_at, DecisionRow.id
+        found = session.execute(
+            select(
+                *place,
+                DecisionRow.fingerprint,
+                DecisionRow.judged,
+                DecisionRow.loss,
+                DecisionRow.critical_score,
+            )
+            .where(_watched(calibration_ids, application))
+            .where(tuple_(*place) > tuple_(*(literal(each) for each in after)))
+            .order_by(*place)
+            .limit(limit)
+        )
+        return [
+            WatchedDecision(
+                at=(created_at, decision_id),
+                fingerprint=fingerprint or "",
+                judged=judged,
+                loss=loss,
+                critical_score=critical_score,
+            )
+            for created_at, decision_id, fingerprint, judged, loss, critical_score in found
+        ]
+
+    def oldest_of_newest_in(
+        self, session: Session, calibration_ids: Sequence[str], application: str, count: int
+    ) -> str:
+        """The time before which all but the newest watched decisions are; empty: there are none."""
+        created_at = DecisionRow.created_at
+        newest = select(created_at).where(_watched(calibration_ids, application))
+        return session.scalar(newest.order_by(created_at.desc()).offset(count).limit(1)) or ""
+
+    def newest_past_limits(self, keep_days: float, keep_rows: int) -> str | None:
+        """The time of the newest decision past the retention limits; None: there is none."""
+        with self._store.transaction() as session:
+            is_past = _is_past_limits(session, keep_days, keep_rows)
+            return session.scalar(select(func.max(DecisionRow.created_at)).where(is_past))
 
     def prune(self, keep_days: float, keep_rows: int) -> int:
         """Delete some decisions past the retention limits, with their verdicts.
@@ -198,17 +301,11 @@ class DecisionStore:
         Returns:
             How many were deleted; 0 when none is left to delete.
         """
-        created_at = DecisionRow.created_at
-        expiry = datetime.now(UTC) - timedelta(days=keep_days)
-        expired = created_at < expiry.isoformat(timespec="microseconds")
         with self._store.transaction() as session:
-            newest_surplus = session.scalar(
-                select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
-            )
-            surplus = false() if newest_surplus is None else created_at <= newest_surplus
+            is_past = _is_past_limits(session, keep_days, keep_rows)
             # Rows that another transaction has locked (another gateway prunes, or feedback comes
             # in) are skipped: without waiting there is no deadlock.
-            chunk = select(DecisionRow.id).where(expired | surplus).limit(_CHUNK)
+            chunk = select(DecisionRow.id).where(is_past).limit(_CHUNK)
             ids = session.scalars(chunk.with_for_update(skip_locked=True)).all()
             session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
         return len(ids)
@@ -233,6 +330,31 @@ class DecisionStore:
             DecisionRow.id.not_in({each.decision_id for each in decisions}),
         )
         return {new[key] for key in session.scalars(select(queries).where(is_stored))}
+
+
+def _is_past_limits(session: Session, keep_days: float, keep_rows: int) -> ColumnElement[bool]:
+    created_at = DecisionRow.created_at
+    expiry = datetime.now(UTC) - timedelta(days=keep_days)
+    expired = created_at < expiry.isoformat(timespec="microseconds")
+    newest_surplus = session.scalar(
+        select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
+    )
+    return expired if newest_surplus is None else or_(expired, created_at <= newest_surplus)
+
+
+def _watched(calibration_ids: Sequence[str], application: str) -> ColumnElement[bool]:
+    of_it = DecisionRow.calibration_id.in_(calibration_ids), DecisionRow.application == application
+    return and_(*of_it, DecisionRow.watched)
+
+
+def marked_repeats(
+    decisions: Sequence[DecisionRecord], repeated: Collection[tuple[str, str]]
+) -> list[DecisionRecord]:
+    """The decisions, with those marked as repeats whose application and fingerprint are listed."""
+    return [
+        replace(each, repeated=True) if (each.application, each.fingerprint) in repeated else each
+        for each in decisions
+    ]
 
 
 def _is_on(key: str | ColumnElement[Any]) -> ColumnElement[bool]:

@@ -10,6 +10,9 @@ every few seconds, and learns from the store which streams alarmed. The order in
 added is independent of their values. A gateway that is killed loses the queries that it had not
 added; which ones is independent of their values too. Neither affects the false-alarm probability.
 
+Judged decisions bet in the order in which they were made, however late their labels come
+(:mod:`app.monitoring.drift.sequence`).
+
 Every method but :meth:`DriftMonitor.stale_reasons` and :meth:`DriftMonitor.learn` blocks, and may
 be called from several threads. An update of a drift state waits for a lock and perhaps
 for the store. A change of the calibration waits for neither, so that feedback cannot delay an
@@ -24,6 +27,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Final
 
@@ -39,19 +43,25 @@ from app.monitoring.drift.populations import (
     MonitoredCalibration,
     MonitoredPopulation,
 )
+from app.monitoring.drift.sequence import (
+    DEADLINE,
+    MAX_OPEN,
+    JudgedSequence,
+    replay_count,
+    settled_count,
+)
 from app.monitoring.drift.statistics import Statistic
 from app.monitoring.drift.store import DriftStore, StoredDriftState
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
 from app.store import Alarms, now
-from racer_core.calibration.martingales import UpwardMartingale
 from racer_core.calibration.monitoring import DriftState
-from racer_core.calibration.risk_e_process import RiskEProcess
 
 log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 5.0  # how long a query may wait to be added
 MAX_CALIBRATIONS: Final = 64  # earlier ones whose alarms are remembered for requests in flight
+LONG_REPLAY: Final = 200  # decisions; after a longer one the next waits for a flush
 MAX_PENDING: Final = 10_000  # values of a stream that wait to be added; further ones are ignored
 
 
@@ -67,6 +77,7 @@ class _CalibrationDrift:
     pending: dict[str, dict[str, list[Statistic]]] = field(  # by application and stream
         default_factory=dict[str, dict[str, list[Statistic]]]
     )
+    unplayed: set[str] = field(default_factory=set[str])  # applications whose labels wait to bet
 
     @property
     def id(self) -> str:
@@ -173,6 +184,7 @@ class DriftMonitor:
             for name in current.applications if application is None else (application,):
                 with self._updating(current, name) as stored:
                     stored.state, stored.since = self._new_state(current, name), now()
+                    stored.sequence = JudgedSequence.begin(stored.state, stored.since)
                 current.pending.pop(name, None)
                 self._learn(current.id, name, stored)
 
@@ -218,11 +230,11 @@ class DriftMonitor:
         *,
         once: bool,
     ) -> None:
-        """Mark a shadow decision as judged, and feed it to the judged streams, once.
+        """Mark a shadow decision as judged, and let the judged streams bet on it in its place.
 
         Args:
             decision: The decision.
-            judged: Its loss and critical score; None if it does not count.
+            judged: Its loss and critical score; None if they are not known for this calibration.
             once: A query has one loss, however often it is judged.
 
         Raises:
@@ -233,21 +245,80 @@ class DriftMonitor:
             if current is None or current.id != decision.calibration_id or judged is None:
                 self._decision_store.set_loss(decision, None)
                 return
-            with self._updating(current, decision.application) as stored:
-                if self._decision_store.set_loss_in(
-                    stored.session, decision, judged.loss, once=once
+            application = decision.application
+            with self._updating(current, application) as stored:
+                self._decision_store.set_loss_in(
+                    stored.session,
+                    decision,
+                    judged.loss,
+                    critical_score=judged.critical_score,
+                    once=once,
+                )
+                if (
+                    application not in current.unplayed
+                    and self._replay(current, application, stored) > LONG_REPLAY
                 ):
-                    self._update_judged(stored.state, judged)
-            self._learn(current.id, decision.application, stored)
+                    current.unplayed.add(application)
+            self._learn(current.id, application, stored)
 
-    def _update_judged(self, state: DriftState, judged: drift_statistics.JudgedQuery) -> None:
-        """Bet on a judged query, where the state has a stream for it."""
-        risk = state.streams.get(drift_statistics.RISK)
-        if isinstance(risk, RiskEProcess):
-            risk.update(judged.loss)
-        critical = state.streams.get(drift_statistics.CRITICAL_SCORE)
-        if isinstance(critical, UpwardMartingale):
-            critical.update(judged.critical_score, judged.tie, self._rng.random())
+    def settle(self, up_to: str) -> None:
+        """Let no decision up to a time wait for its label: it is about to be deleted.
+
+        Args:
+            up_to: UTC, ISO 8601.
+
+        Raises:
+            StoreError: The decisions must not be deleted.
+        """
+        with self._update_lock:
+            current = self._current
+            for name in () if current is None else current.applications:
+                with self._updating(current, name) as stored:
+                    self._replay(current, name, stored, up_to)
+                self._learn(current.id, name, stored)
+
+    def _replay(
+        self,
+        drift: _CalibrationDrift,
+        application: str,
+        stored: StoredDriftState,
+        up_to: str = "",
+    ) -> int:
+        """Bet again on the decisions that may still get labels; returns on how many.
+
+        Args:
+            drift: The calibration.
+            application: The application.
+            stored: Its drift state.
+            up_to: No decision up to this time may get one: UTC, ISO 8601.
+        """
+        if not stored.sequence.state.streams:
+            return 0
+        of_it = drift.monitored.by_application[application].calibration_ids, application
+        read = self._decision_store
+        too_late = max(
+            up_to,
+            (datetime.now(UTC) - DEADLINE).isoformat(timespec="microseconds"),
+            read.oldest_of_newest_in(stored.session, *of_it, MAX_OPEN),
+        )
+        while True:
+            after = stored.sequence.after
+            page = read.watched_in(stored.session, *of_it, after, MAX_OPEN)
+            settled = settled_count(page, too_late)
+            if settled:
+                stored.sequence = stored.sequence.settled(page[:settled])
+            if not settled or len(page) < MAX_OPEN:
+                break
+        waiting = page[settled:]
+        replayed = waiting[: replay_count(waiting)]
+        streams = dict(stored.state.streams)
+        for name, stream in stored.sequence.settled(replayed).state.streams.items():
+            # An alarm stays, whatever decisions are deleted meanwhile.
+            before = streams[name].wager.log_peak
+            stream.wager.log_peak = max(stream.wager.log_peak, before)
+            streams[name] = stream
+        stored.state = replace(stored.state, streams=streams)
+        return len(replayed)
 
     def flush(self) -> None:
         """Add the values that wait to the drift states. Raises :class:`StoreError`."""
@@ -266,7 +337,7 @@ class DriftMonitor:
         self._flushed_at = time.monotonic()
         for each in (self._previous, self._current):
             if each is not None:
-                for application in list(each.pending):
+                for application in {*each.pending, *each.unplayed}:
                     self._flush(each, application)
 
     def _flush(self, drift: _CalibrationDrift, application: str) -> StoredDriftState:
@@ -279,6 +350,9 @@ class DriftMonitor:
             # Before the commit: if its result is unknown, the values are not added again. Added
             # twice, they would not be exchangeable with the others.
             drift.pending.pop(application, None)
+            if application in drift.unplayed:
+                drift.unplayed.discard(application)
+                self._replay(drift, application, stored)
         self._learn(drift.id, application, stored)
         return stored
 

@@ -82,6 +82,11 @@ class CanaryWatch:
         if self._drift is not None:
             self._drift.flush()
 
+    def settle(self, up_to: str) -> None:
+        """As :meth:`DriftMonitor.settle`. Raises StoreError."""
+        if self._drift is not None:
+            self._drift.settle(up_to)
+
     def report(self, active: MonitoredCalibration) -> dict[str, Any] | None:
         """The canary, and what both calibrations have realised since it began; None without one.
 

@@ -37,7 +37,7 @@ JUDGED: Final = (CRITICAL_SCORE, RISK)
 STREAMS: Final = (*UNLABELLED, *JUDGED)
 
 RISK_SHARE: Final = 0.25  # of the false-alarm probability, where all streams are watched
-_NEVER_COVERED: Final = 1e300  # stands for an infinite critical score: streams take finite numbers
+NEVER_COVERED: Final = 1e300  # stands for an infinite critical score: streams take finite numbers
 
 
 Statistic = float | tuple[float, ...]  # of one query
@@ -47,9 +47,8 @@ Statistic = float | tuple[float, ...]  # of one query
 class JudgedQuery:
     """What a judged query of the shadow sample says about a calibration."""
 
-    loss: float  # at the calibration's own threshold
+    loss: float | None  # at the calibration's own threshold; None: the query does not count
     critical_score: float  # the smallest threshold that does not miss it, ties broken
-    tie: float  # the keyed draw of its query, in [0, 1)
 
 
 def new_drift_state(
@@ -151,9 +150,17 @@ def tie_draws(fingerprints: Sequence[bytes]) -> FloatArray:
     return smoothing_noise(SMOOTHING_SALT, fingerprints, (CRITICAL_SCORE,))[:, 0] / SMOOTHING_WIDTH
 
 
+def evict_draws(decision_ids: Sequence[bytes]) -> FloatArray:
+    """Uniform numbers in [0, 1) from the ids of decisions, shape (n,): what leaves a full bag.
+
+    A decision that bets again must not draw again, or the best of many draws would count.
+    """
+    return smoothing_noise(SMOOTHING_SALT, decision_ids, ("evict",))[:, 0] / SMOOTHING_WIDTH
+
+
 def _comparable(critical: FloatArray, ties: FloatArray) -> FloatArray:
     """Critical scores on a grid, since their last bits depend on the batch; then ties broken."""
-    return np.minimum(np.round(critical, 9) + SMOOTHING_WIDTH * ties, _NEVER_COVERED)
+    return np.minimum(np.round(critical, 9) + SMOOTHING_WIDTH * ties, NEVER_COVERED)
 
 
 def query_statistics(
@@ -202,9 +209,9 @@ def own_sets(calibration: Calibration, decisions: Sequence[DecisionRecord]) -> S
 def judged_query(
     calibration: Calibration, decision: DecisionRecord, correct: Mapping[str, bool]
 ) -> JudgedQuery | None:
-    """What the verdicts on a query say about the calibration; None if the query does not count.
+    """What the verdicts on a query say about the calibration.
 
-    None for graded qualities, too: a verdict of right or wrong is no quality.
+    None for graded qualities: a verdict of right or wrong is no quality.
 
     Args:
         calibration: The calibration.
@@ -215,7 +222,7 @@ def judged_query(
     if options.risk_target not in BINARY_TARGETS:
         return None
     if options.risk_target is RiskTarget.ANSWERABLE and not any(correct.values()):
-        return None
+        return JudgedQuery(loss=None, critical_score=NEVER_COVERED)
     sets = own_sets(calibration, [decision])
     right = np.array([[correct[name] for name in calibration.pool]])
     bounds = feedback_bounds(
@@ -229,11 +236,9 @@ def judged_query(
     critical = calibration.critical_scores_of(
         _scores([decision]), fingerprints, right, _neighbours(calibration, [decision])
     )
-    ties = tie_draws(fingerprints)
     return JudgedQuery(
         loss=bounds.lower,  # with every verdict known the range is a point
-        critical_score=float(_comparable(critical, ties)[0]),
-        tie=float(ties[0]),
+        critical_score=float(_comparable(critical, tie_draws(fingerprints))[0]),
     )
 
 

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from app.json_output import dump_json
+from app.monitoring.drift.sequence import JudgedSequence
 from app.store import Alarms, Store, now
 from app.store.engine import begin_writing, insert_into, notify
 from app.store.tables import WatchRow
@@ -29,11 +30,13 @@ class StoredDriftState:
         state: The tests.
         since: When they began; UTC, ISO 8601.
         session: The transaction.
+        sequence: The tests of judged decisions, up to the first that may still get a label.
     """
 
     state: DriftState
     since: str
     session: Session
+    sequence: JudgedSequence
 
 
 class DriftStore:
@@ -49,11 +52,11 @@ class DriftStore:
         """
         of_it = select(WatchRow).where(WatchRow.calibration_id == calibration_id)
         with self._store.transaction() as session:
-            states = [(row, _read(row)) for row in session.scalars(of_it)]
+            found = [(row, _read(row)) for row in session.scalars(of_it)]
             return {
-                row.application: Alarms(since=row.since, raised=tuple(state.raised))
-                for row, state in states
-                if state is not None
+                row.application: Alarms(since=row.since, raised=tuple(read[0].raised))
+                for row, read in found
+                if read is not None
             }
 
     @contextmanager
@@ -71,11 +74,15 @@ class DriftStore:
             begin_writing(session)
             key = (calibration_id, application)
             row = _locked(session, *key) or _insert(session, *key, new())
-            state = _read(row)
-            since = now() if state is None else row.since
-            stored = StoredDriftState(state=state or new(), since=since, session=session)
+            read = _read(row)
+            if read is None:
+                since, state = now(), new()
+                read = state, JudgedSequence.begin(state, since)
+            else:
+                since = row.since
+            stored = StoredDriftState(state=read[0], since=since, session=session, sequence=read[1])
             yield stored
-            columns = _columns(stored.state, stored.since)
+            columns = _columns(stored.state, stored.since, stored.sequence)
             if (row.since, row.raised) != (columns["since"], columns["raised"]):
                 notify(session)
             for name, value in columns.items():
@@ -92,7 +99,7 @@ def _insert(session: Session, calibration_id: str, application: str, state: Drif
     row = {
         "calibration_id": calibration_id,
         "application": application,
-        **_columns(state, now()),
+        **_columns(state, now(), JudgedSequence.begin(state)),
     }
     session.execute(insert_into(session, WatchRow).values(row).on_conflict_do_nothing())
     inserted = _locked(session, calibration_id, application)
@@ -100,17 +107,20 @@ def _insert(session: Session, calibration_id: str, application: str, state: Drif
     return inserted
 
 
-def _columns(state: DriftState, since: str) -> dict[str, str]:
+def _columns(state: DriftState, since: str, sequence: JudgedSequence) -> dict[str, str]:
+    document = state.to_state() | {"sequence": sequence.to_state()}
     return {
         "since": since,
-        "state": dump_json(state.to_state()).decode(),
+        "state": dump_json(document).decode(),
         "raised": dump_json(state.raised).decode(),
     }
 
 
-def _read(row: WatchRow) -> DriftState | None:
+def _read(row: WatchRow) -> tuple[DriftState, JudgedSequence] | None:
     try:
-        return DriftState.from_state(orjson.loads(row.state))
-    except (ValueError, InputError) as exc:
+        document = orjson.loads(row.state)
+        state = DriftState.from_state(document)
+        return state, JudgedSequence.from_state(document["sequence"])
+    except (KeyError, TypeError, ValueError, InputError) as exc:
         log.warning("the drift alarms of calibration %s begin again: %s", row.calibration_id, exc)
         return None

@@ -83,6 +83,8 @@ def _create_decisions() -> None:
         sa.Column("shadow", sa.Boolean(), nullable=False),
         sa.Column("judged", sa.Boolean(), nullable=False),
         sa.Column("loss", sa.Double()),
+        sa.Column("watched", sa.Boolean(), nullable=False),
+        sa.Column("critical_score", sa.Double()),
         sa.Column("document", sa.String(), nullable=False),
         sa.Column("neighbours", sa.LargeBinary()),
         sa.Column("fingerprint", sa.String(64)),
@@ -104,6 +106,13 @@ def _create_decisions() -> None:
         ]
     for name, columns in indices.items():
         op.create_index(name, "decisions", columns)
+    op.create_index(
+        "decisions_by_bet",
+        "decisions",
+        ["calibration_id", "application", "created_at", "id"],
+        sqlite_where=sa.text("watched = 1"),
+        postgresql_where=sa.text("watched"),
+    )
     op.create_table(
         "verdicts",
         _decision_id(),
