@@ -6,6 +6,7 @@ the start with a message that names the difference.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -38,6 +39,7 @@ from racer_core.types import checked_pool
 SCHEMA_VERSION: Final = 1
 FILES: Final = ("manifest.json", "router.safetensors")  # of an artifact's folder
 _PATTERN_SETTINGS: Final = ("neighbours", "prior", "temperature")
+_SALT_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,12 @@ class Artifact:
 
 def new_salt() -> str:
     """A random key for fingerprints, without which a guessed query cannot be confirmed."""
-    return secrets.token_hex(16)
+    return secrets.token_hex(_SALT_BYTES)
+
+
+def salt_of(content: bytes) -> str:
+    """A key that is the same for the same content, and unguessable without all of it."""
+    return hashlib.sha256(content).hexdigest()[: 2 * _SALT_BYTES]
 
 
 def save(artifact: Artifact, folder: Path) -> Artifact:

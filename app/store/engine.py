@@ -51,7 +51,7 @@ _POSTGRESQL: Final[dict[str, Any]] = {
     "tcp_user_timeout": 10_000,  # milliseconds
     "prepare_threshold": None,  # no statement is prepared
 }
-_LIMITS: Final = (  # of this transaction, in milliseconds
+LIMITS: Final = (  # of this transaction, in milliseconds
     "SELECT set_config('statement_timeout', '60000', true), "
     "set_config('lock_timeout', '5000', true)"
 )
@@ -281,7 +281,7 @@ def _sqlstate(error: object) -> str | None:
 
 
 def _limit_transaction(connection: Connection) -> None:
-    connection.exec_driver_sql(_LIMITS)
+    connection.exec_driver_sql(LIMITS)
 
 
 def _sqlite_pragmas(connection: Any, _: Any) -> None:

@@ -18,28 +18,20 @@ ClassArray = NDArray[np.int16]
 _TIE = 1e-12  # sums of floats that differ by less are the same vote
 
 
-def answer_classes(
-    answers: Sequence[Sequence[str | None]],
-    equality: Equality,
-    reasoning: ReasoningFilter = REASONING,
-) -> ClassArray:
-    """Number the distinct answers of each row; -1 where none can be read. Shape (n, K).
-
-    Args:
-        answers: The texts of each row, shape (n, K); None: no answer.
-        equality: When two answers are the same.
-        reasoning: Removes the reasoning from each text.
-    """
-    return _numbered([[_form(text, equality, reasoning) for text in given] for given in answers])
-
-
 def row_classes(
     rows: Iterable[LabelledRow],
     pool: Sequence[str],
     equality: Equality,
     reasoning: ReasoningFilter = REASONING,
 ) -> ClassArray:
-    """The same of labelled rows, in the order of the pool; tool calls vote as such."""
+    """Number the distinct answers of each row; -1 where none can be read. Shape (n, K).
+
+    Args:
+        rows: Rows with recorded answers; tool calls vote as such.
+        pool: The candidates, in the order of the columns.
+        equality: When two answers are the same.
+        reasoning: Removes the reasoning from each text.
+    """
     return _numbered([[_row_form(row, name, equality, reasoning) for name in pool] for row in rows])
 
 

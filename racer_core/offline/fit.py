@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from racer_core.encoder.base import Encoder, EncoderSpec
 from racer_core.errors import InputError
+from racer_core.offline.one_thread import one_thread
 from racer_core.offline.options import check_names, check_number
 from racer_core.offline.reporting import Progress, ReportingEncoder, silent
-from racer_core.offline.selection import NEIGHBOURS
+from racer_core.offline.selection import NEIGHBOURS, most_neighbours
 from racer_core.routers import registry
 from racer_core.routers.base import Router
 from racer_core.routers.checkpoint import Checkpoint
@@ -162,7 +163,7 @@ def fit_embedded(
     """Train KNN or an MLP on embedded rows; ``losses`` receives one value an epoch."""
     settings = checked_settings(choice)
     if choice.kind == KnnRouter.kind:
-        reach = max(NEIGHBOURS)
+        reach = min(max(NEIGHBOURS), most_neighbours(len(labels)))
         return KnnRouter.fit(embeddings, labels, reach=reach, seed=choice.seed, **settings)
     heard = [] if losses is None else losses
     return MlpRouter.fit(
@@ -215,8 +216,10 @@ def _fit_router_dc(
         progress=_listener("RouterDC", settings["steps"], losses, progress),
     )
     embeddings = ReportingEncoder(tuned.encoder, progress).encode(validation.texts).embeddings
+    with one_thread():
+        router = RouterDcRouter.fit(tuned.keys, embeddings, validation.labels)
     return TrainingResult(
-        router=RouterDcRouter.fit(tuned.keys, embeddings, validation.labels),
+        router=router,
         encoder=tuned.encoder,
         losses=losses,
         settings=settings,

@@ -122,13 +122,23 @@ def choose_tau(scores: FloatArray, labels: BoolArray, budget: float | None) -> f
     return choose_null_threshold(scores, labels, budget)
 
 
+def most_neighbours(rows: int) -> int:
+    """The largest J for this number of training rows: a quarter of them.
+
+    With all of them every query has the same weights, and ``cover`` is the fixed order.
+    """
+    return max(rows // 4, 1)
+
+
 def choose_patterns(model: PatternModel, rows: ScoredRows) -> PatternModel:
     """The number of neighbours, or the temperature, with the smallest sets at equal risk.
 
-    Returns the model unchanged if there are fewer than 50 answerable rows.
+    Fewer than 50 answerable rows choose nothing: the model stays, with no more neighbours than the
+    router returns.
     """
     if np.count_nonzero(any_column(rows.labels)) < MIN_ROWS:
-        return model
+        returned = model.neighbours if rows.neighbours is None else rows.neighbours.shape[1]
+        return replace(model, neighbours=min(model.neighbours, returned))
     offered = offered_patterns(model, rows.neighbours)
     return min(
         offered,

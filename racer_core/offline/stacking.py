@@ -19,6 +19,7 @@ from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import EncoderOutput, EncoderSpec
 from racer_core.errors import InputError
+from racer_core.offline.one_thread import one_thread
 from racer_core.offline.protocol import Rows
 from racer_core.offline.selection import ScoredRows
 from racer_core.routers.base import Batch, Router, on_grid
@@ -104,7 +105,8 @@ def fit_stacked(rows: ScoredRows, classes: ClassArray) -> StackedVote | None:
         logits=np.concatenate([clipped_logit(rows.scores)[keep] for keep in contested]),
     )
     # Each mask repeats the same rows, so the penalty grows with the number of masks.
-    weights = maximise_likelihood(votes, ridge_penalty(len(rows.pool), RIDGE * len(masks)))
+    with one_thread():
+        weights = maximise_likelihood(votes, ridge_penalty(len(rows.pool), RIDGE * len(masks)))
     return StackedVote(rows.pool, *np.split(weights, 2))
 
 

@@ -28,7 +28,15 @@ from racer_core.encoder.onnx import DTYPE as INT8
 from racer_core.encoder.onnx import OnnxEncoder, export
 from racer_core.encoder.word_vectors import WordVectorEncoder, has_word_vectors
 from racer_core.errors import ArtifactError, RowsError
-from racer_core.offline.fit import RouterChoice, Rows, TrainingResult, fit, fit_embedded
+from racer_core.offline.fit import (
+    RouterChoice,
+    Rows,
+    TrainingResult,
+    digest,
+    fit,
+    fit_embedded,
+)
+from racer_core.offline.one_thread import one_thread
 from racer_core.offline.reporting import Progress, RememberingEncoder, ReportingEncoder, silent
 from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.offline.stacking import CROSS_FITTED, stack
@@ -155,8 +163,10 @@ def train(
 ) -> Artifact:
     """Train, choose tau and the weights of the patterns on the validation rows, and save.
 
-    Rows without a label are left out, of a gateway's sample after their decision is noted. Weights
-    of a sample's rates are not used: the router needs no rows like the traffic.
+    The same rows, seed and encoder give the same files, in every process and with any number of
+    threads; RouterDC on a CPU only with the same number. Rows without a label are left out, of a
+    gateway's sample after their decision is noted. Weights of a sample's rates are not used: the
+    router needs no rows like the traffic.
 
     Args:
         rows: Training rows; their queries may not be used for calibration.
@@ -199,7 +209,7 @@ def train(
                 "divide the sample by `racer split`"
             ],
         )
-    salt = artifacts.new_salt()
+    salt = _salt(seed, pool, rows, validation)
     training_prints = {fingerprint(salt, query) for query in rows.queries}
     validation_prints = tuple(fingerprint(salt, query) for query in validation.queries)
     shared = sum(each in training_prints for each in validation_prints)
@@ -233,6 +243,9 @@ def train(
     patterns = choose_patterns(PatternModel.of(labels), held_out)
     if isinstance(router, KnnRouter):
         router = router.reaching(patterns.neighbours)
+    embeddings = fitted.encoder.encode(rows.queries).embeddings
+    with one_thread():
+        components = principal_components(embeddings)
     artifact = Artifact(
         candidates=specs,
         encoder=fitted.encoder.spec,
@@ -245,7 +258,7 @@ def train(
         validation_fingerprints=frozenset(held_out.fingerprints),
         sample_fingerprints=frozenset(fingerprint(salt, each) for each in units[0] | units[1]),
         longest_text=max(map(len, [*rows.queries, *validation.queries])),
-        components=principal_components(fitted.encoder.encode(rows.queries).embeddings),
+        components=components,
     )
     if output.similarity is not None:
         artifact = replace(artifact, validation_copies=count_near_copies(output.similarity))
@@ -265,6 +278,18 @@ def checked_rows(rows: LabelledRows, pool: Sequence[str], source: str) -> Labell
     found = with_labels(rows, source)
     check_queries(found, source)
     return found
+
+
+def _salt(seed: int, pool: Sequence[str], *parts: LabelledRows) -> str:
+    """A salt that only those know who have all rows with their labels and answers, and the seed.
+
+    The salt breaks ties among validation rows, so a random one would change what they choose.
+    """
+    found = [str(seed), *pool]
+    for rows in parts:
+        found.append(digest(Rows.of(rows, pool)))
+        found += [repr(sorted(row.answers.items())) for row in rows.rows]
+    return artifacts.salt_of("\n".join(found).encode())
 
 
 def _stacked(

@@ -1,7 +1,7 @@
 """KNN router: the share of the nearest training queries that a candidate answered right.
 
 Paper, Sec. 5.1, App. B: cosine similarity, k = 40. For ``cover`` it also returns the correctness
-patterns of a larger number of neighbours.
+patterns of another number of neighbours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KnnRouter:
 
     Attributes:
         k: Number of neighbours in the scores.
-        reach: Number of neighbours whose patterns are returned, >= k.
+        reach: Number of neighbours whose patterns are returned.
     """
 
     kind: ClassVar[str] = "knn"
@@ -55,22 +55,24 @@ class KnnRouter:
     ) -> Self:
         """Index the training rows; ``k`` and ``reach`` are lowered to their number.
 
-        From ``exact_below`` rows on the search is approximate, built for up to ``reach``
-        neighbours with the random numbers of ``seed``.
+        From ``exact_below`` rows on the search is approximate, built for as many neighbours with
+        the random numbers of ``seed``.
         """
         if not len(embeddings):
             raise InputError("no training rows")
         count = len(embeddings)
-        k, reach = min(k, count), min(max(k, reach), count)
+        k, reach = min(k, count), min(reach, count)
         exact = count < exact_below
         index: Neighbours = (
-            exact_search(embeddings) if exact else build_inverted_file(embeddings, reach, seed)
+            exact_search(embeddings)
+            if exact
+            else build_inverted_file(embeddings, max(k, reach), seed)
         )
         return cls(index, labels, k, reach)
 
     def reaching(self, reach: int) -> Self:
         """The same index, returning the patterns of another number of neighbours."""
-        return replace(self, reach=min(max(self.k, reach), len(self.labels)))
+        return replace(self, reach=min(reach, len(self.labels)))
 
     @property
     def columns(self) -> int:
@@ -88,9 +90,9 @@ class KnnRouter:
         similarity = np.empty(len(queries))
         for start in range(0, len(queries), _CHUNK):
             part = slice(start, start + _CHUNK)
-            nearest = self.index.nearest(queries[part], self.reach)
+            nearest = self.index.nearest(queries[part], max(self.k, self.reach))
             scores[part] = self.labels[nearest[:, : self.k]].mean(axis=1)
-            patterns[part] = self._patterns[nearest]
+            patterns[part] = self._patterns[nearest[:, : self.reach]]
             similarity[part] = self.index.similarity(queries[part], nearest[:, 0])
         return RouterOutput(scores, patterns, similarity)
 
@@ -115,7 +117,8 @@ class KnnRouter:
         k, reach = settings["k"], settings["reach"]
         if labels.ndim != 2 or len(index) != len(labels):
             raise InputError(f"{len(index)} embeddings and labels {labels.shape} do not fit")
-        if not (isinstance(k, int) and isinstance(reach, int) and 1 <= k <= reach <= len(labels)):
+        counts = (k, reach)
+        if not all(isinstance(each, int) and 1 <= each <= len(labels) for each in counts):
             raise InputError(f"k is {k!r} and reach {reach!r}, with {len(labels)} training rows")
         return cls(index, labels.astype(bool), k, reach)
 

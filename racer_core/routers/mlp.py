@@ -6,7 +6,8 @@ Trained with torch (256 hidden units, binary cross-entropy with logits, batch 32
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -51,9 +52,9 @@ class MlpRouter:
     ) -> Self:
         """Train on rows (n, D) with labels (n, K).
 
-        The same seed gives the same weights on a CPU, interrupted or not: a step of the
-        ``checkpoint`` is an epoch. ``progress`` is called with the number and mean loss of each
-        epoch, those of an earlier run included.
+        The same seed gives the same weights, interrupted or not, as all sums are those of one
+        thread on a CPU: a step of the ``checkpoint`` is an epoch. ``progress`` is called with the
+        number and mean loss of each epoch, those of an earlier run included.
 
         Raises:
             InputError: No rows.
@@ -78,20 +79,21 @@ class MlpRouter:
         for epoch, loss in enumerate(losses):
             torch.randperm(len(x), generator=generator)  # advances the generator past this epoch
             progress(epoch + 1, loss)
-        for epoch in range(len(losses), epochs):
-            total = 0.0
-            order = torch.randperm(len(x), generator=generator)
-            for start in range(0, len(x), batch):
-                rows = order[start : start + batch]
-                optimiser.zero_grad()
-                loss = nn.functional.binary_cross_entropy_with_logits(model(x[rows]), y[rows])
-                loss.backward()  # pyright: ignore[reportUnknownMemberType]
-                optimiser.step()  # pyright: ignore[reportUnknownMemberType]
-                total += float(loss.detach()) * len(rows)
-            losses.append(total / len(x))
-            if checkpoint and checkpoint.due(epoch + 1, epochs):
-                checkpoint.save(model, optimiser, losses)
-            progress(epoch + 1, losses[-1])
+        with _one_thread():
+            for epoch in range(len(losses), epochs):
+                total = 0.0
+                order = torch.randperm(len(x), generator=generator)
+                for start in range(0, len(x), batch):
+                    rows = order[start : start + batch]
+                    optimiser.zero_grad()
+                    loss = nn.functional.binary_cross_entropy_with_logits(model(x[rows]), y[rows])
+                    loss.backward()  # pyright: ignore[reportUnknownMemberType]
+                    optimiser.step()  # pyright: ignore[reportUnknownMemberType]
+                    total += float(loss.detach()) * len(rows)
+                losses.append(total / len(x))
+                if checkpoint and checkpoint.due(epoch + 1, epochs):
+                    checkpoint.save(model, optimiser, losses)
+                progress(epoch + 1, losses[-1])
         weights = (first.weight, first.bias, second.weight, second.bias)
         return cls(*(tensor.detach().numpy().copy() for tensor in weights))
 
@@ -126,3 +128,16 @@ class MlpRouter:
         ):
             raise InputError(f"the weights {shapes} do not fit")
         return cls(hidden, hidden_bias, output, output_bias)
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    """Torch computes in one thread: the last bits of a sum depend on how many share it."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -85,6 +85,7 @@ class Operator:
     store: Store
     active: ActiveCalibration
     sync: CalibrationSync
+    metrics: Metrics
     rng: np.random.Generator
     setup: str
     names = count()
@@ -155,6 +156,7 @@ class World:
                     store=store,
                     active=active,
                     sync=sync,
+                    metrics=metrics,
                     rng=np.random.default_rng(seed),
                     setup=setup,
                 )
@@ -396,8 +398,7 @@ def test_a_large_shift_says_both_figures_and_how_to_go_back(
             assert shown(operator) == 0.0
 
     def shown(operator: Operator) -> float:
-        registry = operator.active._metrics.registry  # pyright: ignore[reportPrivateUsage]
-        return registry.get_sample_value("racer_calibration_shift") or 0.0
+        return operator.metrics.registry.get_sample_value("racer_calibration_shift") or 0.0
 
     asyncio.run(run())
 

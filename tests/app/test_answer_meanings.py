@@ -17,7 +17,7 @@ from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.verification import verify_sequence
 from app.routing.conditions import ConditionReader
 from app.routing.rounds_plan import RoundsTerms, fitted
-from app.same_answer import calibrator as answer_calibrator
+from app.same_answer import calibrator
 from app.same_answer.calibrations import answer_setup
 from app.settings import Settings
 from app.store import Store
@@ -290,7 +290,7 @@ def test_it_calibrates_itself_as_labels_arrive(
     serve: Serve, talking: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then it says how many rows lack labels; some that still lack them do no harm."""
-    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.1)
+    monkeypatch.setattr(calibrator, "EVERY_S", 0.1)
     section = {"alpha": 0.3, "reference": "answerable", "label_wait_s": 0}
     section |= {"calibrate": "from_traffic"}
     watching = {"shadow_rate": 1.0, "false_alarm": None}

@@ -184,7 +184,13 @@ def test_it_says_how_late_an_alarm_is(
     read, _ = settings.load(config, {}, serves=False)
     evidence = {"alpha": 0.1, "risk_q95": bound, "n": 160, "rows": 200}
     active = Summary(
-        id="cal-1", created_at="", active=True, artifact="a", options={}, evidence=evidence
+        id="cal-1",
+        created_at="",
+        active=True,
+        chosen=False,
+        artifact="a",
+        options={},
+        evidence=evidence,
     )
     found = StoreInspection(active=active, requests_a_week=requests, judged_a_week=judged)
     finding = run.check_alarms(read, found)
@@ -516,7 +522,13 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
         reported = {"n": n, "delta": None, **evidence}
         created = (now - age).isoformat(timespec="microseconds")
         active = Summary(
-            id="c1", created_at=created, active=True, artifact="a", options={}, evidence=reported
+            id="c1",
+            created_at=created,
+            active=True,
+            chosen=False,
+            artifact="a",
+            options={},
+            evidence=reported,
         )
         return StoreInspection(version=schema.HEAD, active=active)
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.access.api_keys import Caller
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.drift import risk as risk_report
-from app.monitoring.drift import statistics as drift_statistics
+from app.monitoring.drift import statistics
 from app.monitoring.drift.populations import MonitoredCalibration
 from app.monitoring.drift.statistics import JUDGED, STREAMS, UNLABELLED
 from app.monitoring.monitor import Monitor
@@ -430,7 +430,7 @@ def test_rows_with_a_judges_verdicts_are_tested_against_alpha() -> None:
     assert math.isfinite(rows.lambda_hat())
     (population,) = MonitoredCalibration.of(record).by_application.values()
     assert risk_report.bound(population) == 0.2
-    state = drift_statistics.new_drift_state(population.calibration, 0.01, rng)
+    state = statistics.new_drift_state(population.calibration, 0.01, rng)
     assert {*state.streams} == {*UNLABELLED, "risk"}
     assert sum(each.false_alarm for each in state.streams.values()) == pytest.approx(0.01)
     risk = state.streams["risk"]

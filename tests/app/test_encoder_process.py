@@ -19,8 +19,15 @@ import numpy as np
 import pytest
 
 from app.errors import Overloaded, SettingsError, TooLarge
-from app.routing import encoder_process as encoder_module
-from app.routing.encoder_process import EncoderClient, EncoderServer, listening, packed, receive
+from app.routing import encoder_process
+from app.routing.encoder_process import (
+    EncoderClient,
+    EncoderServer,
+    Frame,
+    listening,
+    packed,
+    receive,
+)
 from app.routing.encoder_worker import EncoderWorker
 from app.telemetry.metrics import Metrics
 from racer_core.encoder.base import EncoderOutput
@@ -190,7 +197,7 @@ async def test_frames_are_bounded_and_hold_numbers_alone(
 ) -> None:
     """NaN arrives; objects, which would be unpickled, and oversize frames do not."""
 
-    async def received(sent: bytes) -> encoder_process.Frame:
+    async def received(sent: bytes) -> Frame:
         reader = asyncio.StreamReader()
         reader.feed_data(sent)
         return await receive(reader)
@@ -207,7 +214,7 @@ async def test_frames_are_bounded_and_hold_numbers_alone(
         np.testing.assert_array_equal(got.arrays[name], each)
     with pytest.raises(ValueError, match="is not sent"):
         await received(packed({}, {"a": np.array([None])}))
-    monkeypatch.setattr(encoder_module, "LARGEST", 64)
+    monkeypatch.setattr(encoder_process, "LARGEST", 64)
     with pytest.raises(TooLarge):
         packed({"texts": ["x" * 64]})
     with pytest.raises(TooLarge):
@@ -218,7 +225,7 @@ async def test_frames_are_bounded_and_hold_numbers_alone(
 
 
 @contextmanager
-def encoder_process(config: Path, path: Path) -> Generator[subprocess.Popen[str]]:
+def serving(config: Path, path: Path) -> Generator[subprocess.Popen[str]]:
     """``racer encoder``, once it listens."""
     command = [sys.executable, "-m", "app", "encoder", "--config", str(config)]
     environment = os.environ | ENVIRONMENT
@@ -240,7 +247,7 @@ def test_gateways_outlive_the_process(
     config = configure(tmp_path / "process", artifact, pool.url, encoder={"socket": str(path)})
     options = {"encoder": {"socket": str(path)}, "limits": {"decisions_kept": 0}}
     alone = serve()
-    with encoder_process(config, path) as process:
+    with serving(config, path) as process:
         gateways = [serve(**options) for _ in range(2)]
         for gateway in (alone, gateways[0]):
             gateway.calibrate(80)
@@ -254,7 +261,7 @@ def test_gateways_outlive_the_process(
         assert sorted(failed["selected"]) == sorted(POOL)
         assert failed["certificate"]["reasons"] == ["router_failed_whole_pool"]
         assert path.is_socket()  # left behind
-    with encoder_process(config, path) as process:
+    with serving(config, path) as process:
         for gateway in gateways:
             wait_until(lambda at=gateway: at.route(ONE)["selected"] == ["adder"], 60)
         process.send_signal(signal.SIGTERM)

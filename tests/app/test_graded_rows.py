@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.monitoring.drift import statistics as drift_statistics
+from app.monitoring.drift import statistics
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
 from racer_core.racer import Racer
@@ -164,15 +164,15 @@ def test_no_alarm_tests_a_law_that_does_not_hold(
     target = {"risk_target": RiskTarget.QUALITY} if options else {"max_weight": 3.0}
     rows = ROWS if options else weighted(ROWS)
     state, plain = (
-        drift_statistics.new_drift_state(each, 0.01, np.random.default_rng(0))
+        statistics.new_drift_state(each, 0.01, np.random.default_rng(0))
         for each in (
             core(noisy_artifact, rows, alpha=0.2, **target),
             core(noisy_artifact, noisy(20_000, 150), alpha=0.2),
         )
     )
     # Weights declare that queries differ from the rows, so only the sizes of their sets remain.
-    by_rows = () if options else set(drift_statistics.UNLABELLED) - {drift_statistics.SET_SIZE}
-    assert set(plain.streams) - set(state.streams) == {*drift_statistics.JUDGED, *by_rows}
+    by_rows = () if options else set(statistics.UNLABELLED) - {statistics.SET_SIZE}
+    assert set(plain.streams) - set(state.streams) == {*statistics.JUDGED, *by_rows}
 
 
 def test_verdicts_say_nothing_about_quality(gateway: Gateway) -> None:

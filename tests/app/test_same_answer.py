@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from app import settings
-from app.same_answer import calibrator as answer_calibrator
+from app.same_answer import calibrator
 from app.same_answer import rows as answer_rows
 from app.same_answer.calibration import UNPRICED
 from racer_core.aggregation.vote import Method, aggregate
@@ -147,7 +147,7 @@ def test_answers_that_are_never_equal_are_refused(
     serve: Serve, talking: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says so, by itself and where it is told to; the fallback goes on serving."""
-    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.2)
+    monkeypatch.setattr(calibrator, "EVERY_S", 0.2)
     talking.answer = lambda body: f"{body['model']} says {body['messages'][-1]['content']}"
     section = {"alpha": 0.1, "calibrate": "from_traffic"}
     gateway = serve(**configured(talking, same_answer=section, watching={"shadow_rate": 1.0}))
@@ -249,7 +249,7 @@ def test_traffic_that_changes_is_noticed_without_labels(
     Void `stale` from the alarm until the calibration on requests after it. All answers differ, so
     the alarm comes for certain, long before the number that is stated for half of them.
     """
-    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.1)
+    monkeypatch.setattr(calibrator, "EVERY_S", 0.1)
     talking.answer = sure_ada
     section = {"alpha": 0.1, "calibrate": "from_traffic"}
     watching = WATCHING | {"false_alarm": 0.1}
@@ -342,7 +342,7 @@ def agreeing(pool: FakePool) -> Iterator[FakePool]:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a gateway does every minute."""
-    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.1)
+    monkeypatch.setattr(calibrator, "EVERY_S", 0.1)
 
 
 def alone_ada(body: dict[str, Any]) -> str:

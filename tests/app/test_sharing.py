@@ -304,7 +304,7 @@ def test_waiting_verdicts_do_not_delay_an_activation(
     One has the turn to change the watch of losses meanwhile, and it is not waited for either. All
     wait as long as the lock is held: the limit of a wait does not let the activation pass.
     """
-    monkeypatch.setattr(engine, "_LIMITS", engine._LIMITS.replace("'5000'", "'600000'"))
+    monkeypatch.setattr(engine, "LIMITS", engine.LIMITS.replace("'5000'", "'600000'"))
     gateways = [start(watching={"false_alarm": 0.01, "shadow_rate": 1.0}) for _ in range(2)]
     first = gateways[0].active()
     second = calibrated(gateways[0], 1)["id"]

@@ -116,7 +116,7 @@ DAMAGE = {
     "k is negative": put("router", "k", -1),
     "k is above the number of rows": put("router", "k", 301),
     "reach is a text": put("router", "reach", "far"),
-    "reach is below k": put("router", "reach", 39),
+    "reach is 0": put("router", "reach", 0),
     "reach is above the number of rows": put("router", "reach", 301),
     "no reach": lambda manifest: manifest["router"].pop("reach"),
     "no patterns": drop("patterns"),

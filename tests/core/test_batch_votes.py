@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.aggregation.answers import Equality, normalise
-from racer_core.aggregation.batch import agreement, answer_classes
+from racer_core.aggregation.batch import agreement
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, Weight, aggregate
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.types import CandidateAnswer
+from tests.kit.answers import answer_classes
 
 METHODS = (Method.MAJORITY, Method.WEIGHTED, Method.LOG_ODDS)
 # Eighths tie and are exact; millionths are the grid that scores are rounded to.

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import answer_classes, row_classes
+from racer_core.aggregation.batch import row_classes
 from racer_core.aggregation.reasoning import MARKERS, AnswerReader, ReasoningFilter
 from racer_core.types import LabelledRow
+from tests.kit.answers import answer_classes
 
 HARMONY = (("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),)
 

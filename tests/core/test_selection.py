@@ -125,8 +125,10 @@ def test_few_rows_choose_nothing():
     """With 49 answerable rows the defaults stay, for any number of other rows."""
     few, enough = answerable_rows(MIN_ROWS - 1), answerable_rows(MIN_ROWS)
     odd = replace(WORLD.patterns, neighbours=3)
-    assert choose_patterns(odd, few) is odd
+    assert choose_patterns(odd, few).neighbours == 3
     assert choose_patterns(odd, enough).neighbours == 12
+    wide = replace(WORLD.patterns, neighbours=200)
+    assert choose_patterns(wide, few).neighbours == 12  # no more than there are
 
 
 def test_levels_with_too_few_rows_for_the_test_keep_the_fixed_order():
@@ -227,3 +229,16 @@ def test_training_chooses_on_validation_rows_and_remembers(tmp_path):
     )
     assert scored.neighbours is None
     assert choose_patterns(expected, known).temperature == artifact.patterns.temperature
+
+
+@pytest.mark.parametrize("held_out", [30, 160])
+@pytest.mark.parametrize("count", [24, 120, 240])
+def test_few_training_rows_leave_the_order_to_the_query(count, held_out, tmp_path):
+    """J is at most a quarter of them: all of them weigh every query alike, as the fixed order."""
+    rows, validation = synthetic_rows(count, seed=43), synthetic_rows(held_out, seed=44)
+    artifact = train(rows, validation, tmp_path, encoder=CharNgramEncoder(), kind="knn")
+    assert artifact.patterns.neighbours == count // 4
+    scored = Racer.load(tmp_path).score(validation.queries)
+    assert scored.neighbours.shape == (held_out, count // 4)
+    weights = artifact.patterns.weights(scored.scores, scored.neighbours)
+    assert len(np.unique(weights, axis=0)) > 2

@@ -16,6 +16,7 @@ from racer_core.calibration.shadow import (
     RIGHT,
     UNKNOWN,
     WRONG,
+    drawn_turns,
     estimate_risk,
     feedback_bounds,
     hajek,
@@ -283,12 +284,13 @@ LONG = 15  # later turns of a long conversation
 RATE = 1 / 16
 
 
-def test_every_turn_is_drawn_at_its_rate() -> None:
-    """Whatever its number, and however many there are. False alarm below 1e-6."""
+def test_each_of_the_first_turns_is_drawn_at_its_rate() -> None:
+    """Of 1 / 0.15 turns the first four are, and later ones never. False alarm below 1e-6."""
     low, high = stats.binom.interval(1.0 - 1e-7, 2_000, 0.15)
-    for turn in (0, 1, 2, 7, 300, 2**60):
+    assert drawn_turns(0.15) == 4
+    for turn in (0, 1, 2, 3, 4, 300, 2**60):
         drawn = sum(is_sampled(TURN_KEY, b"c%d" % each, 0.15, turn) for each in range(2_000))
-        assert low <= drawn <= high
+        assert (low <= drawn <= high) if turn < 4 else drawn == 0
 
 
 @pytest.mark.parametrize("turns", [1, 2, 8, 32])

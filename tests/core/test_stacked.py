@@ -7,7 +7,7 @@ import pytest
 
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import agreement, answer_classes
+from racer_core.aggregation.batch import agreement
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method
 from racer_core.calibration.options import CalibrationOptions
@@ -22,6 +22,7 @@ from racer_core.offline.train import train
 from racer_core.offline.votes import Votes
 from racer_core.routers.base import Batch
 from racer_core.types import RiskTarget, Score
+from tests.kit.answers import answer_classes
 from tests.kit.synthetic import POOL, synthetic_rows
 
 STRONG = (0.9, 0.35, 0.35, 0.35, 0.35)

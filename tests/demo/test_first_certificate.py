@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.same_answer import calibrator as answer_calibrator
+from app.same_answer import calibrator
 from tests.kit.gateway import ENVIRONMENT, Gateway, running
 from tests.kit.zero_setup import (
     ask,
@@ -29,7 +29,7 @@ FALSE_ALARM = 1e-6
 @pytest.fixture
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     """A gateway with the demo's five candidates; it draws every request."""
-    monkeypatch.setattr(answer_calibrator, "EVERY_S", 0.5)
+    monkeypatch.setattr(calibrator, "EVERY_S", 0.5)
     given = {
         "same_answer": {"alpha": ALPHA, "calibrate": "from_traffic"},
         "watching": {"shadow_rate": 1.0},

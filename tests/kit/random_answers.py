@@ -8,10 +8,10 @@ import numpy as np
 
 from app.calibrations.columns import RowColumns, Texts
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import answer_classes
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.types import RiskTarget, RowsKind
+from tests.kit.answers import answer_classes
 from tests.kit.gateway import POOL
 
 PRICES = (4.0, 1.0, 0.5)

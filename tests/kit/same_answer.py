@@ -14,8 +14,8 @@ from app.same_answer.calibrations import answer_setup
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import answer_classes
 from racer_core.sequential.answer_classes import AnswerClasses
+from tests.kit.answers import answer_classes
 from tests.kit.gateway import ADMIN_KEY, Gateway
 from tests.kit.lazy import LazyModule
 from tests.kit.monitored import sampled

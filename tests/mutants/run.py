@@ -3,9 +3,9 @@
 ``make mutants`` collects which tests execute which lines (``contexts.py``) and runs this script. It
 applies one mutant after the other to a copy of the tree and runs the tests that execute the mutated
 lines, then the others of their files. The first one that fails kills the mutant, if the same tests
-pass without it. The column ``before`` is of the suite that the list was made
-with, ``after`` of the present one: a mutant that lives now is an error, and so is one without an
-answer after a run of all.
+pass without it. The column ``before`` is of the suite that the list was made with, ``after`` of the
+present one: a mutant that lives now is an error, and so is one without an answer after a run of
+all.
 """
 
 import json

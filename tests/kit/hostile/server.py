@@ -1,15 +1,15 @@
 """Server with a mode per model that breaks on purpose.
 
-``python -m tests.kit.hostile.server`` runs it as a process of its own, on raw sockets. It
-writes one line of JSON with its addresses, and ends when its standard input does. Every model is
-healthy until a plan says otherwise::
+``python -m tests.kit.hostile.server`` runs it as a process of its own, on raw sockets. It writes
+one line of JSON with its addresses, and ends when its standard input does. Every model is healthy
+until a plan says otherwise::
 
     PUT /_plan {"cell": "", "modes": {"adder": "status:429:7"}}
     GET /_log?cell=      what it was asked, how each call ended, and what the trap saw
 
 A mode may have an argument after a colon; with ``first then second`` later calls see the second,
-as a retry does. Requests can be told apart by cell: the field ``user`` of
-a request names its cell, which has a plan and a log of its own; without one the cell is empty.
+as a retry does. Requests can be told apart by cell: the field ``user`` of a request names its cell,
+which has a plan and a log of its own; without one the cell is empty.
 """
 
 from __future__ import annotations

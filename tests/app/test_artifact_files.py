@@ -22,7 +22,7 @@ import pytest
 
 from app import settings
 from app.errors import SettingsError
-from app.routing import artifact_files as artifact_archive
+from app.routing import artifact_files
 from app.routing.artifact_files import download, fetch, unpack
 from app.settings.remote_artifact import RemoteArtifact
 from racer_core import artifacts
@@ -265,7 +265,7 @@ def test_a_server_that_falls_silent_is_left(
     configured: Callable[[str], settings.Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Red when a start waits for ever."""
-    monkeypatch.setattr(artifact_archive, "SILENCE_S", 0.2)
+    monkeypatch.setattr(artifact_files, "SILENCE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/artifact.tar#sha256={DIGEST}"
         with pytest.raises(ArtifactError, match="did not answer in time"):
@@ -318,7 +318,7 @@ def test_what_a_killed_start_left_is_removed(
     for folder in (old, young):
         folder.mkdir(parents=True)
         (folder / "archive").write_bytes(b"half")
-    day_ago = time.time() - artifact_archive.STALE_S - 1
+    day_ago = time.time() - artifact_files.STALE_S - 1
     os.utime(old, (day_ago, day_ago))
     fetch(found)
     assert not old.exists()
@@ -352,7 +352,7 @@ def test_nothing_but_files_and_folders_inside_is_unpacked(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was packed before it is in the folder; nothing is anywhere else."""
-    monkeypatch.setattr(artifact_archive, "MAX_FILES", 5)
+    monkeypatch.setattr(artifact_files, "MAX_FILES", 5)
     changes, message = REFUSED[kind]
 
     def add(archive: tarfile.TarFile) -> None:
