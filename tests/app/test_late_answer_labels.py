@@ -41,6 +41,10 @@ SERVED = replace(
 )
 
 
+def _shows_nothing(application: str, **_: object) -> None:
+    """No metrics."""
+
+
 class Labelled:
     """A gateway's calibrator whose applications have labelled samples.
 
@@ -73,7 +77,7 @@ class Labelled:
             store,
             key=b"key",
             setup=SETUP,
-            show=lambda *_, **__: None,
+            show=_shows_nothing,
             typical_usage=TypicalUsage(),
         )
 
