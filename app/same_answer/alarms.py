@@ -32,6 +32,7 @@ class AnswerWatch:
     Attributes:
         sampled: How many there were.
         differing: On how many of them the answer would have differed, or could not be compared.
+        unlabelled: How many of them lacked a label in time, and bet as if their loss were 0.
         evidence: The largest capital of the bets so far.
         alarms_at: The capital at which the alarm is raised; None: none is raised.
         alarm_within: The number of further sampled requests after which the alarm is raised with a
@@ -41,6 +42,7 @@ class AnswerWatch:
 
     sampled: int = 0
     differing: int = 0
+    unlabelled: int = 0
     evidence: float = 1.0
     alarms_at: float | None = None
     alarm_within: int | None = None
@@ -97,14 +99,20 @@ class AnswerBets:
         return self._test and self._test.alarm_within(HALF)
 
     def add(self, rows: AnswerRows) -> None:
-        """Let further requests bet, oldest first; one without all answers counts as different."""
+        """Let further requests bet, oldest first.
+
+        One without all answers counts as different, one without its labels as not different.
+        """
         calibration, found = self._plan.calibration, self.found
         losses = [False] * len(rows.rows)
         if self._can_differ:
             whole = rows.classes(calibration.policy.pool, 0, None)
             stops = calibration.stops(whole, self._plan.threshold) if len(whole) else None
             differs = iter([] if stops is None else stops.differs.tolist())
-            losses = [row.classes is None or bool(next(differs)) for row in rows.rows]
+            losses = [
+                not row.lacks_labels and (row.classes is None or bool(next(differs)))
+                for row in rows.rows
+            ]
         evidence, alarm_at = found.evidence, found.alarm_at
         for row, loss in zip(rows.rows, losses, strict=True):
             if self._test is not None:
@@ -117,6 +125,7 @@ class AnswerBets:
             found,
             sampled=found.sampled + len(losses),
             differing=found.differing + sum(losses),
+            unlabelled=found.unlabelled + sum(row.lacks_labels for row in rows.rows),
             evidence=evidence,
             alarm_within=self._alarm_within,
             alarm_at=alarm_at,

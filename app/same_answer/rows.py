@@ -13,8 +13,14 @@ labels, and are not read.
 
 Labels come later than answers, sooner on some requests than on others. If rows ended where labels
 end, their end would depend on the labels. So rows end a fixed time ago (``label_waits``), which no
-label chooses; what has no label then is lost. A bet is made once, then; a calibration sees labels
-that came later, too, so late labels can raise a false alarm, and never a false certificate.
+label chooses. A calibration loses what has no label when it is made.
+
+A bet is made once, with the labels that came within the wait, by their times: whenever, and by
+whichever gateway, it is computed. A request without them bets as one whose loss is 0, whatever its
+label would be. That is the least of what its bet can be worth, so that late labels raise no false
+alarm, by whatever rule they are late that looks at the request and those before it. To count it as
+lost would bet the share of late labels against a bound without it; to make no bet would leave the
+requests whose labels come sooner, which may be those with losses.
 """
 
 from __future__ import annotations
@@ -55,6 +61,7 @@ class AnswerRow:
             candidates answered, or a label that rows need is missing.
         verdicts: Candidate -> the checker's verdict; empty where there is no checker.
         labels: Candidate -> whether its answer is right; empty where rows need no labels.
+        lacks_labels: All candidates answered, and a label that rows need is missing.
         equal: Candidate -> the candidates before it with an equal answer; empty where answers are
             not compared two by two.
     """
@@ -64,6 +71,7 @@ class AnswerRow:
     classes: Mapping[str, int | None] | None
     verdicts: Mapping[str, int]
     labels: Mapping[str, bool]
+    lacks_labels: bool
     equal: Mapping[str, Sequence[str]]
 
 
@@ -153,7 +161,7 @@ class AnswerSample:
             application: The application; empty where none is configured.
             since: Only requests after that, the newest ones.
             after: Only requests after that, the oldest ones, at whatever rate they were drawn: each
-                is looked at once.
+                bets once, by the labels that came in time.
             until: Only requests until then.
 
         Raises:
@@ -178,8 +186,10 @@ class AnswerSample:
         with self.store.transaction() as session:
             stored = session.execute(statement).all()
         times = [each[1] for each in stored]
-        is_labelled = application in self.label_waits
-        labels = _labels(self.store, application, times) if is_labelled else {}
+        wait = self.label_waits.get(application)
+        is_labelled = wait is not None
+        within = wait if after else None
+        labels = _labels(self.store, application, times, within) if is_labelled else {}
         rows: list[AnswerRow] = []
         waiting: list[str] = []
         for each in stored if after else reversed(stored):
@@ -198,10 +208,10 @@ class AnswerSample:
             recorded = equal if self.is_compared else found
             is_known = whole and recorded.keys() >= {*self.pool}
             correct = labels.get(decision.decision_id, {})
-            if is_labelled and is_known:
-                is_known = all(name in correct for name in self.pool)
-                if is_known and not any(correct[name] for name in self.pool):
-                    continue
+            lacks_labels = is_known and is_labelled and not correct.keys() >= {*self.pool}
+            is_known = is_known and not lacks_labels
+            if is_labelled and is_known and not any(correct[name] for name in self.pool):
+                continue
             rows.append(
                 AnswerRow(
                     decision_id=decision.decision_id,
@@ -209,6 +219,7 @@ class AnswerSample:
                     classes=found if is_known else None,
                     verdicts=verdicts,
                     labels=correct if is_known else {},
+                    lacks_labels=lacks_labels,
                     equal=equal,
                 )
             )
@@ -260,10 +271,25 @@ class AnswerSample:
         return (datetime.now(UTC) - wait).isoformat(timespec="microseconds")
 
 
-def _labels(store: Store, application: str, times: Sequence[str]) -> dict[str, dict[str, bool]]:
-    """Decision -> candidate -> the verdict that counts, of sampled requests made in these times."""
+def _labels(
+    store: Store, application: str, times: Sequence[str], within: timedelta | None
+) -> dict[str, dict[str, bool]]:
+    """Decision -> candidate -> the verdict that counts, of sampled requests made in these times.
+
+    Args:
+        store: Where they are.
+        application: The application.
+        times: When the requests were made.
+        within: Only verdicts that count since at most so long after the request; None: all.
+    """
     statement = (
-        select(VerdictRow.decision_id, VerdictRow.candidate, VerdictRow.correct)
+        select(
+            DecisionRow.created_at,
+            VerdictRow.created_at,
+            VerdictRow.decision_id,
+            VerdictRow.candidate,
+            VerdictRow.correct,
+        )
         .join(DecisionRow, DecisionRow.id == VerdictRow.decision_id)
         .where(DecisionRow.shadow, DecisionRow.application == application, VerdictRow.counts)
         .where(DecisionRow.created_at >= min(times, default=_EVER))
@@ -271,8 +297,10 @@ def _labels(store: Store, application: str, times: Sequence[str]) -> dict[str, d
     )
     found: dict[str, dict[str, bool]] = {}
     with store.transaction() as session:
-        for decision_id, candidate, correct in session.execute(statement):
-            found.setdefault(decision_id, {})[candidate] = correct
+        for made_at, counts_since, decision_id, candidate, correct in session.execute(statement):
+            taken = datetime.fromisoformat(counts_since) - datetime.fromisoformat(made_at)
+            if within is None or taken <= within:
+                found.setdefault(decision_id, {})[candidate] = correct
     return found
 
 

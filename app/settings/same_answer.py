@@ -83,8 +83,8 @@ class SameAnswer(Frozen):
     """The reference: `vote`, that of the whole pool, a candidate, or `answerable`: labels. Then at
     most alpha of the requests that some candidate answers right call none that does."""
     label_wait_s: Annotated[float, Field(ge=0.0, le=MAX_LABEL_WAIT_S)] = 3_600.0
-    """With `reference: answerable`, how long a sampled request waits for its labels; without them
-    it then counts as a miss."""
+    """With `reference: answerable`, how long a sampled request waits for its labels. Without them
+    it then counts as a miss in calibrations, and as none in the alarm."""
     max_rounds: Annotated[int, Field(ge=1, le=3)] = 2
     """Most rounds of calls of one request, 1 to 3."""
     evidence: Evidence | None = None

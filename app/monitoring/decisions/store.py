@@ -185,8 +185,10 @@ class DecisionStore:
             begin_writing(session)
             for decision_id in sorted(decision_ids):  # one order of locks: no deadlock
                 _find(session, decision_id, lock=True)
-                of_it = VerdictRow.decision_id == decision_id
-                session.execute(update(VerdictRow).where(of_it).values(counts=True))
+                waits = (VerdictRow.decision_id == decision_id) & ~VerdictRow.counts
+                # It is a label since now: bets count labels by their time.
+                accepted = update(VerdictRow).where(waits)
+                session.execute(accepted.values(counts=True, created_at=now()))
             session.flush()
             return [_stored(session, decision_id) for decision_id in decision_ids]
 
