@@ -206,7 +206,7 @@ class AnswerSample:
                 waiting.append(decision.created_at)
             found, verdicts, equal = read_classes(classes or "{}")
             recorded = equal if self.is_compared else found
-            is_known = whole and recorded.keys() >= {*self.pool}
+            is_known = bool(whole) and recorded.keys() >= {*self.pool}
             correct = labels.get(decision.decision_id, {})
             lacks_labels = is_known and is_labelled and not correct.keys() >= {*self.pool}
             is_known = is_known and not lacks_labels

@@ -148,10 +148,6 @@ def _feasible(plan: Plan) -> str:
     return f"no: {needed}; with fewer every request calls all candidates"
 
 
-def _levels(plan: Plan) -> str:
-    return f"alpha {plan.alpha:g}" + ("" if plan.delta is None else f", delta {plan.delta:g}")
-
-
 def _risk(outlook: Outlook) -> str:
     if not outlook.is_feasible:
         return "0, as all candidates are called"

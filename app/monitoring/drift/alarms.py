@@ -272,7 +272,9 @@ class DriftMonitor:
         """
         with self._update_lock:
             current = self._current
-            for name in () if current is None else current.applications:
+            if current is None:
+                return
+            for name in current.applications:
                 with self._updating(current, name) as stored:
                     self._replay(current, name, stored, up_to)
                 self._learn(current.id, name, stored)
