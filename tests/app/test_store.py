@@ -431,7 +431,7 @@ def test_old_calibrations_that_nothing_needs_are_deleted(store: Store) -> None:
             DecisionRow(
                 id="chatcmpl-1", created_at="2026", calibration_id="answers-2", key="",
                 selected="[]", null_selected=False, ordinary=True, shadow=False, judged=False,
-                document="{}", application="",
+                watched=False, document="{}", application="",
             )
         )  # fmt: skip
     ordinals = [add(store, number) for number in range(3, KEPT + 10)]
