@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 HERE = Path(__file__).resolve().parent
 POOL = ("first", "second", "third", "fourth", "fifth", "sixth")
@@ -81,12 +80,13 @@ class Operator:
             options=options,
         )
         found = evidence(made) | {"sample": {"unit": "request"}}
-        if hasattr(service, "refusal"):
-            before = None if self.active is None else _Record("cal-1", self.active[1])
-            is_active = service.refusal(found, before) is None
-        else:
+        old_rule = getattr(service, "refusal", None)
+        if old_rule is None:
             service.refuse_infeasible(found)
             is_active = True
+        else:
+            before = None if self.active is None else _Record("cal-1", self.active[1])
+            is_active = old_rule(found, before) is None
         if is_active:
             self.active = made, found
 
@@ -116,11 +116,12 @@ def measured(alpha: float, rows: int, operators: int, refused: float) -> dict[st
                 missed += operator.missed()
                 weeks += 1
     m = math.floor(alpha * (rows + 1) + 1e-9)
-    law = stats.betabinom(QUERIES, m, rows + 1 - m)
+    kept = rows + 1 - m
+    variance = QUERIES * m * kept * (rows + 1 + QUERIES) / ((rows + 1) ** 2 * (rows + 2))
     found = {"alpha": alpha, "rows": rows, "refused": refused, "law": m / (rows + 1)}
     found["active_share"] = weeks / operators / WEEKS
     found["risk"] = missed / weeks / QUERIES
-    error = math.sqrt(law.var() / weeks) / QUERIES
+    error = math.sqrt(variance / weeks) / QUERIES
     return found | {"se": error, "z": (found["risk"] - found["law"]) / error}
 
 

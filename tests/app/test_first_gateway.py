@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.settings import load
-from app.tools.bootstrap.steps import SHARES
 from racer_core.records.reader import read_rows
+from racer_core.records.split import TUNING_SHARES
 from tests.kit.first_gateway_page import DEMO, ask_these, walk
 from tests.kit.upstream import FakePool
 
@@ -51,5 +51,5 @@ def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
     assert after.splitlines()[-2:] == ["42 from abacus", "holds: True alpha: 0.1"]
     pool = load(tmp_path / "racer.yaml", {})[0].pool
     assert pool == NAMES
-    parts = [tmp_path / "bootstrap" / "parts" / f"{name}.jsonl" for name in SHARES]
+    parts = [tmp_path / "bootstrap" / "parts" / f"{name}.jsonl" for name in TUNING_SHARES]
     assert [len(read_rows(part).rows) for part in parts] == [200, 150, 150]
