@@ -46,9 +46,10 @@ def tune(
     """Choose score, alpha and vote on validation rows; print the change as a diff.
 
     The table and the plot show what each alpha costs, misses and gets right. Of the settings within
-    one standard error of the best, the plateau, the cheapest is chosen; `--at` chooses another
-    point. Fewer than 500 rows choose no alpha: the configured one stays. With prices by the token
-    the rows must record what calls used.
+    one standard error of the best, the plateau, the one with the smallest alpha is chosen that is
+    not shown to be dearer than the cheapest; `--at` chooses another point. Fewer than 500 rows
+    choose no alpha: the configured one stays. With prices by the token the rows must record what
+    calls used.
 
     Votes by an evaluator use recorded confidences; without any, an evaluator in the
     configuration rates the answers. Graded rows (`risk_target: quality`) choose no vote. The second

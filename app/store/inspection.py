@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -17,6 +16,7 @@ from app.errors import RecoveryNeeded, StoreUnavailable
 from app.store import engine, schema
 from app.store.calibration_rows import Summary, summarised
 from app.store.tables import ActiveRow, CalibrationRow, DecisionRow
+from app.store.traffic import WeekOfTraffic, past_week
 
 _SAMPLED: Final = (
     select(DecisionRow.judged, func.count()).where(DecisionRow.shadow).group_by(DecisionRow.judged)
@@ -33,8 +33,7 @@ class StoreInspection:
     other: Summary | None = None  # otherwise the newest active one of another
     sampled: int = 0  # decisions of the shadow sample
     unlabelled: int = 0  # of them those without a verdict on every candidate
-    requests_a_week: int = 0  # that were decided in the past week
-    judged_a_week: int = 0  # of them those whose loss is known
+    traffic: WeekOfTraffic = field(default_factory=WeekOfTraffic)
 
 
 def inspect_store(url: str, setup: str | None) -> StoreInspection:
@@ -67,13 +66,7 @@ def inspect_store(url: str, setup: str | None) -> StoreInspection:
             active = _newest(session, setup)
             if active is None:
                 return replace(samples, other=_newest(session, None))
-            week_ago = (datetime.now(UTC) - timedelta(weeks=1)).isoformat(timespec="microseconds")
-            requests, judged = session.execute(
-                select(func.count(), func.count(DecisionRow.loss)).where(
-                    DecisionRow.created_at >= week_ago
-                )
-            ).one()
-            return replace(samples, active=active, requests_a_week=requests, judged_a_week=judged)
+            return replace(samples, active=active, traffic=past_week(session))
     except SQLAlchemyError as exc:
         cause = getattr(exc, "orig", None)
         if isinstance(cause, sqlite3.Error) and cause.sqlite_errorname == _CUT_SHORT:

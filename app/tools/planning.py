@@ -89,10 +89,13 @@ def fields(plan: Plan) -> dict[str, str]:
     }
     for factor in FACTORS:
         rows = plan.rows_within(factor)
-        shown[f"risk at most {factor * plan.alpha:g}"] = (
+        found = (
             f"{plan.questions_for(rows):,} questions ({rows:,} rows that count), with probability "
-            f"{CONFIDENCE:g}; {plan.questions_for(rows, tuned=True):,} with a part for `racer tune`"
+            f"{CONFIDENCE:g}"
         )
+        if plan.shares is None:
+            found += f"; {plan.questions_tuned(rows):,} with a part for `racer tune`"
+        shown[f"risk at most {factor * plan.alpha:g}"] = found
     return shown | ({"advice": _advice(plan)} if plan.questions < FEW else {})
 
 
@@ -114,7 +117,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             f"{factor * plan.alpha:g}": {
                 "rows": (rows := plan.rows_within(factor)),
                 "questions": plan.questions_for(rows),
-                "questions_tuned": plan.questions_for(rows, tuned=True),
+                "questions_tuned": plan.questions_tuned(rows),
             }
             for factor in FACTORS
         },
@@ -123,7 +126,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def _untuned(plan: Plan) -> str:
     """Why there is no part to tune on."""
-    if "validation" in plan.parts:
+    if "validation" in plan.parts or plan.shares is not None:
         return ""
     return (
         f"; none is left to `racer tune`, which takes {TUNED_ROWS} validation rows that count, "

@@ -120,10 +120,12 @@ function alarmView(alarms, id) {
 /** How many days until a larger risk is seen, and which sampling rate would make it a week. */
 function detectionView(detection) {
   if (!detection) return null;
-  const { risks, chance, judged_a_week: judged } = detection;
+  const { risks, chance, judged_a_week: judged, labelled } = detection;
   const lines = risks.map(({ risk, judged: needed, days, rate_for_a_week: rate }) =>
     el("li", {}, needed === null
-      ? `A risk of ${percent(risk)} is within what such few rows may have: no alarm sees it.`
+      ? labelled < 1
+        ? `No alarm sees a risk of ${percent(risk)}: ${percent(labelled)} of the sample get a label. Label all of a smaller sample.`
+        : `A risk of ${percent(risk)} is within what such few rows may have: no alarm sees it.`
       : `A risk of ${percent(risk)} takes ${count(needed)} judged requests: ${days === null ? "never, as none is judged" : plural(Math.ceil(days), "day")}${rate === null ? "" : `; a sampling rate of ${percent(rate)} makes it a week`}.`));
   return el("div", { class: "hint" }, el("p", {}, `What the alarm on judged losses sees with a chance of ${percent(chance)}, at ${plural(judged, "judged request")} a week:`), el("ul", {}, lines));
 }

@@ -258,7 +258,7 @@ class UpwardMartingale(ExchangeabilityMartingale):
         The p-value is 1, and for later queries its value is the largest there is. Whatever the
         value is, the capital is at most what it would be with it, now and later: factors fall with
         p, and p-values grow with the values before. The same holds if the query should have been
-        skipped (in a bag of ``cap`` values only if it was full from the start).
+        skipped: one more largest value turns a share of c/n values above into (c + 1)/(n + 1).
 
         Args:
             largest: The largest value there is.

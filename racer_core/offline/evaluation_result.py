@@ -24,6 +24,7 @@ FULL_POOL = "full pool "  # controls: with the name of a vote
 BEST = "best single"  # a control: the best candidate over all benchmarks, in hindsight
 FULL_POOL_BEST = "full pool best"  # a control of graded rows: the best answer of the pool
 INFEASIBLE = "infeasible"  # a measure: whether the calibration rows were too few for alpha
+_ROUNDING = 1e-12  # of a mean over equal figures
 TO_CALIBRATE = "to_calibrate"  # a measure: the rows that count, but for those that train or choose
 # What alpha bounds under each target.
 RISK = {
@@ -156,7 +157,7 @@ class Evaluation:
         the error's 95 % then.
         """
         error = standard_error(drawn)
-        if error != 0.0:
+        if error > _ROUNDING:
             return error
         count = sum(self.rows[part][2] for part in self.parts(scope))
         ranges = {"size": float(len(self.pool)), "cost": sum(self.protocol.prices or ())}

@@ -81,11 +81,12 @@ class Outlook:
 def rows_within(
     limit: float, alpha: float, delta: float | None = None, confidence: float = CONFIDENCE
 ) -> int | None:
-    """The fewest rows that count whose realised risk is at most ``limit`` with this confidence.
+    """The fewest rows that count from which on the realised risk is at most ``limit``.
 
     Beta(c + 1, n - c) is at most ``limit`` with the probability that more than c of n rows are
-    missed at risk ``limit``. For a number of misses c, more rows only help; the rows that alpha
-    gives it end where it gives c + 1.
+    missed at risk ``limit``. For a number of misses c, more rows only help, until alpha gives c + 1
+    to them. For example, at alpha 0.1 the 95 % point is at most 0.15 for 68 rows, where 5 may be
+    missed, not for 69, where 6 may, and for every number from 110 on.
 
     Args:
         limit: Bound on the realised risk, above alpha.
@@ -96,19 +97,19 @@ def rows_within(
     Returns:
         None if no number of rows is feasible.
     """
-    first = fewest_rows(alpha, delta)
-    if first is None or limit >= 1.0:
-        return first
+    start = fewest = fewest_rows(alpha, delta)
+    if start is None or fewest is None or limit >= 1.0:
+        return start
+
+    def exceeds(n: int, misses: int) -> bool:
+        return binomial_cdf_at(misses, n, limit) > 1.0 - confidence
+
     misses = 0
-    while True:
-        after = _fewest(misses + 1, alpha, delta, first)
-
-        def within(n: int, c: int = misses) -> bool:
-            return binomial_cdf_at(c, n, limit) <= 1.0 - confidence
-
-        if within(after - 1):
-            return first + bisect_left(range(first, after), True, key=within)
-        misses, first = misses + 1, after
+    while exceeds(fewest, misses):  # the worst number of rows with this many misses
+        start, misses = fewest, misses + 1
+        fewest = _fewest(misses, alpha, delta, start)
+    before = range(start, fewest)
+    return start + bisect_left(before, True, key=lambda n: not exceeds(n, misses - 1))
 
 
 def _fewest(misses: int, alpha: float, delta: float | None, low: int) -> int:
@@ -263,15 +264,14 @@ class Plan:
         assert found is not None  # checked
         return found
 
-    def questions_for(self, rows: int, *, tuned: bool = False) -> int:
-        """The fewest questions of which this many rows calibrate and count.
+    def questions_for(self, rows: int) -> int:
+        """The fewest questions of which this many rows calibrate and count."""
+        return self._questions("calibration", rows, self.shares or UNTUNED_SHARES)
 
-        Args:
-            rows: Rows that count.
-            tuned: Whether a part of the questions is left to `racer tune`.
-        """
-        shares = TUNING_SHARES if tuned else UNTUNED_SHARES
-        return self._questions("calibration", rows, shares)
+    def questions_tuned(self, rows: int) -> int:
+        """The fewest questions that leave enough of them to `racer tune`, too."""
+        found = self._questions("calibration", rows, TUNING_SHARES)
+        return max(found, self.questions_to_tune)
 
     def _questions(self, part: str, rows: int, shares: Mapping[str, float]) -> int:
         found = max(1, math.floor((rows - 1) / (shares[part] * self.counted)))

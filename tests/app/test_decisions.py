@@ -52,7 +52,7 @@ from tests.kit.monitored import (
     decision_records,
     draw_scores,
 )
-from tests.kit.stores import RECORD, aged, note
+from tests.kit.stores import RECORD, aged, note, prune
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import eventually, wait_until
 
@@ -205,16 +205,16 @@ def test_old_and_surplus_decisions_are_deleted_with_their_verdicts(
         decision_store.add_verdicts(
             each.decision_id, lambda _: {"adder": True, "poet": False}, **DATA
         )
-    assert decision_store.prune(30.0, 1_000) == 2
+    assert prune(decision_store, 30.0, 1_000) == 2
     assert kept_of(decision_store, made) == [True, False, True, False, True, True]
-    assert decision_store.prune(30.0, 2) == 2
+    assert prune(decision_store, 30.0, 2) == 2
     assert kept_of(decision_store, made) == [False, False, True, False, False, True]
     assert decision_store.get(made[2].decision_id).counted == {"adder": True, "poet": False}
     with store.transaction() as session:
         left = set(session.scalars(select(VerdictRow.decision_id)))
     assert left == {made[2].decision_id, made[5].decision_id}
     decision_store.add([aged(40) for _ in range(2_500)], [True] * 2_500)
-    parts = [decision_store.prune(30.0, 10_000) for _ in range(4)]
+    parts = [prune(decision_store, 30.0, 10_000) for _ in range(4)]
     assert parts == [1_000, 1_000, 500, 0], "each holds the store briefly"
 
 
@@ -228,9 +228,9 @@ def test_pruning_skips_decisions_that_feedback_has_locked(postgres: Postgres) ->
         decision_store.add(made, [True] * 3)
         with another.transaction() as judging:
             judging.get_one(DecisionRow, made[1].decision_id, with_for_update=True)
-            assert decision_store.prune(30.0, 10) == 2
+            assert prune(decision_store, 30.0, 10) == 2
             assert kept_of(decision_store, made) == [False, True, False]
-        assert decision_store.prune(30.0, 10) == 1
+        assert prune(decision_store, 30.0, 10) == 1
 
 
 def test_gateways_that_delete_at_once_do_not_disturb_each_other(
@@ -247,7 +247,7 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
         pruning = 4 if another.is_shared else 1
 
         def delete(_: int) -> int:
-            return sum(iter(lambda: decision_store.prune(30.0, 10_000), 0))
+            return sum(iter(lambda: prune(decision_store, 30.0, 10_000), 0))
 
         with ThreadPoolExecutor(pruning + 1) as threads:
             accepting = threads.submit(
@@ -270,11 +270,11 @@ def test_a_shadow_decision_deleted_meanwhile_has_no_label(
         decision_store.add_verdicts(each.decision_id, lambda _: dict.fromkeys(POOL, True), **DATA)
     with Store(database) as another:
 
-        def prune(statement: str) -> None:
+        def prune_meanwhile(statement: str) -> None:
             if "FROM verdicts" in statement:
-                assert DecisionStore(another).prune(30.0, 10) == 1
+                assert prune(DecisionStore(another), 30.0, 10) == 1
 
-        with before_statements(database, prune):
+        with before_statements(database, prune_meanwhile):
             found = list(SampleStore(store).rows())
     assert [bool(each.correct) for each in found] == [False, True]
 

@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from app import settings
 from app.store import Store, Summary, schema
 from app.store.inspection import StoreInspection, inspect_store, read_only
+from app.store.traffic import WeekOfTraffic
 from app.tools.doctor import run
 from app.tools.doctor.run import Finding, GpuStatus, State
 from app.upstream.model_list import ModelList
@@ -167,16 +168,22 @@ def test_a_store_counts_its_sample(tmp_path: Path, artifact: Path, pool: FakePoo
 
 
 @pytest.mark.parametrize(
-    ("bound", "judged", "requests", "state", "words"),
+    ("bound", "traffic", "state", "words"),
     [
-        (0.137, 700, 7_000, OK, "11 days at 700 judged a week"),
-        (0.137, 7, 7_000, WARNING, "sampling rate of 0.18"),
-        (0.137, 0, 10, WARNING, "never, as none is judged"),
-        (0.4, 700, 7_000, WARNING, "no alarm sees a risk of 20%"),
+        (0.137, WeekOfTraffic(judged=700, requests=7_000), OK, "11 days at 700 judged a week"),
+        (0.137, WeekOfTraffic(judged=7, requests=7_000), WARNING, "sampling rate of 0.18"),
+        (0.137, WeekOfTraffic(judged=0, requests=10), WARNING, "never, as none is judged"),
+        (0.4, WeekOfTraffic(judged=700, requests=7_000), WARNING, "no alarm sees a risk of 20%"),
+        (
+            0.137,
+            WeekOfTraffic(judged=700, requests=7_000, labelled=0.5),
+            WARNING,
+            "no alarm sees a risk of 20%: 50% of the sample get a label",
+        ),
     ],
 )
 def test_it_says_how_late_an_alarm_is(
-    config: Path, bound: float, judged: int, requests: int, state: State, words: str
+    config: Path, bound: float, traffic: WeekOfTraffic, state: State, words: str
 ) -> None:
     """At alpha 0.1; where that is late, what would make it a week."""
     values = yaml.safe_load(config.read_text())
@@ -194,7 +201,7 @@ def test_it_says_how_late_an_alarm_is(
         options={},
         evidence=evidence,
     )
-    found = StoreInspection(active=active, requests_a_week=requests, judged_a_week=judged)
+    found = StoreInspection(active=active, traffic=traffic)
     finding = run.check_alarms(read, found)
     assert finding is not None
     is_so(finding, state, words)

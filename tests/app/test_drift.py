@@ -345,6 +345,11 @@ def test_how_late_an_alarm_is_is_said() -> None:
     barely = RiskEProcess(0.3999, level=0.0025)
     (_, twice) = detection(barely, 0.2, judged_a_week=70, counted_a_week=700)["risks"]
     assert twice["judged"] is None, "it would take more than 100,000, and minutes to count them"
+    half = detection(test, 0.2, judged_a_week=70, counted_a_week=700, labelled=0.5)["risks"]
+    assert [each["judged"] for each in half] == [None, None], "they look like risks of 0.15 and 0.2"
+    most = detection(test, 0.2, judged_a_week=70, counted_a_week=700, labelled=0.9)["risks"][1]
+    assert most["judged"] == math.ceil(0.9 * (test.alarm_within(0.36, seen["chance"]) or 0))
+    assert most["rate_for_a_week"] == seen["risks"][1]["rate_for_a_week"], "all would be labelled"
     blind = detection(RiskEProcess(0.45, level=0.0025), 0.2, judged_a_week=1, counted_a_week=1)
     assert [each["judged"] for each in blind["risks"]] == [None, None]
 

@@ -17,6 +17,7 @@ from app.access.api_keys import Caller
 from app.monitoring.decisions.store import WatchedDecision
 from app.monitoring.drift.sequence import (
     DEADLINE,
+    WRITING,
     JudgedSequence,
     replay_count,
     settled_count,
@@ -83,6 +84,11 @@ def capitals(sequence: JudgedSequence, decisions: Sequence[WatchedDecision]) -> 
     return found
 
 
+def at(time: datetime) -> str:
+    """As decisions have it."""
+    return time.isoformat(timespec="microseconds")
+
+
 class Watch:
     """What the gateway does whenever labels came, without its store."""
 
@@ -93,7 +99,7 @@ class Watch:
     def look(self, decisions: Sequence[WatchedDecision], now: datetime) -> None:
         """Settle, and bet again on the rest."""
         rest = [each for each in decisions if each.at > self._sequence.after]
-        settled = settled_count(rest, (now - DEADLINE).isoformat(timespec="microseconds"))
+        settled = settled_count(rest, at(now - DEADLINE), at(now - WRITING))
         self._sequence = self._sequence.settled(rest[:settled])
         rest = rest[settled:]
         self.alarmed |= self._sequence.settled(rest[: replay_count(rest)]).state.alarmed
@@ -146,13 +152,17 @@ def test_trailing_decisions_without_labels_cost_nothing() -> None:
 
 
 def test_a_label_past_its_deadline_counts_no_more() -> None:
-    """It counts as missing for good; the decisions before and after it are settled with it."""
+    """It counts as missing for good; the decisions before and after it are settled with it.
+
+    A decision that another gateway may still store an earlier one to is not.
+    """
     rng = np.random.default_rng(5)
     decisions = decisions_of(rng, 20)
     known = [without_label(each) if place == 7 else each for place, each in enumerate(decisions)]
     place_7 = BEGIN + 7 * EVERY + DEADLINE
     for now, count in ((place_7 - EVERY, 7), (place_7, 20)):
-        assert settled_count(known, (now - DEADLINE).isoformat(timespec="microseconds")) == count
+        assert settled_count(known, at(now - DEADLINE), at(now)) == count
+    assert settled_count(decisions, at(BEGIN), at(BEGIN + 7 * EVERY)) == 8
     assert replay_count([*known, *map(without_label, known)]) == 20
 
 

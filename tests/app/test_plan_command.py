@@ -36,8 +36,8 @@ def test_a_plan_before_anything_is_labelled(racer: Command) -> None:
     assert found["risk_mean"] == pytest.approx(9 / 91)
     assert (round(found["risk_q05"], 3), round(found["risk_q95"], 3)) == (0.053, 0.155)
     assert found["calls"] is None
-    assert found["within"]["0.15"] == {"rows": 68, "questions": 151, "questions_tuned": 302}
-    assert found["within"]["0.125"]["questions"] == 773
+    assert found["within"]["0.15"] == {"rows": 110, "questions": 245, "questions_tuned": 489}
+    assert found["within"]["0.125"]["questions"] == 933
     code, out, _ = racer("plan", "--questions", 200)
     assert code == 0
     for words in ("known from 30 labelled rows on", "0.053 to 0.155", "hence 445 questions"):

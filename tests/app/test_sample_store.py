@@ -31,6 +31,7 @@ from racer_core.types import BoolArray
 from tests.core.laws import assert_at_most
 from tests.kit.judges import Population, errors, losses, population, verdicts
 from tests.kit.monitored import POOL, calibration_record, decision_record, exported
+from tests.kit.stores import prune
 
 RECORD = calibration_record()
 KEY = bytes(range(32))
@@ -194,7 +195,7 @@ def test_samples_go_with_their_decisions(store: Store) -> None:
     samples = SampleStore(store)
     samples.add(sample)
     samples.add_judgements(sample.decision_id, {"adder": True}, judge="j")
-    assert DecisionStore(store).prune(1e-12, 1_000) == 1
+    assert prune(DecisionStore(store), 1e-12, 1_000) == 1
     with store.transaction() as session:
         assert not session.scalars(select(SampleRow)).all()
         assert not session.scalars(select(JudgementRow)).all()

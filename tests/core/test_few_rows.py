@@ -81,5 +81,5 @@ def test_the_law_is_that_of_the_rows_that_will_calibrate():
     expected = ("rows", "0.1", "54", f"{law.mean:.3f}")
     (row,) = [each for each in grid.rows if each[1] == "0.1"]
     assert row[:4] == expected
-    assert row[4:] == (f"{law.quantile(0.05):.3f} to {law.quantile(0.95):.3f}", "68")
+    assert row[4:] == (f"{law.quantile(0.05):.3f} to {law.quantile(0.95):.3f}", "110")
     assert grid.rows[0][3:5] == ("infeasible: all are called", "-")

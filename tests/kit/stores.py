@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import Engine, text
 
 from app.monitoring.decisions.record import DecisionRecord
+from app.monitoring.decisions.store import DecisionStore
 from app.store import now, schema
 from app.store.calibration_record import CalibrationRecord, Population
 from racer_core.calibration.calibration import Calibration
@@ -108,3 +109,9 @@ def aged(days: float) -> DecisionRecord:
     """A decision of some days ago."""
     then = datetime.now(UTC) - timedelta(days=days)
     return note(created_at=then.isoformat(timespec="microseconds"))
+
+
+def prune(decisions: DecisionStore, keep_days: float, keep_rows: int) -> int:
+    """Delete what is past these limits, at most a chunk of it; returns how many."""
+    up_to = decisions.past_limits(keep_days, keep_rows)
+    return 0 if up_to is None else decisions.prune(up_to)

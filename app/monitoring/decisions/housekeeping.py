@@ -79,11 +79,11 @@ class Housekeeping:
         try:
             self._show_risk()
             limits = self._settings
-            past = self._decision_store.newest_past_limits(limits.keep_days, limits.keep_rows)
-            if past is not None:  # deleted, they could not count as missing
-                self._settle_drift(past)
-            while not self._closing.is_set():
-                if not self._decision_store.prune(limits.keep_days, limits.keep_rows):
-                    return
+            past = self._decision_store.past_limits(limits.keep_days, limits.keep_rows)
+            if past is None:
+                return
+            self._settle_drift(past)  # deleted, they could not count as missing
+            while not self._closing.is_set() and self._decision_store.prune(past):
+                pass
         except StoreError as exc:
             log.warning("old decisions are not deleted, nor is the risk shown: %s", exc)

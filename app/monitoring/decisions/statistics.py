@@ -6,13 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, literal_column, select
 
 from app.store import Store
 from app.store.tables import CalibrationRow, DecisionRow, VerdictRow
+from app.store.traffic import WeekOfTraffic, past_week
 from racer_core.calibration.shadow import sampling_number
 
 
@@ -137,15 +138,10 @@ class DecisionStatistics:
             day, hour = count(timedelta(days=1)), count(timedelta(hours=1))
         return {name: max(number, 24 * hour.get(name, 0)) for name, number in day.items()}
 
-    def past_week(self, application: str) -> tuple[int, int]:
-        """The requests of an application in the past week, and those with a known loss."""
-        week_ago = (datetime.now(UTC) - timedelta(weeks=1)).isoformat(timespec="microseconds")
-        counts = select(func.count(), func.count(DecisionRow.loss)).where(
-            DecisionRow.application == application, DecisionRow.created_at >= week_ago
-        )
+    def past_week(self, application: str) -> WeekOfTraffic:
+        """The requests of an application in the past week, and their labels."""
         with self._store.transaction() as session:
-            requests, judged = session.execute(counts).one()
-        return requests, judged
+            return past_week(session, application)
 
     def sampling_rates(self, since: str | None = None) -> list[RateCount]:
         """The sampling rates of requests, drawn or not, by application.

@@ -22,7 +22,6 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
-    or_,
     select,
     tuple_,
     update,
@@ -289,14 +288,18 @@ class DecisionStore:
         newest = select(created_at).where(_watched(calibration_ids, application))
         return session.scalar(newest.order_by(created_at.desc()).offset(count).limit(1)) or ""
 
-    def newest_past_limits(self, keep_days: float, keep_rows: int) -> str | None:
-        """The time of the newest decision past the retention limits; None: there is none."""
+    def past_limits(self, keep_days: float, keep_rows: int) -> str | None:
+        """The time up to which decisions are past the retention limits; None: none is."""
+        created_at = DecisionRow.created_at
+        expiry = (datetime.now(UTC) - timedelta(days=keep_days)).isoformat(timespec="microseconds")
+        surplus = select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
         with self._store.transaction() as session:
-            is_past = _is_past_limits(session, keep_days, keep_rows)
-            return session.scalar(select(func.max(DecisionRow.created_at)).where(is_past))
+            up_to = max(expiry, session.scalar(surplus) or "")
+            oldest = session.scalar(select(func.min(created_at)))
+        return up_to if oldest is not None and oldest <= up_to else None
 
-    def prune(self, keep_days: float, keep_rows: int) -> int:
-        """Delete some decisions past the retention limits, with their verdicts.
+    def prune(self, up_to: str) -> int:
+        """Delete some decisions up to a time, with their verdicts.
 
         Deletes at most 1,000 at a time, so that other transactions do not wait long.
 
@@ -304,10 +307,9 @@ class DecisionStore:
             How many were deleted; 0 when none is left to delete.
         """
         with self._store.transaction() as session:
-            is_past = _is_past_limits(session, keep_days, keep_rows)
             # Rows that another transaction has locked (another gateway prunes, or feedback comes
             # in) are skipped: without waiting there is no deadlock.
-            chunk = select(DecisionRow.id).where(is_past).limit(_CHUNK)
+            chunk = select(DecisionRow.id).where(DecisionRow.created_at <= up_to).limit(_CHUNK)
             ids = session.scalars(chunk.with_for_update(skip_locked=True)).all()
             session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
         return len(ids)
@@ -332,16 +334,6 @@ class DecisionStore:
             DecisionRow.id.not_in({each.decision_id for each in decisions}),
         )
         return {new[key] for key in session.scalars(select(queries).where(is_stored))}
-
-
-def _is_past_limits(session: Session, keep_days: float, keep_rows: int) -> ColumnElement[bool]:
-    created_at = DecisionRow.created_at
-    expiry = datetime.now(UTC) - timedelta(days=keep_days)
-    expired = created_at < expiry.isoformat(timespec="microseconds")
-    newest_surplus = session.scalar(
-        select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
-    )
-    return expired if newest_surplus is None else or_(expired, created_at <= newest_surplus)
 
 
 def _watched(calibration_ids: Sequence[str], application: str) -> ColumnElement[bool]:

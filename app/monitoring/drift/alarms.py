@@ -46,6 +46,7 @@ from app.monitoring.drift.populations import (
 from app.monitoring.drift.sequence import (
     DEADLINE,
     MAX_OPEN,
+    WRITING,
     JudgedSequence,
     replay_count,
     settled_count,
@@ -88,6 +89,11 @@ class _CalibrationDrift:
     def applications(self) -> tuple[str, ...]:
         """The applications with a drift state."""
         return tuple(self.monitored.by_application)
+
+    def bets_on(self, decision: DecisionRecord) -> bool:
+        """Whether its rows made a decision, maybe under an earlier id."""
+        population = self.monitored.by_application.get(decision.application)
+        return population is not None and decision.calibration_id in population.calibration_ids
 
 
 class DriftMonitor:
@@ -241,11 +247,10 @@ class DriftMonitor:
             StoreError: Nothing is changed.
         """
         with self._update_lock:
-            current = self._current
-            if current is None or current.id != decision.calibration_id or judged is None:
+            current, application = self._current, decision.application
+            if current is None or judged is None or not current.bets_on(decision):
                 self._decision_store.set_loss(decision, None)
                 return
-            application = decision.application
             with self._updating(current, application) as stored:
                 self._decision_store.set_loss_in(
                     stored.session,
@@ -303,10 +308,11 @@ class DriftMonitor:
             (datetime.now(UTC) - DEADLINE).isoformat(timespec="microseconds"),
             read.oldest_of_newest_in(stored.session, *of_it, MAX_OPEN),
         )
+        written = (datetime.now(UTC) - WRITING).isoformat(timespec="microseconds")
         while True:
             after = stored.sequence.after
             page = read.watched_in(stored.session, *of_it, after, MAX_OPEN)
-            settled = settled_count(page, too_late)
+            settled = settled_count(page, too_late, max(written, too_late))
             if settled:
                 stored.sequence = stored.sequence.settled(page[:settled])
             if not settled or len(page) < MAX_OPEN:

@@ -31,32 +31,48 @@ WEEK_DAYS: Final = 7.0
 
 
 def detection(
-    test: RiskEProcess, alpha: float, *, judged_a_week: float, counted_a_week: float
+    test: RiskEProcess,
+    alpha: float,
+    *,
+    judged_a_week: float,
+    counted_a_week: float,
+    labelled: float = 1.0,
 ) -> dict[str, Any]:
     """How long it takes until the alarm on judged losses sees that the risk has grown.
 
     For example: at alpha 0.1 with 199 rows a risk of 0.2 is seen with probability 0.9 within some
-    1,000 judged requests: 100 days where 70 are judged a week.
+    1,000 judged requests: 100 days where 70 are judged a week. If half of the sample is labelled,
+    the others count as hits, and the alarm sees a risk of 0.1: never.
 
     Args:
         test: The alarm as it begins.
         alpha: The risk level of the calibration.
         judged_a_week: Judged requests of a week that count for the risk.
         counted_a_week: Requests of a week that count for the risk, judged or not.
+        labelled: The share of sampled requests that get a label.
 
     Returns:
         For each risk how many judged requests it takes, how many days that is now, and the sampling
-        rate that would make it a week. None: it is never seen so, or not even by judging all.
+        rate, all labelled, that would make it a week. None: it is never seen so, or not even by
+        judging all.
     """
     found: list[dict[str, Any]] = []
     for risk in (min(factor * alpha, 1.0) for factor in FACTORS):
-        needed = _alarm_within(test.rho, test.level, risk)
+        best = _alarm_within(test.rho, test.level, risk)
+        bets = best if labelled == 1.0 else _alarm_within(test.rho, test.level, risk * labelled)
+        needed = None if bets is None else math.ceil(bets * labelled)
         days = rate = None
         if needed is not None:
             days = WEEK_DAYS * needed / judged_a_week if judged_a_week else None
-            rate = needed / counted_a_week if 0 < needed <= counted_a_week else None
+        if best is not None:
+            rate = best / counted_a_week if 0 < best <= counted_a_week else None
         found.append({"risk": risk, "judged": needed, "days": days, "rate_for_a_week": rate})
-    return {"chance": CHANCE, "judged_a_week": judged_a_week, "risks": found}
+    return {
+        "chance": CHANCE,
+        "judged_a_week": judged_a_week,
+        "labelled": labelled,
+        "risks": found,
+    }
 
 
 @lru_cache(maxsize=256)  # the page asks every few seconds
@@ -165,12 +181,13 @@ def _detection(
     if stream is None:
         return None
     calibration = population.calibration
-    requests, judged = statistics.past_week(population.application)
+    week = statistics.past_week(population.application)
     return detection(
         RiskEProcess(stream["rho"], level=stream["level"]),
         calibration.options.alpha,
-        judged_a_week=judged,
-        counted_a_week=requests * calibration.n / len(calibration.fingerprints),
+        judged_a_week=week.judged,
+        counted_a_week=week.requests * calibration.n / len(calibration.fingerprints),
+        labelled=week.labelled,
     )
 
 

@@ -28,6 +28,7 @@ from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.wager import State
 
 DEADLINE: Final = timedelta(days=7)  # how long after its decision a label counts for the alarms
+WRITING: Final = timedelta(minutes=1)  # within which gateways write a decision, on any clock
 MAX_OPEN: Final = 10_000  # decisions that may wait for labels; before the newest ones none waits
 START: Final = ("", "")  # before all decisions
 
@@ -75,14 +76,17 @@ class JudgedSequence:
         return cls((str(created_at), str(decision_id)), DriftState.from_state(state["state"]))
 
 
-def settled_count(decisions: Sequence[WatchedDecision], too_late: str) -> int:
-    """How many decisions come before the first that may still get a label.
+def settled_count(decisions: Sequence[WatchedDecision], too_late: str, written: str) -> int:
+    """How many decisions come before the first that may still get a label, or come after another.
 
     Args:
         decisions: In order.
         too_late: Labels of decisions up to this time come too late: UTC, ISO 8601.
+        written: Decisions up to this time are all stored, by whichever gateway made them.
     """
-    waits = (not each.judged and each.at[0] > too_late for each in decisions)
+    waits = (
+        each.at[0] > written or (not each.judged and each.at[0] > too_late) for each in decisions
+    )
     return next((place for place, it_waits in enumerate(waits) if it_waits), len(decisions))
 
 

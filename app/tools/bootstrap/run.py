@@ -26,7 +26,7 @@ from racer_core.offline.encoder_choice import offered
 from racer_core.offline.training_rows import with_labels
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import read_rows
-from racer_core.types import RiskTarget
+from racer_core.types import LabelledRows, RiskTarget
 
 RunCommand = Callable[[Sequence[str]], Any]  # runs `racer` with these words, and returns its result
 Say = Callable[[str], None]
@@ -66,7 +66,7 @@ def run(
         for each in offered(options.encoders) or (DEFAULT_ENCODER,):
             check_hub(each)
     steps = Steps(options, state, gateway)
-    _say_plan(say, questions, options, configured, steps.rows)
+    _say_plan(say, questions, options, configured, steps)
     makers = (
         *(steps.label, steps.split, steps.train),
         *(steps.tune, steps.evaluate, steps.calibrate),
@@ -77,17 +77,21 @@ def run(
         say_here = partial(_say_at, say, f"[{number}/{len(makers)}]")
         if state.is_done(step) or state.recover(step):
             say_here(f"{step.name}: nothing has changed, skipped")
-            continue
-        try:
-            _do(step, state, command, say_here)
-            if step.name == "label":
-                _say_plan(say, questions, options, configured, steps.rows)
-        except RacerError:
-            say_here(
-                f"{step.name} failed; when that is mended, run the same command again: finished "
-                "steps are kept"
+        else:
+            try:
+                _do(step, state, command, say_here)
+            except RacerError:
+                say_here(
+                    f"{step.name} failed; when that is mended, run the same command again: "
+                    "finished steps are kept"
+                )
+                raise
+        if step.name == "label":
+            read = read_rows(
+                steps.rows, configured.pool, text="conversation", takes_unlabelled=True
             )
-            raise
+            rows = with_labels(read, steps.rows.name)
+            _say_plan(say, questions, options, configured, steps, rows)
     return report(state, steps, settings.read(options.config), gateway, options)
 
 
@@ -110,20 +114,21 @@ def _do(step: Step, state: BootstrapState, command: RunCommand, say: Say) -> Non
 
 
 def _say_plan(
-    say: Say, questions: int, options: BootstrapOptions, configured: Settings, labelled: Path
+    say: Say,
+    questions: int,
+    options: BootstrapOptions,
+    configured: Settings,
+    steps: Steps,
+    rows: LabelledRows | None = None,
 ) -> None:
     """What these questions give, as `racer plan` says it; the calls from labelled rows on."""
-    rows = None
-    if labelled.is_file() and labelled.stat().st_size:
-        read = read_rows(labelled, configured.pool, text="conversation", takes_unlabelled=True)
-        rows = with_labels(read, labelled.name)
     routing = configured.routing
     plan = plan_for(
         questions,
         alpha=routing.alpha if options.alpha is None else options.alpha,
         risk_target=routing.risk_target,
         rows=rows,
-        shares=options.shares,
+        shares=steps.planned_shares,
     )
     for name, text in fields(plan).items():
         say(f"plan: {name}: {text}")

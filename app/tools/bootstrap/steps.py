@@ -103,7 +103,7 @@ class Steps:
 
     def split(self, settings: Settings) -> Step:
         """Rows to train on, to choose settings, and to calibrate."""
-        self._shares = self._options.shares or self._chosen_shares(settings)
+        self._shares = self._chosen_shares(settings)
         shares = [f"--share={name}={share!r}" for name, share in self._shares.items()]
         command = ["split", str(self._rows), "--out", str(self._parts), *shares, *self._kind]
         written = tuple(map(self._part, self._shares))
@@ -224,13 +224,22 @@ class Steps:
             stands=lambda kept: kept["id"] in self._gateway.calibrations(),
         )
 
-    def _chosen_shares(self, settings: Settings) -> Mapping[str, float]:
-        """Those of the labelled rows, where nothing but `racer tune` needs validation rows.
+    @property
+    def planned_shares(self) -> Mapping[str, float] | None:
+        """The parts' shares that do not depend on labels; None: their number decides.
 
-        RouterDC is fitted on them, as is the vote of a package's router, and encoders are compared.
+        Of validation rows, which then there must be, RouterDC is fitted and the vote of a package's
+        router, and encoders are compared.
         """
-        if self._options.router not in CROSS_FITTED or len(offered(self._options.encoders)) > 1:
-            return TUNING_SHARES
+        needs_validation = (
+            self._options.router not in CROSS_FITTED or len(offered(self._options.encoders)) > 1
+        )
+        return self._options.shares or (TUNING_SHARES if needs_validation else None)
+
+    def _chosen_shares(self, settings: Settings) -> Mapping[str, float]:
+        """Those of the labelled rows, where no other step needs validation rows."""
+        if self.planned_shares is not None:
+            return self.planned_shares
         kind = None if self._options.kind is None else RowsKind(self._options.kind)
         rows = reader.read_rows(
             self._rows, settings.pool, kind=kind, text="conversation", takes_unlabelled=True

@@ -499,20 +499,23 @@ def check_alarms(settings: Settings, found: StoreInspection) -> Finding | None:
     bound = None if active is None else active.evidence.get("risk_q95")
     if active is None or watching.false_alarm is None or not bound:
         return None
+    week = found.traffic
     seen = detection(
         RiskEProcess(bound, level=watching.false_alarm * RISK_SHARE),
         active.evidence["alpha"],
-        judged_a_week=found.judged_a_week,
-        counted_a_week=found.requests_a_week * active.evidence["n"] / active.evidence["rows"],
+        judged_a_week=week.judged,
+        counted_a_week=week.requests * active.evidence["n"] / active.evidence["rows"],
+        labelled=week.labelled,
     )["risks"][-1]
     needed, days, rate = seen["judged"], seen["days"], seen["rate_for_a_week"]
     risk = f"a risk of {seen['risk']:.0%}"
+    if needed is None and week.labelled < 1.0:
+        summary = f"no alarm sees {risk}: {week.labelled:.0%} of the sample get a label"
+        return warning(_ALARMS, summary, "label all of a smaller sample (`watching.shadow_rate`)")
     if needed is None:
         return warning(_ALARMS, f"no alarm sees {risk}: so few rows may have it", UPLOAD)
     when = "never, as none is judged" if days is None else f"{math.ceil(days)} days"
-    summary = (
-        f"{risk} takes {needed} judged requests: {when} at {found.judged_a_week} judged a week"
-    )
+    summary = f"{risk} takes {needed} judged requests: {when} at {week.judged} judged a week"
     if not settings.samples_traffic or (days is not None and days <= LATE_DAYS):
         return ok(_ALARMS, summary)
     faster = (

@@ -1,0 +1,45 @@
+"""Traffic of the past week: how many requests there were, and how many have labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from app.store.tables import DecisionRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeekOfTraffic:
+    """Requests and labels of a week.
+
+    Attributes:
+        requests: Requests of the past week.
+        judged: Those of them whose loss is known.
+        labelled: The share of sampled decisions that get a label. It is that of the week before,
+            whose labels count for no alarm any more if they are still missing; 1 if none was
+            sampled.
+    """
+
+    requests: int = 0
+    judged: int = 0
+    labelled: float = 1.0
+
+
+def past_week(session: Session, application: str | None = None) -> WeekOfTraffic:
+    """The past week of an application; None: of all."""
+    now = datetime.now(UTC)
+    one, two = (
+        (now - timedelta(weeks=weeks)).isoformat(timespec="microseconds") for weeks in (1, 2)
+    )
+    of_it = () if application is None else (DecisionRow.application == application,)
+    recent = select(func.count(), func.count(DecisionRow.loss))
+    requests, judged = session.execute(recent.where(DecisionRow.created_at >= one, *of_it)).one()
+    watched = select(func.count(), func.count().filter(DecisionRow.judged)).where(
+        DecisionRow.watched, DecisionRow.created_at.between(two, one), *of_it
+    )
+    sampled, labelled = session.execute(watched).one()
+    share = labelled / sampled if sampled else 1.0
+    return WeekOfTraffic(requests=requests, judged=judged, labelled=share)
