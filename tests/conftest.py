@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -32,10 +31,6 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, max_examples=2_000)
 settings.load_profile("racer")
-
-# A file system in memory, on Linux.
-MEMORY = Path("/dev/shm")
-MEMORY_BYTES = 2**30  # what must be free there; the tests take a tenth of it
 
 # What few tests need and every worker would import: one to six seconds of CPU time each.
 HEAVY = {"matplotlib", "pandas", "scipy", "sympy", "torch", "transformers"}
@@ -107,18 +102,12 @@ def pytest_configure(config: pytest.Config) -> None:
     Every gateway of a test commits a dozen times, and the store synchronises each with the disk.
     Slow tests may install whole environments: their files stay on the disk.
     """
+    from tests.kit.memory import MEMORY, is_usable  # pytest rewrites the asserts of the kit
+
     # A library that asks for the thread's event loop would get a new one that it does not close.
     asyncio.set_event_loop(None)
-    if "not slow" in config.option.markexpr and "TMPDIR" not in os.environ and _is_usable(MEMORY):
+    if "not slow" in config.option.markexpr and "TMPDIR" not in os.environ and is_usable():
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)  # of children, and of this process
-
-
-def _is_usable(folder: Path) -> bool:
-    """Whether a folder is there, has room, and lets its programs run."""
-    if not os.access(folder, os.W_OK):
-        return False
-    runs_programs = not os.statvfs(folder).f_flag & os.ST_NOEXEC
-    return runs_programs and shutil.disk_usage(folder).free >= MEMORY_BYTES
 
 
 @pytest.hookimpl(wrapper=True)

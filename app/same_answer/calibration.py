@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -27,8 +26,6 @@ from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.policy import Loss
 from racer_core.sequential.verdicts import VerdictRates
-
-_SALT_BYTES: Final = 16
 
 
 def comparable_terms(settings: Settings, application: str, setup: str) -> SameAnswer:
@@ -66,6 +63,7 @@ def calibration_of(
     settings: Settings,
     calibrations: AnswerCalibrations,
     typical_usage: TypicalUsage,
+    salt: bytes,
 ) -> AnswerCalibrationRecord:
     """The calibration by rows; its evidence says why it is refused, if it is.
 
@@ -74,6 +72,7 @@ def calibration_of(
         settings: Candidates, terms, prices and equality.
         calibrations: Fits the policy.
         typical_usage: What calls use, by which they have an expected price.
+        salt: Key of the noise that breaks ties.
 
     Raises:
         InputError: Too few rows, answers that cannot be compared, or an unknown price of a call.
@@ -111,7 +110,7 @@ def calibration_of(
         fitting=rows.classes(pool, 0, fitting),
         rows=rows.classes(pool, fitting, None),
         lost=rows.lost(fitting),
-        salt=secrets.token_bytes(_SALT_BYTES),
+        salt=salt,
         alpha=terms.alpha,
         prices=prices,
         evidence={},
@@ -383,10 +382,11 @@ def log_cost(settings: Settings, applications: Collection[str]) -> None:
             log.warning("%s.reference: %s", place, UNPRICED)
 
 
-# Schedule of calibrations of `same_answer` from traffic: when the next attempt is due.
+# Schedule of calibrations of `same_answer` from traffic: the next attempt is due a day after the
+# last one, or as soon as the samples have doubled, whether it was refused or decides. If a refused
+# one were tried again sooner, the lucky one would be kept for longer than others.
 
 REFRESH: Final = timedelta(days=1)  # of a calibration, or of a refused attempt: then comes another
-GROWTH: Final = 0.1  # new samples, as a share of an attempt's rows, after which another is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,17 +423,17 @@ def is_due(last: str) -> bool:
 
 
 def samples_wanted(attempt: Attempt | None, needed: int) -> int:
-    """How many samples since the last attempt make another one worth reading all rows.
+    """How many samples since the last attempt make another one due.
 
     By samples since then, not by their number in all: only the newest rows are read, so that this
     number stops growing.
 
     Args:
-        attempt: The last one; None: there was none.
+        attempt: The last one, which was refused; None: there was none.
         needed: The fewest rows that may do.
     """
     if attempt is None:
         return needed
     if attempt.rows < needed:
         return needed - attempt.rows
-    return 1 if is_due(attempt.made_at) else max(1, math.ceil(GROWTH * attempt.rows))
+    return 1 if is_due(attempt.made_at) else attempt.rows

@@ -14,6 +14,7 @@ import math
 from collections.abc import Generator
 from dataclasses import asdict
 from datetime import timedelta
+from hashlib import blake2b
 from typing import Any, Final, Protocol, Self
 
 from app.access.typical_usage import TypicalUsage
@@ -31,7 +32,7 @@ from app.same_answer.calibration import (
     samples_wanted,
 )
 from app.same_answer.calibrations import AnswerCalibrations, Staleness, age_of
-from app.same_answer.rows import AnswerSample
+from app.same_answer.rows import AnswerRows, AnswerSample
 from app.settings import ANSWERABLE, DEFAULT, Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
@@ -75,7 +76,7 @@ class AnswerCalibrator:
     Args:
         settings: The applications and their terms.
         store: Where samples and calibrations are.
-        key: Key of the draws of the sample.
+        key: Key of the draws of the sample, and of the noise that breaks ties.
         setup: Digest of the configuration, by which records are stored.
         show: Shows the state of an application's calibration.
         typical_usage: What calls use, by which they have an expected price.
@@ -128,6 +129,8 @@ class AnswerCalibrator:
             records=self._records,
             false_alarm=settings.watching.false_alarm,
         )
+        # The same for all calibrations: no new draw can be made until one pleases.
+        self._salt = blake2b(key, digest_size=16, person=b"same_answer ties").digest()
         self._refused: dict[str, Attempt] = {}  # the last attempt of each application
         self._too_old: set[str] = set()  # records whose age was logged
         self._closing = asyncio.Event()
@@ -246,7 +249,7 @@ class AnswerCalibrator:
             return
         rows = self.alarms.rows_for_next(application, last)
         try:
-            made = calibration_of(rows, self._settings, self.calibrations, self._typical_usage)
+            made = self._made_of(rows)
             refusal, level = made.evidence["refused"], logging.WARNING
             if refusal is None or record is not None:  # a refused one ends what decides
                 expected = "" if last is None else last.id
@@ -273,10 +276,15 @@ class AnswerCalibrator:
         """
         if not self.alarms.found(record).sampled:
             return False
-        rows, since = record.evidence["rows"], record.activated_at or record.created_at
-        if self.calibrations.stale(record) or is_due(since):
+        rows, until = record.evidence["rows"], record.evidence["until"]
+        if self.calibrations.stale(record) or is_due(record.activated_at or record.created_at):
             return True
-        return self._sample.count_since(record.application, since, rows) >= rows
+        return self._sample.count_since(record.application, until, rows) >= rows
+
+    def _made_of(self, rows: AnswerRows) -> AnswerCalibrationRecord:
+        return calibration_of(
+            rows, self._settings, self.calibrations, self._typical_usage, self._salt
+        )
 
     def _calibrate(self, application: str, dry_run: bool) -> dict[str, Any]:
         comparable_terms(
@@ -284,7 +292,7 @@ class AnswerCalibrator:
         )  # before any row is read
         self.alarms.watch(self.calibrations.find(application))
         rows = self.alarms.rows_for_next(application, self.calibrations.last(application))
-        made = calibration_of(rows, self._settings, self.calibrations, self._typical_usage)
+        made = self._made_of(rows)
         refusal = made.evidence["refused"]
         is_active = not dry_run and refusal is None
         if not dry_run:

@@ -73,8 +73,8 @@ class SequentialCalibration:
         answers: The calibration rows, drawn as requests are.
         lost: Further rows without the answers of all candidates. Left out, the rows would be drawn
             by what could be answered; they count as lost at every threshold.
-        salt: Key of the noise that breaks ties, drawn anew for every calibration; None adds none:
-            then rows with equal scores stop together, and the risk is below alpha.
+        salt: Key of the noise that breaks ties, which no figure may choose; None adds none: then
+            rows with equal scores stop together, and the risk is below alpha.
     """
 
     policy: Policy

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
-import json
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -13,16 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
-from app.access.typical_usage import TypicalUsage
 from app.errors import Conflict, StoreError
-from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.store import DecisionStore
-from app.routing.decision import ChosenBy
 from app.same_answer import calibration as answer_calibration
 from app.same_answer import rows as answer_rows
 from app.same_answer.alarms import level_of
@@ -36,12 +32,10 @@ from app.same_answer.calibration import (
     samples_wanted,
 )
 from app.same_answer.calibrations import Staleness, answer_setup
-from app.same_answer.calibrator import AnswerCalibrator
 from app.same_answer.rows import AnswerRows, AnswerSample
 from app.settings import SameAnswer, Settings
 from app.store import Store, now
-from app.store.answer_calibrations import AnswerCalibrationStore, AnswerCalibrationSummary
-from app.store.tables import AnswerCalibrationRow, SampleRow
+from app.store.answer_calibrations import AnswerCalibrationStore
 from racer_core.aggregation import answers
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.shadow import is_sampled
@@ -50,158 +44,34 @@ from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.fit import fit_policy, tuned_policy
 from tests.core.laws import assert_at_most
+from tests.kit.answer_traffic import AnswerWorld, decision_of, sample_of, time_of
 from tests.kit.lazy import LazyModule
-from tests.kit.monitored import calibration_record, decision_record
-from tests.kit.same_answer import NAMES, answer
+from tests.kit.same_answer import NAMES
 
 stats = LazyModule("scipy.stats")
 
-SETUP = "setup"
-START = datetime.now(UTC) - timedelta(hours=1)  # of the requests, one a second
 FALSE_ALARM = 1e-6
-FALLBACK_DECISION = replace(
-    decision_record(calibration_record(rows=20), [0.5, 0.5, 0.5]),
-    calibration_id=None,
-    lambda_hat=math.inf,
-    scores=None,
-    projection=None,
-    chosen_by=ChosenBy.FALLBACK,
-    holds=False,
-)
-
-
-class Shown(NamedTuple):
-    """What the metrics are told."""
-
-    active: str | None
-    bets: int
-    days: float
-    is_refused: bool
-
-
-class World:
-    """A gateway's calibrator, its store and its sampled requests."""
-
-    def __init__(self, store: Store, **more: Any) -> None:
-        self.store = store
-        self.shown: list[Shown] = []
-        self.made = 0
-        candidates = [{"name": name, "base_url": "http://127.0.0.1:1/v1"} for name in NAMES]
-        document = {
-            "schema_version": 1,
-            "candidates": candidates,
-            "aggregation": {"equality": "exact"},
-            "same_answer": {"alpha": 0.1, "calibrate": "from_traffic"},
-            "watching": {"shadow_rate": 1.0, "false_alarm": 0.01},
-            **more,
-        }
-        self.calibrator = AnswerCalibrator(
-            Settings.model_validate(document),
-            self.store,
-            key=b"key",
-            setup=SETUP,
-            show=self._show,
-            typical_usage=TypicalUsage(),
-        )
-
-    def _show(self, application: str, *, age_s: float, is_refused: bool, **_: object) -> None:
-        record = self.calibrator.calibrations.find(application)
-        bets = self.calibrator.alarms.found(record).sampled
-        self.shown.append(Shown(record and record.id, bets, age_s // 86_400, is_refused))
-
-    def sample(self, count: int, *, whole: bool = True) -> None:
-        """Further requests that all candidates answered, or not all."""
-        numbers = range(self.made, self.made + count)
-        self.made += count
-        DecisionStore(self.store).add([_decision(number) for number in numbers], [False] * count)
-        with self.store.transaction() as session:
-            session.add_all(_sample(number, whole) for number in numbers)
-
-    @property
-    def records(self) -> list[AnswerCalibrationSummary]:
-        """Newest first."""
-        return AnswerCalibrationStore(self.store).summaries(SETUP)
-
-    @property
-    def active(self) -> str | None:
-        """What decides here."""
-        record = self.calibrator.calibrations.find("")
-        return record and record.id
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """What `GET /same-answer` says of it."""
-        return asyncio.run(self.calibrator.report())["applications"][""]
-
-    @property
-    def stale(self) -> Staleness | None:
-        """Why its certificates are void."""
-        record = self.calibrator.calibrations.find("")
-        assert record is not None
-        return self.calibrator.calibrations.stale(record)
-
-    def age(self, days: int, *, with_rows: bool = False) -> None:
-        """Let the active calibration be that old."""
-        since = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="microseconds")
-        with self.store.transaction() as session:
-            row = session.get_one(AnswerCalibrationRow, self.active)
-            row.created_at = row.activated_at = since
-            if with_rows:
-                document = json.loads(row.document)
-                document["evidence"]["until"] = since
-                row.document = json.dumps(document)
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[AnswerWorld]:
     """One on SQLite."""
     with Store(f"sqlite:///{tmp_path}/racer.db") as store:
-        yield World(store)
+        yield AnswerWorld(store)
 
 
-def _time(number: int) -> str:
-    return (START + timedelta(seconds=number)).isoformat(timespec="microseconds")
-
-
-def _decision(number: int) -> DecisionRecord:
-    return replace(
-        FALLBACK_DECISION,
-        decision_id=f"chatcmpl-{number:08}",
-        created_at=_time(number),
-        pool=NAMES,
-        selected=("ada",),
-        sampling_rate=1.0,
-        shadow_rate=1.0,
-        answer_setup=SETUP,
-    )
-
-
-def _sample(number: int, whole: bool) -> SampleRow:
-    given = {name: int(answer(name, f"question {number}")) for name in NAMES}
-    return SampleRow(
-        decision_id=f"chatcmpl-{number:08}",
-        application=None,
-        later=False,
-        conversation=None,
-        classes=json.dumps(given),
-        digests="{}",
-        whole=whole,
-        body=None,
-        answer_setup=SETUP,
-    )
-
-
-def test_rows_of_two_rates_are_thinned_to_the_lower_one(world: World) -> None:
+def test_rows_of_two_rates_are_thinned_to_the_lower_one(world: AnswerWorld) -> None:
     """Both halves of the rows are then drawn at one rate, and what is left out is counted."""
-    high = [_decision(number) for number in range(100)]
+    high = [decision_of(number) for number in range(100)]
     low = [
-        replace(_decision(number), sampling_rate=0.5, shadow_rate=0.5) for number in range(100, 200)
+        replace(decision_of(number), sampling_rate=0.5, shadow_rate=0.5)
+        for number in range(100, 200)
     ]
     drawn = [each for each in low if is_sampled(b"key", each.decision_id.encode(), 0.5)]
     decisions = [*high, *drawn]
     DecisionStore(world.store).add(decisions, [False] * len(decisions))
     with world.store.transaction() as session:
-        session.add_all(_sample(int(each.decision_id[-8:]), True) for each in decisions)
+        session.add_all(sample_of(int(each.decision_id[-8:])) for each in decisions)
     sample = AnswerSample(
         store=world.store,
         pool=NAMES,
@@ -234,7 +104,7 @@ def test_gateways_on_one_store_make_one_calibration(
 ) -> None:
     """Both compute it at the same time, and one stores it: its level is spent once."""
     stores = [Store(database) for _ in range(2)]
-    worlds = [World(store) for store in stores]
+    worlds = [AnswerWorld(store) for store in stores]
     worlds[0].sample(60)
     together, find = threading.Barrier(2, timeout=30), answer_calibration.evidence_of
 
@@ -259,7 +129,7 @@ def test_gateways_on_one_store_make_one_calibration(
 
 
 def test_a_refresh_that_is_refused_ends_what_decides(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: AnswerWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Attempts go on with new samples, also where no more rows are read, until one succeeds.
 
@@ -284,9 +154,9 @@ def test_a_refresh_that_is_refused_ends_what_decides(
         patch.setattr(
             answer_calibration, "refusal_of", lambda *_: attempts.append(1) or "not worth it"
         )
-        for further, made in ((1, 1), (5, 1), (1, 2), (6, 3), (6, 4)):
+        for further, made in ((1, 1), (59, 1), (1, 2), (60, 3)):
             world.sample(further)
-            for gateway in (world, World(world.store)):  # also after a start
+            for gateway in (world, AnswerWorld(world.store)):  # also after a start
                 gateway.calibrator.keep_up()
                 assert gateway.active is None
                 assert gateway.report["refusal"] == "not worth it"
@@ -297,16 +167,47 @@ def test_a_refresh_that_is_refused_ends_what_decides(
     assert world.records[0].evidence["refused"] == "not worth it"
     with pytest.raises(Conflict, match="decides nothing: not worth it"):
         asyncio.run(world.calibrator.activate(world.records[0].id))
-    world.sample(6)
+    world.sample(60)
     keep_up()
     assert world.active not in (None, first)
     assert (world.stale, world.shown[-1].is_refused) == (None, False)
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_times_of_attempts_do_not_look_at_their_outcome(
+    world: AnswerWorld, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """Whether it is refused or decides: the next attempt comes with twice the samples, or daily.
+
+    Red where a refused one is tried again on a tenth more: the lucky calibration is kept for a day,
+    and the others are not.
+    """
+    attempts = list[int]()
+
+    def refusal(*_: object) -> str | None:
+        attempts.append(world.made)
+        return "not worth it" if is_refused else None
+
+    monkeypatch.setattr(answer_calibration, "refusal_of", refusal)
+    for _ in range(20):
+        world.sample(10)
+        world.calibrator.keep_up()
+    assert attempts == [30, 60, 120]
+
+
+def test_a_calibration_made_again_draws_no_new_ties(world: AnswerWorld) -> None:
+    """Else one could draw until the figures please: by dry runs, of the same rows."""
+    world.sample(100)
+    first, second = (
+        asyncio.run(world.calibrator.calibrate(None, dry_run=True))["evidence"] for _ in range(2)
+    )
+    assert first == second
+
+
 def test_candidates_that_stop_answering_end_what_decides(tmp_path: Path) -> None:
     """Their requests count as different: no threshold is finite. By command as from traffic."""
     with Store(f"sqlite:///{tmp_path}/racer.db") as store:
-        world = World(store, watching={"shadow_rate": 1.0, "false_alarm": None})
+        world = AnswerWorld(store, watching={"shadow_rate": 1.0, "false_alarm": None})
         for end in (
             world.calibrator.keep_up,
             lambda: asyncio.run(world.calibrator.calibrate(None)),
@@ -324,7 +225,7 @@ def test_candidates_that_stop_answering_end_what_decides(tmp_path: Path) -> None
             world.sample(600)
 
 
-def test_a_rollback_is_marked_and_makes_no_row_newer(world: World) -> None:
+def test_a_rollback_is_marked_and_makes_no_row_newer(world: AnswerWorld) -> None:
     """Activating what decides already chooses nothing."""
     world.sample(60)
     world.calibrator.keep_up()
@@ -340,7 +241,7 @@ def test_a_rollback_is_marked_and_makes_no_row_newer(world: World) -> None:
     assert "chosen_at" in world.records[1].evidence
 
 
-def test_a_calibration_without_new_rows_is_not_renewed_and_ends(world: World) -> None:
+def test_a_calibration_without_new_rows_is_not_renewed_and_ends(world: AnswerWorld) -> None:
     """Made again of the same rows it would look young; the gauge of the alert says so."""
     world.sample(60)
     world.calibrator.keep_up()
@@ -353,7 +254,7 @@ def test_a_calibration_without_new_rows_is_not_renewed_and_ends(world: World) ->
 
 
 def test_an_alarm_that_cannot_be_stored_is_stored_later(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: AnswerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then it voids certificates here all the same."""
     world.sample(60)
@@ -372,9 +273,9 @@ def test_an_alarm_that_cannot_be_stored_is_stored_later(
     assert "alarm_at" in world.records[-1].evidence
 
 
-def test_an_alarmed_calibration_is_void_as_soon_as_it_is_active(world: World) -> None:
+def test_an_alarmed_calibration_is_void_as_soon_as_it_is_active(world: AnswerWorld) -> None:
     """After a rollback on any gateway, before its watch has run."""
-    other = World(world.store)
+    other = AnswerWorld(world.store)
     world.sample(60)
     world.calibrator.keep_up()
     first = world.active
@@ -397,12 +298,12 @@ def test_an_alarmed_calibration_is_void_as_soon_as_it_is_active(world: World) ->
 
 
 def test_a_fault_in_one_application_leaves_the_others_watched(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: AnswerWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever fails: the others are looked at in the same minute."""
     section = {"alpha": 0.1, "calibrate": "from_traffic"}
     own = {name: {"same_answer": section} for name in ("code", "law")}
-    world, asked = World(world.store, applications=own), list[str]()
+    world, asked = AnswerWorld(world.store, applications=own), list[str]()
 
     def count_since(_: AnswerSample, application: str, since: str, enough: int) -> int:
         asked.append(application)
@@ -417,15 +318,15 @@ def test_a_fault_in_one_application_leaves_the_others_watched(
 
 
 def test_the_next_attempt_waits_for_new_samples_or_a_day() -> None:
-    """Of 10,000 rows, the most that are read, a tenth; too few rows wait for as many as lack."""
+    """For as many as the attempt had; after too few rows, for as many as lack."""
     tried = Attempt(made_at=now(), rows=10_000, until="", refusal="no")
     old = Attempt(made_at="2020-01-01T00:00:00+00:00", rows=10_000, until="", refusal="no")
     few = Attempt(made_at=now(), rows=12, until="", refusal="too few")
-    assert [samples_wanted(each, 40) for each in (None, tried, old, few)] == [40, 1_000, 1, 28]
+    assert [samples_wanted(each, 40) for each in (None, tried, old, few)] == [40, 10_000, 1, 28]
 
 
 def test_every_row_bets_before_it_enters_a_calibration(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: AnswerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where requests come between the last bet and the refresh: they are rows of the next."""
     world.sample(60)
@@ -441,7 +342,7 @@ def test_every_row_bets_before_it_enters_a_calibration(
         entered = [
             number
             for number in range(world.made)
-            if before.evidence["until"] < _time(number) <= after.evidence["until"]
+            if before.evidence["until"] < time_of(number) <= after.evidence["until"]
         ]
         bets = [each.bets for each in world.shown if each.active == before.id]
         assert len(entered) == max(bets) > 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
 from tests.kit.lazy import LazyModule
@@ -66,3 +69,16 @@ def _split_cdf(splits: int, n: int, n_test: int, alpha: float) -> np.ndarray:
     for _ in range(splits):
         total = np.convolve(total, one)
     return np.cumsum(total)
+
+
+def rarely_exceeded(
+    log_moment: Callable[[float], float], false_alarm: float, rates: Iterable[float]
+) -> float:
+    """A value that a statistic exceeds with probability ``false_alarm`` at most (Chernoff).
+
+    Args:
+        log_moment: log E exp(t X) of the statistic X at a rate t; a larger one only widens.
+        false_alarm: The probability.
+        rates: Positive t among which the smallest value is sought.
+    """
+    return min((log_moment(rate) - math.log(false_alarm)) / rate for rate in rates)

@@ -5,6 +5,7 @@ The router needs no weights. `tests/kit/__init__.py` says which fixture is for w
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -32,6 +33,7 @@ from tests.kit.gateway import (
     noisy,
     running,
 )
+from tests.kit.memory import MEMORY, is_usable
 from tests.kit.same_answer import talk
 from tests.kit.upstream import FakePool
 
@@ -43,6 +45,16 @@ def postgres() -> Iterator[databases.Postgres]:
         pytest.skip(databases.WHY_NOT)
     with databases.postgres() as server:
         yield server
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder for the stores of long simulations: in memory where that can be."""
+    if not is_usable():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=MEMORY, prefix="racer-tests-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")
