@@ -29,6 +29,7 @@ from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.thinning import RateInForce, SampledScores
 from app.errors import StoreUnavailable
+from app.judging.checker_calls import CheckerCode, checker_code
 from app.judging.math_pool import DEADLINE_S, MathPool
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.statistics import DecisionStatistics
@@ -144,11 +145,12 @@ async def open_services(
         metrics.in_flight.set_function(lambda: quotas.in_flight)
         conditions = ConditionReader(settings.candidates, settings.limits.extra_fields)
         grouping = await asyncio.to_thread(Grouping.open, settings.group_by, settings.applications)
+        code = await asyncio.to_thread(checker_code, settings)
         stored, budgets, typical_usage = None, None, TypicalUsage()
         answers = AnswerCalibrations(None, setup="")
         if settings.has_store:
             stored = await stack.enter_async_context(
-                _open_store(settings, secrets, grouping, conditions, metrics, typical_usage)
+                _open_store(settings, secrets, grouping, conditions, code, metrics, typical_usage)
             )
             answers = stored.answer_calibrator.calibrations
             leases = Leases(stored.store)
@@ -161,10 +163,12 @@ async def open_services(
             await stack.enter_async_context(mathematics)
         checkers = None
         if stored is not None:
-            checkers = await stack.enter_async_context(stored.monitor.checkers(settings, secrets))
+            checkers = await stack.enter_async_context(
+                stored.monitor.checkers(settings, secrets, code)
+            )
             await stack.enter_async_context(Rechecks(stored.monitor.sampler, checkers))
         evidence = await stack.enter_async_context(
-            EvidenceChecks(settings, secrets, fleet, metrics.evidence)
+            EvidenceChecks(settings, secrets, fleet, metrics.evidence, code)
         )
         shadow_calls = ShadowCalls(
             settings,
@@ -212,7 +216,7 @@ async def open_services(
 
         def router_services() -> AbstractAsyncContextManager[RouterServices]:
             assert stored is not None
-            return _open_router_services(reload, open_router, stored, conditions, metrics)
+            return _open_router_services(reload, open_router, stored, conditions, code, metrics)
 
         services = Services(
             settings=settings,
@@ -308,6 +312,7 @@ async def _open_store(
     secrets: Secrets,
     grouping: Grouping,
     conditions: ConditionReader,
+    code: CheckerCode,
     metrics: Metrics,
     typical_usage: TypicalUsage,
 ) -> AsyncGenerator[StoreServices]:
@@ -322,7 +327,7 @@ async def _open_store(
         if samples_key is None or not store.is_away:
             samples_key = await store.run(store.key, KeyPurpose.SAMPLES)
         keys = [key.get_secret_value() for key in secrets.samples_keys]
-        setup = answer_setup(settings, conditions.added)
+        setup = answer_setup(settings, conditions.added, code)
         active = ActiveCalibration(metrics)
         copy = None
         if store.is_shared:  # a file is on this machine itself
@@ -387,6 +392,7 @@ async def _open_router_services(
     open_router: OpenRouter,
     stored: StoreServices,
     conditions: ConditionReader,
+    code: CheckerCode,
     metrics: Metrics,
 ) -> AsyncGenerator[RouterServices]:
     """Load the artifact and its encoder off the event loop, and its active calibration."""
@@ -395,7 +401,7 @@ async def _open_router_services(
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-        answers_by = answer_setup(settings, conditions.added, trained.artifact.encoder)
+        answers_by = answer_setup(settings, conditions.added, code, trained.artifact.encoder)
         stored.monitor.sampler.follow(setup, answers_by)
         try:
             await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)
@@ -406,10 +412,12 @@ async def _open_router_services(
         await stored.calibration_sync.follow(
             setup, None if carried is None else partial(take_over, stored.store, carried)
         )
+        inputs = ScoringInputs(trained.artifact)
         calibrations = CalibrationService(
             settings=reload.settings,
             trained=trained,
             scorer=scoring,
+            inputs=inputs,
             store=stored.store,
             active=stored.active,
             calibration_sync=stored.calibration_sync,
@@ -422,6 +430,6 @@ async def _open_router_services(
             sampling_rates=partial(_sampling_rates, stored.store),
         )
         reload.subscribe(lambda new, _: calibrations.reconfigure(new))
-        async with calibrations, ScoringInputs(trained.artifact) as inputs:
+        async with inputs, calibrations:
             loaded = LoadedRouter(trained, scoring, inputs)
             yield RouterServices(loaded=loaded, calibrations=calibrations)

@@ -19,7 +19,13 @@ from prometheus_client import Counter
 
 from app.answering.request import InferenceRequest
 from app.errors import CheckerUnavailable, SettingsError, UpstreamError, UpstreamOverloaded
-from app.judging.checker_calls import CheckerCall, FailureWarnings, FunctionChecker, UrlChecker
+from app.judging.checker_calls import (
+    CheckerCall,
+    CheckerCode,
+    FailureWarnings,
+    FunctionChecker,
+    UrlChecker,
+)
 from app.judging.rater import Rater
 from app.monitoring.samples.checker import checker_document
 from app.settings import EvaluatorModel, Evidence, Secrets, Settings
@@ -101,15 +107,22 @@ class EvidenceChecks:
         secrets: The bearer token of URLs.
         fleet: Calls judges.
         counter: Counts checks by outcome.
+        code: The code of functions.
     """
 
     def __init__(
-        self, settings: Settings, secrets: Secrets, fleet: Fleet, counter: Counter
+        self,
+        settings: Settings,
+        secrets: Secrets,
+        fleet: Fleet,
+        counter: Counter,
+        code: CheckerCode,
     ) -> None:
         self._settings = settings
         self._secrets = secrets
         self._fleet = fleet
         self._counter = counter
+        self._code = code
         self._checks: dict[str, _CheckPlaces] = {}
         self._running: set[asyncio.Task[int | None]] = set()
         self._stack = AsyncExitStack()
@@ -230,6 +243,7 @@ class EvidenceChecks:
             call = FunctionChecker(
                 name,
                 evidence.function or SCHEMA_CHECK,
+                code=self._code.get(evidence.function or ""),
                 timeout_s=limit_s,
                 cure=cure,
                 processes=evidence.concurrency + ROW_PLACES,

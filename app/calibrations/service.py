@@ -37,6 +37,7 @@ from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.reasons import Reason
 from app.routing.scorer import RouterBackend
+from app.routing.scoring_inputs import ScoringInputs
 from app.settings import Candidate, Settings
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord
@@ -55,6 +56,7 @@ class CalibrationService:
         settings: The configuration.
         trained: The router.
         scorer: Scores rows.
+        inputs: What decides its scores beside the artifact.
         store: Where records are stored.
         active: The active calibration.
         calibration_sync: Activates what the store says is active.
@@ -71,6 +73,7 @@ class CalibrationService:
         settings: Settings,
         trained: TrainedRouter,
         scorer: RouterBackend,
+        inputs: ScoringInputs,
         store: Store,
         active: ActiveCalibration,
         calibration_sync: CalibrationSync,
@@ -80,6 +83,7 @@ class CalibrationService:
         sampled_scores: StoredScores,
         sampling_rates: SamplingRates,
     ) -> None:
+        self._inputs = inputs
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
@@ -187,6 +191,7 @@ class CalibrationService:
         self, upload: Upload, given: dict[str, Any], sender: str, progress: Progress
     ) -> dict[str, Any]:
         reader, builder = self._reader, self._record_builder
+        await self._inputs.refuse_changed()
         rows, options, left_out = await reader.read(upload, given, progress)
         active_at_start = self._active_record()
         if options.application is not None:
@@ -209,6 +214,7 @@ class CalibrationService:
         }
         fixed = stated if seen is None else seen
         record = await asyncio.to_thread(builder.record, rows, options, source, progress, fixed)
+        await self._inputs.refuse_changed()
         if options.activate and not options.dry_run:
             refuse_infeasible(uploaded_evidence(record, options.application))
         await self._store.run(self._seen_rows.add, digest, hashes, stated)

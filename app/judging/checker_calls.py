@@ -22,13 +22,33 @@ from app.settings import Checker, Secrets, Settings
 from app.upstream.http_client import UpstreamClient
 from app.upstream.replicas import Replicas, Target
 from racer_core import strict_json
-from racer_core.errors import InputError
+from racer_core.errors import InputError, RacerError
+from racer_core.routers.inputs import code_digest
 from racer_core.sandbox import ROOT, Message, SandboxedProcess
 
 START_S: Final = 60.0  # for the import of a function's module
 MESSAGE_BYTES: Final = 2**20  # of a function's result
 PROCESSES: Final = 4  # of one function; one process does one check at a time
 _INVALID: Final = "upstream_invalid_response"
+
+
+CheckerCode = Mapping[str, str]  # digest of the package of a checker's function, by the function
+
+
+def checker_code(settings: Settings) -> CheckerCode:
+    """The code of all checkers that are functions, as it is now. Blocks.
+
+    Raises:
+        ArtifactError, OSError: As :func:`code_digest`.
+    """
+    labels = [each.checker for each in settings.applications.values()]
+    evidence = [each.evidence for each in settings.same_answers.values()]
+    functions = {each.function for each in (*labels, *evidence) if each and each.function}
+    return {each: _code_of(each) for each in sorted(functions)}
+
+
+def _code_of(function: str) -> str:
+    return code_digest(function.partition(":")[0])
 
 
 class CheckerCall(Protocol):
@@ -54,7 +74,7 @@ class CheckerCall(Protocol):
 
 
 def open_checker(
-    checker: Checker, application: str, settings: Settings, secrets: Secrets
+    checker: Checker, application: str, settings: Settings, secrets: Secrets, code: CheckerCode
 ) -> CheckerCall:
     """The checker of an application, still closed."""
     name = f"the checker of {application}"
@@ -62,6 +82,7 @@ def open_checker(
         return FunctionChecker(
             name,
             checker.function,
+            code=code[checker.function],
             timeout_s=checker.timeout_s,
             cure=f"correct `applications.{application}.checker.function`",
         )
@@ -124,6 +145,8 @@ class FunctionChecker:
     Args:
         name: In messages.
         function: ``package.module:function``. It gets the document and returns the answer.
+        code: The digest of its package that processes must have; None: any. Rows with verdicts of
+            one code say nothing of another's.
         timeout_s: Time limit of a check.
         cure: What to do about a function that cannot be loaded, for the message.
         start_s: Time limit for importing the module.
@@ -136,6 +159,7 @@ class FunctionChecker:
         name: str,
         function: str,
         *,
+        code: str | None,
         timeout_s: float,
         cure: str,
         start_s: float = START_S,
@@ -143,6 +167,7 @@ class FunctionChecker:
     ) -> None:
         self.name = name
         self._function = function
+        self._code = code
         self._timeout_s = timeout_s
         self._cure = cure
         self._start_s = start_s
@@ -222,7 +247,23 @@ class FunctionChecker:
             process.close()
             why = "cannot be started" if reply is None else reply["error"]
             raise UpstreamError(f"{self.name} ({self._function}) {why}", lasting=True)
+        # What is on disk after the import: a process that imported it has no other code.
+        if not await asyncio.get_running_loop().run_in_executor(self._threads, self._is_as_loaded):
+            process.close()
+            raise UpstreamError(
+                f"{self.name} ({self._function}) has other code than when the gateway started: "
+                "restart the gateway",
+                lasting=True,
+            )
         return process
+
+    def _is_as_loaded(self) -> bool:
+        if self._code is None:
+            return True
+        try:
+            return _code_of(self._function) == self._code
+        except (OSError, RacerError):  # it is being replaced
+            return False
 
     async def _exchange(
         self, process: SandboxedProcess, data: bytes, limit_s: float

@@ -17,6 +17,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from app.errors import NotFound, StoreError
+from app.judging.checker_calls import CheckerCode
 from app.monitoring.decisions.feedback import Feedback
 from app.monitoring.decisions.housekeeping import Housekeeping
 from app.monitoring.decisions.record import DecisionRecord, are_like_rows
@@ -150,10 +151,10 @@ class Monitor:
         self._housekeeping.reconfigure(settings)
         self.feedback.reconfigure(settings.feedback)
 
-    def checkers(self, settings: Settings, secrets: Secrets) -> Checkers:
+    def checkers(self, settings: Settings, secrets: Secrets, code: CheckerCode) -> Checkers:
         """The applications' checkers, still closed, whose verdicts are stored here."""
         return Checkers(
-            settings, secrets, record=self.feedback.add_checked, checks=self.metrics.checks
+            settings, secrets, code, record=self.feedback.add_checked, checks=self.metrics.checks
         )
 
     # The request path -----------------------------------------------------------------------

@@ -283,7 +283,8 @@ class Reason(StrEnum):
     ROUTER_CHANGED = "router_changed"
     """`<name>` decides scores and is not what it was for the rows: the file that the option
     `option.<option>` of a plug-in router names, its code (`code.<module>`), or the version of a
-    library (`library.<distribution>`) that it or the encoder uses.
+    library (`library.<distribution>`) that it or the encoder uses. `unreadable_files`: what these
+    are now cannot be read; the log says why.
 
     Get it back and restart, or restart and calibrate again.
     """

@@ -12,19 +12,20 @@ import logging
 from pathlib import Path
 from typing import Final, Self
 
+from app.errors import Conflict
 from app.routing.reasons import Reason
 from app.store.calibration_record import Population
 from racer_core.artifacts import Artifact
-from racer_core.errors import ArtifactError
 from racer_core.routers import registry
 from racer_core.routers.inputs import RouterInputs, differing
 
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 2.0  # between two looks at the files
+UNREADABLE: Final = "unreadable_files"  # instead of the names of the inputs that differ
 
-# Path, inode, size and time of change of each file.
-_State = tuple[tuple[Path, int, int, int], ...]
+# Path, inode, size, and times of change of content and inode of each file.
+_State = tuple[tuple[Path, int, int, int, int], ...]
 
 
 class ScoringInputs:
@@ -62,12 +63,32 @@ class ScoringInputs:
         names = {*differing(rows.scored_by, self._inputs), *self.changes}
         return tuple(Reason.ROUTER_CHANGED.of(name) for name in sorted(names))
 
+    async def refuse_changed(self) -> None:
+        """Refuse rows while they cannot be stored with what scores them.
+
+        Raises:
+            Conflict: The inputs are not what was loaded.
+        """
+        if self._loaded:
+            await self.look()
+        if self.changes:
+            raise Conflict(
+                "rows cannot be calibrated on: what decides the router's scores was changed since "
+                f"it was loaded ({', '.join(self.changes)}); nothing was changed here: restart the "
+                "gateway, which then reads it, and upload the rows again"
+            )
+
     async def look(self) -> None:
         """Compare the inputs with what was loaded, if a file has changed since the last look."""
-        state = await asyncio.to_thread(_state, self._files)
-        if state == self._seen:
-            return
-        changes = differing(self._loaded, await asyncio.to_thread(self._files.digests))
+        try:
+            state = await asyncio.to_thread(_state, self._files)
+            if state == self._seen:
+                return
+            changes = differing(self._loaded, await asyncio.to_thread(self._files.digests))
+        except Exception:  # whatever is on disk: what is unknown voids
+            state, changes = None, (UNREADABLE,)
+            if changes != self.changes:
+                log.exception("the files of the router cannot be read")
         self._seen = state
         if changes != self.changes:
             self.changes = changes
@@ -80,13 +101,12 @@ class ScoringInputs:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
-            try:
-                await self.look()
-            except (ArtifactError, OSError) as exc:  # it is being replaced
-                log.warning("the files of the router cannot be read now: %s", exc)
+            await self.look()
 
 
 def _state(files: RouterInputs) -> _State:
     """The files as the file system shows them."""
     found = ((file, file.stat()) for file in files.files())
-    return tuple((file, at.st_ino, at.st_size, at.st_mtime_ns) for file, at in found)
+    return tuple(
+        (file, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for file, at in found
+    )

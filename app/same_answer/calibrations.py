@@ -19,8 +19,9 @@ from cachetools import LRUCache
 
 from app.errors import NotFound, StoreDamaged
 from app.json_output import dump_json
+from app.judging.checker_calls import CheckerCode
 from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted, reference_of
-from app.settings import ANSWERABLE, Settings
+from app.settings import ANSWERABLE, Checker, Evidence, Settings
 from app.store.answer_calibrations import (
     ALARM,
     AnswerCalibrationRecord,
@@ -28,7 +29,6 @@ from app.store.answer_calibrations import (
 )
 from racer_core.aggregation.answers import Equality, forms_version
 from racer_core.encoder.base import EncoderSpec
-from racer_core.routers.inputs import code_digest
 from racer_core.sequential.calibration import SequentialCalibration
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,10 @@ _Key = tuple[str, tuple[str, ...], str, int]
 
 
 def answer_setup(
-    settings: Settings, added: Mapping[str, str], encoder: EncoderSpec | None = None
+    settings: Settings,
+    added: Mapping[str, str],
+    code: CheckerCode,
+    encoder: EncoderSpec | None = None,
 ) -> str:
     """Digest of all that decides which requests an application has, and when answers are equal.
 
@@ -58,14 +61,15 @@ def answer_setup(
         settings: Candidates, applications, their promises and checkers, when answers are equal,
             which includes the version of their normal forms.
         added: Digests of what the gateway adds to the requests of each candidate.
+        code: The code of checkers, which they have until the gateway ends.
         encoder: That of the loaded router.
     """
     rule, names = settings.aggregation, (None, *settings.applications)
     what = [
         [[each.name, added[each.name]] for each in settings.candidates],
         settings.grouping,
-        [_promise_of(settings, name) for name in names],
-        [_checker_of(settings, name) for name in names],
+        [_promise_of(settings, name, code) for name in names],
+        [_evidence_of(settings, name, code) for name in names],
         rule.equality,
         forms_version(rule.equality),
         rule.reasoning_markers,
@@ -77,24 +81,29 @@ def answer_setup(
     return blake2b(dump_json(what), digest_size=16).hexdigest()
 
 
-def _promise_of(settings: Settings, application: str | None) -> object:
+def _promise_of(settings: Settings, application: str | None, code: CheckerCode) -> object:
     """Whether it has the promise; where its rows have labels, the checker that gives them."""
     found = settings.same_answer_of(application)
     if found is None or found.reference != ANSWERABLE:
         return found is not None
     own = settings.applications.get(application or "")
-    checker = None if own is None else own.checker
-    return [ANSWERABLE, None if checker is None else checker.model_dump(mode="json")]
+    return [ANSWERABLE, _checked_by(own and own.checker, code)]
 
 
-def _checker_of(settings: Settings, application: str | None) -> object:
-    """The checker of answers; of a function with its code as it is now."""
+def _evidence_of(settings: Settings, application: str | None, code: CheckerCode) -> object:
+    """The checker of its answers, if one is configured."""
     section = settings.same_answer_of(application)
-    found = None if section is None else section.evidence
-    if found is None:
+    return _checked_by(section and section.evidence, code)
+
+
+def _checked_by(checker: Checker | Evidence | None, code: CheckerCode) -> object:
+    """A checker, of a function with its code."""
+    if checker is None:
         return None
-    code = found.function and code_digest(found.function.partition(":")[0])
-    return [found.model_dump(mode="json", exclude={"concurrency"}), code]
+    return [
+        checker.model_dump(mode="json", exclude={"concurrency"}),
+        checker.function and code[checker.function],
+    ]
 
 
 class Staleness(StrEnum):

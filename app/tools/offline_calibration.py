@@ -22,6 +22,7 @@ from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.groups import Grouping
+from app.routing.scoring_inputs import ScoringInputs
 from app.settings import Settings
 from app.store import Store
 from app.store.backup.calibrations import restore, save_carried
@@ -113,6 +114,7 @@ async def _calibrate(
             settings=settings,
             trained=racer,
             scorer=scoring,
+            inputs=ScoringInputs(racer.artifact),
             store=store,
             active=active,
             calibration_sync=calibration_sync,

@@ -18,9 +18,8 @@ Pooling = Literal["mean", "cls"]
 Forward = Literal["transformers", "lean"]
 HAS_FORWARD: Final[frozenset[Kind]] = frozenset(("huggingface", "onnx"))
 
-
-# Distributions that tokenize and compute, by the kind of encoder. Beside them there is numpy, whose
-# last bits the grid of the scores absorbs.
+# Distributions that tokenize and compute, by the kind of encoder. numpy is left out: its versions
+# differ in last bits, which scores lose when they are rounded to a grid.
 LIBRARIES: Final[Mapping[Kind, Sequence[str]]] = {
     "huggingface": ("tokenizers", "torch", "transformers"),
     "onnx": ("onnxruntime", "tokenizers"),

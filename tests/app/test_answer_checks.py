@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from app.answering.evidence import EvidenceChecks
 from app.errors import SettingsError
+from app.judging.checker_calls import checker_code
 from app.settings import Evidence, Secrets, Settings
 from app.telemetry.metrics import Metrics as GatewayMetrics
 from app.upstream.fleet import Fleet
@@ -142,7 +143,7 @@ async def opened(
     counter = counter or Counter("checks", "Checks.", ("outcome",), registry=None)
     async with (
         Fleet(settings, secrets, metrics=GatewayMetrics()) as fleet,
-        EvidenceChecks(settings, secrets, fleet, counter) as checks,
+        EvidenceChecks(settings, secrets, fleet, counter, checker_code(settings)) as checks,
     ):
         yield checks
 

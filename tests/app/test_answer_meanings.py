@@ -175,8 +175,8 @@ def test_what_decides_about_meaning_is_part_of_the_setup(gateway: Gateway) -> No
             }
         )
         added = ConditionReader(settings.candidates).added
-        assert answer_setup(settings, added) == ""
-        return answer_setup(settings, added, replace(SPEC, **spec))
+        assert answer_setup(settings, added, {}) == ""
+        return answer_setup(settings, added, {}, replace(SPEC, **spec))
 
     assert setup() == setup(name="elsewhere")
     others = {setup(), setup(similarity=0.7), setup(query_chars=999), setup(digest="other")}

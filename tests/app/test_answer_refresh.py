@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from app.errors import Conflict, StoreError
+from app.judging.checker_calls import checker_code
 from app.monitoring.decisions.store import DecisionStore
 from app.same_answer import calibration as answer_calibration
 from app.same_answer import rows as answer_rows
@@ -414,25 +415,36 @@ def test_rows_that_set_the_threshold_choose_no_calibration() -> None:
 def test_other_normal_forms_are_another_setup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a calibration would decide by answers that were equal by older rules."""
     added = dict.fromkeys(POOL, "")
-    before = answer_setup(settings(), added)
-    assert before == answer_setup(settings(), added)
+    before = answer_setup(settings(), added, {})
+    assert before == answer_setup(settings(), added, {})
     monkeypatch.setattr(answers, "FORMS_VERSION", answers.FORMS_VERSION + 1)
-    assert before != answer_setup(settings(), added)
+    assert before != answer_setup(settings(), added, {})
 
 
+@pytest.mark.parametrize("gives", ["verdicts", "labels"])
 def test_other_code_of_a_checker_is_another_setup(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gives: str
 ) -> None:
-    """Its verdicts weigh votes and end calls: samples of before say nothing of it."""
+    """Its verdicts weigh votes and end calls, its labels are the loss: older samples say nothing.
+
+    All of its package counts, since a function may import all of it.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_checker" / "within").mkdir(parents=True)
+    (tmp_path / "own_checker" / "__init__.py").write_text("", encoding="utf-8")
+    importlib.invalidate_caches()
     given = settings().model_dump(mode="json", exclude_unset=True)
-    section = {"evidence": {"function": "own_checker:check"}}
-    made = Settings.model_validate(given | {"same_answer": section})
+    checker = {"function": "own_checker.within.checks:check"}
+    if gives == "verdicts":
+        given |= {"same_answer": {"evidence": checker}}
+    else:
+        own = {"keys": ["data"], "shadow_rate": 0.1, "same_answer": {"reference": "answerable"}}
+        given |= {"applications": {"bot": own | {"checker": checker}}}
+    made = Settings.model_validate(given)
 
     def setup(code: str) -> str:
-        (tmp_path / "own_checker.py").write_text(code, encoding="utf-8")
-        importlib.invalidate_caches()
-        return answer_setup(made, dict.fromkeys(POOL, ""))
+        (tmp_path / "own_checker" / "rules.py").write_text(code, encoding="utf-8")
+        return answer_setup(made, dict.fromkeys(POOL, ""), checker_code(made))
 
     before = setup("def check(request): return None")
     assert before == setup("def check(request): return None")
@@ -447,7 +459,7 @@ def test_another_checker_of_labels_is_another_setup() -> None:
         own["same_answer"] = {"reference": reference}
         given = settings().model_dump(mode="json", exclude_unset=True)
         made = Settings.model_validate(given | {"applications": {"bot": own}})
-        return answer_setup(made, dict.fromkeys(POOL, ""))
+        return answer_setup(made, dict.fromkeys(POOL, ""), {})
 
     one, other = "http://checks:9000/one", "http://checks:9000/other"
     assert setup(one, "answerable") != setup(other, "answerable")

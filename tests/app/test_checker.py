@@ -20,6 +20,7 @@ from pydantic import SecretStr
 
 from app import settings
 from app.errors import SettingsError, StoreFull
+from app.judging.checker_calls import checker_code
 from app.monitoring.samples import checker
 from app.monitoring.samples.checker import ATTEMPTS, Checkers
 from app.monitoring.samples.rechecks import Rechecks
@@ -113,6 +114,7 @@ async def opened(
     checkers = Checkers(
         configuration,
         secrets or Secrets(),
+        checker_code(configuration),
         record=record,
         checks=checks,
         pause_s=0.001,
@@ -410,6 +412,41 @@ async def test_a_function_that_fails_loses_one_label(
     (warning,) = caplog.messages
     assert words in warning
     assert "secret" not in warning
+
+
+async def test_a_process_with_other_code_than_at_the_start_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else labels of new code would be those of the old; the log says restart.
+
+    The checker's own file is as it was; what it imports from its package is not.
+    """
+    package = tmp_path / "own_labels"
+    (package / "within").mkdir(parents=True)
+    for name, code in {
+        "__init__": "",
+        "rules": "from tests.kit.checkers import right",
+        "within/__init__": "",
+        "within/checks": "from own_labels.rules import right\nimport os\n"
+        "def check(document):\n"
+        "    if 'end' in str(document['request']): os._exit(1)\n"
+        "    return right(document)\n",
+    }.items():
+        (package / f"{name}.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with opened(configured(function="own_labels.within.checks:check")) as made:
+        made.submit()
+        await made.ended(1)
+        (package / "rules.py").write_text("def right(_): return {'correct': {}}", encoding="utf-8")
+        made.submit("d2")
+        await made.ended(2)
+        assert set(made.recorded) == {"d1", "d2"}, "a process that runs has the code of before"
+        made.submit("d3", "end")
+        made.submit("d4")
+        await made.ended(4)
+        assert set(made.recorded) == {"d1", "d2"}
+    assert "has other code than when the gateway started: restart the gateway" in caplog.text
 
 
 @pytest.mark.parametrize(

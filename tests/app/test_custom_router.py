@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import threading
 import tomllib
 from collections.abc import Callable, Iterator
@@ -194,16 +195,25 @@ def test_a_replaced_model_file_voids_certificates(
 ) -> None:
     """While the gateway runs, and after a restart until its rows are scored by the new one.
 
-    Red when the file is no input: every certificate held, and every such query was missed.
+    Red when the file is no input: every certificate held, and every such query was missed. Both
+    files have one size and one time of change, as a copy that keeps times leaves them.
     """
     model, changed = tmp_path / "model.json", ["router_changed:option.model"]
     with restart(artifact=by_file) as gateway:
         gateway.calibrate()
         assert reasons(gateway) == []
         for content, expected in ((OTHER, changed), (MODEL, []), (OTHER, changed)):
+            before = model.stat()
             model.write_text(json.dumps(content))
+            os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))
             wait_until(lambda expected=expected: reasons(gateway) == expected)
         assert gateway.route(ONE)["selected"] == ["adder"], "it has read the file that was there"
+        refusal = gateway.refused(as_json(labelled(20_000, 400)), 409)
+        assert refusal == (
+            "rows cannot be calibrated on: what decides the router's scores was changed since it "
+            "was loaded (option.model); nothing was changed here: restart the gateway, which then "
+            "reads it, and upload the rows again"
+        )
     with restart(artifact=by_file) as gateway:
         certificate = gateway.route(ONE)["certificate"]
         assert (certificate["holds"], certificate["reasons"]) == (False, changed)
@@ -212,6 +222,34 @@ def test_a_replaced_model_file_voids_certificates(
     model.write_text(json.dumps(MODEL))
     with restart(artifact=by_file) as gateway:
         assert reasons(gateway) == changed
+
+
+@pytest.mark.parametrize("fault", [PermissionError, ValueError, RecursionError])
+def test_unreadable_files_void_certificates(
+    serve: Serve,
+    by_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: type[Exception],
+) -> None:
+    """Whatever reading them raises, and until they are read as before: the watch goes on."""
+    gateway = serve(artifact=by_file)
+    assert reasons(gateway) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(inputs, "find_spec", raising(fault("no such luck")))
+        wait_until(lambda: reasons(gateway) == ["router_changed:unreadable_files"])
+    wait_until(lambda: reasons(gateway) == [])
+    assert caplog.text.count("no such luck") == 1, "it is said once"
+
+
+def raising(error: Exception) -> Callable[[str], object]:
+    """A function that fails."""
+
+    def fail(_: str) -> object:
+        raise error
+
+    return fail
 
 
 def test_changed_code_voids_certificates(restart: Restart, by_file: Path, tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ async def test_uncertified_queries_enter_no_drift_stream(store: Store) -> None:
         "query_too_long",
         "group_uncalibrated",
         "grouping_changed",
+        "router_changed:option.model",
     )
     changes: list[dict[str, Any]] = [{"scores": None}, {"calibration_id": "another"}]
     changes += [{"reasons": (each,)} for each in reasons]

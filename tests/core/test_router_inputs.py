@@ -29,14 +29,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def router(package: Path, tmp_path: Path) -> RouterInputs:
-    """A router with a model file, a folder, and options that name nothing."""
+def router(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RouterInputs:
+    """A router with model files, a folder, and options that name nothing; made in their folder."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "model.bin").write_bytes(b"1")
     (tmp_path / "vectors" / "part").mkdir(parents=True)
     (tmp_path / "vectors" / "part" / "0").write_bytes(b"1")
     options = {
         "model": str(tmp_path / "model.bin"),
         "nested": {"parts": [{"folder": str(tmp_path / "vectors")}, str(tmp_path / "later")]},
+        "empty": "",
+        "here": ".",
+        "mode": "vectors",
+        "relative": "beside.bin",
         "url": "http://127.0.0.1:9000/scores",
         "text": "x" * 10_000,
         "null": "a\0b",
@@ -61,6 +66,20 @@ def compiled(folder: Path) -> None:
     (folder / "site/scoring_package/__pycache__/x.pyc").write_bytes(b"2")
 
 
+def remounted(folder: Path) -> None:
+    """What Kubernetes does with a ConfigMap: content in a folder of its own, behind two links."""
+    (folder / "vectors/part/..2026_x").mkdir()
+    (folder / "vectors/part/0").rename(folder / "vectors/part/..2026_x/0")
+    (folder / "vectors/part/..data").symlink_to("..2026_x")
+    (folder / "vectors/part/0").symlink_to("..data/0")
+
+
+def with_tests(folder: Path) -> None:
+    """Tests of the package, with a library that scores nothing."""
+    (folder / "site/scoring_package/tests").mkdir()
+    (folder / "site/scoring_package/tests/test_it.py").write_text("import pytest", encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [
@@ -70,19 +89,30 @@ def compiled(folder: Path) -> None:
         (replaced("vectors/part/1"), ("option.nested.parts.0.folder",)),
         (renamed("vectors/part", "vectors/other"), ("option.nested.parts.0.folder",)),
         (replaced("later"), ("option.nested.parts.1",)),
+        (replaced("beside.bin"), ("option.relative",)),
         (replaced("site/scoring_package/weights.bin"), ("code.scoring_package",)),
         (replaced("site/scoring_package/__init__.py", EDITED), ("code.scoring_package",)),
         (replaced("model.bin", b"1"), ()),
         (replaced("beside"), ()),
         (compiled, ()),
+        (remounted, ()),
+        (with_tests, ()),
     ],
 )  # fmt: skip
 def test_a_change_has_its_name(
-    router: RouterInputs, tmp_path: Path, change: Callable[[Path], object], names: tuple[str, ...]
+    router: RouterInputs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], object],
+    names: tuple[str, ...],
 ) -> None:
-    """Contents count, and their names in a folder; times, and what Python compiles, do not."""
+    """Contents count, and their names in a folder; times, and what Python compiles, do not.
+
+    Nor does the working directory, once the router is made.
+    """
     before = router.digests()
     change(tmp_path)
+    monkeypatch.chdir("/")
     assert differing(before, router.digests()) == differing(router.digests(), before) == names
 
 
@@ -100,13 +130,24 @@ def test_libraries_that_the_code_imports_have_versions(
     assert differing(before, router.digests()) == ("library.numpy",)
 
 
-def test_an_options_folder_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else an option that happens to name a large folder would be read for hours."""
+def test_a_folder_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an option that names a large folder would be read for hours. Links are followed."""
     monkeypatch.setattr(inputs, "MAX_FILES", 3)
-    for name in "abcd":
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ArtifactError, match="more than 3 files: let the options"):
-        RouterInputs.of({"root": str(tmp_path)}, ()).digests()
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "again").symlink_to(tmp_path / "root")
+    with pytest.raises(ArtifactError, match="more than 3 files and folders: name"):
+        RouterInputs.of({"root": str(tmp_path / "root")}, ()).digests()
+
+
+def test_a_linked_folder_is_read(tmp_path: Path) -> None:
+    """As a router reads it that opens files by their paths."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "root" / "linked").symlink_to(tmp_path / "weights")
+    router = RouterInputs.of({"root": str(tmp_path / "root")}, ())
+    before = router.digests()
+    (tmp_path / "weights" / "0").write_bytes(b"1")
+    assert differing(before, router.digests()) == ("option.root",)
 
 
 def test_code_that_is_absent_has_no_digest(package: Path) -> None:
@@ -114,9 +155,19 @@ def test_code_that_is_absent_has_no_digest(package: Path) -> None:
     assert code_digest("no_such_module") == code_digest("sys") == ""
     whole = code_digest("scoring_package")
     assert len(whole) == 64
-    (package / "part").mkdir()
-    (package / "part" / "checks.py").write_text("", encoding="utf-8")
-    within = code_digest("scoring_package.part.checks")
-    assert len({whole, within, code_digest("scoring_package")}) == 3
-    (package / "weights.bin").write_bytes(b"2")
-    assert code_digest("scoring_package.part.checks") == within, "of its own package alone"
+    assert code_digest("scoring_package.part.checks") == whole, "it may import all of its package"
+
+
+def test_a_namespace_is_no_package(package: Path) -> None:
+    """Those beside it have nothing to do with it: `google` holds dozens."""
+    mine, other = (package.parent / "scoring_namespace" / name for name in ("mine", "other"))
+    for folder in (mine, other):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("", encoding="utf-8")
+    router = RouterInputs.of({}, ("scoring_namespace.mine.part",))
+    assert router.code == ("scoring_namespace.mine",)
+    before = router.digests()
+    (other / "__init__.py").write_text("import json", encoding="utf-8")
+    assert differing(before, router.digests()) == ()
+    (mine / "__init__.py").write_text("import json", encoding="utf-8")
+    assert differing(before, router.digests()) == ("code.scoring_namespace.mine",)

@@ -25,6 +25,7 @@ from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
+from app.routing.scoring_inputs import ScoringInputs
 from app.settings import Settings
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord
@@ -150,6 +151,7 @@ class Deployment:
                 settings=configured,
                 trained=self.trained,
                 scorer=EqualScores(),  # pyright: ignore[reportArgumentType]
+                inputs=ScoringInputs(self.trained.artifact),
                 store=store,
                 active=active,
                 calibration_sync=sync,

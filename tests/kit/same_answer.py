@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.judging.checker_calls import checker_code
 from app.routing.conditions import ConditionReader
 from app.same_answer.calibrations import answer_setup
 from app.store import Store, now
@@ -62,7 +63,8 @@ def configured(pool: FakePool, **changes: Any) -> dict[str, Any]:
 def setup_of(gateway: Gateway) -> str:
     """The digest of its configuration."""
     settings = gateway.settings
-    return answer_setup(settings, ConditionReader(settings.candidates).added)
+    added = ConditionReader(settings.candidates).added
+    return answer_setup(settings, added, checker_code(settings))
 
 
 def calibration(

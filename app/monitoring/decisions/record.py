@@ -27,6 +27,7 @@ _UNLIKE_ROWS: Final = frozenset(
         Reason.ROUTER_FAILED,
         Reason.GROUP_UNCALIBRATED,
         Reason.GROUPING_CHANGED,
+        Reason.ROUTER_CHANGED,
     }
 )
 # A score depends on the query alone; whether an answer is right depends on the request's parameters

@@ -22,7 +22,7 @@ from app.concurrency.background_queue import BackgroundQueue
 from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, UpstreamError, UpstreamTimeout
 from app.json_output import dump_json
-from app.judging.checker_calls import CheckerCall, FailureWarnings, open_checker
+from app.judging.checker_calls import CheckerCall, CheckerCode, FailureWarnings, open_checker
 from app.monitoring.samples.record import SampledExchange
 from app.settings import Secrets, Settings
 from app.settings.secrets import CHECKER_KEY
@@ -47,6 +47,7 @@ class Checkers:
     Args:
         settings: The applications, and how servers are called.
         secrets: The bearer token of the URLs.
+        code: The code of functions.
         record: Stores the verdicts on a decision's answers. Raises RacerError.
         checks: Counts samples by application and outcome.
         pause_s: Pause before the second attempt.
@@ -57,6 +58,7 @@ class Checkers:
         self,
         settings: Settings,
         secrets: Secrets,
+        code: CheckerCode,
         *,
         record: Record,
         checks: Counter,
@@ -65,6 +67,7 @@ class Checkers:
     ) -> None:
         self._settings = settings
         self._secrets = secrets
+        self._code = code
         self._record = record
         self._checks = checks
         self._pause_s = pause_s
@@ -84,7 +87,9 @@ class Checkers:
                 if application.checker is None:
                     continue
                 call = await stack.enter_async_context(
-                    open_checker(application.checker, name, self._settings, self._secrets)
+                    open_checker(
+                        application.checker, name, self._settings, self._secrets, self._code
+                    )
                 )
                 queue = _CheckQueue(
                     name,
