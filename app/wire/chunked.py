@@ -33,7 +33,7 @@ class ChunkedFormat(ABC):
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        body = parsing.json_object(name, data)
+        body = parsing.sent(name, data)
         choices = parsing.first_of_each(parsing.as_objects(name, body.get("choices")), self.n)
         if not choices:
             raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
@@ -42,7 +42,7 @@ class ChunkedFormat(ABC):
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        piece = parsing.json_object(name, data)
+        piece = parsing.sent(name, data)
         if piece.get("error"):  # some servers say null in every chunk
             raise UpstreamError(f"{name} failed in mid-stream")
         choices = parsing.as_objects(name, piece.get("choices"))

@@ -30,6 +30,39 @@ def json_object(name: str, data: bytes | str) -> dict[str, Any]:
         raise invalid(name) from exc
 
 
+_OWNER: Final = "racer"  # the gateway: a client finds its certificate under this name
+_OWN_PREFIX: Final = "x-racer-"
+
+
+def sent(name: str, data: bytes | str) -> dict[str, Any]:
+    """What a candidate sent, a whole answer or an event: one object without reserved names.
+
+    ``racer`` and ``x-racer-*`` are the gateway's own, in capitals too: members of these names are
+    removed at every depth. All that a candidate sends is read here.
+    """
+    given = json_object(name, data)
+    written = data.encode() if isinstance(data, str) else data
+    if _OWNER.encode() in written.lower() or b"\\u" in written:  # a letter may be an escape
+        return cast("dict[str, Any]", _without_reserved(given))
+    return given
+
+
+def _without_reserved(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_reserved(each) for each in cast("list[object]", value)]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _without_reserved(inner)
+        for name, inner in cast("dict[str, object]", value).items()
+        if not _is_reserved(name.lower())
+    }
+
+
+def _is_reserved(name: str) -> bool:
+    return name == _OWNER or name.startswith(_OWN_PREFIX)
+
+
 def as_object(name: str, value: object) -> dict[str, Any]:
     """The value as a JSON object. Raises UpstreamError if it is none."""
     if not isinstance(value, dict):

@@ -42,11 +42,11 @@ class Responses:
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        return _checked(name, parsing.json_object(name, data))
+        return _checked(name, parsing.sent(name, data))
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        piece = parsing.json_object(name, data)
+        piece = parsing.sent(name, data)
         kind = piece.get("type")
         if not isinstance(kind, str):
             raise parsing.invalid(name)

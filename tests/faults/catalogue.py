@@ -236,6 +236,7 @@ _DOCUMENTS: Final[Mapping[str, Row]] = {
     "usage:fraction": _row(UNCOUNTED),
     "usage:null": _row(UNCOUNTED),
     "wrong_model": _row(OK),
+    "forged": _row(OK),
     "inject": _row(UsableAnswer(text=ORDERS)),
     **{
         f"unicode:{name}": _row(UsableAnswer(text=text.replace("\ud800", "\ufffd")))

@@ -111,6 +111,7 @@ MODES: Final[Mapping[str, tuple[str, Play]]] = {
     "no_usage": ("counts no tokens", documents.no_usage),
     "usage": ("sends token counts that are none", documents.usage),
     "wrong_model": ("answers as another model", documents.wrong_model),
+    "forged": ("writes the gateway's own names into everything", documents.forged),
     "unicode": ("sends odd characters; see `documents.TEXTS`", documents.unicode),
     "inject": ("injects instructions for a model that merges answers", documents.inject),
 }
