@@ -225,6 +225,22 @@ def test_rows_record_the_calls(label: Label, pool: FakePool, tmp_path: Path) -> 
     assert (again["calls"], again["cut"]) == (0, {"speller": 2})
 
 
+def test_an_answer_that_did_not_finish_is_asked_for_again(
+    label: Label, pool: FakePool, tmp_path: Path
+) -> None:
+    """It is no answer that could be graded; red: the half of it was a row."""
+    message = {"role": "assistant", "content": "42"}
+    cut = {"index": 0, "message": message, "finish_reason": "abort"}
+    pool.say("poet", "42", fields={"choices": [cut]})
+    questions = save(tmp_path / "q.jsonl", QUESTIONS[:1])
+    assert label(questions)[0] == 1
+    assert lines(tmp_path / "rows.jsonl") == []
+    pool.say("poet", "0")
+    assert label(questions)[0] == 0
+    (row,) = lines(tmp_path / "rows.jsonl")
+    assert row["answers"]["poet"] == "0"
+
+
 def test_calls_survive_an_interruption(label: Label, pool: FakePool, tmp_path: Path) -> None:
     """They stand in the journal beside the answers."""
     pool.fail("poet", "503")

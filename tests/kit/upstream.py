@@ -256,7 +256,7 @@ _BROKEN_BODIES = {
     "no_choices": b'{"choices": [], "output": []}',  # of chat and of responses
     "odd_choice": b'{"choices": ["42"]}',
     "content_is_a_number": b'{"choices": [{"index": 0, "message": {"content": 42}}]}',
-    "empty": b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": null}}]}',
+    "empty": b'{"choices": [{"message": {"content": null}, "finish_reason": "stop"}]}',
     "nan": b'{"choices": [{"index": 0, "message": {"content": "42"}}], "usage": {"a": NaN}}',
     "surrogate": b'{"choices": [{"index": 0, "message": {"content": "\\ud800"}}]}',
     "twice": b'{"choices": [], "choices": [{"index": 0, "message": {"content": "42"}}]}',

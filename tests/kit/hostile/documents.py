@@ -123,7 +123,19 @@ async def odd_choices(exchange: Exchange, _: str) -> None:
 
 async def finish(exchange: Exchange, reason: str) -> None:
     """A right answer that ended for this reason."""
-    await send_choices(exchange, [choice(finish_reason=reason)])
+    odd: dict[str, object] = {"null": None, "number": 7}
+    await send_choices(exchange, [choice(finish_reason=odd.get(reason, reason))])
+
+
+async def error_beside(exchange: Exchange, _: str) -> None:
+    """A right answer, and beside it an error."""
+    error = {"message": WORDS, "code": 500}
+    model = exchange.request.model
+    if exchange.request.streams:
+        last = chunk(model, [], error=error)
+        await send_packets(exchange, [*map(event, [*chunks(model), last]), DONE])
+    else:
+        await exchange.answer(encoded(completion(model, error=error)))
 
 
 async def bad_logprobs(exchange: Exchange, which: str) -> None:
