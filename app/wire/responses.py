@@ -282,13 +282,13 @@ def _with_racer(piece: Mapping[str, Any], racer: Mapping[str, Any]) -> dict[str,
 def _checked(name: str, body: dict[str, Any]) -> dict[str, Any]:
     if body.get("status") == "failed" or body.get("error"):
         raise parsing.failed(name)
-    is_cut = body.get("status") == "incomplete" and _incomplete_reason(body) in _CUTS
-    if body.get("status") != "completed" and not is_cut:
-        raise parsing.unfinished(name)
     items = parsing.as_objects(name, body.get("output"))
     for item in items:
         if item.get("content") is not None:
             parsing.as_objects(name, item["content"])
+    is_cut = body.get("status") == "incomplete" and _incomplete_reason(body) in _CUTS
+    if body.get("status") != "completed" and not is_cut:
+        raise parsing.unfinished(name)
     return body
 
 

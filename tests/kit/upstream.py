@@ -253,7 +253,7 @@ class Rater:
 # Answers with status 200 that are not chat completions.
 _BROKEN_BODIES = {
     "not_openai": b'{"result": "42"}',
-    "no_choices": b'{"choices": [], "output": []}',  # of chat and of responses
+    "no_choices": b'{"choices": [], "output": [], "status": "completed"}',  # chat, responses
     "odd_choice": b'{"choices": ["42"]}',
     "content_is_a_number": b'{"choices": [{"index": 0, "message": {"content": 42}}]}',
     "empty": b'{"choices": [{"message": {"content": null}, "finish_reason": "stop"}]}',
