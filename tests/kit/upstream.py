@@ -425,7 +425,7 @@ class FakePool:
         self.requests.append(body)
         self.paths.append(request.path)
         script = self.scripts.get(body["model"], Script())
-        answer = answers.with_members(embeddings(body), script.members) | script.fields
+        answer = answers.with_members(embeddings(body), script.members)
         return _json(json.dumps(answer).encode(), script.headers)
 
     async def _tokenize(self, request: web.Request) -> web.Response:

@@ -146,7 +146,7 @@ def test_an_unfinished_answer_is_not_cached(
 
 def test_embeddings_beside_an_error_are_none(gateway: Gateway, pool: FakePool) -> None:
     """They are passed on as they are, unless the candidate says that it failed."""
-    pool.say("adder", "", fields={"error": ERROR})
+    pool.say("adder", "", members={"error": ERROR})
     response = gateway.post("/v1/embeddings", json={"model": "adder", "input": "one"})
     assert response.status_code == 502
 
