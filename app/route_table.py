@@ -53,7 +53,9 @@ class JsonBody(Generic[ModelT]):
         Raises:
             RacerError: As :func:`app.wire.bodies.read`.
         """
-        return await bodies.read(request, self.model, self.limit(limits))
+        return await bodies.read(
+            request, self.model, self.limit(limits), is_required=self.is_required
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

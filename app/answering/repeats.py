@@ -27,7 +27,6 @@ from app.wire.event_template import EventTemplate, Piece, TextEvent
 from app.wire.format import AnswerKind
 from racer_core.types import Aggregate
 
-_CUT: Final = ("length", "content_filter")  # finish reasons of answers that are not whole
 _TEMPERATURE: Final = "temperature"
 
 
@@ -151,7 +150,7 @@ def keep(state: RequestState, outcome: Outcome, recording: StreamRecording | Non
     api_format, body = state.request.api_format, reply.body
     if recording is not None:
         body = api_format.joined(json.loads(content))
-    if not any(choice.finish_reason in _CUT for choice in api_format.choices(body)):
+    if all(choice.is_whole for choice in api_format.choices(body)):
         slot.keep(content, decision_id=state.decision_id, served_by=merged.winner)
 
 

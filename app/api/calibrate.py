@@ -21,7 +21,6 @@ from app.services import Services
 from app.store import Summary
 from app.wire import bodies, sse
 from app.wire.schemas import ActivateRequest, CalibrateOptions, CalibrateQuery
-from racer_core import strict_json
 
 routes = Routes("calibration")
 
@@ -204,8 +203,7 @@ async def activate(request: Request, services: Services) -> Response:
     With `share` the calibration is a canary; promote it by an activation without `share`, and
     end it by one of the calibration that is active.
     """
-    data = await bodies.read_body(request, ACTIVATE_BODY.limit(services.settings.limits))
-    options = bodies.checked(ActivateRequest, strict_json.load_object(data) if data else {})
+    options, _ = await ACTIVATE_BODY.read(request, services.settings.limits)
     record = await services.calibrations.activate(
         request.path_params["calibration_id"],
         options.expected_active_id,

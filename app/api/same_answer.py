@@ -12,7 +12,6 @@ from app.route_table import JsonBody, Routes
 from app.services import Services
 from app.wire import bodies
 from app.wire.schemas import APPLICATION
-from racer_core import strict_json
 
 routes = Routes("calibration")
 
@@ -39,8 +38,7 @@ CALIBRATE_BODY: Final = JsonBody(AnswerCalibrateRequest, max_bytes=64 * 2**10, i
 )
 async def calibrate(request: Request, services: Services) -> Response:
     """Needs no labels. One that `refusal` keeps from certifying ends the one before it, too."""
-    data = await bodies.read_body(request, CALIBRATE_BODY.limit(services.settings.limits))
-    options = bodies.checked(AnswerCalibrateRequest, strict_json.load_object(data) if data else {})
+    options, _ = await CALIBRATE_BODY.read(request, services.settings.limits)
     result = await services.answer_calibrator.calibrate(
         options.application, dry_run=options.dry_run
     )

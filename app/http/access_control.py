@@ -1,11 +1,12 @@
 """Access control middleware: authentication, authorization and rate limits of every request.
 
 It decides on the headers and the matched route, before the body is read. The checks are, in this
-order: Host header, route, listener, cross-site request, API key, quota.
+order: Host header, route, listener, page of another site, API key, quota.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from fastapi.responses import Response
@@ -24,6 +25,8 @@ from app.wire import error_envelope
 from racer_core.errors import RacerError
 
 _READ_ONLY = ("GET", "HEAD", "OPTIONS")
+_OWN_SITES = (b"same-origin", b"none")  # none: the user's own act, such as a bookmark
+_USUAL_PORTS = {b"http": b":80", b"https": b":443"}
 _WAYS = "Authorization: Bearer <key>, or x-api-key: <key>"
 
 
@@ -91,10 +94,13 @@ class AccessControl:
         role = None if match.route is None else match.route.role
         if role == "admin" and self._admin_port not in (None, scope["server"][1]):
             raise NotFound("Not Found")
+        if scope["method"] not in _READ_ONLY and _is_of_another_page(scope["headers"]):
+            raise CrossSite(
+                "a page of another origin sent this request: only the gateway's own page may, "
+                "whose origin is the Host of the request"
+            )
         if role in (None, "public"):
             return nullcontext()
-        if scope["method"] not in _READ_ONLY and _is_cross_site(scope):
-            raise CrossSite("cross-site requests are not allowed")
         caller = self._admin_caller(scope) if role == "admin" else self._data_caller(scope)
         scope["state"]["caller"] = caller  # before the quota: the request log names the caller
         is_work = scope["method"] != "GET"  # an overloaded gateway still answers GET
@@ -150,11 +156,25 @@ def _presented_key(scope: Scope) -> bytes | None:
     return (key.strip() or None) if scheme.lower() == b"bearer" else None
 
 
-def _is_cross_site(scope: Scope) -> bool:
+def _is_of_another_page(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a browser says that the request comes from another page; programs say nothing."""
+    (host,) = (value for name, value in headers if name == b"host")  # checked before
     return any(
-        name == b"sec-fetch-site" and value.strip().lower() == b"cross-site"
-        for name, value in scope["headers"]
+        (name == b"origin" and is_foreign(value, host))
+        or (name == b"sec-fetch-site" and value.strip().lower() not in _OWN_SITES)
+        for name, value in headers
     )
+
+
+def is_foreign(origin: bytes, host: bytes) -> bool:
+    """Whether an Origin is another place than a Host: another name or another port.
+
+    Browsers leave out the scheme's usual port. The scheme itself may differ: a proxy in front of
+    the gateway speaks TLS.
+    """
+    scheme, _, place = origin.strip().lower().partition(b"://")
+    usual = _USUAL_PORTS.get(scheme)
+    return usual is None or place.removesuffix(usual) != host.lower().removesuffix(usual)
 
 
 def _refusal(exc: RacerError, scope: Scope) -> Response:

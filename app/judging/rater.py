@@ -11,12 +11,12 @@ import logging
 import math
 import re
 import time
-import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from app.errors import SettingsError, UpstreamError
+from app.judging.quoting import GAP, quoted
 from app.settings import EvaluatorModel, Settings
 from app.upstream.fleet import GATEWAY, Fleet
 from app.upstream.reply import Completion, Endpoint
@@ -212,7 +212,7 @@ def _summed(usages: list[Mapping[str, int]]) -> dict[str, int]:
 
 # The evaluator's prompt, and the parser of its completion. Paper, Sec. 3.3. Pure functions.
 #
-# The rated answer is another model's text: data, which must not imitate the lines of the prompt
+# Question and answer are others' texts: data, which must not imitate the lines of the prompt
 # (prompt injection).
 
 TOP: Final = 20  # tokens with log-probabilities, as in the paper
@@ -223,37 +223,27 @@ _PROMPT = (
     "Now I will rate my confidence in the proposed answer as either (0) or (1).\n"
     "Proposed confidence: ("
 )
-_GAP = " [...] "
-_OWN_WORDS = re.compile(r"proposed (?:answer|confidence)|rate my confidence", re.IGNORECASE)
-# Texts that a tokenizer may read as control tokens: <|im_end|>, </s>, [INST].
-_CONTROL = re.compile(r"<(?=\S)|\[(?=/?[A-Z])")
+_OWN_WORDS = re.compile(r"proposed\s+(?:answer|confidence)|rate\s+my\s+confidence", re.IGNORECASE)
 _VERDICT = re.compile(r"\s*([01])\s*(?:\).*)?", re.DOTALL)  # "1", " 1" and "1)" are all a 1
 
 
 def prompt(question: str, answer: str, max_chars: int) -> str:
     """The paper's prompt, of at most ``max_chars`` characters.
 
-    The answer stands on one line, without the prompt's own words and control tokens; see
-    :func:`quoted`. A text that is too long loses its middle, because conclusions stand at the end.
-    Each of the two texts may fill half of the room, and the part that the other does not need.
+    Both texts are quoted, and the prompt's own words in them are replaced. The answer stands on one
+    line: it cannot end its own line, nor imitate the lines after it. A text that is too long loses
+    its middle, because conclusions stand at the end. Each of the two texts may fill half of the
+    room, and the part that the other does not need.
     """
     room = max_chars - len(_PROMPT.format("", ""))
-    answer = quoted(_cut(answer, max_chars))  # cut first: an answer may have megabytes
-    shown = _cut(answer, max(room - len(question), room // 2))
-    return _PROMPT.format(_cut(question, room - len(shown)), shown)
+    question, answer = _shown(question, max_chars), " ".join(_shown(answer, max_chars).split())
+    cut = _cut(answer, max(room - len(question), room // 2))
+    return _PROMPT.format(_cut(question, room - len(cut)), cut)
 
 
-def quoted(answer: str) -> str:
-    """An answer that cannot end its own line of the prompt, nor imitate the lines after it.
-
-    White space becomes single spaces, invisible characters are removed, the prompt's own words are
-    replaced, and possible control tokens are broken up. The answer can still argue for itself: a
-    rating is an opinion.
-    """
-    hidden = ("Cc", "Cf")  # control and format characters
-    shown = [c for c in answer if c.isspace() or unicodedata.category(c) not in hidden]
-    line = " ".join("".join(shown).split())
-    return _CONTROL.sub(r"\g<0> ", _OWN_WORDS.sub(_GAP.strip(), line))
+def _shown(text: str, most: int) -> str:
+    """A quoted text without the prompt's own words; it is cut first, as it may have megabytes."""
+    return _OWN_WORDS.sub(GAP, quoted(_cut(text, most)))
 
 
 def read(weight: Weight, completion: Completion) -> float | None:
@@ -276,5 +266,5 @@ def _cut(text: str, room: int) -> str:
     """The text, or its beginning and end if it is longer than ``room`` characters."""
     if len(text) <= room:
         return text
-    left = room - len(_GAP)
-    return text[: left // 2] + _GAP + text[len(text) - (left - left // 2) :]
+    left = room - len(GAP)
+    return text[: left // 2] + GAP + text[len(text) - (left - left // 2) :]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.settings.base import Alpha, Frozen
+from app.settings.base import Alpha, Frozen, VariableName
 from app.settings.budgets import Budget
 from app.settings.candidates import Name
 
@@ -57,9 +57,9 @@ class Access(Frozen):
 
     keys: tuple[Key, ...] = ()
     """API keys of clients, as hashes."""
-    data_key_env: str = "RACER_DATA_KEY"
+    data_key_env: VariableName = "RACER_DATA_KEY"
     """Environment variable with the data key."""
-    admin_key_env: str = "RACER_ADMIN_KEY"
+    admin_key_env: VariableName = "RACER_ADMIN_KEY"
     """Environment variable with the admin key. Without an admin key here or in `access.keys` the
     admin endpoints are off."""
     hosts: tuple[_Host, ...] = ()

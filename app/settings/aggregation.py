@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from app.settings.base import Frozen
+from app.settings.base import Frozen, VariableName
 from app.settings.candidates import Url
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import MARKERS, ReasoningFilter
@@ -22,7 +22,7 @@ class RatingModel(Frozen):
     """Server of an evaluator that is no candidate."""
     model: str | None = None
     """Model name of the evaluator at that server."""
-    api_key_env: str | None = None
+    api_key_env: VariableName | None = None
     """Environment variable with the evaluator's API key."""
     prompt_chars: Annotated[int, Field(ge=256, le=100_000)] = 4096
     """Longest prompt in characters; the middle of a longer one is cut."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, model_validator
 
-from app.settings.base import Frozen, http_url
+from app.settings.base import Frozen, VariableName, http_url
 from racer_core.prices import Price
 
 # Settings of the price of a candidate (`candidates[].price`).
@@ -114,13 +114,14 @@ class Candidate(Frozen):
     name: Name
     """Name for clients: letters, digits and `._:/@+-`."""
     base_url: Url | None = None
-    """Base URL of its server, such as `http://host:8000/v1`; alternatively `base_urls`."""
+    """Base URL of its server, such as `http://host:8000/v1`, without a password; alternatively
+    `base_urls`."""
     base_urls: tuple[Url, ...] = ()
     """Base URLs of several replicas."""
     model: str | None = None
     """Model name at the server; null: the same as `name`."""
-    api_key_env: str | None = None
-    """Environment variable with its API key."""
+    api_key_env: VariableName | None = None
+    """Environment variable with its API key, in capitals such as `OPENAI_API_KEY`."""
     key_header: Annotated[str, AfterValidator(_header_name)] = "authorization"
     """Header of the API key. `authorization` carries `Bearer <key>`, any other the key alone."""
     headers: Annotated[dict[str, str], AfterValidator(_extra_headers)] = Field(

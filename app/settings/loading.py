@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 import yaml
@@ -16,6 +17,9 @@ from app.errors import SettingsError
 from app.settings.model import Settings
 from app.settings.secrets import Secrets, read_secrets
 from app.settings.validation import problems
+
+_QUOTATION: Final = re.compile(r"['\"].*['\"]")  # in a message of PyYAML: a part of the file
+_SETTINGS: Final = frozenset(Settings.model_fields)
 
 
 def load(
@@ -79,8 +83,8 @@ def _text(path: Path) -> str:
 def _validated(text: str, path: Path, overrides: Mapping[str, Any]) -> Settings:
     try:
         values = _parse_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # an invalid date, deep nesting
-        raise SettingsError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
+    except (yaml.YAMLError, RecursionError) as exc:
+        raise SettingsError(f"{path}: not YAML{yaml_problem(exc)}") from None
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected fields such as `schema_version: 1`")
     try:
@@ -88,6 +92,20 @@ def _validated(text: str, path: Path, overrides: Mapping[str, Any]) -> Settings:
     except ValidationError as exc:
         sentences = [sentence for _, sentence in problems(exc, Settings, noun="setting")]
         raise SettingsError(f"{path}: {'; '.join(sentences)}") from exc
+
+
+def yaml_problem(exc: Exception) -> str:
+    """Where a file is no YAML, and why, as the end of a sentence.
+
+    The messages of PyYAML and of ruamel repeat lines of the file, which may hold a secret, and so
+    do tracebacks of their exceptions: raise ``from None``.
+    """
+    if isinstance(exc, RecursionError):
+        return ": nested too deep"
+    mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
+    place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    words: str = getattr(exc, "problem", None) or getattr(exc, "context", None) or ""
+    return f"{place}: {_QUOTATION.sub('...', ' '.join(words.split()))}" if words else place
 
 
 def _overridden(values: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,14 +141,23 @@ def _parse_yaml(text: str) -> Any:
 class _Loader(yaml.SafeLoader):
     """A YAML loader for which a duplicate key is an error; PyYAML would take the last silently."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A value; one that cannot be made, such as the 99th of May, is an error with its place."""
+        try:
+            return cast("Any", super().construct_object(node, deep=deep))
+        except (ValueError, OverflowError) as exc:
+            problem = "a value that its type does not allow"
+            raise yaml.MarkedYAMLError(None, None, problem, node.start_mark) from exc
+
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     pairs = cast("list[tuple[yaml.Node, yaml.Node]]", node.value)
     keys: list[object] = [loader.construct_object(key, deep=True) for key, _ in pairs]
     if duplicates := [key for key in keys if keys.count(key) > 1]:
-        raise yaml.YAMLError(
-            f"{duplicates[0]!r} is duplicated (line {node.start_mark.line + 1} on)"
-        )
+        first = duplicates[0]
+        shown = f"`{first}`" if isinstance(first, str) and first in _SETTINGS else "a name"
+        second = [node for (node, _), key in zip(pairs, keys, strict=True) if key == first][1]
+        raise yaml.MarkedYAMLError(None, None, f"{shown} is duplicated", second.start_mark)
     return loader.construct_mapping(node, deep=True)
 
 

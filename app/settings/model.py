@@ -25,7 +25,7 @@ from app.settings.applications import (
     membership_digest,
     problems,
 )
-from app.settings.base import Frozen
+from app.settings.base import Frozen, VariableName
 from app.settings.budgets import Budget, scopes
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
@@ -76,7 +76,7 @@ class Settings(Frozen):
     store: Annotated[str, AfterValidator(_without_password)] = "sqlite:///racer.db"
     """Database URL: a SQLite file, relative to this file, or PostgreSQL for several gateways; no
     password here."""
-    store_env: str = "RACER_STORE_URL"
+    store_env: VariableName = "RACER_STORE_URL"
     """Environment variable with a database URL, including its password, that replaces `store`."""
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     """The models of the pool."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
 
@@ -11,10 +10,7 @@ from app.settings.base import Frozen, http_url
 
 
 def _collector_url(url: str) -> str:
-    plain = http_url(url)
-    if "@" in urlsplit(plain).netloc:
-        raise ValueError("must hold no credentials: set $OTEL_EXPORTER_OTLP_HEADERS instead")
-    return plain
+    return http_url(url, cure="set $OTEL_EXPORTER_OTLP_HEADERS instead")
 
 
 class TelemetrySettings(Frozen):

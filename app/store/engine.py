@@ -16,10 +16,20 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event, make_url, text
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    ExceptionContext,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import (
     ArgumentError,
@@ -51,6 +61,7 @@ _POSTGRESQL: Final[dict[str, Any]] = {
     "tcp_user_timeout": 10_000,  # milliseconds
     "prepare_threshold": None,  # no statement is prepared
 }
+_BESIDE: Final = ("-journal", "-wal", "-shm")  # suffixes of SQLite's files beside a database
 LIMITS: Final = (  # of this transaction, in milliseconds
     "SELECT set_config('statement_timeout', '60000', true), "
     "set_config('lock_timeout', '5000', true)"
@@ -81,6 +92,10 @@ def open_engine(url: str) -> Engine:
         match parsed.get_backend_name():
             case "sqlite":
                 engine = create_engine(parsed, hide_parameters=True)
+                file = _file_of(parsed)
+                if file is not None:
+                    event.listen(engine, "do_connect", lambda *_: _create_private(file))
+                    event.listen(engine, "connect", lambda *_: _make_private(file))
                 event.listen(engine, "connect", _sqlite_pragmas)
                 return engine
             case "postgresql":
@@ -282,6 +297,29 @@ def _sqlstate(error: object) -> str | None:
 
 def _limit_transaction(connection: Connection) -> None:
     connection.exec_driver_sql(LIMITS)
+
+
+def _file_of(url: URL) -> Path | None:
+    """The file of a SQLite database; None in memory."""
+    name = url.database or ":memory:"
+    return None if name == ":memory:" or name.startswith("file:") else Path(name)
+
+
+def _create_private(file: Path) -> None:
+    """Create a new database for its owner alone; SQLite gives its journals the same rights.
+
+    An existing file is not opened: closing it would end this process's locks on it.
+    """
+    with contextlib.suppress(OSError):  # it exists, or SQLite says what is wrong
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def _make_private(file: Path) -> None:
+    """Take all rights of others from a database and from what stands beside it."""
+    for each in (file, *(Path(f"{file}{suffix}") for suffix in _BESIDE)):
+        with contextlib.suppress(OSError):  # it is not there, or another user's
+            if each.stat().st_mode & 0o077:
+                each.chmod(0o600)
 
 
 def _sqlite_pragmas(connection: Any, _: Any) -> None:

@@ -14,6 +14,7 @@ from app import settings
 from app.errors import Conflict, SettingsError
 from app.settings import editing
 from app.settings.access import Key
+from app.settings.loading import yaml_problem
 
 
 def revocation(path: Path, name: str, *, is_forced: bool = False) -> editing.Change:
@@ -48,7 +49,7 @@ def revocation(path: Path, name: str, *, is_forced: bool = False) -> editing.Cha
     try:
         after = _without(before, names.index(name))
     except YAMLError as exc:
-        raise SettingsError(f"{path}: cannot be edited: {exc}") from exc
+        raise SettingsError(f"{path}: cannot be edited{yaml_problem(exc)}") from None
     return editing.Change(path, before, after)
 
 
@@ -109,8 +110,10 @@ def adding_keys(path: Path, keys: Sequence[Key], configured: Sequence[Key]) -> e
     try:
         before = path.read_text(encoding="utf-8")
         after = _with(before, [key.model_dump(mode="json", exclude_defaults=True) for key in keys])
-    except (OSError, YAMLError) as exc:
-        raise SettingsError(f"{path}: cannot be read: {exc}") from exc
+    except OSError as exc:
+        raise SettingsError(f"{path}: cannot be read ({exc.strerror})") from exc
+    except YAMLError as exc:
+        raise SettingsError(f"{path}: cannot be read{yaml_problem(exc)}") from None
     settings.parse(after, path)
     return editing.Change(path, before, after)
 

@@ -15,7 +15,7 @@ import yaml
 from app import settings
 from app.errors import ModelListError, SettingsError, UpstreamUnauthorized, UpstreamUnavailable
 from app.settings import AUTO, schema
-from app.settings.base import http_url
+from app.settings.base import http_url, variable_name
 from app.settings.schema import FILE_NAME, modeline
 from app.upstream.model_list import ModelList, list_models
 
@@ -45,7 +45,7 @@ class InitOptions:
         """Take the arguments, or else the variables that the ``openai`` client reads.
 
         Raises:
-            SettingsError: No server is named, or a URL is invalid.
+            SettingsError: No server is named, or a URL or the name of the variable is invalid.
         """
         if not urls:
             key_env = key_env or ("OPENAI_API_KEY" if environment.get("OPENAI_API_KEY") else None)
@@ -56,6 +56,10 @@ class InitOptions:
                     "$OPENAI_BASE_URL"
                 )
             urls = (default_url,)
+        try:
+            key_env = key_env and variable_name(key_env)
+        except ValueError as exc:
+            raise SettingsError(f"--key-env {exc}") from exc
         unique = tuple(dict.fromkeys(map(_base_url, urls)))
         return cls(urls=unique, key_env=key_env, path=path, port=port)
 
@@ -159,15 +163,10 @@ def _list_all(
 def _base_url(text: str) -> str:
     """A base URL; `/v1`, which OpenAI's clients expect, is added if it has no path."""
     try:
-        url = http_url(text)
+        url = http_url(text, cure="name the variable of the key with --key-env")
     except ValueError as exc:
-        raise SettingsError(f"{text!r} {exc}") from exc
-    parts = urlsplit(url)
-    if "@" in parts.netloc:  # it would be written to the file
-        raise SettingsError(
-            "a URL must hold no password: name the variable of the key with --key-env"
-        )
-    return url if parts.path else f"{url}/v1"
+        raise SettingsError(f"{'a URL' if '@' in text else repr(text)} {exc}") from exc
+    return url if urlsplit(url).path else f"{url}/v1"
 
 
 def _holds(path: Path, text: str) -> bool:

@@ -23,6 +23,7 @@ from app.errors import SettingsError, UpstreamError
 from app.judging.evaluator import Evaluator, Ratings
 from app.settings import VOTE, Aggregation, SameAnswer, Secrets, Settings
 from app.settings.editing import Change, parse, update_section
+from app.settings.loading import yaml_problem
 from app.telemetry.metrics import Metrics
 from app.tools.labelling.confidences import recorded_name
 from app.upstream.fleet import Fleet
@@ -178,8 +179,10 @@ def configuration_change(
         keeps = not votes or (tuning.chosen.evaluated and chosen is None)
         text = before if keeps else _without_evaluators(before)
         editor, document = parse(text)
-    except (OSError, YAMLError) as exc:
-        raise SettingsError(f"{path}: cannot be read: {exc}") from exc
+    except OSError as exc:
+        raise SettingsError(f"{path}: cannot be read ({exc.strerror})") from exc
+    except YAMLError as exc:
+        raise SettingsError(f"{path}: cannot be read{yaml_problem(exc)}") from None
     update_section(
         document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.chosen.score.value}
     )

@@ -6,11 +6,10 @@ import asyncio
 import socket
 import ssl
 import time
-from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohappyeyeballs
 
@@ -52,9 +51,6 @@ class ConnectionPool:
             "accept": "*/*",
             "user-agent": f"racer/{__version__}",
         }
-        if parts.username is not None:
-            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-            named["authorization"] = f"Basic {b64encode(user.encode()).decode()}"
         self._headers = "".join(
             f"{name}: {value}\r\n" for name, value in (named | {**headers}).items()
         )

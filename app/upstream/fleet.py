@@ -194,7 +194,7 @@ class Fleet:
         """Send a document and return the answered object. Raises as :meth:`ask`."""
         with self._open_call(candidate, path, payload, deadline, caller, meter=meter) as call:
             return await self._read_answer(
-                call, partial(parsing.json_object, candidate), report=_model_and_usage
+                call, partial(parsing.sent, candidate), report=_model_and_usage
             )
 
     def down(self, caller: str = GATEWAY) -> frozenset[str]:

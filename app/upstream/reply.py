@@ -131,7 +131,7 @@ class Completion:
 
 def completion(name: str, data: bytes) -> Completion:
     """Parse a text completion's first choice. Raises UpstreamError where it is invalid."""
-    body = parsing.json_object(name, data)
+    body = parsing.sent(name, data)
     choices = parsing.as_objects(name, body.get("choices"))
     if not choices:
         raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -22,6 +22,7 @@ from racer_core import strict_json
 MAX_COMMAS = 250_000
 MAX_KEYS = 50_000
 MAX_FIELDS = 1_000  # of the body itself, which are checked one by one
+_NOT_JSON: Final = "send JSON with content-type: application/json"
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -70,18 +71,33 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def read(request: Request, model: type[ModelT], limit: int) -> tuple[ModelT, dict[str, Any]]:
+async def read(
+    request: Request, model: type[ModelT], limit: int, *, is_required: bool = True
+) -> tuple[ModelT, dict[str, Any]]:
     """Read a JSON body: the checked model, and the raw object, to be passed on unchanged.
 
+    Args:
+        request: The request.
+        model: The body's schema.
+        limit: Most bytes.
+        is_required: False where the body may be empty: it is then an object without fields.
+
     Raises:
-        UnsupportedBody: The content type is not JSON.
+        UnsupportedBody: The content type is not JSON. A body without a type has none: a page of
+            another site can send such a one unasked.
         InputError: Not strict JSON.
         SchemaError: Not the model's shape; the message names the field and repeats no value.
     """
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise UnsupportedBody("send JSON with content-type: application/json")
-    return await off_loop(partial(_parse, model), await read_body(request, limit))
+    given = request.headers.get("content-type", "")
+    is_json = given.partition(";")[0].strip().lower() == "application/json"
+    if not is_json and (is_required or given):
+        raise UnsupportedBody(_NOT_JSON)
+    data = await read_body(request, limit)
+    if not data and not is_required:
+        return checked(model, {}), {}
+    if not is_json:
+        raise UnsupportedBody(_NOT_JSON)
+    return await off_loop(partial(_parse, model), data)
 
 
 def _parse(model: type[ModelT], data: bytes) -> tuple[ModelT, dict[str, Any]]:

@@ -33,25 +33,21 @@ class ChunkedFormat(ABC):
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        body = parsing.json_object(name, data)
+        body = parsing.sent(name, data)
         choices = parsing.first_of_each(parsing.as_objects(name, body.get("choices")), self.n)
         if not choices:
             raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
-        checked = [self._checked(name, parsing.sound(choice)) for choice in choices]
+        checked = [self._checked(name, parsing.whole(name, choice)) for choice in choices]
         return {**body, "choices": checked}
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        piece = parsing.json_object(name, data)
-        if piece.get("error"):  # some servers say null in every chunk
-            raise UpstreamError(f"{name} failed in mid-stream")
+        piece = parsing.sent(name, data)
         choices = parsing.as_objects(name, piece.get("choices"))
         requested = [choice for choice in choices if choice.get("index", 0) in range(self.n)]
         first = parsing.first_of_each(requested, self.n)
-        return {
-            **piece,
-            "choices": [self._checked_part(name, parsing.sound(choice)) for choice in first],
-        }
+        checked = [self._checked_part(name, parsing.sound(name, choice)) for choice in first]
+        return {**piece, "choices": checked}
 
     def event_template(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
         """See :class:`app.wire.format.ApiFormat`."""
@@ -135,7 +131,6 @@ class ChunkedFormat(ABC):
                 "index": index,
                 **self._last_part(),
                 **{name: choice[name] for name in _FINISH if name in choice},
-                "finish_reason": choice.get("finish_reason") or "stop",
             }
             for index, choice in enumerate(body["choices"])
         ]

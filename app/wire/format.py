@@ -34,7 +34,7 @@ class Choice:
     text: str | None = None  # None: no text, but a tool call, for example
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     refused: bool = False  # the candidate declined to answer
-    finish_reason: str | None = None  # `length`: the answer ended at the token limit
+    finish_reason: str | None = None  # the chat API's; None where it is not known yet
     has_other: bool = False  # audio, or another kind of output
     is_withheld: bool = False  # has reasoning, or was ended by a content filter
 
@@ -44,6 +44,11 @@ class Choice:
             return self
         answer = reasoning.answer(self.text)
         return replace(self, text=answer, is_withheld=self.is_withheld or not answer)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it ended well: neither at the token limit nor by a content filter."""
+        return self.finish_reason in ("stop", "tool_calls", "function_call")
 
     @property
     def kind(self) -> AnswerKind:

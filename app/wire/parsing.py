@@ -30,6 +30,44 @@ def json_object(name: str, data: bytes | str) -> dict[str, Any]:
         raise invalid(name) from exc
 
 
+_OWNER: Final = "racer"  # the gateway: a client finds its certificate under this name
+_OWN_PREFIX: Final = "x-racer-"
+
+
+def sent(name: str, data: bytes | str) -> dict[str, Any]:
+    """What a candidate sent, a whole answer or an event: one object without reserved names.
+
+    ``racer`` and ``x-racer-*`` are the gateway's own, in capitals too: members of these names are
+    removed at every depth. All that a candidate sends is read here.
+
+    Raises:
+        UpstreamError: It is malformed, or says `error`: beside an answer, too.
+    """
+    given = json_object(name, data)
+    if given.get("error"):  # some servers say null
+        raise failed(name)
+    written = data.encode() if isinstance(data, str) else data
+    if _OWNER.encode() in written.lower() or b"\\u" in written:  # a letter may be an escape
+        return cast("dict[str, Any]", _without_reserved(given))
+    return given
+
+
+def _without_reserved(value: object) -> object:
+    if isinstance(value, list):
+        return [_without_reserved(each) for each in cast("list[object]", value)]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _without_reserved(inner)
+        for name, inner in cast("dict[str, object]", value).items()
+        if not _is_reserved(name.lower())
+    }
+
+
+def _is_reserved(name: str) -> bool:
+    return name == _OWNER or name.startswith(_OWN_PREFIX)
+
+
 def as_object(name: str, value: object) -> dict[str, Any]:
     """The value as a JSON object. Raises UpstreamError if it is none."""
     if not isinstance(value, dict):
@@ -53,20 +91,42 @@ def first_of_each(choices: Sequence[dict[str, Any]], most: int) -> list[dict[str
     return list(first.values())[:most]
 
 
-_FINISHES: Final = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
+# Finish reasons of answers that may be served -> as clients know them. All else is no end.
+_ENDS: Final[Mapping[str, str]] = {
+    **{each: each for each in ("stop", "tool_calls", "function_call", "length", "content_filter")},
+    **dict.fromkeys(("eos", "eos_token", "stop_sequence"), "stop"),  # Together, TGI
+    **dict.fromkeys(("max_tokens", "model_length"), "length"),  # Anthropic, Mistral
+}
 
 
-def sound(choice: Mapping[str, Any]) -> dict[str, Any]:
+def sound(name: str, choice: Mapping[str, Any]) -> dict[str, Any]:
     """A choice with a standard finish reason and with valid log-probabilities.
 
     Clients validate both by a schema, in which a server's own word would fail the request.
+
+    Raises:
+        UpstreamError: It ended otherwise than answers end: by an abort or an error, for example.
     """
-    finish = choice.get("finish_reason")
     checked = dict(choice)
-    if finish is not None and not (isinstance(finish, str) and finish in _FINISHES):
-        checked["finish_reason"] = "stop"
+    if choice.get("error"):
+        raise failed(name)
+    if finish := choice.get("finish_reason"):  # some servers write "" until the end
+        end = _ENDS.get(finish.lower()) if isinstance(finish, str) else None
+        if end is None:
+            raise unfinished(name)
+        checked["finish_reason"] = end
+    elif "finish_reason" in checked:
+        checked["finish_reason"] = None
     if "logprobs" in checked and not _are_logprobs(checked["logprobs"]):
         checked["logprobs"] = None
+    return checked
+
+
+def whole(name: str, choice: Mapping[str, Any]) -> dict[str, Any]:
+    """A sound choice of a whole answer, which has ended. Raises UpstreamError."""
+    checked = sound(name, choice)
+    if not checked.get("finish_reason"):
+        raise unfinished(name)
     return checked
 
 
@@ -166,6 +226,19 @@ def invalid(name: str) -> UpstreamError:
     """The error for a malformed answer."""
     return UpstreamError(
         f"{name}'s answer is not an OpenAI completion", kind="upstream_invalid_response"
+    )
+
+
+def failed(name: str) -> UpstreamError:
+    """The error for a candidate that says that it failed."""
+    return UpstreamError(f"{name} failed to answer")
+
+
+def unfinished(name: str) -> UpstreamError:
+    """The error for an answer that did not end as answers end."""
+    return UpstreamError(
+        f"{name} did not finish its answer: it ended for no reason, or for none that is known",
+        kind="upstream_disconnected",
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
 
-from app.errors import UpstreamError
 from app.wire import parsing, sse
 from app.wire.event_template import EventTemplate, Piece, parsed
 from app.wire.format import AnswerKind, Choice, NamedWriter, RenamedEvents, StreamWriter
@@ -19,6 +18,11 @@ _USAGE: Final = {
 }
 _WHOLE: Final = ("response.completed", "response.incomplete")
 _FAILED: Final = ("response.failed", "error")
+# Reasons of responses that are not complete -> the chat API's finish reason.
+_CUTS: Final[Mapping[object, str]] = {
+    "max_output_tokens": "length",
+    "content_filter": "content_filter",
+}
 _NOTHING: Final = AnswerKind.NOTHING
 # How the types of events begin that have a part of an answer and no text.
 _EVENTS: Final = {
@@ -42,16 +46,16 @@ class Responses:
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        return _checked(name, parsing.json_object(name, data))
+        return _checked(name, parsing.sent(name, data))
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        piece = parsing.json_object(name, data)
+        piece = parsing.sent(name, data)
         kind = piece.get("type")
         if not isinstance(kind, str):
             raise parsing.invalid(name)
-        if kind in _FAILED or piece.get("error"):
-            raise UpstreamError(f"{name} failed in mid-stream")
+        if kind in _FAILED:
+            raise parsing.failed(name)
         if kind in _WHOLE:
             _checked(name, parsing.as_object(name, piece.get("response")))
         return piece
@@ -277,18 +281,21 @@ def _with_racer(piece: Mapping[str, Any], racer: Mapping[str, Any]) -> dict[str,
 
 def _checked(name: str, body: dict[str, Any]) -> dict[str, Any]:
     if body.get("status") == "failed" or body.get("error"):
-        raise UpstreamError(f"{name} failed to answer")
+        raise parsing.failed(name)
     items = parsing.as_objects(name, body.get("output"))
     for item in items:
         if item.get("content") is not None:
             parsing.as_objects(name, item["content"])
+    is_cut = body.get("status") == "incomplete" and _incomplete_reason(body) in _CUTS
+    if body.get("status") != "completed" and not is_cut:
+        raise parsing.unfinished(name)
     return body
 
 
 def _finish_reason(body: Mapping[str, Any], calls: Sequence[object]) -> str:
     """The chat API's word for how a response ended."""
     if body.get("status") == "incomplete":
-        return "content_filter" if _incomplete_reason(body) == "content_filter" else "length"
+        return _CUTS[_incomplete_reason(body)]
     return "tool_calls" if calls else "stop"
 
 
@@ -300,12 +307,12 @@ def _incomplete_reason(body: Mapping[str, Any]) -> object:
 def _item_kind(item: Mapping[str, Any]) -> AnswerKind:
     """How much of an answer an output item has by its type alone; a message has its parts."""
     match item.get("type"):
-        case "message":
-            return _NOTHING
         case "reasoning":
             return AnswerKind.WITHHELD
-        case _:
+        case str(kind) if kind.endswith("_call") or kind == "mcp_approval_request":
             return AnswerKind.ANSWER
+        case _:  # a type of tomorrow is no answer until it is known
+            return _NOTHING
 
 
 def _parts(item: Mapping[str, Any]) -> list[dict[str, Any]]:

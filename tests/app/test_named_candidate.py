@@ -43,7 +43,8 @@ async def uncounted(exchange: Exchange) -> None:
 
 async def counted(exchange: Exchange) -> None:
     """A count that differs from the gateway's estimate."""
-    choices = [{"index": 0, "message": {"role": "assistant", "content": FORTY}}]
+    message = {"role": "assistant", "content": FORTY}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
     answer = {"choices": choices, "usage": {"total_tokens": 77}}
     await exchange.answer(json.dumps(answer).encode())
 

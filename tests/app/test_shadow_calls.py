@@ -175,6 +175,24 @@ def test_failures_are_rows_too(sampling: Gateway, pool: FakePool, found: str) ->
     assert [row[found] for row in shadow_rows(sampling)] == [wanted] * len(faults)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["adder", "poet"])
+def test_an_answer_that_did_not_finish_is_not_sampled(
+    sampling: Gateway, pool: FakePool, name: str, stream: bool
+) -> None:
+    """Whether the client's own call was aborted or one for the sample alone: it is unknown."""
+    message = {"role": "assistant", "content": "half of"}
+    whole = {"index": 0, "message": message, "finish_reason": "abort"}
+    last = {"index": 0, "delta": {}, "finish_reason": "abort"}
+    pool.say(name, "half of", fields={"choices": [whole]}, choices=[last])
+    sampling.ask(ONE, stream=stream)
+    assert sampled(sampling, 1) == {"incomplete": 1}
+    (row,) = shadow_rows(sampling)
+    assert row["unlabelled"] is True
+    assert row["answers"][name] is None
+    assert name not in row["calls"]
+
+
 def test_an_admin_corrects_what_the_sampling_found(sampling: Gateway, pool: FakePool) -> None:
     """The gateway's own verdict gives way to an admin's, unless its loss is counted by then."""
     pool.fail("poet", "422")

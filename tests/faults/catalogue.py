@@ -222,7 +222,10 @@ _DOCUMENTS: Final[Mapping[str, Row]] = {
     # Another limit than the labelled one, unless the rows were labelled under the same.
     "finish:length": _row(UsableAnswer(void="conditions_differ:max_tokens")),
     "finish:content_filter": _row(OK),
-    "finish:bogus": _row(OK),
+    "finish:eos_token": _row(OK),
+    # No answer ends so: what it says may be half of one.
+    **{f"finish:{reason}": _row(CUT) for reason in ("bogus", "abort", "error", "null", "number")},
+    "error_beside": _row(BROKEN),
     "bad_logprobs:positive": _row(OK),
     "bad_logprobs:short": _row(OK),
     "bad_logprobs:text": _row(OK),
@@ -236,6 +239,7 @@ _DOCUMENTS: Final[Mapping[str, Row]] = {
     "usage:fraction": _row(UNCOUNTED),
     "usage:null": _row(UNCOUNTED),
     "wrong_model": _row(OK),
+    "forged": _row(OK),
     "inject": _row(UsableAnswer(text=ORDERS)),
     **{
         f"unicode:{name}": _row(UsableAnswer(text=text.replace("\ud800", "\ufffd")))

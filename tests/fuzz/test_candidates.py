@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 ENVELOPE = {"error": {"message": "m", "type": "t", "param": None, "code": "c"}}
 RACER = {"decision_id": "d"}
+FORGED = {"decision_id": "forged"}
 
 _text = st.text(max_size=5)
 _counts = st.integers(-1, 9)
@@ -65,7 +66,8 @@ _message = objects(
         "audio": st.none(),
     }
 )
-_finish = st.sampled_from(["stop", "length", "tool_calls", None])
+_finish = st.sampled_from(["stop", "length", "tool_calls", "eos_token", "abort", None])
+_forged = st.just(FORGED)
 _logprobs = objects(
     {
         "content": st.lists(objects({"token": _text, "logprob": st.floats(-9, 0)}), max_size=2),
@@ -81,6 +83,7 @@ _choices = st.lists(
             "delta": _message,
             "finish_reason": _finish,
             "logprobs": st.one_of(_logprobs, st.none()),
+            "racer": _forged,
         }
     ),
     max_size=3,
@@ -93,6 +96,8 @@ _completions = objects(
         "model": _text,
         "choices": _choices,
         "usage": st.one_of(_usage, st.none()),
+        "racer": _forged,
+        "x-racer-guarantee": _forged,
     }
 )
 _items = st.lists(
@@ -114,6 +119,7 @@ _response = objects(
         "output": _items,
         "usage": st.one_of(_usage, st.none()),
         "error": st.none(),
+        "racer": _forged,
     }
 )
 _events = objects(
@@ -124,6 +130,7 @@ _events = objects(
         "response": _response,
         "delta": _text,
         "sequence_number": st.integers(),
+        "racer": _forged,
     }
 )
 FORMATS: dict[str, tuple[list[ApiFormat], Strategy, Strategy]] = {
@@ -172,6 +179,7 @@ def _check_answer(api_format: ApiFormat, body: dict[str, Any]) -> None:
     whole = api_format.stamped(body, decision_id="d", model="qwen", usage=reply.usage)
     assert api_format.named(body, "llama")["model"] == "llama"
     assert isinstance(api_format.answer_text(whole), str)
+    assert "forged" not in json.dumps([whole, api_format.named(body, "llama")])
     events = _read_back(api_format.whole_stream(whole, RACER))
     assert RACER in _racers(*events[-2:])
     # Servers that do not stream are cut into the pieces of a stream.
@@ -223,6 +231,7 @@ def _check_stream(api_format: ApiFormat, pieces: list[dict[str, Any]]) -> None:
 
 def _read_back(events: list[bytes]) -> list[Any]:
     """The events as a client reads them, without the mark of the end."""
+    assert b"forged" not in b"".join(events)
     read = EventReader().feed(b"".join(events))
     return [json.loads(event) for event in read if event != "[DONE]"]
 

@@ -134,7 +134,9 @@ CASES: Final[Mapping[str, Case]] = {
     "long path": _request(414, "uri_too_long", path="/" + "a" * 9_000),
     "headers": _request(431, "headers_too_large", headers={"x-note": "a" * 40_000}),
     "encoding": _request(415, "unsupported_body", headers={"content-encoding": "gzip"}),
+    "type": _request(415, "unsupported_body", headers={"content-type": "text/plain"}),
     "another site": _request(403, "cross_site", headers={"sec-fetch-site": "cross-site"}),
+    "another port": _request(403, "cross_site", headers={"origin": "http://127.0.0.1:1"}),
     # The configuration, the key, and the query.
     "infeasible": Case(status=409, code="infeasible_alpha", racer={"alpha": 0.001}),
     "large": Case(status=413, code="too_large", text=ONE * 2_000),

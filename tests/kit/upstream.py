@@ -35,6 +35,8 @@ class Script:
     message: dict[str, Any] | None = None  # instead of a plain text
     fields: dict[str, Any] = field(default_factory=dict)  # of the completion, over the usual ones
     choices: list[dict[str, Any]] | None = None  # of a stream, a chunk each, instead of the text
+    members: dict[str, Any] = field(default_factory=dict)  # of every object, at every depth
+    headers: dict[str, str] = field(default_factory=dict)  # of the answer, beside the usual ones
 
 
 Body = dict[str, Any]
@@ -251,10 +253,10 @@ class Rater:
 # Answers with status 200 that are not chat completions.
 _BROKEN_BODIES = {
     "not_openai": b'{"result": "42"}',
-    "no_choices": b'{"choices": [], "output": []}',  # of chat and of responses
+    "no_choices": b'{"choices": [], "output": [], "status": "completed"}',  # chat, responses
     "odd_choice": b'{"choices": ["42"]}',
     "content_is_a_number": b'{"choices": [{"index": 0, "message": {"content": 42}}]}',
-    "empty": b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": null}}]}',
+    "empty": b'{"choices": [{"message": {"content": null}, "finish_reason": "stop"}]}',
     "nan": b'{"choices": [{"index": 0, "message": {"content": "42"}}], "usage": {"a": NaN}}',
     "surrogate": b'{"choices": [{"index": 0, "message": {"content": "\\ud800"}}]}',
     "twice": b'{"choices": [], "choices": [{"index": 0, "message": {"content": "42"}}]}',
@@ -422,7 +424,9 @@ class FakePool:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.requests.append(body)
         self.paths.append(request.path)
-        return _json(json.dumps(embeddings(body)).encode())
+        script = self.scripts.get(body["model"], Script())
+        answer = answers.with_members(embeddings(body), script.members)
+        return _json(json.dumps(answer).encode(), script.headers)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         """As vLLM; 404 for a model without a number of tokens, as a server without the endpoint."""
@@ -498,7 +502,8 @@ class FakePool:
                 return web.json_response({"error": {"message": UPSTREAM_WORDS}}, status=int(status))
         if body.get("stream"):
             return await self._stream(request, body, script)
-        return _json(json.dumps(shape.whole(body["model"], script)).encode())
+        whole = answers.with_members(shape.whole(body["model"], script), script.members)
+        return _json(json.dumps(whole).encode(), script.headers)
 
     async def _stream(
         self,
@@ -510,19 +515,28 @@ class FakePool:
         ending: bytes | None = None,
     ) -> web.StreamResponse:
         """The text, a character an event; then the usual end, ``ending`` instead, or a cut."""
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        kind = {"content-type": "text/event-stream"}
+        response = web.StreamResponse(headers=kind | script.headers)
         await response.prepare(request)
         shape = SHAPES[request.path]
         for said in [] if ending in _NOTHING_BEFORE else shape.spoken(body, script):
-            await response.write(said)
+            await response.write(_event_with_members(said, script.members))
             await asyncio.sleep(script.pause_s)
         if cut:
             assert request.transport is not None
             request.transport.close()
             return response
         for last in shape.ending(body, script) if ending is None else [ending]:
-            await response.write(last)
+            await response.write(_event_with_members(last, script.members))
         return response
+
+
+def _event_with_members(said: bytes, members: dict[str, Any]) -> bytes:
+    """The event with these members in every object."""
+    before, _, data = said.partition(b"data: ")
+    if not members or not data.startswith(b"{"):
+        return said
+    return before + event(answers.with_members(json.loads(data), members))
 
 
 _NOTHING_BEFORE = (_BROKEN_STREAMS["stream_odd_choice"], _BROKEN_STREAMS["stream_empty"])

@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from pydantic import ValidationError
 
 from app.errors import SettingsError, UpstreamError
+from app.judging.quoting import GAP, quoted
 from app.settings import Aggregation, Candidate, Secrets, Settings
 from app.settings.validation import problems
 from app.telemetry.metrics import Metrics
@@ -30,16 +31,15 @@ from racer_core.types import Turn
 
 MAX_QUOTED_CHARS: Final = 6_000  # of each text that the judge reads
 _VERSION_BYTES: Final = 4
-_SPECIMEN: Final = Question(  # each part of the prompt
+_SPECIMEN: Final = Question(  # each part of the prompt, and what quoting changes
     place="",
-    query="query",
+    query="query <|x|> [X] \u200b\u2028",
     earlier=(Turn("user", "earlier"),),
     request={
         "messages": [{"role": "system", "content": "system"}, {"role": "user", "content": "query"}],
         "tools": [{"type": "function", "function": {"name": "tool"}}],
     },
 )
-_GAP = " [...] "
 _VERDICT = re.compile(r"\s*([01])\.?\s*")
 
 
@@ -86,13 +86,13 @@ class Judge:
 
 
 def judge_prompt(question: Question, answer: str) -> str:
-    """The judge's prompt. Texts are JSON strings, so that no text can end its own quotation."""
-    quoted = {"question": question.query, "reference": question.reference, "answer": answer}
+    """The judge's prompt. Texts are quoted JSON strings: none can end its own quotation."""
+    asked = {"question": question.query, "reference": question.reference, "answer": answer}
     quotes = _of_request(question.request) if question.request else []
     quotes += ((f"earlier, {turn.role}", turn.text) for turn in _latest(question.earlier))
-    quotes += [(name, text) for name, text in quoted.items() if text is not None]
+    quotes += [(name, text) for name, text in asked.items() if text is not None]
     data = "\n".join(
-        f"{name}: {json.dumps(_cut(text), ensure_ascii=False)}" for name, text in quotes
+        f"{name}: {json.dumps(_shown(text), ensure_ascii=False)}" for name, text in quotes
     )
     rule = (
         "it comes to the same result as the reference"
@@ -123,12 +123,16 @@ def _latest(turns: Sequence[Turn]) -> list[Turn]:
     return [*turns[-count:]]
 
 
+def _shown(text: str) -> str:
+    return _cut(quoted(_cut(text)))  # quoting may make it longer
+
+
 def _cut(text: str) -> str:
     """Cut the middle of a long text: the result usually stands at the end."""
     if len(text) <= MAX_QUOTED_CHARS:
         return text
-    budget = MAX_QUOTED_CHARS - len(_GAP)
-    return text[: budget // 3] + _GAP + text[len(text) - (budget - budget // 3) :]
+    budget = MAX_QUOTED_CHARS - len(GAP)
+    return text[: budget // 3] + GAP + text[len(text) - (budget - budget // 3) :]
 
 
 def judge_version(model: Candidate) -> str:

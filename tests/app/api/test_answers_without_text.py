@@ -279,7 +279,10 @@ def test_of_two_choices_one_may_be_filtered(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"output": [{"type": "reasoning", "id": "r", "summary": []}]},
+        {
+            "output": [{"type": "reasoning", "id": "r", "summary": []}],
+            "incomplete_details": {"reason": "max_output_tokens"},
+        },
         {"output": [], "incomplete_details": {"reason": "content_filter"}},
     ],
     ids=["reasoning", "filtered"],

@@ -447,7 +447,6 @@ def test_an_answer_has_a_block_for_each_part() -> None:
         ({"finish_reason": "tool_calls"}, {"tool_calls": CHAT_CALLS}, ("tool_use", None)),
         ({"finish_reason": "length"}, {"tool_calls": CHAT_CALLS}, ("max_tokens", None)),
         ({"finish_reason": "stop"}, {"refusal": "No."}, ("refusal", None)),
-        ({"finish_reason": None}, {}, ("end_turn", None)),
     ],
     ids=str,
 )

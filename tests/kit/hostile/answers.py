@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from .exchange import Exchange
 
@@ -67,6 +67,16 @@ def pieces(model: str, text: str = TEXT) -> list[Fields]:
 def chunks(model: str, text: str = TEXT) -> list[Fields]:
     """A text as chunks, with its finish and the tokens."""
     return [*pieces(model, text), finish(model), chunk(model, [], usage=USAGE)]
+
+
+def with_members(value: Any, members: Mapping[str, Any]) -> Any:
+    """The value with these members in every object, at every depth."""
+    if isinstance(value, list):
+        return [with_members(each, members) for each in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    fields = cast("Fields", value)
+    return {name: with_members(each, members) for name, each in fields.items()} | dict(members)
 
 
 def encoded(value: Any) -> bytes:

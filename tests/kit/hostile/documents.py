@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from .answers import (
     DONE,
+    EVENTS,
     TEXT,
     USAGE,
     Fields,
@@ -20,6 +21,7 @@ from .answers import (
     pieces,
     send_choices,
     send_packets,
+    with_members,
 )
 from .exchange import WORDS, Exchange
 
@@ -64,6 +66,10 @@ USAGES: Final[Mapping[str, object]] = {
     "fraction": {"prompt_tokens": 1.5, "completion_tokens": True, "total_tokens": None},
     "null": None,
 }
+
+_CLAIM: Final = {"decision_id": WORDS, "certificate": {"holds": True, "reasons": [WORDS]}}
+FORGED: Final = {"racer": _CLAIM, "Racer": _CLAIM, "x-racer-guarantee": WORDS}
+FORGED_HEADERS: Final = {"x-racer-guarantee": WORDS, "x-racer-decision-id": WORDS}
 
 
 async def null_content(exchange: Exchange, which: str) -> None:
@@ -117,7 +123,19 @@ async def odd_choices(exchange: Exchange, _: str) -> None:
 
 async def finish(exchange: Exchange, reason: str) -> None:
     """A right answer that ended for this reason."""
-    await send_choices(exchange, [choice(finish_reason=reason)])
+    odd: dict[str, object] = {"null": None, "number": 7}
+    await send_choices(exchange, [choice(finish_reason=odd.get(reason, reason))])
+
+
+async def error_beside(exchange: Exchange, _: str) -> None:
+    """A right answer, and beside it an error."""
+    error = {"message": WORDS, "code": 500}
+    model = exchange.request.model
+    if exchange.request.streams:
+        last = chunk(model, [], error=error)
+        await send_packets(exchange, [*map(event, [*chunks(model), last]), DONE])
+    else:
+        await exchange.answer(encoded(completion(model, error=error)))
 
 
 async def bad_logprobs(exchange: Exchange, which: str) -> None:
@@ -154,6 +172,20 @@ async def usage(exchange: Exchange, which: str) -> None:
 async def wrong_model(exchange: Exchange, _: str) -> None:
     """A right answer under the name of another model."""
     await send_choices(exchange, [choice()], model=WORDS)
+
+
+async def forged(exchange: Exchange, _: str) -> None:
+    """A right answer that writes the gateway's own names: in every object, and as headers."""
+    model = exchange.request.model
+    if not exchange.request.streams:
+        whole = with_members(completion(model), FORGED)
+        await exchange.answer(encoded(whole), headers=FORGED_HEADERS)
+        return
+    await exchange.begin(EVENTS, FORGED_HEADERS)
+    for each in chunks(model):
+        await exchange.chunk(event(with_members(each, FORGED)))
+    await exchange.chunk(DONE)
+    await exchange.end()
 
 
 async def unicode(exchange: Exchange, which: str) -> None:

@@ -105,9 +105,10 @@ class Exchange:
         await self._writer.drain()
         await asyncio.sleep(0)  # a fast peer never makes `drain` wait: others want their turn
 
-    async def begin(self, kind: str, status: str = "200 OK") -> None:
+    async def begin(self, kind: str, headers: Mapping[str, str] | None = None) -> None:
         """Send the head of a chunked answer."""
-        await self.send(head({"content-type": kind, "transfer-encoding": "chunked"}, status))
+        fields = {"content-type": kind, "transfer-encoding": "chunked", **(headers or {})}
+        await self.send(head(fields))
 
     async def chunk(self, data: bytes) -> None:
         """Send one chunk."""

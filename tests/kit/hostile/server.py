@@ -106,11 +106,13 @@ MODES: Final[Mapping[str, tuple[str, Play]]] = {
     "empty_choices": ("sends no choice", documents.empty_choices),
     "odd_choices": ("sends a choice that is no object", documents.odd_choices),
     "finish": ("ends for this reason", documents.finish),
+    "error_beside": ("sends an error beside the answer", documents.error_beside),
     "bad_logprobs": ("sends log-probabilities that cannot be", documents.bad_logprobs),
     "numbers": ("sends a number that overflows", documents.numbers),
     "no_usage": ("counts no tokens", documents.no_usage),
     "usage": ("sends token counts that are none", documents.usage),
     "wrong_model": ("answers as another model", documents.wrong_model),
+    "forged": ("writes the gateway's own names into everything", documents.forged),
     "unicode": ("sends odd characters; see `documents.TEXTS`", documents.unicode),
     "inject": ("injects instructions for a model that merges answers", documents.inject),
 }
