@@ -159,6 +159,11 @@ class Budgets:
         self._shares = others | present
         return list(self._shares.values())
 
+    @property
+    def are_lost(self) -> bool:
+        """Whether the store cannot read or write one of them: its requests are refused."""
+        return any(share.is_lost for share in self.present())
+
     def refusal(self, share: BudgetShare, amount: int) -> BudgetExceeded:
         """The error of a request that does not fit a budget; it is counted, and logged once."""
         terms, period = share.terms, share.period

@@ -119,6 +119,7 @@ class Grant:
 
     Attributes:
         ceiling: What it may have spent and reserved, at most.
+        room: What could be spent beside the leases of others; below 0: a debt of all.
         target: The usual size of its lease.
         denied: The smallest amount of a waiting request that could not be granted; None: all were.
         others_spent: What other shares have spent in the period, less what came back.
@@ -127,6 +128,7 @@ class Grant:
     """
 
     ceiling: int
+    room: int
     target: int
     denied: int | None
     others_spent: int
@@ -163,7 +165,7 @@ class Share:
         self._own: int = (limit.amount or 0) if limit.refill_s else 0  # what it has filled itself
         self._ceiling: int = self._own
         self._filled_at = clock()
-        self._target = self._others_spent = self._others_reserved = 0
+        self._target = self._others_spent = self._others_reserved = self._room = 0
         self._denied: int | None = None
         self._leased_until = self._denied_until = self._used_at = self._synced_at = -math.inf
         self._told = self._known = 0, 0  # of spent and reserved: last told, and taken
@@ -210,12 +212,14 @@ class Share:
 
     def wait_s(self, amount: int) -> float:
         """Seconds until this amount may be free; 0 if it is."""
-        missing = amount - self.free
+        missing, sharers = amount - self.free, self._sharers
         if missing <= 0:
             return 0.0
-        if not self._fills_itself:
-            return 1.0  # when a new lease may have come
-        return missing * self._sharers * (self.limit.refill_s or 0.0) / (self.limit.amount or 1)
+        if self._fills_itself:
+            return self._refill_s(missing * sharers)
+        since = self.limit.refilled(max(0.0, self._clock() - self._synced_at))
+        room = self._room + since - (self._used - sum(self._known))
+        return max(1.0, self._refill_s(amount - room))  # when a new lease may have come, at least
 
     def reserve(self, amount: int) -> None:
         """Reserve an amount that fits."""
@@ -275,7 +279,7 @@ class Share:
             reported_at: When :meth:`report` was called, by the clock.
         """
         self._others_spent, self._others_reserved = grant.others_spent, grant.others_reserved
-        self._ceiling, self._target = grant.ceiling, grant.target
+        self._ceiling, self._target, self._room = grant.ceiling, grant.target, grant.room
         self._sharers = grant.sharers
         self._own, self._fills_itself, self.is_lost = 0, False, False
         self._leased_until = reported_at + LEASE_S
@@ -292,6 +296,10 @@ class Share:
         """From now on, until the store grants a lease again."""
         self._fill()
         self._fills_itself = True
+
+    def _refill_s(self, amount: int) -> float:
+        """Seconds in which so much comes back."""
+        return amount * (self.limit.refill_s or 0.0) / (self.limit.amount or 1)
 
     @property
     def _used(self) -> int:

@@ -125,7 +125,7 @@ def _grant(report: Report, used: int, others: Sequence[LeaseRow]) -> Grant:
     amount, is_refilled = report.limit.amount, bool(report.limit.refill_s)
     reserved = sum([row.reserved for row in others])
     sharers = 1 + sum([is_refilled or row.ceiling > row.spent for row in others])
-    ceiling, target, denied = report.kept, 0, list[int]()
+    ceiling, target, room, denied = report.kept, 0, 0, list[int]()
     if amount is not None:
         leased = sum([max(0, row.ceiling - row.spent) for row in others])
         room, needed = amount - used - leased - report.reserved, 0
@@ -141,6 +141,7 @@ def _grant(report: Report, used: int, others: Sequence[LeaseRow]) -> Grant:
         ceiling = max(report.kept, report.spent + report.reserved + granted)
     return Grant(
         ceiling=ceiling,
+        room=room,
         target=target,
         denied=min(denied, default=None),
         others_spent=max(0, used - report.spent),

@@ -246,9 +246,9 @@ class Transaction:
 
 def fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
     """Translate an error into the kind that decides what the operator does about it."""
-    if isinstance(exc, DataError | UnicodeEncodeError):
-        return InputError("a name has characters that the store cannot hold")
     driver = getattr(exc, "orig", None)
+    if isinstance(exc, DataError | UnicodeEncodeError) or isinstance(driver, ValueError):
+        return InputError("a value has characters or a size that the store cannot hold")
     code = getattr(driver, "sqlite_errorcode", 0) & 0xFF or _sqlstate(driver)
     match code:
         case sqlite3.SQLITE_READONLY | _SqlState.READ_ONLY:

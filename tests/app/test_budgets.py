@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sqlalchemy import text
 
+from app.store import Store
 from tests.kit import same_answer
 from tests.kit.accounts import configured_key, counted
 from tests.kit.connections import CHAT, opened
@@ -200,23 +202,30 @@ def test_fifty_clients_at_two_gateways_spend_a_budget_to_its_end_and_no_further(
     assert sum(sum(counted(each, "racer_cost").values()) for each in gateways) == 20.0
 
 
-@pytest.mark.parametrize("count", [10**12, 10**30, 10**400])
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_absurd_count_is_charged_within_the_slack_of_the_worst_case(
-    serve: Serve, pool: FakePool, count: int, stream: bool
+def test_a_budget_that_cannot_be_read_closes_no_other(
+    budgeted: Budgeted, pool: FakePool, database: str
 ) -> None:
-    """Marked as estimated; the budget goes on, whatever a candidate reports."""
-    own = {name: {"price": {"output": 1.0}} for name in POOL}
-    gateway = serve(candidates=candidates(pool.url, **own), budget={"hard": 1.0}, calibrated=False)
-    usage = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": count}
-    for reported in (usage, dict.fromkeys(usage, 10**9)):
-        pool.say("adder", "42", fields={"usage": reported})
-        body = {"model": "adder", "messages": user(ONE), "max_tokens": 1_000, "stream": stream}
-        response = gateway.post("/v1/chat/completions", json=body)
-        assert response.status_code == 200
-        assert stream or response.headers["x-racer-cost"].endswith("estimated")
-        wait_until(lambda: left(gateway)[1] == 0.0)
-    assert 0 < left(gateway)[0] <= 2 * (2 * 1_000 + 10_000) / 1e6
+    """Its own requests are refused as long as its row is damaged, and `/readyz` says so."""
+    one, entry = configured_key("one", budget={"hard": 50.0})
+    other, other_entry = configured_key("other", budget={"hard": 50.0})
+    gateway = budgeted(
+        access={"keys": [entry, other_entry]},
+        calibrated=False,
+        environment=ENVIRONMENT | {"RACER_STORE_URL": database},
+    )
+
+    def status(key: str) -> int:
+        body = {"model": "adder", "messages": user(ONE)}
+        return gateway.post("/v1/chat/completions", key, json=body).status_code
+
+    assert (status(one), status(other)) == (200, 200)
+    assert until(lambda: left(gateway, "key:one") == (1.0, 0.0))
+    with Store(database) as store, store.transaction() as session:
+        session.execute(text("UPDATE limits SET used = '1e6' WHERE name = 'key:one'"))
+    wait_until(lambda: status(one) == 503, 30)
+    assert status(other) == 200
+    assert gateway.degraded() == ["budgets"]
+    assert len(pool.requests) >= 3
 
 
 # Settling ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -415,6 +416,17 @@ def test_a_bad_row_fails_alone(store: Store, caplog: pytest.LogCaptureFixture) -
     assert "all 2026-11" in caplog.text.replace("('all', '2026-11')", "all 2026-11")
 
 
+def test_an_amount_of_too_many_digits_fails_alone(store: Store) -> None:
+    """Of more than a row has room for; the other limits of the draw are granted."""
+    shares = {limit.place: Share(limit) for limit in (MONTH, Limit("key:one", "2026-11", HARD))}
+    shares[MONTH.place].settle(0, 10**45)
+    found = sync(store, {place: share.report() for place, share in shares.items()})
+    assert list(found) == [("key:one", "2026-11")]
+    shares[MONTH.place].settle(0, 10**39 - 10**45)
+    found = sync(store, {place: share.report() for place, share in shares.items()})
+    assert found.keys() == shares.keys()
+
+
 def test_rows_of_old_periods_and_dead_gateways_are_deleted(store: Store) -> None:
     """The newest periods stay, whatever clock says so: a step deletes no period of today."""
     now, today = 1_000.0, Limit("all", "2026-11-28", HARD)
@@ -467,6 +479,42 @@ def test_overspent_tokens_are_repaid_before_new_leases(store: Store) -> None:
     world.wait(31)
     world.sync(one)
     assert one.share.wait_s(PICO) == 0
+
+
+@pytest.mark.parametrize(("gateways", "late_s", "early_s"), [(1, 0, 0), (2, RENEW_S, 15)])
+def test_the_wait_that_a_share_names_is_true(gateways: int, late_s: float, early_s: float) -> None:
+    """To the second; of two gateways but for what the other one has leased, and gives back.
+
+    Red if a key in debt of an hour were told to come back after one second.
+    """
+    with emptied() as empty:
+
+        @settings(max_examples=40)
+        @given(
+            used=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 10 * HARD)), max_size=4),
+            unreported=st.integers(0, 2 * HARD),
+        )
+        def holds(used: list[tuple[int, int]], unreported: int) -> None:
+            world = World(empty(), gateways, MINUTE)
+
+            def report() -> float:
+                for process in (*world.gateways, world.gateways[0]):
+                    world.sync(process)
+                return world.gateways[0].share.wait_s(PICO)
+
+            for number, amount in used:
+                world.gateways[number % gateways].share.settle(0, amount)
+                report()
+            world.gateways[0].share.settle(0, unreported)
+            seconds = math.ceil(world.gateways[0].share.wait_s(PICO))
+            before_s = max(0.0, seconds - early_s - 2)
+            world.wait(before_s)
+            assert report() > 0.0 or not before_s
+            world.wait(seconds - before_s + late_s)
+            report()
+            assert report() == 0.0
+
+        holds()
 
 
 def test_a_share_fills_itself_without_a_store() -> None:

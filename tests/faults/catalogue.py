@@ -235,6 +235,9 @@ _DOCUMENTS: Final[Mapping[str, Row]] = {
     "usage:texts": _row(UNCOUNTED),
     "usage:fraction": _row(UNCOUNTED),
     "usage:null": _row(UNCOUNTED),
+    "usage:million": _row(OK),
+    "usage:endless": _row(OK),
+    "usage:details": _row(OK),
     "wrong_model": _row(OK),
     "inject": _row(UsableAnswer(text=ORDERS)),
     **{
