@@ -26,7 +26,8 @@ What holds, whatever happens:
 
 - A report has totals, so it may be repeated, or arrive late, and counts once.
 - A request that can never fit is refused without a draw, and a lease grows for a waiting request
-  only if its whole amount can be granted: refused requests take nothing from other gateways.
+  only if its whole amount can be granted, in each limit in which it waits: refused requests take
+  nothing from other gateways.
 - A gateway that dies: its lease expires after ``LEASE_S``, and what it had not reported is lost. So
   a limit is exceeded by at most one lease for each gateway that died, or was cut off for longer.
 - The store is away: a share is spent until it expires. Then a calendar limit refuses, and a limit
@@ -88,6 +89,13 @@ class Limit:
         return self.name, self.period
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Need:
+    """What a waiting request needs of each limit in which it waits: of all of them, or of none."""
+
+    amount: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a gateway says of its share.
@@ -99,7 +107,7 @@ class Report:
         known: What of that the store has said it knows.
         reserved: By its requests under way.
         kept: The ceiling that it goes on with, whatever the store says.
-        waiting: What each waiting request needs, in their order.
+        waiting: What waiting requests need, in their order.
         is_idle: It needs no lease but for these.
     """
 
@@ -109,7 +117,7 @@ class Report:
     known: int
     reserved: int
     kept: int
-    waiting: Sequence[int]
+    waiting: Sequence[Need]
     is_idle: bool
 
 
@@ -149,14 +157,14 @@ class Share:
     Attributes:
         spent: By this gateway, less what it has filled itself before the last minute.
         reserved: By its requests under way.
-        waiting: What each request needs that waits for a larger lease.
+        waiting: What requests need that wait for a larger lease.
         is_lost: The store could not read or write it alone.
     """
 
     def __init__(self, limit: Limit, clock: Clock = time.monotonic) -> None:
         self.limit = limit
         self.spent = self.reserved = 0
-        self.waiting = list[int]()
+        self.waiting = list[Need]()
         self.is_lost = False
         self._clock = clock
         self._id = secrets.token_hex(16)

@@ -6,8 +6,9 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from tests.kit.accounts import configured_key, counted
 from tests.kit.connections import CHAT, opened
 from tests.kit.gateway import (
     ADMIN_KEY,
+    DATA_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
@@ -200,6 +202,69 @@ def test_fifty_clients_at_two_gateways_spend_a_budget_to_its_end_and_no_further(
     for gateway in (*gateways, serve(**terms)):
         assert until(lambda gateway=gateway: left(gateway) == (20.0, 0.0), 20)
     assert sum(sum(counted(each, "racer_cost").values()) for each in gateways) == 20.0
+
+
+def test_refused_requests_at_one_gateway_take_nothing_from_another(
+    serve: Serve, pool: FakePool, database: str
+) -> None:
+    """Not those that exceed the budget, nor those that a second budget of theirs refuses.
+
+    One gateway is asked for both in a loop, while thirty affordable requests reserve the rest at
+    the other: all of them are served, and no refused one reaches a candidate.
+    """
+    team, line = configured_key("team", budget={"hard": 50.0})
+    terms: dict[str, Any] = {
+        "candidates": candidates(
+            pool.url, timeout_s=60, **{name: {"price": {"output": 1e6}} for name in POOL}
+        ),
+        "fleet": {"attempts": 1},
+        "budget": {"hard": 100.0},
+        "access": {"keys": [line]},
+        "calibrated": False,
+        "environment": ENVIRONMENT | {"RACER_STORE_URL": database},
+    }
+    asked, other = (serve(**terms) for _ in range(2))
+    gate, over = threading.Event(), threading.Event()
+    pool.say("adder", "4", gate=gate)
+
+    def status(gateway: Gateway, max_tokens: int, key: str = DATA_KEY) -> int:
+        body = {"model": "adder", "messages": user(ONE), "max_tokens": max_tokens}
+        return gateway.post("/v1/chat/completions", key, json=body).status_code
+
+    def in_a_loop(*request: Any) -> Counter[int]:
+        found = Counter[int]()
+        while not over.is_set():
+            found[status(asked, *request)] += 1
+        return found
+
+    with ThreadPoolExecutor(40) as threads, closing(over, gate):
+        held = threads.submit(status, other, 50, team)  # all that the key has, and half of the rest
+        wait_until(lambda: len(pool.requests) == 1)
+        loops = [threads.submit(in_a_loop, 131), threads.submit(in_a_loop, 50, team)]
+        wait_until(lambda: counted(asked, "racer_budget_refusals")[("key:team",)] >= 3)
+        affordable = list[Future[int]]()
+        for number in range(1, 31):
+            affordable.append(threads.submit(status, other, 1))
+            wait_until(lambda number=number: number < len(pool.requests) + refused(affordable))
+    assert [each.result() for each in affordable] == [200] * 30
+    assert held.result() == 200
+    assert [set(each.result()) for each in loops] == [{429}, {429}]
+    assert len(pool.requests) == 31
+
+
+def refused(asked: Sequence[Future[int]]) -> int:
+    """How many requests have ended, while no candidate answers."""
+    return [each.done() for each in asked].count(True)
+
+
+@contextmanager
+def closing(*events: threading.Event) -> Generator[None]:
+    """Set events at the end, so that no thread waits for them for ever."""
+    try:
+        yield
+    finally:
+        for each in events:
+            each.set()
 
 
 def test_a_budget_that_cannot_be_read_closes_no_other(

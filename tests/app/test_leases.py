@@ -6,7 +6,8 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from sqlalchemy import delete, select, text
 
 from app.access import lease_store
-from app.access.lease import DRAW_EVERY_S, LEASE_S, RENEW_S, Limit, Share
+from app.access.lease import DRAW_EVERY_S, LEASE_S, RENEW_S, Limit, Need, Place, Share
 from app.access.lease_store import KEPT_PERIODS, sync
 from app.access.leases import Leases
 from app.errors import StoreError
@@ -74,9 +75,9 @@ class World:
         """A request: whether its amount was reserved, or could be used."""
         share = process.share
         if not share.fits(amount) and share.can_ever_fit(amount) and not share.is_denied(amount):
-            share.waiting.append(amount)
+            share.waiting.append(Need(amount))
             self.sync(process, **faults)
-            share.waiting.remove(amount)
+            share.waiting.clear()
         if not share.fits(amount):
             return False
         if self.limit.refill_s:
@@ -270,7 +271,7 @@ def test_a_lease_grows_by_whole_requests(world: World) -> None:
     assert not other.share.is_denied(1)
     world.settle(one, 0.25)
     world.sync(one)
-    other.share.waiting = [HARD, HARD // 4, HARD]
+    other.share.waiting = [*map(Need, (HARD, HARD // 4, HARD))]
     world.sync(other)
     assert other.share.fits(HARD // 4)
 
@@ -284,6 +285,49 @@ def test_refused_requests_take_nothing_from_other_gateways(world: World) -> None
         assert not world.ask(one, amount)
     assert not one.share.can_ever_fit(HARD + 1)
     assert world.ask(other, HARD // 2)
+
+
+def test_a_request_that_one_limit_refuses_enlarges_no_other_lease(store: Store) -> None:
+    """It waits in two limits, of which one has nothing left: the other is left to other gateways.
+
+    Red if each limit granted for itself.
+    """
+    whole, key = MONTH, Limit("key:one", "2026-11", HARD // 2)
+    one, other = ({limit.place: Share(limit) for limit in (whole, key)} for _ in range(2))
+
+    def ask(shares: Mapping[Place, Share], amount: int, *limits: Limit) -> None:
+        """A request that waits in these limits."""
+        need = Need(amount)
+        for limit in limits:
+            shares[limit.place].waiting = [need]
+        grants = sync(store, {place: share.report() for place, share in shares.items()})
+        for place, share in shares.items():
+            share.take(grants[place], time.monotonic())
+            share.waiting = []
+
+    ask(other, HARD // 2, key)
+    other[key.place].reserve(HARD // 2)
+    ask(one, HARD // 4, whole, key)
+    assert one[key.place].is_denied(HARD // 4)
+    assert not one[whole.place].is_denied(HARD)
+    assert not one[whole.place].fits(1)
+    ask(other, HARD, whole)
+    assert other[whole.place].fits(HARD)
+
+
+def test_a_bad_row_grants_no_part_of_a_request(store: Store) -> None:
+    """Beside a limit that cannot be read others are granted alone, and what needs both waits."""
+    limits = MONTH, Limit("key:one", "2026-11", HARD), Limit("key:two", "2026-11", HARD)
+    shares = {limit.place: Share(limit) for limit in limits}
+    sync(store, {place: share.report() for place, share in shares.items()})
+    with store.transaction() as session:
+        session.execute(text("UPDATE limits SET used = '1e6' WHERE name = 'key:one'"))
+    both, alone = Need(HARD // 2), Need(HARD // 4)
+    shares[MONTH.place].waiting += [both, alone]
+    shares[limits[1].place].waiting.append(both)
+    found = sync(store, {place: share.report() for place, share in shares.items()})
+    assert found.keys() == {MONTH.place, limits[2].place}
+    assert found[MONTH.place].ceiling == HARD // 4
 
 
 def test_a_lease_is_a_part_of_what_is_left(world: World) -> None:
