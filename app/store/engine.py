@@ -14,7 +14,6 @@ import os
 import socket
 import sqlite3
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from threading import Lock
 from typing import Any, Final
@@ -304,8 +303,3 @@ def redacted_url(url: str) -> str:
     except (ArgumentError, ValueError):
         return url.partition(":")[0]
     return plain.render_as_string()
-
-
-def now() -> str:
-    """UTC with microseconds, so that records sort by it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")

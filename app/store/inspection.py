@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -17,6 +17,7 @@ from app.errors import RecoveryNeeded, StoreUnavailable
 from app.store import engine, schema
 from app.store.calibration_rows import Summary, summarised
 from app.store.tables import ActiveRow, CalibrationRow, DecisionRow
+from app.utc import ago, latest
 
 _SAMPLED: Final = (
     select(DecisionRow.judged, func.count()).where(DecisionRow.shadow).group_by(DecisionRow.judged)
@@ -67,10 +68,9 @@ def inspect_store(url: str, setup: str | None) -> StoreInspection:
             active = _newest(session, setup)
             if active is None:
                 return replace(samples, other=_newest(session, None))
-            week_ago = (datetime.now(UTC) - timedelta(weeks=1)).isoformat(timespec="microseconds")
             requests, judged = session.execute(
                 select(func.count(), func.count(DecisionRow.loss)).where(
-                    DecisionRow.created_at >= week_ago
+                    DecisionRow.created_at.between(ago(timedelta(weeks=1)), latest())
                 )
             ).one()
             return replace(samples, active=active, requests_a_week=requests, judged_a_week=judged)

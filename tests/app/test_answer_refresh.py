@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from app import utc
 from app.access.typical_usage import TypicalUsage
 from app.errors import Conflict, StoreError
 from app.monitoring.decisions.record import DecisionRecord
@@ -227,6 +229,39 @@ def watched_reads(
         return read(sample, application, **given)
 
     monkeypatch.setattr(AnswerSample, "rows", reading)
+
+
+def test_calibrations_go_on_after_a_clock_was_ahead(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By 400 days, for one calibration and the request that was its last row.
+
+    Red if its certificates held, unwatched, and no other one were made until then.
+    """
+    present, here = utc.present, sys.modules[__name__]
+
+    def ask(ahead: timedelta) -> None:
+        """One request at the present, which may be ahead."""
+        monkeypatch.setattr(utc, "present", lambda: present() + ahead)
+        monkeypatch.setattr(here, "START", utc.present() - timedelta(seconds=world.made))
+        world.sample(1)
+
+    world.sample(60)
+    world.calibrator.keep_up()
+    ask(timedelta(days=400))
+    world.calibrator.keep_up()
+    ahead = world.active
+    assert len(world.records) == 2
+    monkeypatch.setattr(utc, "present", present)
+    assert world.stale is Staleness.AGE
+    world.calibrator.keep_up()
+    ask(timedelta(0))
+    world.calibrator.keep_up()
+    assert len(world.records) == 3
+    assert world.active != ahead
+    assert world.stale is None
+    world.calibrator.keep_up()
+    assert len(world.records) == 3
 
 
 def test_gateways_on_one_store_make_one_calibration(

@@ -6,13 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, literal_column, select
 
 from app.store import Store
 from app.store.tables import CalibrationRow, DecisionRow, VerdictRow
+from app.utc import SKEW, ago, latest, text_of
 from racer_core.calibration.shadow import sampling_number
 
 
@@ -127,7 +128,7 @@ class DecisionStatistics:
         application = DecisionRow.application.concat(literal_column("''"))
 
         def count(since: timedelta) -> Mapping[str, int]:
-            since_then = DecisionRow.created_at >= (now - since).isoformat(timespec="microseconds")
+            since_then = DecisionRow.created_at.between(text_of(now - since), text_of(now + SKEW))
             if not by_application:
                 return {"": session.scalar(select(func.count()).where(since_then)) or 0}
             statement = select(application, func.count()).where(since_then).group_by(application)
@@ -139,9 +140,10 @@ class DecisionStatistics:
 
     def past_week(self, application: str) -> tuple[int, int]:
         """The requests of an application in the past week, and those with a known loss."""
-        week_ago = (datetime.now(UTC) - timedelta(weeks=1)).isoformat(timespec="microseconds")
+        week_ago = ago(timedelta(weeks=1))
         counts = select(func.count(), func.count(DecisionRow.loss)).where(
-            DecisionRow.application == application, DecisionRow.created_at >= week_ago
+            DecisionRow.application == application,
+            DecisionRow.created_at.between(week_ago, latest()),
         )
         with self._store.transaction() as session:
             requests, judged = session.execute(counts).one()

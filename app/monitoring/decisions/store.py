@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from sqlalchemy import (
     and_,
     delete,
     exists,
+    false,
     func,
     literal,
     literal_column,
@@ -34,6 +35,7 @@ from app.monitoring.decisions.record import DecisionRecord
 from app.store import Store, now
 from app.store.engine import begin_writing, insert_new, lock
 from app.store.tables import QUERY_KEY, DecisionRow, VerdictRow
+from app.utc import ago, latest
 
 log = logging.getLogger(__name__)
 
@@ -249,6 +251,8 @@ class DecisionStore:
     ) -> list[WatchedDecision]:
         """The first decisions after a place on which the drift alarms bet, in order.
 
+        None of the future: a clock that was ahead made them, and later ones would be before them.
+
         Args:
             session: The transaction.
             calibration_ids: The calibrations that made them.
@@ -267,6 +271,7 @@ class DecisionStore:
             )
             .where(_watched(calibration_ids, application))
             .where(tuple_(*place) > tuple_(*(literal(each) for each in after)))
+            .where(DecisionRow.created_at <= latest())
             .order_by(*place)
             .limit(limit)
         )
@@ -289,14 +294,18 @@ class DecisionStore:
         newest = select(created_at).where(_watched(calibration_ids, application))
         return session.scalar(newest.order_by(created_at.desc()).offset(count).limit(1)) or ""
 
-    def newest_past_limits(self, keep_days: float, keep_rows: int) -> str | None:
+    def newest_past_limits(self, keep_days: float | None, keep_rows: int) -> str | None:
         """The time of the newest decision past the retention limits; None: there is none."""
         with self._store.transaction() as session:
             is_past = _is_past_limits(session, keep_days, keep_rows)
             return session.scalar(select(func.max(DecisionRow.created_at)).where(is_past))
 
-    def prune(self, keep_days: float, keep_rows: int) -> int:
+    def prune(self, keep_days: float | None, keep_rows: int) -> int:
         """Delete some decisions past the retention limits, with their verdicts.
+
+        Args:
+            keep_days: Older ones are; None: none is too old.
+            keep_rows: All but so many of the newest ones are.
 
         Deletes at most 1,000 at a time, so that other transactions do not wait long.
 
@@ -334,10 +343,13 @@ class DecisionStore:
         return {new[key] for key in session.scalars(select(queries).where(is_stored))}
 
 
-def _is_past_limits(session: Session, keep_days: float, keep_rows: int) -> ColumnElement[bool]:
+def _is_past_limits(
+    session: Session, keep_days: float | None, keep_rows: int
+) -> ColumnElement[bool]:
     created_at = DecisionRow.created_at
-    expiry = datetime.now(UTC) - timedelta(days=keep_days)
-    expired = created_at < expiry.isoformat(timespec="microseconds")
+    expired: ColumnElement[bool] = false()
+    if keep_days is not None:
+        expired = created_at < ago(timedelta(days=keep_days))
     newest_surplus = session.scalar(
         select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
     )

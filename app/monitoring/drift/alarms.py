@@ -27,7 +27,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Final
 
@@ -55,6 +54,7 @@ from app.monitoring.drift.store import DriftStore, StoredDriftState
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
 from app.store import Alarms, now
+from app.utc import ago
 from racer_core.calibration.monitoring import DriftState
 
 log = logging.getLogger(__name__)
@@ -298,9 +298,10 @@ class DriftMonitor:
             return 0
         of_it = drift.monitored.by_application[application].calibration_ids, application
         read = self._decision_store
+        stored.sequence = stored.sequence.in_the_past()
         too_late = max(
             up_to,
-            (datetime.now(UTC) - DEADLINE).isoformat(timespec="microseconds"),
+            ago(DEADLINE),
             read.oldest_of_newest_in(stored.session, *of_it, MAX_OPEN),
         )
         while True:
