@@ -90,6 +90,8 @@ class BudgetShare(Share):
 
     def change(self, terms: Budget, period: Period) -> None:
         """Follow other limits; the period may be of another time zone."""
+        if terms != self.terms:
+            self.is_warned = self.is_refused = False
         self.terms, self.period = terms, period
         self.follow(Limit(self.scope, period.id, terms.hard_amount))
 

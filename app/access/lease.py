@@ -177,6 +177,7 @@ class Share:
         self._denied: int | None = None
         self._leased_until = self._denied_until = self._used_at = self._synced_at = -math.inf
         self._told = self._known = 0, 0  # of spent and reserved: last told, and taken
+        self._told_amount = limit.amount
 
     @property
     def total_spent(self) -> int:
@@ -242,6 +243,8 @@ class Share:
 
     def follow(self, limit: Limit) -> None:
         """Follow another amount of the same limit; what was spent stays spent."""
+        if limit.amount != self.limit.amount:
+            self._denied = None  # that was of the other amount
         if limit.refill_s and limit.amount is not None:
             self._ceiling -= max(0, self.free - limit.amount)
             self._own = min(self._own, limit.amount)
@@ -267,7 +270,7 @@ class Share:
         leased = max(0, self._ceiling - self._own - self._used) if self._is_leased else 0
         kept = min(leased, 0 if is_idle else 2 * self._target)
         self._ceiling -= leased - kept
-        self._told = self.spent, self.reserved
+        self._told, self._told_amount = (self.spent, self.reserved), self.limit.amount
         return Report(
             limit=self.limit,
             lease=self._id,
@@ -293,7 +296,9 @@ class Share:
         self._leased_until = reported_at + LEASE_S
         self._synced_at = reported_at
         self._known = self._told
-        self._denied, self._denied_until = grant.denied, self._clock() + DRAW_EVERY_S
+        is_of_this_amount = self._told_amount == self.limit.amount
+        self._denied = grant.denied if is_of_this_amount else None
+        self._denied_until = self._clock() + DRAW_EVERY_S
 
     def lose(self) -> None:
         """Go on alone: the store cannot read or write this share, and is asked again later."""

@@ -510,17 +510,22 @@ def test_rounds_reserve_all_that_they_may_call(
 
 
 def test_a_reload_takes_over_budgets(budgeted: Budgeted, pool: FakePool, artifact: Path) -> None:
-    """A raised limit holds at once, and what was spent stays spent."""
-    gateway = budgeted(hard=1.5)
-    assert gateway.ask(ONE).status_code == 200
-    assert gateway.ask(ONE).status_code == 429
+    """A raised limit holds at once, also for what was just denied; what was spent stays spent."""
+    gateway, gate = budgeted(hard=1.5), threading.Event()
     assert gateway.config is not None
     own = {name: {"price": price} for name, price in CALLS.items()}
     patient = candidates(pool.url, timeout_s=60, **own)
     terms = {"candidates": patient, "fleet": {"attempts": 1}}
-    configure(gateway.config.parent, artifact, pool.url, budget={"hard": 2.5}, **terms)
-    assert gateway.post("/admin/reload", ADMIN_KEY).json() == {"changed": ["budget.hard"]}
-    wait_until(lambda: gateway.ask(ONE).status_code == 200)
+    pool.say("adder", "42", gate=gate)
+    with ThreadPoolExecutor(1) as threads, closing(gate):
+        held = threads.submit(gateway.ask, ONE)
+        wait_until(lambda: len(pool.requests) == 1)
+        pool.say("adder", "42")
+        assert gateway.ask(ONE).headers["retry-after"] == "10"
+        configure(gateway.config.parent, artifact, pool.url, budget={"hard": 2.5}, **terms)
+        assert gateway.post("/admin/reload", ADMIN_KEY).json() == {"changed": ["budget.hard"]}
+        assert gateway.ask(ONE).status_code == 200
+    assert held.result().status_code == 200
     assert left(gateway)[0] == 2.0
     configure(gateway.config.parent, artifact, pool.url, **terms)
     assert gateway.post("/admin/reload", ADMIN_KEY).status_code == 200

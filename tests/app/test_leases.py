@@ -437,6 +437,31 @@ def test_a_changed_limit_holds_at_once(world: World) -> None:
     assert not one.share.fits(1)
 
 
+def test_a_raised_limit_is_asked_for_at_once(world: World) -> None:
+    """By the same request that the store has just denied: not only after the next draw."""
+    one, other = world.gateways
+    assert world.ask(other, amount_of(60))
+    assert not world.ask(one, amount_of(60))
+    assert one.share.is_denied(amount_of(60))
+    one.share.follow(MONTH)
+    assert one.share.is_denied(amount_of(60))
+    for process in world.gateways:
+        process.share.follow(Limit("all", "2026-11", amount_of(200)))
+    assert world.ask(one, amount_of(60))
+
+
+def test_a_denial_of_another_amount_is_none(world: World) -> None:
+    """The limit was raised while the store answered."""
+    one, other = world.gateways
+    assert world.ask(other, amount_of(60))
+    one.share.waiting = [Need(amount_of(60))]
+    report = one.share.report()
+    granted = sync(world.store, {MONTH.place: report}, clock=lambda _: world.now)
+    one.share.follow(Limit("all", "2026-11", amount_of(200)))
+    one.share.take(granted[MONTH.place], world.now)
+    assert not one.share.is_denied(amount_of(60))
+
+
 def test_amounts_of_any_size_are_exact(store: Store) -> None:
     """Beyond the integers of SQL, and of floats."""
     world = World(store, 1, Limit("all", "2026-11", 10**27))
