@@ -101,11 +101,11 @@ class BelievedCounts:
 
     def of(self, document: dict[str, Any]) -> dict[str, Any]:
         """A body or a piece of any API format, with counts that can be."""
-        changed = dict[str, Any]()
+        changed: dict[str, Any] = {}
         usage, response = document.get("usage"), document.get("response")
         if isinstance(usage, dict):
             given = cast("dict[str, Any]", usage)
-            if (cut := self._cut(given, "total")) is not given:
+            if _has_large(given) and (cut := self._cut(given, "total")) is not given:
                 changed["usage"] = {**cut, ESTIMATED: True}
                 self._overstated()
         if isinstance(response, dict):
@@ -147,6 +147,18 @@ class BelievedCounts:
         return value if value <= most else most
 
 
+def _has_large(counts: Mapping[str, Any]) -> bool:
+    """Whether a number in it is above the slack: in most answers none is, and no more is done."""
+    for value in counts.values():
+        if isinstance(value, _NUMBERS):
+            if value > SLACK_TOKENS:
+                return True
+        elif isinstance(value, dict) and _has_large(cast("dict[str, Any]", value)):
+            return True
+    return False
+
+
+_NUMBERS: Final = (int, float)  # a union would be made anew for each value
 _KINDS: Final[Mapping[str, str]] = {
     "prompt": "input", "input": "input", "completion": "output", "output": "output",
 }  # fmt: skip

@@ -109,6 +109,28 @@ def test_the_other_candidates_answer(priced: Gateway, pool: FakePool, number: in
     assert left(priced)[1] == 0.0
 
 
+@EVERY_API
+@STREAMED
+def test_a_cached_answer_repeats_the_bound(
+    priced: Gateway, pool: FakePool, api: Api, stream: bool
+) -> None:
+    """Of the call whose answer it is."""
+    pool.say("adder", "42", fields={"usage": report(10**310, api.called)})
+    limit = "max_output_tokens" if api.path == "responses" else "max_tokens"
+    asked = {
+        limit: MAX_TOKENS,
+        "temperature": 0,
+        "racer": {"application": "again", "usage": "winner"},
+        "stream": stream,
+    }
+    replies = [api.ask(priced, ONE, **asked) for _ in range(2)]
+    assert replies[1].headers["x-racer-cache"] == "hit"
+    for reply in replies:
+        shown = [found for each in [reply.whole, *reply.events] for found in counts(each)]
+        assert max(shown, default=0) <= MOST
+    assert len(pool.requests) == 1
+
+
 def test_the_first_one_is_logged(
     shared: Shared, pool: FakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
