@@ -117,7 +117,7 @@ def test_a_cached_answer_repeats_the_bound(
     """Of the call whose answer it is."""
     pool.say("adder", "42", fields={"usage": report(10**310, api.called)})
     limit = "max_output_tokens" if api.path == "responses" else "max_tokens"
-    asked = {
+    asked: dict[str, Any] = {
         limit: MAX_TOKENS,
         "temperature": 0,
         "racer": {"application": "again", "usage": "winner"},
