@@ -418,4 +418,5 @@ STATUS: Final[dict[type[Exception], tuple[int, str, str]]] = {
 # `x-should-retry: false`: SDKs retry 408, 409, 429 and 5xx by themselves and would multiply the
 # load.
 RETRY_AFTER_S: Final[dict[int, int]] = {429: 1, 502: 1, 503: 1, 504: 1}
-MAX_RETRY_AFTER_S: Final = 60  # upper limit for a value that a candidate sends
+# The longest time that official clients wait by themselves, and that a candidate can name.
+MAX_RETRY_AFTER_S: Final = 60

@@ -90,6 +90,8 @@ class BudgetShare(Share):
 
     def change(self, terms: Budget, period: Period) -> None:
         """Follow other limits; the period may be of another time zone."""
+        if terms != self.terms:
+            self.is_warned = self.is_refused = False
         self.terms, self.period = terms, period
         self.follow(Limit(self.scope, period.id, terms.hard_amount))
 
@@ -158,6 +160,11 @@ class Budgets:
         others = {at: each for at, each in self._shares.items() if not each.is_settled}
         self._shares = others | present
         return list(self._shares.values())
+
+    @property
+    def are_lost(self) -> bool:
+        """Whether the store cannot read or write one of them: its requests are refused."""
+        return any(share.is_lost for share in self.present())
 
     def refusal(self, share: BudgetShare, amount: int) -> BudgetExceeded:
         """The error of a request that does not fit a budget; it is counted, and logged once."""

@@ -26,7 +26,8 @@ What holds, whatever happens:
 
 - A report has totals, so it may be repeated, or arrive late, and counts once.
 - A request that can never fit is refused without a draw, and a lease grows for a waiting request
-  only if its whole amount can be granted: refused requests take nothing from other gateways.
+  only if its whole amount can be granted, in each limit in which it waits: refused requests take
+  nothing from other gateways.
 - A gateway that dies: its lease expires after ``LEASE_S``, and what it had not reported is lost. So
   a limit is exceeded by at most one lease for each gateway that died, or was cut off for longer.
 - The store is away: a share is spent until it expires. Then a calendar limit refuses, and a limit
@@ -88,6 +89,13 @@ class Limit:
         return self.name, self.period
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Need:
+    """What a waiting request needs of each limit in which it waits: of all of them, or of none."""
+
+    amount: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a gateway says of its share.
@@ -99,7 +107,7 @@ class Report:
         known: What of that the store has said it knows.
         reserved: By its requests under way.
         kept: The ceiling that it goes on with, whatever the store says.
-        waiting: What each waiting request needs, in their order.
+        waiting: What waiting requests need, in their order.
         is_idle: It needs no lease but for these.
     """
 
@@ -109,7 +117,7 @@ class Report:
     known: int
     reserved: int
     kept: int
-    waiting: Sequence[int]
+    waiting: Sequence[Need]
     is_idle: bool
 
 
@@ -119,6 +127,7 @@ class Grant:
 
     Attributes:
         ceiling: What it may have spent and reserved, at most.
+        room: What could be spent beside the leases of others; below 0: a debt of all.
         target: The usual size of its lease.
         denied: The smallest amount of a waiting request that could not be granted; None: all were.
         others_spent: What other shares have spent in the period, less what came back.
@@ -127,6 +136,7 @@ class Grant:
     """
 
     ceiling: int
+    room: int
     target: int
     denied: int | None
     others_spent: int
@@ -147,14 +157,14 @@ class Share:
     Attributes:
         spent: By this gateway, less what it has filled itself before the last minute.
         reserved: By its requests under way.
-        waiting: What each request needs that waits for a larger lease.
+        waiting: What requests need that wait for a larger lease.
         is_lost: The store could not read or write it alone.
     """
 
     def __init__(self, limit: Limit, clock: Clock = time.monotonic) -> None:
         self.limit = limit
         self.spent = self.reserved = 0
-        self.waiting = list[int]()
+        self.waiting = list[Need]()
         self.is_lost = False
         self._clock = clock
         self._id = secrets.token_hex(16)
@@ -163,10 +173,11 @@ class Share:
         self._own: int = (limit.amount or 0) if limit.refill_s else 0  # what it has filled itself
         self._ceiling: int = self._own
         self._filled_at = clock()
-        self._target = self._others_spent = self._others_reserved = 0
+        self._target = self._others_spent = self._others_reserved = self._room = 0
         self._denied: int | None = None
         self._leased_until = self._denied_until = self._used_at = self._synced_at = -math.inf
         self._told = self._known = 0, 0  # of spent and reserved: last told, and taken
+        self._told_amount = limit.amount
 
     @property
     def total_spent(self) -> int:
@@ -210,12 +221,14 @@ class Share:
 
     def wait_s(self, amount: int) -> float:
         """Seconds until this amount may be free; 0 if it is."""
-        missing = amount - self.free
+        missing, sharers = amount - self.free, self._sharers
         if missing <= 0:
             return 0.0
-        if not self._fills_itself:
-            return 1.0  # when a new lease may have come
-        return missing * self._sharers * (self.limit.refill_s or 0.0) / (self.limit.amount or 1)
+        if self._fills_itself:
+            return self._refill_s(missing * sharers)
+        since = self.limit.refilled(max(0.0, self._clock() - self._synced_at))
+        room = self._room + since - (self._used - sum(self._known))
+        return max(1.0, self._refill_s(amount - room))  # when a new lease may have come, at least
 
     def reserve(self, amount: int) -> None:
         """Reserve an amount that fits."""
@@ -230,6 +243,8 @@ class Share:
 
     def follow(self, limit: Limit) -> None:
         """Follow another amount of the same limit; what was spent stays spent."""
+        if limit.amount != self.limit.amount:
+            self._denied = None  # that was of the other amount
         if limit.refill_s and limit.amount is not None:
             self._ceiling -= max(0, self.free - limit.amount)
             self._own = min(self._own, limit.amount)
@@ -255,7 +270,7 @@ class Share:
         leased = max(0, self._ceiling - self._own - self._used) if self._is_leased else 0
         kept = min(leased, 0 if is_idle else 2 * self._target)
         self._ceiling -= leased - kept
-        self._told = self.spent, self.reserved
+        self._told, self._told_amount = (self.spent, self.reserved), self.limit.amount
         return Report(
             limit=self.limit,
             lease=self._id,
@@ -275,13 +290,15 @@ class Share:
             reported_at: When :meth:`report` was called, by the clock.
         """
         self._others_spent, self._others_reserved = grant.others_spent, grant.others_reserved
-        self._ceiling, self._target = grant.ceiling, grant.target
+        self._ceiling, self._target, self._room = grant.ceiling, grant.target, grant.room
         self._sharers = grant.sharers
         self._own, self._fills_itself, self.is_lost = 0, False, False
         self._leased_until = reported_at + LEASE_S
         self._synced_at = reported_at
         self._known = self._told
-        self._denied, self._denied_until = grant.denied, self._clock() + DRAW_EVERY_S
+        is_of_this_amount = self._told_amount == self.limit.amount
+        self._denied = grant.denied if is_of_this_amount else None
+        self._denied_until = self._clock() + DRAW_EVERY_S
 
     def lose(self) -> None:
         """Go on alone: the store cannot read or write this share, and is asked again later."""
@@ -292,6 +309,10 @@ class Share:
         """From now on, until the store grants a lease again."""
         self._fill()
         self._fills_itself = True
+
+    def _refill_s(self, amount: int) -> float:
+        """Seconds in which so much comes back."""
+        return amount * (self.limit.refill_s or 0.0) / (self.limit.amount or 1)
 
     @property
     def _used(self) -> int:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sqlalchemy import delete, select, text, tuple_
 from sqlalchemy.orm import Session
 
-from app.access.lease import LEASE_S, LEASES_PER_SHARE, Grant, Place, Report
+from app.access.lease import LEASE_S, LEASES_PER_SHARE, Grant, Need, Place, Report
 from app.store import Store
 from app.store.engine import begin_writing, insert_into
 from app.store.tables import LeaseRow, LimitRow
@@ -64,8 +65,10 @@ def sync(
             log.error("the limit %s in the store is not usable: %s", *reports, exc)
             return {}
     grants = dict[Place, Grant]()
+    limits_of = Counter([need for report in reports.values() for need in report.waiting])
     for place, report in reports.items():
-        grants |= sync(store, {place: report}, clock=clock)
+        whole = [need for need in report.waiting if limits_of[need] == 1]  # the others wait
+        grants |= sync(store, {place: replace(report, waiting=whole)}, clock=clock)
     return grants
 
 
@@ -75,8 +78,7 @@ def _sync(
     limits = _locked(session, reports)
     leases = _leases(session, reports)
     now = clock(session)
-    grants = dict[Place, Grant]()
-    written = list[Mapping[str, object]]()
+    found = dict[Place, _Found]()
     for place, report in reports.items():
         limit, others = limits[place], list[LeaseRow]()
         own: LeaseRow | None = None
@@ -90,7 +92,11 @@ def _sync(
         if not limit.at:
             _delete_old_periods(session, place)
         _spend(limit, report, own, leases[place], now)
-        grant = grants[place] = _grant(report, limit.used, others)
+        found[place] = _Found(report, limit.used, own, others)
+    grants = _grants(found)
+    written = list[Mapping[str, object]]()
+    for place, each in found.items():
+        grant, report, own = grants[place], each.report, each.own
         totals = {
             # A report that was overtaken by a later one takes nothing back.
             "spent": max(report.spent, 0 if own is None else own.spent),
@@ -120,30 +126,61 @@ def _spend(
     limit.used = used
 
 
-def _grant(report: Report, used: int, others: Sequence[LeaseRow]) -> Grant:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A limit as its report found it: what all have used, its lease, and valid ones of others."""
+
+    report: Report
+    used: int
+    own: LeaseRow | None
+    others: Sequence[LeaseRow]
+
+    @property
+    def room(self) -> int:
+        """What could be spent beside the leases of others, and what the report reserves."""
+        leased = sum([max(0, row.ceiling - row.spent) for row in self.others])
+        return (self.report.limit.amount or 0) - self.used - leased - self.report.reserved
+
+
+def _grants(found: Mapping[Place, _Found]) -> dict[Place, Grant]:
+    """What is granted: to a waiting request in each limit in which it waits, or in none."""
+    places = defaultdict[Need, list[Place]](list)
+    for place, each in found.items():
+        for need in each.report.waiting:
+            places[need].append(place)
+    room = {place: each.room for place, each in found.items()}
+    needed, denied = dict.fromkeys(found, 0), defaultdict[Place, list[int]](list)
+    for need, own in places.items():
+        lacking = [place for place in own if needed[place] + need.amount > room[place]]
+        for place in lacking:
+            denied[place].append(need.amount)
+        for place in () if lacking else own:
+            needed[place] += need.amount
+    return {
+        place: _grant(each, room[place], needed[place], min(denied[place], default=None))
+        for place, each in found.items()
+    }
+
+
+def _grant(found: _Found, room: int, needed: int, denied: int | None) -> Grant:
     """What a share may spend and reserve beside the valid leases of others."""
+    report, others = found.report, found.others
     amount, is_refilled = report.limit.amount, bool(report.limit.refill_s)
     reserved = sum([row.reserved for row in others])
     sharers = 1 + sum([is_refilled or row.ceiling > row.spent for row in others])
-    ceiling, target, denied = report.kept, 0, list[int]()
+    ceiling, target = report.kept, 0
     if amount is not None:
-        leased = sum([max(0, row.ceiling - row.spent) for row in others])
-        room, needed = amount - used - leased - report.reserved, 0
-        for each in report.waiting:
-            if needed + each <= room:
-                needed += each
-            else:
-                denied.append(each)
         if needed or not report.is_idle:
-            left = max(0, amount - used - reserved - report.reserved)
+            left = max(0, amount - found.used - reserved - report.reserved)
             target = max(PICO if is_refilled else 0, left // (LEASES_PER_SHARE * sharers))
         granted = max(needed, min(target, room))
         ceiling = max(report.kept, report.spent + report.reserved + granted)
     return Grant(
         ceiling=ceiling,
+        room=room,
         target=target,
-        denied=min(denied, default=None),
-        others_spent=max(0, used - report.spent),
+        denied=denied,
+        others_spent=max(0, found.used - report.spent),
         others_reserved=reserved,
         sharers=sharers,
     )

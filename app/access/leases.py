@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, Self
 
 from app.access import lease_store
-from app.access.lease import DRAW_EVERY_S, Clock, Grant, Place, Report, Share
+from app.access.lease import DRAW_EVERY_S, Clock, Grant, Need, Place, Report, Share
 from app.errors import StoreError, StoreUnavailable
 from app.store import Store
 
@@ -61,16 +61,15 @@ class Leases:
         self._sources.append(shares)
 
     async def enlarge(self, shares: Sequence[Share], amount: int) -> None:
-        """Have this amount leased beyond what these shares use, as far as the limits allow.
+        """Have this amount leased beyond what each of these shares uses, or of none of them.
 
         Raises:
-            StoreUnavailable: The store does not respond.
+            StoreUnavailable: The store does not respond, or cannot read one of the limits.
         """
-        if self._is_cut_off:
-            raise StoreUnavailable(_AWAY)
-        drawn = self._next_draw
+        self._check(shares)
+        drawn, need = self._next_draw, Need(amount)
         for share in shares:
-            share.waiting.append(amount)
+            share.waiting.append(need)
         self._wake.set()
         try:
             async with asyncio.timeout(self._store_timeout_s):
@@ -79,7 +78,10 @@ class Leases:
             raise StoreUnavailable(_AWAY) from None
         finally:
             for share in shares:
-                share.waiting.remove(amount)
+                share.waiting.remove(need)
+        self._check(shares)
+
+    def _check(self, shares: Sequence[Share]) -> None:
         if self._is_cut_off or any([share.is_lost for share in shares]):
             raise StoreUnavailable(_AWAY)
 

@@ -114,6 +114,11 @@ class QuotaTicket:
         self._account.receiving -= self._is_receiving
         self._is_receiving = False
 
+    @property
+    def bodies(self) -> MemoryBudget:
+        """The memory of all bodies; see :meth:`hold`."""
+        return self._quotas.bodies
+
     def hold(self, size: int) -> None:
         """Reserve memory for its body until it ends. Raises Overloaded if none is left."""
         self._quotas.bodies.reserve(size)

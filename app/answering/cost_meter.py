@@ -4,8 +4,8 @@ A call's usage is what its candidate reports. What it does not report is estimat
 input tokens by those that other candidates report of the same request, else by a token for four
 characters; the output tokens by a token for four characters, or for each event of a stream. A call
 that was cancelled or timed out costs its input and what had arrived of its answer; an attempt that
-failed otherwise costs its time alone. Of a request with a budget, whose worst case is known, a
-candidate is believed up to twice that and 10,000 tokens; more counts as that, and is marked.
+failed otherwise costs its time alone. A count that cannot be was replaced by its bound before, and
+is marked (:mod:`app.wire.token_bounds`).
 
 A candidate that was not called would have read the same input, and written as much as on average:
 over its answers in this process, else over the labelled rows that decide. While neither is known,
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import numpy as np
 from cachetools import LRUCache
@@ -34,9 +34,6 @@ from app.upstream.reply import Reply
 from app.upstream.retries import may_be_charged
 from app.wire import parsing
 from racer_core.prices import MeanUsage, Price, Usage, as_number, as_text, microseconds
-
-_SLACK: Final = 2  # times the worst case, for tokenizers and templates that are not known,
-_SLACK_TOKENS: Final = 10_000  # and for what a server adds to a prompt
 
 
 @dataclass(slots=True)
@@ -98,12 +95,7 @@ class CostMeter:
         self._application = application
         self._best_of = best_of
         self._attempts: list[_Attempt] = []
-        self._bounds: dict[str, Usage] = {}
         self._left = UNRATED
-
-    def bound(self, usages: Mapping[str, Usage]) -> None:
-        """Believe reports of these candidates as far as the most that their calls can use."""
-        self._bounds |= usages
 
     def attempted(self, candidate: str, seconds: float, exc: BaseException | None) -> None:
         """See :class:`app.upstream.fleet.CallMeter`."""
@@ -118,7 +110,7 @@ class CostMeter:
             reply.usage.get("prompt_tokens"),
             parsing.cached_tokens(reply.body),
             written_tokens(reply) if output is None else output,
-            is_known=output is not None,
+            is_known=output is not None and not parsing.is_estimated(reply.body),
         )
 
     def streamed(self, candidate: str, tokens: TokenMeter, is_whole: bool) -> None:
@@ -129,14 +121,16 @@ class CostMeter:
             tokens.usage.get("prompt_tokens"),
             parsing.cached_tokens(tokens.reported),
             tokens.written if output is None else output,
-            is_known=is_whole and output is not None,
+            is_known=is_whole and output is not None and not parsing.is_estimated(tokens.reported),
             is_whole=is_whole,
         )
 
-    def embedded(self, candidate: str, usage: Mapping[str, int]) -> None:
+    def embedded(self, candidate: str, body: Mapping[str, Any]) -> None:
         """Take what an answer of embeddings reports, which tells nothing of answers with texts."""
+        usage = parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
         count = usage.get("prompt_tokens", usage.get("total_tokens"))
-        self._report(candidate, count, 0, 0, is_known=True, is_whole=False)
+        is_known = not parsing.is_estimated(body)
+        self._report(candidate, count, 0, 0, is_known=is_known, is_whole=False)
 
     def left(self, ratings: Ratings) -> None:
         """Take the evaluator's calls of a request whose client left meanwhile."""
@@ -230,13 +224,6 @@ class CostMeter:
         is_whole: bool = True,
     ) -> None:
         attempt = next(each for each in reversed(self._attempts) if each.candidate == candidate)
-        if (most := self._bounds.get(candidate)) is not None:
-            believed = _SLACK * most.input_tokens + _SLACK_TOKENS
-            if input_tokens is not None and input_tokens > believed:
-                input_tokens, is_known = believed, False
-            believed = _SLACK * most.output_tokens + _SLACK_TOKENS
-            if output_tokens > believed:
-                output_tokens, is_known = believed, False
         attempt.input_tokens, attempt.cached_tokens = input_tokens, cached_tokens
         attempt.output_tokens = output_tokens
         attempt.is_known, attempt.is_whole = is_known, is_whole

@@ -34,6 +34,7 @@ from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
 from racer_core.aggregation.vote import Weight
 from racer_core.errors import install_hint
+from racer_core.numbers import number_within
 from racer_core.sequential.verdicts import NO_VERDICT, verdict_of
 
 log = logging.getLogger(__name__)
@@ -273,4 +274,4 @@ def _score(correct: object, name: str) -> float | None:
     if not isinstance(correct, dict):
         return None
     given = cast("dict[str, Any]", correct).get(name)
-    return float(given) if isinstance(given, int | float) else None
+    return float(given) if isinstance(given, bool) else number_within(given, 0.0, 1.0)

@@ -116,11 +116,11 @@ class NamedCandidateService:
                     caller=caller,
                     meter=meter,
                 )
-            usage = parsing.counts(answer.get("usage"), parsing.CHAT_USAGE)
             if meter is not None:
-                meter.embedded(name, usage)
+                meter.embedded(name, answer)
         finally:
             cost = None if meter is None else self._booked(meter, reservation)
+        usage = parsing.counts(answer.get("usage"), parsing.CHAT_USAGE)
         spend(usage.get("total_tokens", prompt_tokens(fields)))
         return {**answer, "model": name}, cost
 

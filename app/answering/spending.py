@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 from app.access.budgets import Budgets, Reservation
 from app.access.quotas import QuotaTicket
@@ -19,8 +19,7 @@ from app.routing.applications import Membership
 from app.routing.reasons import Reason
 from app.settings import Settings
 from app.wire.candidate_payload import TOKEN_LIMITS_OF, candidate_payload
-from app.wire.parsing import is_media
-from app.wire.request_limits import texts
+from app.wire.token_bounds import TEMPLATE_TOKENS, input_tokens, output_tokens
 from racer_core.prices import Usage, microseconds
 
 
@@ -98,7 +97,7 @@ class Spending:
         if reservation is None:
             return
         assert state.meter is not None  # a budget needs prices
-        amount = sum(self._bounded(state, state.selected).values()) + self._of_ratings(state, 0)
+        amount = sum(self._amounts(state, state.selected).values()) + self._of_ratings(state, 0)
         await reservation.make(amount, state.meter.amount)
 
     async def reserve_call(
@@ -114,7 +113,6 @@ class Spending:
             return
         assert meter is not None  # a budget needs prices
         usages = self._worst_case.usage_of_calls((name,), fields, path)
-        meter.bound(usages)
         await reservation.make(self._worst_case.amounts(usages)[name], meter.amount)
 
     async def affordable(
@@ -132,7 +130,7 @@ class Spending:
             return names
         found = list[str]()
         rated = self._of_ratings(state, answers)
-        for number, (name, amount) in enumerate(self._bounded(state, names).items(), answers + 1):
+        for number, (name, amount) in enumerate(self._amounts(state, names).items(), answers + 1):
             before, rated = rated, self._of_ratings(state, number)
             if not await reservation.add(amount + rated - before):
                 break
@@ -144,7 +142,7 @@ class Spending:
         return reservation is not None and reservation.calls_cheapest and not is_observing
 
     def _by_cost(self, state: RequestState, names: Collection[str]) -> Sequence[str]:
-        amounts = self._worst_case.amounts(self._usages(state, names))
+        amounts = self._amounts(state, names)
         return sorted(amounts, key=amounts.__getitem__)
 
     def _of_ratings(self, state: RequestState, answers: int) -> int:
@@ -153,31 +151,18 @@ class Spending:
             return 0
         return self._worst_case.of_ratings(max(answers, len(state.selected)))
 
-    def _bounded(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
-        """The worst cases of calls, by which what the candidates report is bounded, too."""
-        usages = self._usages(state, names)
-        if state.meter is not None:
-            state.meter.bound(usages)
-        return self._worst_case.amounts(usages)
-
-    def _usages(self, state: RequestState, names: Collection[str]) -> dict[str, Usage]:
-        request = state.request
-        return self._worst_case.usage_of_calls(names, request.fields, request.api_format.path)
+    def _amounts(self, state: RequestState, names: Collection[str]) -> dict[str, int]:
+        """The worst cases of calls."""
+        fields, path = state.request.fields, state.request.api_format.path
+        return self._worst_case.amounts(self._worst_case.usage_of_calls(names, fields, path))
 
 
 # Worst cases: upper bounds on what the calls of a request cost, known before the first one.
 #
-# Tokens of the input are bounded by the bytes of the request: no tokenizer of today's models
-# makes more tokens than bytes. A chat template adds at most ``TEMPLATE_TOKENS``, an image, a
-# sound or a file counts ``MEDIA_TOKENS`` in place of its data or URL. The answer is bounded by
-# the limit that the candidate is sent, else by `limits.max_tokens`, for each choice. A call takes
-# no longer than its timeout, and may be made `fleet.attempts` times. A candidate that reports
-# more is believed up to twice the bound and 10,000 tokens: see :mod:`app.answering.cost_meter`.
+# Tokens: :mod:`app.wire.token_bounds`. A call takes no longer than its timeout, and may be made
+# `fleet.attempts` times.
 
-TEMPLATE_TOKENS: Final = 256
-MEDIA_TOKENS: Final = 16_384
 BYTES_PER_CHARACTER: Final = 4  # of UTF-8, at most
-_CONTENT: Final = ("data", "url")  # ends of the names of the fields that have a medium
 _LATE_S: Final = 1.0  # a call ends so long after its timeout, at most
 
 
@@ -217,15 +202,11 @@ class WorstCase:
         return answers * self._rating if answers > 1 else 0
 
     def _of_call(self, name: str, tokens: int, fields: Mapping[str, Any], path: str) -> Usage:
-        candidate, written = self._candidates[name], 0
-        if path in TOKEN_LIMITS_OF:
-            sent = candidate_payload(fields, candidate, path)
-            limit = _largest(sent, TOKEN_LIMITS_OF[path], candidate.renames) or self._max_tokens
-            choices = _largest(sent, ("n", "best_of"), candidate.renames)
-            written = limit * max(1, choices) * texts(fields.get("prompt"))
+        candidate = self._candidates[name]
+        sent = candidate_payload(fields, candidate, path) if path in TOKEN_LIMITS_OF else fields
         return Usage(
             input_tokens=tokens + self._parameter_bytes[name],
-            output_tokens=written,
+            output_tokens=output_tokens(sent, path, candidate.renames, self._max_tokens),
             microseconds=microseconds(min(candidate.timeout_s, self._longest_s) + _LATE_S),
         )
 
@@ -244,13 +225,6 @@ class WorstCase:
         )
 
 
-def input_tokens(fields: Mapping[str, Any]) -> int:
-    """An upper bound on the input tokens of these fields."""
-    media = list[object]()
-    size = len(dump_json(_without_media(fields, media)))
-    return size + TEMPLATE_TOKENS + len(media) * MEDIA_TOKENS
-
-
 def _raters(settings: Settings) -> list[tuple[str, int, float]]:
     """Evaluators that are candidates: name, longest prompt, time limit."""
     return [
@@ -258,36 +232,3 @@ def _raters(settings: Settings) -> list[tuple[str, int, float]]:
         for each in settings.aggregation.raters.values()
         if each.candidate is not None
     ]
-
-
-def _without_media(value: object, media: list[object], *, is_part: bool = False) -> Any:
-    """A JSON value without the data and URLs of its media.
-
-    Args:
-        value: The value.
-        media: Takes its images, sounds and files. A message, with a role, is none.
-        is_part: It is a part of one.
-    """
-    if isinstance(value, Mapping):
-        given = cast("Mapping[str, object]", value)
-        if "role" in given:
-            is_part = False
-        elif is_media(given):
-            media.append(given)
-            is_part = True
-        return {
-            name: None
-            if is_part and isinstance(each, str) and name.endswith(_CONTENT)
-            else _without_media(each, media, is_part=is_part)
-            for name, each in given.items()
-        }
-    if isinstance(value, list):
-        found = cast("list[object]", value)
-        return [_without_media(each, media, is_part=is_part) for each in found]
-    return value
-
-
-def _largest(sent: Mapping[str, Any], names: Sequence[str], renames: Mapping[str, str]) -> int:
-    """The largest number of these fields, which the server may know by another name; else 0."""
-    values = [sent.get(renames.get(name, name)) for name in names]
-    return max([0, *(each for each in values if isinstance(each, int))])

@@ -14,6 +14,7 @@ from app.settings import Settings
 from app.upstream.fleet import Fleet
 from app.wire import parsing
 from app.wire.candidate_payload import candidate_payload
+from app.wire.token_bounds import TokenBounds
 
 TOKENIZE: Final = "/tokenize"  # beside the `/v1` of a base URL
 _WITHOUT: Final = (404, 405, 501)  # statuses of servers that have no such endpoint
@@ -98,8 +99,9 @@ class TokenCounter:
             )
         except UpstreamError as exc:
             return exc
-        counted = parsing.counts(answer, {"count": "count"})
-        return counted.get("count", parsing.invalid(name))
+        count = parsing.counts(answer, {"count": "count"}).get("count")
+        most = TokenBounds.of(payload, TOKENIZE, {}, 0).believed.input
+        return parsing.invalid(name) if count is None or count > most else count
 
 
 def _kind(exc: UpstreamError) -> str:

@@ -114,7 +114,7 @@ class TokenMeter:
             failed = True
             raise
         finally:
-            if self._ended is not None and self._began:
-                self._ended(self, is_whole)
             if not self._is_waived and (self._began or not failed):
                 spend(self.tokens)
+            if self._ended is not None and self._began:
+                self._ended(self, is_whole)

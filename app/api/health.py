@@ -45,8 +45,9 @@ async def readyz(request: Request, services: Services) -> Response:
 
     `artifact` is the digest of the loaded one. `missing` lists what certificates lack and which
     command comes next; with `?calibrated=true` that is 503, too. `degraded` lists `store` while the
-    store cannot be read, and `store_writes` while it is read and takes no writes. `restart` says
-    that the artifact has changed on disk.
+    store cannot be read, `store_writes` while it is read and takes no writes, and `budgets` while
+    it cannot read one budget, whose requests are refused. `restart` says that the artifact has
+    changed on disk.
     """
     if services.drain.begun:
         return bodies.json_response({"status": "draining"}, status=503)
@@ -59,17 +60,20 @@ async def readyz(request: Request, services: Services) -> Response:
             "missing": [asdict(each) for each in missing],
         }
     # Routing needs only memory, so the gateway stays ready without its store.
-    if services.stored is not None and (degraded := _degraded(services.stored)):
-        ready["degraded"] = [degraded]
+    degraded = [] if services.stored is None else _degraded(services.stored)
+    if services.budgets is not None and services.budgets.are_lost:
+        degraded.append("budgets")
+    if degraded:
+        ready["degraded"] = degraded
     if services.artifact.has_changed:
         ready["restart"] = "the artifact has changed on disk; a restart loads it"
     is_waiting = bool(missing) and request.query_params.get("calibrated") == "true"
     return bodies.json_response(ready, status=503 if is_waiting else 200)
 
 
-def _degraded(stored: StoreServices) -> str | None:
+def _degraded(stored: StoreServices) -> list[str]:
     """What the store lacks: all of it, or only that it takes writes."""
     if stored.calibration_sync.lost:
-        return "store"
+        return ["store"]
     takes_writes = stored.calibration_sync.takes_writes and not stored.monitor.writes_fail
-    return None if takes_writes else "store_writes"
+    return [] if takes_writes else ["store_writes"]

@@ -25,14 +25,23 @@ class MemoryBudget:
         self._limit = limit
 
     @property
+    def limit(self) -> int:
+        """Bytes that can be reserved at once."""
+        return self._limit
+
+    @property
     def used(self) -> int:
         """Bytes reserved now."""
         return self._used
 
-    def reserve(self, size: int) -> None:
-        """Reserve bytes. Raises the budget's error if they do not fit."""
+    def check(self, size: int) -> None:
+        """Raise the budget's error if so many bytes do not fit now; reserves nothing."""
         if self._used + size > self._limit:
             raise self._error(self._message)
+
+    def reserve(self, size: int) -> None:
+        """Reserve bytes. Raises the budget's error if they do not fit."""
+        self.check(size)
         self._used += size
 
     def release(self, size: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Self
 
@@ -44,6 +44,7 @@ from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
+from app.utc import is_within
 
 log = logging.getLogger(__name__)
 
@@ -188,10 +189,9 @@ class Monitor:
             return False
         canary = self._active.canary
         deciding = [self._active.record(), *([] if canary is None else [canary.record])]
-        oldest = datetime.now(UTC) - timedelta(days=self._expire_after_days)
+        span = timedelta(days=self._expire_after_days)
         return any(
-            each.id == calibration_id and datetime.fromisoformat(each.created_at) < oldest
-            for each in deciding
+            each.id == calibration_id and not is_within(each.created_at, span) for each in deciding
         )
 
     def is_repeat(

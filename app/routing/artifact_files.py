@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
@@ -31,6 +32,7 @@ from app.routing.scoring_inputs import ScoringInputs
 from app.settings import Settings
 from app.settings.base import is_loopback
 from app.settings.remote_artifact import RemoteArtifact
+from app.utc import is_within, text_of
 from racer_core import artifacts
 from racer_core.aggregation.vote import Method
 from racer_core.errors import ArtifactError, install_hint
@@ -95,7 +97,8 @@ def _remove_stale(cache: Path) -> None:
     """Remove what killed starts left; a younger folder may be another gateway's download."""
     for folder in cache.glob(f"{_SCRATCH}*"):
         with suppress(OSError):
-            if folder.stat().st_mtime < time.time() - STALE_S:
+            written_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)
+            if not is_within(text_of(written_at), timedelta(seconds=STALE_S)):
                 shutil.rmtree(folder)
 
 

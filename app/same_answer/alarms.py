@@ -21,6 +21,7 @@ from app.store.answer_calibrations import (
     AnswerCalibrationRecord,
     AnswerCalibrationStore,
 )
+from app.utc import past
 
 HALF: Final = 0.5  # of the answers differ, after the change whose delay is stated
 
@@ -173,6 +174,7 @@ class AnswerAlarms:
             return AnswerWatch()
         with self._lock:
             bets = self._bets_on(record)
+            bets.after = past(bets.after)
             is_cut = True
             while is_cut:
                 rows = self._sample.rows(record.application, after=bets.after)
@@ -204,7 +206,9 @@ class AnswerAlarms:
         """Requests before that differ from those of today, by an alarm on the last record."""
         if record is None:
             return ""
-        return self.found(record).alarm_at or record.evidence["not_before"]
+        alarm_at = self.found(record).alarm_at
+        times = [each for each in (alarm_at, record.evidence["not_before"]) if each is not None]
+        return next((each for each in times if past(each) == each), "")
 
     def rows_for_next(self, application: str, record: AnswerCalibrationRecord | None) -> AnswerRows:
         """The rows of the calibration after the last one; none came after the last bet on it.

@@ -21,6 +21,7 @@ from app.same_answer.rows import AnswerRows
 from app.settings import ANSWERABLE, COMPARABLE, VOTE, SameAnswer, Settings
 from app.store import now
 from app.store.answer_calibrations import AnswerCalibrationRecord
+from app.utc import is_within
 from racer_core.errors import InputError
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
@@ -419,7 +420,7 @@ def attempt_of(record: AnswerCalibrationRecord) -> Attempt:
 
 def is_due(last: str) -> bool:
     """Whether the time has come for another attempt, after one at a time as ISO 8601."""
-    return datetime.now(UTC) - datetime.fromisoformat(last) >= REFRESH
+    return not is_within(last, REFRESH)
 
 
 def samples_wanted(attempt: Attempt | None, needed: int) -> int:

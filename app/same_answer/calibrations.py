@@ -27,6 +27,7 @@ from app.store.answer_calibrations import (
     AnswerCalibrationRecord,
     AnswerCalibrationStore,
 )
+from app.utc import is_within
 from racer_core.aggregation.answers import Equality, forms_version
 from racer_core.encoder.base import EncoderSpec
 from racer_core.sequential.calibration import SequentialCalibration
@@ -157,8 +158,8 @@ class AnswerCalibrations:
         """Why certificates of a record are void; None: they are not."""
         if record.id in self.alarmed or ALARM in record.evidence:
             return Staleness.ALARM
-        is_old = record.application in self._renewed and age_of(record) > MAX_AGE
-        return Staleness.AGE if is_old else None
+        is_young = is_within(record.evidence["until"], MAX_AGE)
+        return None if is_young or record.application not in self._renewed else Staleness.AGE
 
     def follow(self, setup: str) -> None:
         """Let the records of another setup decide, that of a loaded encoder.

@@ -36,6 +36,7 @@ from app.same_answer.rows import AnswerRows, AnswerSample
 from app.settings import ANSWERABLE, DEFAULT, Settings
 from app.store import Store, now
 from app.store.answer_calibrations import AnswerCalibrationRecord, AnswerCalibrationStore
+from app.utc import latest, past
 from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError
 
@@ -234,8 +235,9 @@ class AnswerCalibrator:
         refused, last = self._refused.get(application), self.calibrations.last(application)
         if refused is None and last is not None and last.refusal is not None:
             refused = attempt_of(last)  # of another gateway, or before the start
-        is_after = refused is not None and refused.until >= self.alarms.not_before(last)
-        return refused if is_after else None
+        if refused is None or past(refused.until) != refused.until:  # a clock was ahead
+            return None
+        return refused if refused.until >= self.alarms.not_before(last) else None
 
     def _renew(self, application: str) -> None:
         """Calibrate from traffic, if it is due."""
@@ -277,7 +279,9 @@ class AnswerCalibrator:
         if not self.alarms.found(record).sampled:
             return False
         rows, until = record.evidence["rows"], record.evidence["until"]
-        if self.calibrations.stale(record) or is_due(record.activated_at or record.created_at):
+        activated_at = record.activated_at or record.created_at
+        since = record.created_at if activated_at > latest() else activated_at
+        if self.calibrations.stale(record) or is_due(since):
             return True
         return self._sample.count_since(record.application, until, rows) >= rows
 

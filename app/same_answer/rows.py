@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, cast
 
 import numpy as np
@@ -40,6 +40,7 @@ from app.routing.reasons import Reason
 from app.same_answer.calibrations import AnswerCalibrations
 from app.store import Store
 from app.store.tables import DecisionRow, SampleRow, VerdictRow
+from app.utc import ago, latest
 from racer_core.calibration.shadow import is_sampled
 from racer_core.sequential.answer_classes import UNREADABLE, AnswerClasses
 from racer_core.sequential.verdicts import NO_VERDICT
@@ -264,11 +265,9 @@ class AnswerSample:
             return session.scalar(select(func.count()).select_from(samples.subquery())) or 0
 
     def _end(self, application: str) -> str:
-        """The time after which there are no rows yet."""
+        """The time after which there are no rows yet: those of the future never are."""
         wait = self.label_waits.get(application)
-        if wait is None:
-            return _EVER
-        return (datetime.now(UTC) - wait).isoformat(timespec="microseconds")
+        return latest() if wait is None else ago(wait)
 
 
 def _labels(

@@ -12,8 +12,8 @@ LISTEN/NOTIFY, and ``backup`` backups. ``app/monitoring`` reads and writes decis
 from app.store.calibration_rows import Summary
 from app.store.calibrations import SharedState, Store
 from app.store.canaries import Alarms, StoredCanary
-from app.store.engine import now
 from app.store.store_keys import KeyPurpose
+from app.utc import now
 
 __all__ = [
     "Alarms",

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import delete, exists, select, text
+from sqlalchemy import delete, exists, func, select, text
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, StoreDamaged
 from app.store.calibrations import Store
-from app.store.engine import begin_writing, notify, now
+from app.store.engine import begin_writing, notify
 from app.store.tables import AnswerCalibrationRow, DecisionRow
+from app.utc import following, now
 from racer_core.errors import RacerError
 from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.types import BoolArray
@@ -184,7 +185,8 @@ class AnswerCalibrationStore:
                 if decides != expected_active_id:
                     raise Conflict("another calibration was activated meanwhile")
             evidence = {**record.evidence, "ordinal": _next_ordinal(session, record.application)}
-            record = replace(record, evidence=evidence, activated_at=now() if activate else None)
+            activated_at = _activated_at(session, record.application) if activate else None
+            record = replace(record, evidence=evidence, activated_at=activated_at)
             notify(session)
             session.add(
                 AnswerCalibrationRow(
@@ -222,7 +224,7 @@ class AnswerCalibrationStore:
             notify(session)
             if _active(session, answer_setup).get(row.application, ("", ""))[0] != row.id:
                 mark_chosen(row)
-            row.activated_at = now()
+            row.activated_at = _activated_at(session, row.application)
 
     def active(self, answer_setup: str) -> dict[str, tuple[str, str]]:
         """Application -> id of the record that decides, and since when."""
@@ -271,6 +273,14 @@ def _lock(session: Session) -> None:
     if session.connection().dialect.name == "postgresql":
         table = AnswerCalibrationRow.__tablename__
         session.execute(text(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"))
+
+
+def _activated_at(session: Session, application: str) -> str:
+    """When a record is activated: the last one decides, so after all others of its application."""
+    newest = select(func.max(AnswerCalibrationRow.activated_at)).where(
+        AnswerCalibrationRow.application == application
+    )
+    return following(session.scalar(newest))
 
 
 def _active(session: Session, answer_setup: str) -> dict[str, tuple[str, str]]:

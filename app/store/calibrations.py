@@ -28,6 +28,7 @@ from app.store.canaries import Alarms, StoredCanary
 from app.store.engine import ServerConnections, Transaction
 from app.store.store_keys import KeyPurpose, all_keys, own_key
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
+from app.utc import now
 
 log = logging.getLogger(__name__)
 
@@ -340,7 +341,7 @@ def set_active(session: Session, calibration_id: str, artifact: str, expected: s
 def mark_chosen(session: Session, calibration_id: str) -> None:
     """Mark a calibration whose figures had a part in its activation; an earlier mark stays."""
     unmarked = (CalibrationRow.id == calibration_id, CalibrationRow.chosen_at.is_(None))
-    session.execute(update(CalibrationRow).where(*unmarked).values(chosen_at=engine.now()))
+    session.execute(update(CalibrationRow).where(*unmarked).values(chosen_at=now()))
 
 
 def inherit_alarms(session: Session, record: CalibrationRecord) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from app.errors import Conflict
 from app.store import engine
 from app.store.tables import ActiveRow, CanaryRow, WatchRow
+from app.utc import now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def begin(
         row = CanaryRow(artifact=artifact)
         session.add(row)
     if row.calibration_id != calibration_id or row.ended is not None:
-        row.calibration_id, row.since, row.ended = calibration_id, engine.now(), None
+        row.calibration_id, row.since, row.ended = calibration_id, now(), None
     row.share = share
 
 

@@ -14,7 +14,6 @@ import os
 import socket
 import sqlite3
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from threading import Lock
@@ -261,9 +260,9 @@ class Transaction:
 
 def fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
     """Translate an error into the kind that decides what the operator does about it."""
-    if isinstance(exc, DataError | UnicodeEncodeError):
-        return InputError("a name has characters that the store cannot hold")
     driver = getattr(exc, "orig", None)
+    if isinstance(exc, DataError | UnicodeEncodeError) or isinstance(driver, ValueError):
+        return InputError("a value has characters or a size that the store cannot hold")
     code = getattr(driver, "sqlite_errorcode", 0) & 0xFF or _sqlstate(driver)
     match code:
         case sqlite3.SQLITE_READONLY | _SqlState.READ_ONLY:
@@ -342,8 +341,3 @@ def redacted_url(url: str) -> str:
     except (ArgumentError, ValueError):
         return url.partition(":")[0]
     return plain.render_as_string()
-
-
-def now() -> str:
-    """UTC with microseconds, so that records sort by it."""
-    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -17,15 +17,20 @@ class Base(DeclarativeBase):
     """The metadata of all tables."""
 
 
+_AMOUNT_DIGITS: Final = 40
+
+
 class Amount(TypeDecorator[int]):
     """An amount of :mod:`racer_core.prices`: the integers of SQL have too few digits for it."""
 
-    impl = String(40)
+    impl = String(_AMOUNT_DIGITS)
     cache_ok = True
 
     def process_bind_param(self, value: int | None, dialect: Dialect) -> str | None:
-        """As decimal digits."""
+        """As decimal digits. Raises ValueError where there are too many for a row."""
         del dialect
+        if value is not None and not -(10 ** (_AMOUNT_DIGITS - 1)) < value < 10**_AMOUNT_DIGITS:
+            raise ValueError("an amount has more digits than a row of the store")
         return None if value is None else str(value)
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> int | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.store.tables import DecisionRow
+from app.utc import ago, latest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +31,11 @@ class WeekOfTraffic:
 
 def past_week(session: Session, application: str | None = None) -> WeekOfTraffic:
     """The past week of an application; None: of all."""
-    now = datetime.now(UTC)
-    one, two = (
-        (now - timedelta(weeks=weeks)).isoformat(timespec="microseconds") for weeks in (1, 2)
-    )
+    one, two = ago(timedelta(weeks=1)), ago(timedelta(weeks=2))
+    this_week = DecisionRow.created_at.between(one, latest())
     of_it = () if application is None else (DecisionRow.application == application,)
     recent = select(func.count(), func.count(DecisionRow.loss))
-    requests, judged = session.execute(recent.where(DecisionRow.created_at >= one, *of_it)).one()
+    requests, judged = session.execute(recent.where(this_week, *of_it)).one()
     watched = select(func.count(), func.count().filter(DecisionRow.judged)).where(
         DecisionRow.watched, DecisionRow.created_at.between(two, one), *of_it
     )

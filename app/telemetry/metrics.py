@@ -119,6 +119,12 @@ class Metrics:
             ("candidate",),
             registry=self.registry,
         )
+        self.overstatements = Counter(
+            "racer_candidate_overstatements",
+            "Token counts of candidates that are larger than their call can have used",
+            ("candidate",),
+            registry=self.registry,
+        )
         self.cost = Counter(
             "racer_cost",
             "What requests cost by the configured prices, in their currency",

@@ -32,6 +32,7 @@ from app.upstream.retries import Retries, is_replica_fault, is_unreachable
 from app.upstream.stream import CandidateStream
 from app.wire import parsing
 from app.wire.format import ApiFormat, Choice
+from app.wire.token_bounds import BelievedCounts
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +66,14 @@ class Fleet:
         self._targets = open_targets(settings, secrets)
         self._candidates = settings.pool
         self._longest_s = settings.limits.deadline_s
+        self._max_tokens = settings.limits.max_tokens
         self._reasoning = settings.aggregation.reasoning
         self._client = UpstreamClient(settings.fleet, settings.limits)
         self._health_checks = HealthChecks(self._client)
         self._retries = Retries(settings.fleet, random.Random())
         self._metrics = metrics
         self._tracer = tracer
+        self._overstating = set[str]()  # targets that were warned of
 
     async def __aenter__(self) -> Self:
         for name in self._candidates:
@@ -93,6 +96,7 @@ class Fleet:
         breakers and calls.
         """
         before, self._targets = self._targets, open_targets(settings, secrets, self._targets)
+        self._max_tokens = settings.limits.max_tokens
         for target in before.values():
             for replica in target.replicas.all:
                 if not self._is_used(target.name, replica):
@@ -130,7 +134,7 @@ class Fleet:
         ) as call:
             body, choices = await self._read_answer(
                 call,
-                partial(self._body_and_choices, candidate, api_format),
+                partial(self._body_and_choices, call, api_format),
                 report=lambda parsed: (parsed[0].get("model"), api_format.usage(parsed[0])),
             )
         return Reply.of(
@@ -178,7 +182,9 @@ class Fleet:
         name = endpoint.target
         with self._open_call(name, "completions", payload, deadline, caller, endpoint) as call:
             return await self._read_answer(
-                call, partial(completion, endpoint.name), report=lambda done: (None, done.usage)
+                call,
+                lambda data: completion(endpoint.name, call.read_json(data)),
+                report=lambda done: (None, done.usage),
             )
 
     async def forward(
@@ -193,9 +199,7 @@ class Fleet:
     ) -> dict[str, Any]:
         """Send a document and return the answered object. Raises as :meth:`ask`."""
         with self._open_call(candidate, path, payload, deadline, caller, meter=meter) as call:
-            return await self._read_answer(
-                call, partial(parsing.sent, candidate), report=_model_and_usage
-            )
+            return await self._read_answer(call, call.read_json, report=_model_and_usage)
 
     def down(self, caller: str = GATEWAY) -> frozenset[str]:
         """Return the candidates to route around: all their replicas are ejected for this caller.
@@ -228,10 +232,10 @@ class Fleet:
         return sum(each.breaker.state == state for each in self._targets[name].replicas.all)
 
     def _body_and_choices(
-        self, candidate: str, api_format: ApiFormat, data: bytes
+        self, call: UpstreamCall, api_format: ApiFormat, data: bytes
     ) -> tuple[dict[str, Any], Sequence[Choice]]:
         """Parse a whole answer; runs on a thread where it is long."""
-        body = api_format.body(candidate, data)
+        body = call.counts.of(api_format.body(call.name, data))
         choices = api_format.choices(body)
         return body, [choice.without_reasoning(self._reasoning) for choice in choices]
 
@@ -247,12 +251,12 @@ class Fleet:
         meter: CallMeter | None = None,
     ) -> UpstreamCall:
         """Encode a payload; as a context, the call counts its bytes as buffered."""
-        target = self._targets[name]
+        target, shown = self._targets[name], endpoint.name if endpoint else name
         conversation = None
         if target.replicas.keep_conversations:
             conversation = conversation_key(payload, path, caller=caller, session=session)
         return UpstreamCall(
-            name=endpoint.name if endpoint else target.name,
+            name=shown,
             caller=caller,
             target=target,
             path=path,
@@ -264,8 +268,26 @@ class Fleet:
             conversation=conversation,
             tried=[],
             buffers=self._client.buffers,
+            counts=BelievedCounts(
+                payload,
+                path,
+                {} if endpoint else target.renames,
+                self._max_tokens,
+                partial(self._overstated, shown),
+            ),
             meter=meter,
         )
+
+    def _overstated(self, name: str) -> None:
+        """Count an answer whose token counts cannot be; the first of each target is logged."""
+        self._metrics.overstatements.labels(name).inc()
+        if name not in self._overstating:
+            self._overstating.add(name)
+            log.warning(
+                "%s reports more tokens than its call can have used: the largest possible number "
+                "is charged, and marked `estimated`; see racer_candidate_overstatements_total",
+                name,
+            )
 
     async def _read_answer(
         self, call: UpstreamCall, parse: Callable[[bytes], T], report: Callable[[T], ModelAndUsage]
@@ -292,7 +314,7 @@ class Fleet:
             try:
                 with ExitStack() as opened:
                     answer = await self._begin(opened.enter_context(Attempt(call, self._end)))
-                    stream = CandidateStream(call.name, api_format, answer, call.span)
+                    stream = CandidateStream(call.name, api_format, answer, call.counts, call.span)
                     await stream.begin()
                     return opened.pop_all(), stream
             except UpstreamError as exc:
@@ -360,6 +382,7 @@ class Fleet:
     def _end(self, attempt: Attempt, replica: Replica, exc: BaseException | None) -> None:
         """Record an attempt in metrics, traces and the replica's circuit breaker."""
         call, answer = attempt.call, attempt.answer
+        call.target.replicas.release(replica)
         if answer is not None:
             answer.close()
         now = time.monotonic()
@@ -370,7 +393,6 @@ class Fleet:
         elif exc is None and answer is not None and answer.is_complete:
             outcome = "ok"
             replica.breaker.record_success(now)
-        call.target.replicas.release(replica)
         self._metrics.call_seconds_of(call.name).observe(now - attempt.started)
         self._metrics.calls_of(call.name, outcome).inc()
         if call.meter is not None and attempt.limit_s > 0:  # it was sent
@@ -502,6 +524,7 @@ class UpstreamCall:
     conversation: bytes | None  # its key; None: a single turn, or one replica
     tried: list[Replica]
     buffers: MemoryBudget  # of large payloads and answers
+    counts: BelievedCounts
     meter: CallMeter | None = None
     span: CallSpan | None = None  # of the latest attempt
 
@@ -512,6 +535,10 @@ class UpstreamCall:
 
     def __exit__(self, *_: object) -> None:
         self.buffers.release(self._buffered)
+
+    def read_json(self, data: bytes) -> dict[str, Any]:
+        """A whole answer of no API format. Raises UpstreamError."""
+        return self.counts.of(parsing.sent(self.name, data))
 
     @property
     def _buffered(self) -> int:

@@ -81,6 +81,6 @@ def _ahead_s(date_header: str | None, now: float) -> float | None:
     """How far the header is ahead. It has whole seconds: on average half a second is cut off."""
     try:
         date = parsedate_to_datetime(date_header or "")
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return date.replace(tzinfo=date.tzinfo or UTC).timestamp() + 0.5 - now

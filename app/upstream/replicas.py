@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pydantic import SecretStr
@@ -160,6 +160,7 @@ class Target:
     headers: Mapping[str, str]  # with its key
     timeout_s: float  # of one call
     verify_tls: bool = True
+    renames: Mapping[str, str] = field(default_factory=dict[str, str])  # of a candidate's fields
 
 
 # Upstream targets from the configuration: candidates and evaluators with their keys.
@@ -214,6 +215,7 @@ def _candidate_target(candidate: Candidate, key: SecretStr | None, rules: FleetS
         headers={**_HEADERS, **candidate.headers, **_key_header(candidate.key_header, key)},
         timeout_s=candidate.timeout_s,
         verify_tls=candidate.verify_tls,
+        renames=candidate.renames,
     )
 
 

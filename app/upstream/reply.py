@@ -10,6 +10,7 @@ from app.errors import UpstreamError
 from app.wire import parsing
 from app.wire.format import AnswerKind, ApiFormat, Choice
 from racer_core.aggregation.json_forms import tool_calls_text
+from racer_core.numbers import log_probability
 from racer_core.types import CallRecord
 
 
@@ -129,9 +130,8 @@ class Completion:
     usage: dict[str, int]  # tokens as the server counted them
 
 
-def completion(name: str, data: bytes) -> Completion:
-    """Parse a text completion's first choice. Raises UpstreamError where it is invalid."""
-    body = parsing.sent(name, data)
+def completion(name: str, body: Mapping[str, Any]) -> Completion:
+    """Read a text completion's first choice. Raises UpstreamError where it is invalid."""
     choices = parsing.as_objects(name, body.get("choices"))
     if not choices:
         raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
@@ -152,6 +152,6 @@ def _top_logprobs(name: str, choice: Mapping[str, Any]) -> dict[str, float] | No
     if not isinstance(top, list) or not top:
         return None
     values = parsing.as_object(name, cast("list[object]", top)[0])
-    if not all(isinstance(each, int | float) and -1e5 < each < 0.01 for each in values.values()):
-        raise parsing.invalid(name)  # 0 may be rounded up a little; -9999 is vLLM's minus infinity
+    if any(log_probability(each) is None for each in values.values()):
+        raise parsing.invalid(name)
     return values

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Final
 
 from app.errors import (
+    MAX_RETRY_AFTER_S,
     UpstreamError,
     UpstreamRateLimited,
     UpstreamRejected,
@@ -132,6 +133,8 @@ class Retries:
         """
         if attempt >= self._attempts or not _is_transient(exc, attempt, elsewhere):
             return None
+        if not elsewhere and (exc.retry_after_s or 0.0) >= MAX_RETRY_AFTER_S:
+            return None  # it may have said more
         longest = min(CAP_S, BASE_S * 2 ** (attempt - 1), max(0.0, left_s))
         pause = self._rng.uniform(0.0, longest)
         # The Retry-After of one replica does not bind the others.
@@ -246,7 +249,10 @@ def check_response_head(name: str, status: int, headers: Mapping[str, str]) -> N
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Parse Retry-After, a number of seconds or a date; None where it is missing or invalid."""
+    """Parse Retry-After, a number of seconds or a date; None where it is missing or invalid.
+
+    No candidate can name more than ``MAX_RETRY_AFTER_S``.
+    """
     value = headers.get("retry-after", "").strip()
     try:
         wait = float(value)
@@ -256,4 +262,4 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         except (ValueError, OverflowError):
             return None
         wait = (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
-    return max(0.0, wait) if math.isfinite(wait) else None
+    return min(max(0.0, wait), float(MAX_RETRY_AFTER_S)) if math.isfinite(wait) else None

@@ -14,6 +14,7 @@ from app.wire import parsing
 from app.wire.event_template import EventTemplate, Piece
 from app.wire.format import ApiFormat
 from app.wire.sse import EventReader
+from app.wire.token_bounds import BelievedCounts
 from racer_core.errors import InputError
 
 _DONE: Final = "[DONE]"
@@ -28,6 +29,7 @@ class CandidateStream:
         name: The candidate.
         api_format: Reads its answer.
         answer: The response.
+        counts: Bounds its token counts.
         span: Takes the model and the token usage that the pieces report.
     """
 
@@ -36,11 +38,13 @@ class CandidateStream:
         name: str,
         api_format: ApiFormat,
         answer: UpstreamAnswer,
+        counts: BelievedCounts,
         span: CallSpan | None = None,
     ) -> None:
         self._name = name
         self._api_format = api_format
         self._answer = answer
+        self._counts = counts
         self._span = span
         self._is_stream = answer.is_stream
         self._events = EventReader()
@@ -79,7 +83,7 @@ class CandidateStream:
             return ()
         self._is_over = True
         parse = partial(self._api_format.body, self._name)
-        body = await off_loop(parse, await self._answer.read_all())
+        body = self._counts.of(await off_loop(parse, await self._answer.read_all()))
         pieces = self._api_format.pieces(body)
         for piece in pieces:
             self._report(piece)
@@ -122,7 +126,7 @@ class CandidateStream:
 
     def _parsed(self, data: str) -> dict[str, Any]:
         """Parse an event in full. What it alone reports is also that of events of its template."""
-        piece = self._api_format.piece(self._name, data)
+        piece = self._counts.of(self._api_format.piece(self._name, data))
         self._misses += 1
         self._template = (
             self._api_format.event_template(data, piece)

@@ -55,12 +55,19 @@ async def body_stream(request: Request, limit: int) -> AsyncGenerator[bytes]:
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body; a large one counts against the memory budget until the request ends.
 
-    Bytes count as they arrive: a client that announces many and sends none takes no memory.
+    Bytes count as they arrive: a client that announces many and sends none takes no memory. What
+    is announced and does not fit is refused before it takes what others need.
 
     Raises:
         Overloaded: All bodies together are too large.
+        TooLarge: It is over the limit, or over the memory of all bodies.
         RacerError: As :func:`body_stream`.
     """
+    bodies = request.state.quota_ticket.bodies
+    limit = min(limit, bodies.limit + SMALL_BYTES)
+    announced = int(request.headers.get("content-length", "0"))
+    if SMALL_BYTES < announced <= limit:
+        bodies.check(announced - SMALL_BYTES)
     parts: list[bytes] = []
     size = 0
     async for part in body_stream(request, limit):

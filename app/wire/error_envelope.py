@@ -66,11 +66,12 @@ def error_response(
         lasting: Whether the same request would fail again.
         retry_after_s: Seconds until a retry may succeed; None: as usual for the status.
     """
+    headers = {"x-should-retry": "false"}
     if status in RETRY_AFTER_S and not lasting:
         wait_s = RETRY_AFTER_S[status] if retry_after_s is None else retry_after_s
-        headers = {"retry-after": str(max(1, math.ceil(min(wait_s, MAX_RETRY_AFTER_S))))}
-    else:
-        headers = {"x-should-retry": "false"}
+        if wait_s <= MAX_RETRY_AFTER_S:  # clients that wait for less would come back too early
+            headers = {}
+        headers["retry-after"] = str(max(1, math.ceil(wait_s)))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     if messages.concerns(path):

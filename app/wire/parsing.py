@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 from app.errors import UpstreamError
 from racer_core import strict_json
 from racer_core.errors import InputError
+from racer_core.numbers import log_probability
 
 CHARS_PER_TOKEN: Final = 4  # of an estimate where no tokenizer is at hand
 
@@ -139,20 +140,17 @@ def _are_logprobs(value: object) -> bool:
     if tokens is None:
         return True
     return isinstance(tokens, list) and all(
-        isinstance(token, dict) and _is_logprob(cast("dict[str, object]", token).get("logprob"))
+        isinstance(token, dict)
+        and log_probability(cast("dict[str, object]", token).get("logprob")) is not None
         for token in cast("list[object]", tokens)
     )
 
 
-def _is_logprob(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value < 0.01
-
-
-MOST_TOKENS: Final = 10**9
+ESTIMATED: Final = "estimated"  # in a usage object: a count in it is not the candidate's
 
 
 def counts(usage: object, names: Mapping[str, str]) -> dict[str, int]:
-    """The valid token counts of a usage object: no call has more than ``MOST_TOKENS``.
+    """The token counts of a usage object, which has counts that can be: see `token_bounds`.
 
     Args:
         usage: The candidate's ``usage``, of any type.
@@ -163,7 +161,7 @@ def counts(usage: object, names: Mapping[str, str]) -> dict[str, int]:
         chat_name: value
         for name, chat_name in names.items()
         for value in (fields.get(name),)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0
     }
 
 
@@ -176,9 +174,18 @@ def cached_tokens(document: Mapping[str, Any]) -> int:
     Args:
         document: A whole answer, or the piece of a stream with its usage, of any API format.
     """
-    usage = _part(_part(document, "response") or document, "usage")
+    usage = _usage(document)
     details = _part(usage, "prompt_tokens_details") or _part(usage, "input_tokens_details")
     return counts(details, {"cached_tokens": "cached_tokens"}).get("cached_tokens", 0)
+
+
+def is_estimated(document: Mapping[str, Any]) -> bool:
+    """Whether a count in a document, as above, was too large and is replaced by its bound."""
+    return _usage(document).get(ESTIMATED) is True
+
+
+def _usage(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _part(_part(document, "response") or document, "usage")
 
 
 def _part(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:

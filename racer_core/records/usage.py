@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
+from racer_core.numbers import number_within
 from racer_core.prices import MeanUsage
 from racer_core.types import CallRecord, LabelledRow
 
+MOST: Final = 1e12  # tokens or seconds of a call: a number beyond it says nothing
 _FIELDS = ("prompt_tokens", "completion_tokens", "seconds")  # of a call
 
 
@@ -52,7 +55,5 @@ def mean_usage(rows: Iterable[LabelledRow]) -> dict[str, MeanUsage]:
 
 
 def _number(call: CallRecord, field: str) -> float | None:
-    value = call.get(field)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        return None
-    return float(value)
+    value = number_within(call.get(field), 0, MOST)
+    return None if value is None else float(value)

@@ -401,6 +401,39 @@ def test_large_bodies_share_one_budget_of_memory(serve: Serve, pool: FakePool) -
     assert ask() == 200
 
 
+def test_a_body_that_does_not_fit_takes_no_memory_from_others(serve: Serve) -> None:
+    """It is refused by its announced length, for good if the memory of all is less.
+
+    Red if half of it took its part before it was refused.
+    """
+    gateway = serve(calibrated=False, limits={"body_buffer_bytes": 200_000})
+
+    def announced(size: int) -> tuple[int, str]:
+        return code(
+            told(
+                gateway,
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+                b"content-type: application/json\r\n"
+                + f"content-length: {size}\r\nauthorization: Bearer {DATA_KEY}\r\n\r\n".encode(),
+            )
+        )
+
+    body = json.dumps({"model": "adder", "messages": user("x" * 400_000)}).encode()
+    assert announced(len(body)) == (413, "too_large")
+    parts = (part for part in (body[:100_000], body[100_000:]))
+    headers = {"content-type": "application/json"}
+    chunked = gateway.post("/v1/chat/completions", content=parts, headers=headers)
+    assert (chunked.status_code, chunked.json()["error"]["code"]) == (413, "too_large")
+    with dialled(gateway) as holder:
+        head = (
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+            "content-type: application/json\r\ncontent-length: 220000\r\n"
+            f"authorization: Bearer {DATA_KEY}\r\n\r\n"
+        ).encode()
+        holder.sendall(head + body[:180_000])
+        wait_until(lambda: announced(200_000) == (429, "overloaded"))
+
+
 def test_a_full_gateway_refuses_before_the_body_and_can_be_looked_at(
     serve: Serve, pool: FakePool
 ) -> None:

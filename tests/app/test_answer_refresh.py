@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app import utc
 from app.errors import Conflict, StoreError
 from app.judging.checker_calls import checker_code
 from app.monitoring.decisions.store import DecisionStore
@@ -45,6 +47,7 @@ from racer_core.sequential.answer_classes import AnswerClasses
 from racer_core.sequential.calibration import SequentialCalibration
 from racer_core.sequential.fit import fit_policy, tuned_policy
 from tests.core.laws import assert_at_most
+from tests.kit import answer_traffic
 from tests.kit.answer_traffic import AnswerWorld, decision_of, sample_of, time_of
 from tests.kit.lazy import LazyModule
 from tests.kit.same_answer import NAMES
@@ -98,6 +101,39 @@ def watched_reads(
         return read(sample, application, **given)
 
     monkeypatch.setattr(AnswerSample, "rows", reading)
+
+
+def test_calibrations_go_on_after_a_clock_was_ahead(
+    world: AnswerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By 400 days, for one calibration and the request that was its last row.
+
+    Red if its certificates held, unwatched, and no other one were made until then.
+    """
+    present = utc.present
+
+    def ask(ahead: timedelta) -> None:
+        """One request at the present, which may be ahead."""
+        monkeypatch.setattr(utc, "present", lambda: present() + ahead)
+        monkeypatch.setattr(answer_traffic, "START", utc.present() - timedelta(seconds=world.made))
+        world.sample(1)
+
+    world.sample(60)
+    world.calibrator.keep_up()
+    ask(timedelta(days=400))
+    world.calibrator.keep_up()
+    ahead = world.active
+    assert len(world.records) == 2
+    monkeypatch.setattr(utc, "present", present)
+    assert world.stale is Staleness.AGE
+    world.calibrator.keep_up()
+    ask(timedelta(0))
+    world.calibrator.keep_up()
+    assert len(world.records) == 3
+    assert world.active != ahead
+    assert world.stale is None
+    world.calibrator.keep_up()
+    assert len(world.records) == 3
 
 
 def test_gateways_on_one_store_make_one_calibration(

@@ -6,18 +6,22 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sqlalchemy import text
 
+from app.store import Store
 from tests.kit import same_answer
 from tests.kit.accounts import configured_key, counted
 from tests.kit.connections import CHAT, opened
 from tests.kit.gateway import (
     ADMIN_KEY,
+    DATA_KEY,
     ENVIRONMENT,
     ONE,
     POOL,
@@ -200,23 +204,93 @@ def test_fifty_clients_at_two_gateways_spend_a_budget_to_its_end_and_no_further(
     assert sum(sum(counted(each, "racer_cost").values()) for each in gateways) == 20.0
 
 
-@pytest.mark.parametrize("count", [10**12, 10**30, 10**400])
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_absurd_count_is_charged_within_the_slack_of_the_worst_case(
-    serve: Serve, pool: FakePool, count: int, stream: bool
+def test_refused_requests_at_one_gateway_take_nothing_from_another(
+    serve: Serve, pool: FakePool, database: str
 ) -> None:
-    """Marked as estimated; the budget goes on, whatever a candidate reports."""
-    own = {name: {"price": {"output": 1.0}} for name in POOL}
-    gateway = serve(candidates=candidates(pool.url, **own), budget={"hard": 1.0}, calibrated=False)
-    usage = {"prompt_tokens": count, "completion_tokens": count, "total_tokens": count}
-    for reported in (usage, dict.fromkeys(usage, 10**9)):
-        pool.say("adder", "42", fields={"usage": reported})
-        body = {"model": "adder", "messages": user(ONE), "max_tokens": 1_000, "stream": stream}
-        response = gateway.post("/v1/chat/completions", json=body)
-        assert response.status_code == 200
-        assert stream or response.headers["x-racer-cost"].endswith("estimated")
-        wait_until(lambda: left(gateway)[1] == 0.0)
-    assert 0 < left(gateway)[0] <= 2 * (2 * 1_000 + 10_000) / 1e6
+    """Not those that exceed the budget, nor those that a second budget of theirs refuses.
+
+    One gateway is asked for both in a loop, while thirty affordable requests reserve the rest at
+    the other: all of them are served, and no refused one reaches a candidate.
+    """
+    team, line = configured_key("team", budget={"hard": 50.0})
+    terms: dict[str, Any] = {
+        "candidates": candidates(
+            pool.url, timeout_s=60, **{name: {"price": {"output": 1e6}} for name in POOL}
+        ),
+        "fleet": {"attempts": 1},
+        "budget": {"hard": 100.0},
+        "access": {"keys": [line]},
+        "calibrated": False,
+        "environment": ENVIRONMENT | {"RACER_STORE_URL": database},
+    }
+    asked, other = (serve(**terms) for _ in range(2))
+    gate, over = threading.Event(), threading.Event()
+    pool.say("adder", "4", gate=gate)
+
+    def status(gateway: Gateway, max_tokens: int, key: str = DATA_KEY) -> int:
+        body = {"model": "adder", "messages": user(ONE), "max_tokens": max_tokens}
+        return gateway.post("/v1/chat/completions", key, json=body).status_code
+
+    def in_a_loop(*request: Any) -> Counter[int]:
+        found = Counter[int]()
+        while not over.is_set():
+            found[status(asked, *request)] += 1
+        return found
+
+    with ThreadPoolExecutor(40) as threads, closing(over, gate):
+        held = threads.submit(status, other, 50, team)  # all that the key has, and half of the rest
+        wait_until(lambda: len(pool.requests) == 1)
+        loops = [threads.submit(in_a_loop, 131), threads.submit(in_a_loop, 50, team)]
+        wait_until(lambda: counted(asked, "racer_budget_refusals")[("key:team",)] >= 3)
+        affordable = list[Future[int]]()
+        for number in range(1, 31):
+            affordable.append(threads.submit(status, other, 1))
+            wait_until(lambda number=number: number < len(pool.requests) + refused(affordable))
+    assert [each.result() for each in affordable] == [200] * 30
+    assert held.result() == 200
+    assert [set(each.result()) for each in loops] == [{429}, {429}]
+    assert len(pool.requests) == 31
+
+
+def refused(asked: Sequence[Future[int]]) -> int:
+    """How many requests have ended, while no candidate answers."""
+    return [each.done() for each in asked].count(True)
+
+
+@contextmanager
+def closing(*events: threading.Event) -> Generator[None]:
+    """Set events at the end, so that no thread waits for them for ever."""
+    try:
+        yield
+    finally:
+        for each in events:
+            each.set()
+
+
+def test_a_budget_that_cannot_be_read_closes_no_other(
+    budgeted: Budgeted, pool: FakePool, database: str
+) -> None:
+    """Its own requests are refused as long as its row is damaged, and `/readyz` says so."""
+    one, entry = configured_key("one", budget={"hard": 50.0})
+    other, other_entry = configured_key("other", budget={"hard": 50.0})
+    gateway = budgeted(
+        access={"keys": [entry, other_entry]},
+        calibrated=False,
+        environment=ENVIRONMENT | {"RACER_STORE_URL": database},
+    )
+
+    def status(key: str) -> int:
+        body = {"model": "adder", "messages": user(ONE)}
+        return gateway.post("/v1/chat/completions", key, json=body).status_code
+
+    assert (status(one), status(other)) == (200, 200)
+    assert until(lambda: left(gateway, "key:one") == (1.0, 0.0))
+    with Store(database) as store, store.transaction() as session:
+        session.execute(text("UPDATE limits SET used = '1e6' WHERE name = 'key:one'"))
+    wait_until(lambda: status(one) == 503, 30)
+    assert status(other) == 200
+    assert gateway.degraded() == ["budgets"]
+    assert len(pool.requests) >= 3
 
 
 # Settling ---------------------------------------------------------------------------------------
@@ -436,17 +510,22 @@ def test_rounds_reserve_all_that_they_may_call(
 
 
 def test_a_reload_takes_over_budgets(budgeted: Budgeted, pool: FakePool, artifact: Path) -> None:
-    """A raised limit holds at once, and what was spent stays spent."""
-    gateway = budgeted(hard=1.5)
-    assert gateway.ask(ONE).status_code == 200
-    assert gateway.ask(ONE).status_code == 429
+    """A raised limit holds at once, also for what was just denied; what was spent stays spent."""
+    gateway, gate = budgeted(hard=1.5), threading.Event()
     assert gateway.config is not None
     own = {name: {"price": price} for name, price in CALLS.items()}
     patient = candidates(pool.url, timeout_s=60, **own)
     terms = {"candidates": patient, "fleet": {"attempts": 1}}
-    configure(gateway.config.parent, artifact, pool.url, budget={"hard": 2.5}, **terms)
-    assert gateway.post("/admin/reload", ADMIN_KEY).json() == {"changed": ["budget.hard"]}
-    wait_until(lambda: gateway.ask(ONE).status_code == 200)
+    pool.say("adder", "42", gate=gate)
+    with ThreadPoolExecutor(1) as threads, closing(gate):
+        held = threads.submit(gateway.ask, ONE)
+        wait_until(lambda: len(pool.requests) == 1)
+        pool.say("adder", "42")
+        assert gateway.ask(ONE).headers["retry-after"] == "10"
+        configure(gateway.config.parent, artifact, pool.url, budget={"hard": 2.5}, **terms)
+        assert gateway.post("/admin/reload", ADMIN_KEY).json() == {"changed": ["budget.hard"]}
+        assert gateway.ask(ONE).status_code == 200
+    assert held.result().status_code == 200
     assert left(gateway)[0] == 2.0
     configure(gateway.config.parent, artifact, pool.url, **terms)
     assert gateway.post("/admin/reload", ADMIN_KEY).status_code == 200

@@ -24,6 +24,7 @@ from app.wire.event_template import Piece, parsed
 from app.wire.format import ApiFormat, EventWriter
 from app.wire.messages.format import Messages
 from app.wire.responses import Responses
+from app.wire.token_bounds import BelievedCounts
 from tests.kit.event_templates import SHAPES, TEXTS, chat, template_of
 
 # Names and values that might be taken for a key, or for the text itself.
@@ -172,7 +173,8 @@ class Sent:
 
 async def read_into(found: list[Piece], api_format: ApiFormat, sent: Sent) -> None:
     """What is read of a stream; what arrived before a failure is there, too."""
-    stream = CandidateStream("adder", api_format, cast("UpstreamAnswer", sent))
+    counts = BelievedCounts({}, api_format.path, {}, 100, lambda: None)
+    stream = CandidateStream("adder", api_format, cast("UpstreamAnswer", sent), counts)
     while arrived := await stream.read():
         found += arrived
 

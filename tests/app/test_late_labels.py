@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from scipy.stats import binom
 
 from app.access.api_keys import Caller
 from app.monitoring.decisions.store import WatchedDecision
@@ -27,6 +26,7 @@ from app.store import Store
 from racer_core.calibration.martingales import UpwardMartingale
 from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.risk_e_process import RiskEProcess
+from tests.kit.lazy import LazyModule
 from tests.kit.monitored import (
     POOL,
     decision_records,
@@ -38,6 +38,8 @@ from tests.kit.monitored import (
 pytestmark = pytest.mark.anyio
 ADMIN = Caller(name="admin", role="admin")
 RHO = 0.2
+stats = LazyModule("scipy.stats")
+
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
 EVERY = timedelta(minutes=10)  # a decision
 
@@ -191,13 +193,13 @@ def test_late_labels_keep_the_false_alarm_rate() -> None:
 
     With bets in the order of labels the rate is larger the longer the run.
     """
-    assert false_alarms(60, 150, 3, 0.05) <= binom.isf(1e-4, 60, 0.05)
+    assert false_alarms(60, 150, 3, 0.05) <= stats.binom.isf(1e-4, 60, 0.05)
 
 
 @pytest.mark.slow
 def test_late_labels_keep_the_false_alarm_rate_of_longer_runs() -> None:
     """As above, more precisely: 400 runs of 600 decisions, looked at twelve times."""
-    assert false_alarms(400, 600, 12, 0.05) <= binom.isf(1e-4, 400, 0.05)
+    assert false_alarms(400, 600, 12, 0.05) <= stats.binom.isf(1e-4, 400, 0.05)
 
 
 async def test_misses_that_are_labelled_first_raise_no_alarm(store: Store) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
@@ -307,6 +310,26 @@ def test_a_clock_that_was_ahead_strands_no_budget(run: Callable[..., World], per
         assert world.shown() == (0.0, 0.0)
 
     run(story, per=per, hard=100)
+
+
+@pytest.mark.parametrize("per", ["day", "month"])
+@given(moments=st.lists(st.integers(0, 4 * 10**9) | st.integers(-3, 3), max_size=12))
+def test_the_share_is_always_that_of_the_present(per: str, moments: list[int]) -> None:
+    """Wherever the clock jumps; each period has what was spent in it, however often it comes."""
+    wall, spent = [0.0], Counter[str]()
+    budgets = Budgets(
+        Leases(cast("Store", None)),
+        configured(hard=100, per=per),
+        BudgetMetrics(CollectorRegistry()),
+        wall_clock=lambda: wall[0],
+    )
+    for moment in moments:
+        wall[0] = NOVEMBER + moment * 5.0 if abs(moment) <= 3 else float(moment)
+        (share,) = budgets.present()
+        assert share.period.has(wall[0])
+        share.settle(0, 1)
+        spent[share.period.id] += 1
+        assert share.total_spent == spent[share.period.id]
 
 
 def test_a_reservation_ends_once_whatever_is_raised(run: Callable[..., World]) -> None:

@@ -6,6 +6,7 @@ import base64
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from app.monitoring.samples.store import SampleStore
 from app.settings.loading import parse
 from app.store import Store
 from app.store.encryption import Cipher
-from app.store.tables import JudgementRow, SampleRow
+from app.store.tables import DecisionRow, JudgementRow, SampleRow
 from app.tools.labelling import judge
 from app.tools.labelling.judge import judge_candidate, judge_version
+from app.utc import ago
 from racer_core.calibration.judge_correction import Parts, corrected_thresholds
 from racer_core.errors import InputError
 from racer_core.types import BoolArray
@@ -181,6 +183,14 @@ def test_what_waits_has_answers_and_no_label(store: Store) -> None:
     judged, labelled = waiting[0], waiting[1]
     second = samples.get(labelled.decision_id).decision
     assert samples.unlabelled("bot", second.created_at) == [judged.decision_id]
+    with store.transaction() as session:  # of a clock that was ahead
+        session.get_one(DecisionRow, labelled.decision_id).created_at = ago(timedelta(days=-400))
+    assert samples.unlabelled("bot", second.created_at) == [
+        judged.decision_id,
+        labelled.decision_id,
+    ]
+    with store.transaction() as session:
+        session.get_one(DecisionRow, labelled.decision_id).created_at = second.created_at
     samples.add_judgements(judged.decision_id, dict.fromkeys(POOL, True), judge="j")
     decisions.set_loss(second, None)
     assert [each.sample for each in samples.waiting("bot")[0]] == [

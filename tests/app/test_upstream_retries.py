@@ -203,7 +203,7 @@ async def test_retry_after_is_honoured_by_the_only_replica() -> None:
         one.play = fails("429:900")
         with pytest.raises(UpstreamRateLimited) as caught:  # and does not wait until then
             await fleet.ask("m", CHAT, asking(), deadline=soon(600))
-        assert caught.value.retry_after_s == 900
+        assert caught.value.retry_after_s == 60  # the most that a candidate can name
         assert len(one.asked) == 3
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.answering.spending import MEDIA_TOKENS, TEMPLATE_TOKENS, WorstCase, input_tokens
+from app.answering.spending import WorstCase
 from app.settings import Settings
+from app.wire.token_bounds import MEDIA_TOKENS, TEMPLATE_TOKENS, input_tokens
 from racer_core.prices import PICO, Usage
 
 CHAT = "chat/completions"

@@ -172,8 +172,8 @@ def test_a_price_is_expected_only_of_what_is_known() -> None:
 
 
 def test_odd_records_count_for_nothing() -> None:
-    """Rows come from anywhere: no text, no truth value, nothing below 0."""
+    """Rows come from anywhere: no text, no truth value, nothing below 0, none of 400 digits."""
     odd = {"prompt_tokens": "many", "completion_tokens": True, "seconds": -1.0}
-    assert mean_usage([row(a=odd)]) == {}
+    assert mean_usage([row(a=odd), row(a={"prompt_tokens": 10**400, "seconds": 1e300})]) == {}
     means = mean_usage([row(a=odd), row(a={"prompt_tokens": 4}), row(a={"prompt_tokens": 8})])
     assert means == {"a": MeanUsage(input_tokens=6.0)}

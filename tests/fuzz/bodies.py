@@ -17,6 +17,8 @@ from app.api.chat import chat_completions, completions, responses
 from app.api.embeddings import embeddings
 from app.api.messages import count_tokens, messages
 from app.api.route import route
+from app.concurrency.memory_budget import MemoryBudget
+from app.errors import Overloaded
 from app.routing.applications import Applications
 from app.routing.conditions import ConditionReader
 from app.settings import Settings
@@ -213,7 +215,8 @@ class Door:
 
     def ask(self, endpoint: Endpoint, data: bytes) -> tuple[Any, ...] | None:
         """The arguments of the call that reaches the service; None if the body is refused."""
-        ticket = SimpleNamespace(spend=_nothing, hold=_nothing)
+        bodies = MemoryBudget(2**28, Overloaded, "full")
+        ticket = SimpleNamespace(spend=_nothing, hold=_nothing, bodies=bodies)
         state = {"caller": LOCAL, "quota_ticket": ticket, "request_id": "r"}
         scope = {"type": "http", "method": "POST", "headers": [], "state": state}
         arrived: list[Arrival] = [{"type": "http.request", "body": data, "more_body": False}]

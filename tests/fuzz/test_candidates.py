@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from app.errors import UpstreamError
 from app.upstream.reply import Reply, completion
 from app.upstream.retries import retry_after_s
+from app.wire import parsing
 from app.wire.chat import Chat
 from app.wire.completions import Completions
 from app.wire.format import ApiFormat
@@ -249,7 +250,7 @@ def _racers(*events: dict[str, Any]) -> list[Any]:
 def test_any_rating_is_one_or_an_error(data: bytes) -> None:
     """What an evaluator says of an answer."""
     try:
-        rated = completion("judge", data)
+        rated = completion("judge", parsing.json_object("judge", data))
     except UpstreamError:
         return
     assert rated.top is None or all(math.isfinite(value) for value in rated.top.values())

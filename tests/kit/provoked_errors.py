@@ -92,6 +92,7 @@ class Case:
         once: A gateway answers so at first, and then takes the candidate out.
         fault: Of every candidate, or of some by name.
         retry: The error has ``retry-after``; the others tell the client not to try again.
+        is_long: Both: a retry cures it after a time for which no client waits by itself.
     """
 
     status: int
@@ -106,6 +107,7 @@ class Case:
     gateway: str = "strict"
     once: bool = False
     retry: bool = False
+    is_long: bool = False
 
     @property
     def is_of_request(self) -> bool:
@@ -145,7 +147,7 @@ CASES: Final[Mapping[str, Case]] = {
     ),
     "key": Case(status=401, code="invalid_api_key", key="a-wrong-key"),
     "forbidden": Case(status=403, code="forbidden", racer={"alpha": 0.2}, key=TEAM_KEY),
-    "quota": Case(status=429, code="rate_limited", key=POOR_KEY, retry=True),
+    "quota": Case(status=429, code="rate_limited", key=POOR_KEY, retry=True, is_long=True),
     "small budget": Case(status=429, code="budget_exceeded", key=THRIFTY_KEY),
     "spent budget": Case(status=429, code="budget_exceeded", key=SPENT_KEY),
     # Candidates that fail.
@@ -175,8 +177,11 @@ CASES: Final[Mapping[str, Case]] = {
         status=503, code="upstream_unavailable", gateway="small", model="speller", retry=True
     ),
     "memory": Case(
-        status=429, code="overloaded", gateway="small", model="poet", text="x " * 100_000,
-        retry=True,
+        status=429, code="overloaded", gateway="crowded", model="poet", text="x " * 70_000,
+        once=True, retry=True,
+    ),
+    "more than the memory": Case(
+        status=413, code="too_large", gateway="small", model="poet", text="x " * 100_000
     ),
     "memory for calls": Case(
         status=503, code="upstream_overloaded", gateway="small", model="poet", text="x " * 70_000,

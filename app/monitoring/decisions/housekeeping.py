@@ -11,6 +11,7 @@ from typing import Final, Self
 from app.errors import StoreError
 from app.monitoring.decisions.store import DecisionStore
 from app.settings.monitoring import MonitoringSettings
+from app.utc import SteadyClock
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class Housekeeping:
         settle_drift: Lets decisions up to a time no longer wait for labels; blocks.
         show_risk: Shows the realised risk; blocks.
         fit_budget: Fits the sampling rates to the traffic; blocks.
+        clock: After a step of it no decision is deleted for its age.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class Housekeeping:
         settle_drift: Callable[[str], None],
         show_risk: Callable[[], None],
         fit_budget: Callable[[], None],
+        clock: SteadyClock | None = None,
     ) -> None:
+        self._clock = clock or SteadyClock()
         self._settings = settings
         self._decision_store = decision_store
         self._flush_drift = flush_drift
@@ -79,7 +83,8 @@ class Housekeeping:
         try:
             self._show_risk()
             limits = self._settings
-            past = self._decision_store.past_limits(limits.keep_days, limits.keep_rows)
+            keep_days = limits.keep_days if self._clock.is_steady else None
+            past = self._decision_store.past_limits(keep_days, limits.keep_rows)
             if past is None:
                 return
             self._settle_drift(past)  # deleted, they could not count as missing

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, func, literal_column, select
 from app.store import Store
 from app.store.tables import CalibrationRow, DecisionRow, VerdictRow
 from app.store.traffic import WeekOfTraffic, past_week
+from app.utc import SKEW, text_of
 from racer_core.calibration.shadow import sampling_number
 
 
@@ -128,7 +129,7 @@ class DecisionStatistics:
         application = DecisionRow.application.concat(literal_column("''"))
 
         def count(since: timedelta) -> Mapping[str, int]:
-            since_then = DecisionRow.created_at >= (now - since).isoformat(timespec="microseconds")
+            since_then = DecisionRow.created_at.between(text_of(now - since), text_of(now + SKEW))
             if not by_application:
                 return {"": session.scalar(select(func.count()).where(since_then)) or 0}
             statement = select(application, func.count()).where(since_then).group_by(application)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +33,7 @@ from app.monitoring.decisions.record import DecisionRecord
 from app.store import Store, now
 from app.store.engine import begin_writing, insert_new, lock
 from app.store.tables import QUERY_KEY, DecisionRow, VerdictRow
+from app.utc import ago, latest
 
 log = logging.getLogger(__name__)
 
@@ -248,6 +249,8 @@ class DecisionStore:
     ) -> list[WatchedDecision]:
         """The first decisions after a place on which the drift alarms bet, in order.
 
+        None of the future: a clock that was ahead made them, and later ones would be before them.
+
         Args:
             session: The transaction.
             calibration_ids: The calibrations that made them.
@@ -266,6 +269,7 @@ class DecisionStore:
             )
             .where(_watched(calibration_ids, application))
             .where(tuple_(*place) > tuple_(*(literal(each) for each in after)))
+            .where(DecisionRow.created_at <= latest())
             .order_by(*place)
             .limit(limit)
         )
@@ -288,10 +292,15 @@ class DecisionStore:
         newest = select(created_at).where(_watched(calibration_ids, application))
         return session.scalar(newest.order_by(created_at.desc()).offset(count).limit(1)) or ""
 
-    def past_limits(self, keep_days: float, keep_rows: int) -> str | None:
-        """The time up to which decisions are past the retention limits; None: none is."""
+    def past_limits(self, keep_days: float | None, keep_rows: int) -> str | None:
+        """The time up to which decisions are past the retention limits; None: none is.
+
+        Args:
+            keep_days: Older ones are; None: none is too old.
+            keep_rows: All but so many of the newest ones are.
+        """
         created_at = DecisionRow.created_at
-        expiry = (datetime.now(UTC) - timedelta(days=keep_days)).isoformat(timespec="microseconds")
+        expiry = "" if keep_days is None else ago(timedelta(days=keep_days))
         surplus = select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
         with self._store.transaction() as session:
             up_to = max(expiry, session.scalar(surplus) or "")

@@ -27,7 +27,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Final
 
@@ -56,6 +55,7 @@ from app.monitoring.drift.store import DriftStore, StoredDriftState
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
 from app.store import Alarms, now
+from app.utc import ago
 from racer_core.calibration.monitoring import DriftState
 
 log = logging.getLogger(__name__)
@@ -303,12 +303,13 @@ class DriftMonitor:
             return 0
         of_it = drift.monitored.by_application[application].calibration_ids, application
         read = self._decision_store
+        stored.sequence = stored.sequence.in_the_past()
         too_late = max(
             up_to,
-            (datetime.now(UTC) - DEADLINE).isoformat(timespec="microseconds"),
+            ago(DEADLINE),
             read.oldest_of_newest_in(stored.session, *of_it, MAX_OPEN),
         )
-        written = (datetime.now(UTC) - WRITING).isoformat(timespec="microseconds")
+        written = ago(WRITING)
         while True:
             after = stored.sequence.after
             page = read.watched_in(stored.session, *of_it, after, MAX_OPEN)

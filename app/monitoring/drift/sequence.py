@@ -22,6 +22,7 @@ from typing import Any, Final, Self
 
 from app.monitoring.decisions.store import WatchedDecision
 from app.monitoring.drift.statistics import JUDGED, NEVER_COVERED, evict_draws, tie_draws
+from app.utc import past
 from racer_core.calibration.martingales import UpwardMartingale
 from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.risk_e_process import RiskEProcess
@@ -64,6 +65,10 @@ class JudgedSequence:
         for each, tie, evict in zip(decisions, ties.tolist(), evictions.tolist(), strict=True):
             _bet(state, each, tie, evict)
         return type(self)(decisions[-1].at if decisions else self.after, state)
+
+    def in_the_past(self) -> Self:
+        """The same, at the present if its place is in the future: later decisions bet, too."""
+        return type(self)((past(self.after[0]), self.after[1]), self.state)
 
     def to_state(self) -> State:
         """Everything that a restart needs."""

@@ -11,12 +11,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Final, Protocol, Self
 
 from app.errors import NotFound, StoreError
 from app.monitoring.samples.checker import Checkers
 from app.monitoring.samples.record import SampledDecision
+from app.utc import ago
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +73,10 @@ class Rechecks:
 
     async def run_once(self) -> None:
         """Submit the samples that are due. Raises StoreError."""
-        before = datetime.now(UTC) - timedelta(seconds=self._every_s)
+        before = ago(timedelta(seconds=self._every_s))
         waiting = set[str]()
         for application in self._checkers.applications:
-            found = await self._samples.unlabelled(
-                application, before.isoformat(timespec="microseconds")
-            )
+            found = await self._samples.unlabelled(application, before)
             waiting.update(found)
             for decision_id in found:
                 if not await self._submit(decision_id, application):

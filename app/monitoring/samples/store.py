@@ -32,6 +32,7 @@ from app.store import Store, now
 from app.store.encryption import Cipher
 from app.store.engine import insert_into
 from app.store.tables import DecisionRow, JudgementRow, SampleRow, VerdictRow
+from app.utc import latest
 
 PAGE: Final = 500  # decisions that one statement reads
 _CAN_BE_SHOWN: Final[ColumnElement[bool]] = and_(SampleRow.body.is_not(None), SampleRow.whole)
@@ -115,13 +116,14 @@ class SampleStore:
 
         Args:
             application: Their application.
-            before: Only decisions before this time: UTC, ISO 8601.
+            before: Only decisions before this time, UTC, ISO 8601, or of the future: a clock that
+                was ahead made them.
         """
         statement = (
             select(SampleRow.decision_id)
             .join(DecisionRow, DecisionRow.id == SampleRow.decision_id)
             .where(SampleRow.application == application, _CAN_BE_SHOWN, ~DecisionRow.judged)
-            .where(DecisionRow.created_at < before)
+            .where(or_(DecisionRow.created_at < before, DecisionRow.created_at > latest()))
             .order_by(DecisionRow.created_at)
         )
         with self._store.transaction() as session:

@@ -34,7 +34,7 @@ from app.store.backup.file import (
 )
 from app.store.calibration_rows import is_whole
 from app.store.calibrations import mark_chosen
-from app.store.engine import insert_into, notify, now
+from app.store.engine import insert_into, notify
 from app.store.schema import lock_schema
 from app.store.store_keys import take_over_keys
 from app.store.tables import (
@@ -44,6 +44,7 @@ from app.store.tables import (
     SeenRowsRow,
     WatchRow,
 )
+from app.utc import now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.errors import GatewayRefused, LabellingIncomplete, SettingsError, UpstreamError
-from app.judging.checker_calls import CheckerCall, open_checker
+from app.judging.checker_calls import CheckerCall, checker_code, open_checker
 from app.monitoring.samples.checker import checker_document, read_verdicts
 from app.settings import Secrets, Settings
 from app.tools.gateway_client import GatewayClient
@@ -106,10 +106,13 @@ class _CheckingRun:
 
     async def run(self, names: Sequence[str]) -> None:
         """Check the samples of these applications, one application after the other."""
+        code = await asyncio.to_thread(checker_code, self._settings)
         for name in names:
             checker = self._settings.applications[name].checker
             assert checker is not None
-            async with open_checker(checker, name, self._settings, self._secrets) as call:
+            async with open_checker(
+                checker, name, self._settings, self._secrets, code
+            ) as call:
                 await self._check_application(name, call)
 
     async def _check_application(self, name: str, call: CheckerCall) -> None:

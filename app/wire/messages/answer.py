@@ -106,7 +106,7 @@ def call_id(call: Fields, answer_id: str, place: int) -> str:
     return given if isinstance(given, str) and given else f"toolu_{place}_{answer_id}"
 
 
-def usage(counts: object) -> dict[str, int]:
+def usage(counts: object) -> dict[str, Any]:
     """Token counts of chat as those of a message; 0 where a candidate counts nothing."""
     given = parsing.counts(counts, parsing.CHAT_USAGE)
     details: object = cast("Fields", counts).get("prompt_tokens_details") if given else None
@@ -118,6 +118,7 @@ def usage(counts: object) -> dict[str, int]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": given.get("completion_tokens", 0),
+        **({parsing.ESTIMATED: True} if parsing.is_estimated({"usage": counts}) else {}),
     }
 
 

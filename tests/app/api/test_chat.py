@@ -312,9 +312,19 @@ def test_route_takes_a_full_chat_body(gateway: Gateway) -> None:
     assert decided(gateway.post("/v1/route", json={"query": TWO}).json()) == expected
 
 
+def _renamed(rows: LabelledRows, *pool: str) -> LabelledRows:
+    """The rows of a pool with other names."""
+    names = dict(zip(rows.pool, pool, strict=False))
+    renamed = [
+        replace(row, correct=frozenset(names[name] for name in row.correct if name in names))
+        for row in rows.rows
+    ]
+    return replace(rows, pool=pool, rows=tuple(renamed))
+
+
 def test_a_name_with_a_slash_is_a_model_too(serve: Serve, pool: FakePool, tmp_path: Path) -> None:
     """Candidates are often called ``org/model``: listed, found by id, and pinned."""
-    rows, validation = (replace(labelled(start, 40), pool=("org/a", "b")) for start in (0, 100))
+    rows, validation = (_renamed(labelled(start, 40), "org/a", "b") for start in (0, 100))
     train(rows, validation, tmp_path / "slash", encoder=CharNgramEncoder(), kind="knn")
     gateway = serve(
         artifact=tmp_path / "slash",

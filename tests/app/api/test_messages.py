@@ -671,6 +671,14 @@ def test_tokens_are_counted_by_the_candidates_tokenizers(gateway: Gateway, pool:
     assert pool.requests == []
 
 
+def test_a_count_that_cannot_be_is_none(gateway: Gateway, pool: FakePool) -> None:
+    """Far more tokens than the prompt has bytes: the counts of the others stand."""
+    pool.tokens |= {"adder": 20_000, "speller": 15}
+    racer = count(gateway).json()["racer"]
+    assert racer["input_tokens"] == {"speller": 15}
+    assert racer["failures"]["adder"] == "upstream_invalid_response"
+
+
 def test_candidates_without_a_tokenizer_are_named(gateway: Gateway, pool: FakePool) -> None:
     """The others' count stands; without any the error says what is missing."""
     pool.tokens["adder"] = 12

@@ -65,6 +65,9 @@ USAGES: Final[Mapping[str, object]] = {
     "texts": {"prompt_tokens": "ten", "completion_tokens": "two", "total_tokens": "twelve"},
     "fraction": {"prompt_tokens": 1.5, "completion_tokens": True, "total_tokens": None},
     "null": None,
+    "million": dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 10**6),
+    "endless": dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 10**310),
+    "details": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 10**310}},
 }
 
 _CLAIM: Final = {"decision_id": WORDS, "certificate": {"holds": True, "reasons": [WORDS]}}
