@@ -28,7 +28,7 @@ from app.calibrations.carried import read_carried, take_over
 from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.thinning import RateInForce, SampledScores
-from app.errors import StoreUnavailable
+from app.errors import StoreError
 from app.judging.math_pool import DEADLINE_S, MathPool
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.statistics import DecisionStatistics
@@ -399,7 +399,7 @@ async def _open_router_services(
         stored.monitor.sampler.follow(setup, answers_by)
         try:
             await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)
-        except StoreUnavailable as exc:
+        except StoreError as exc:
             log.warning("calibrations of same_answer wait for the store: %s", exc)
         assert settings.artifact is not None  # it was opened
         carried = await asyncio.to_thread(read_carried, settings.artifact, setup, settings.pool)

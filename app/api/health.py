@@ -45,8 +45,9 @@ async def readyz(request: Request, services: Services) -> Response:
 
     `artifact` is the digest of the loaded one. `missing` lists what certificates lack and which
     command comes next; with `?calibrated=true` that is 503, too. `degraded` lists `store` while the
-    store cannot be read, and `store_writes` while it is read and takes no writes. `restart` says
-    that the artifact has changed on disk.
+    store cannot be read, `store_damaged` if its file is damaged and a backup is to be restored, and
+    `store_writes` while it is read and takes no writes. `restart` says that the artifact has
+    changed on disk.
     """
     if services.drain.begun:
         return bodies.json_response({"status": "draining"}, status=503)
@@ -69,6 +70,8 @@ async def readyz(request: Request, services: Services) -> Response:
 
 def _degraded(stored: StoreServices) -> str | None:
     """What the store lacks: all of it, or only that it takes writes."""
+    if stored.store.is_damaged:
+        return "store_damaged"
     if stored.calibration_sync.lost:
         return "store"
     takes_writes = stored.calibration_sync.takes_writes and not stored.monitor.writes_fail

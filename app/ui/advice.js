@@ -18,6 +18,9 @@ export function advice({ status, calibration, degraded, missing, fallback, resta
   if (status === "draining") return notice("warn", el("strong", {}, "This gateway is being stopped. "), "Requests in progress are answered.");
   if (missing) return uncalibrated(missing, fallback);
   if (restart) return notice("warn", el("strong", {}, "A restart is needed. "), `The gateway says: ${restart}.`);
+  if (degraded?.includes("store_damaged")) {
+    return notice("bad", el("strong", {}, "The store is damaged. "), "Restore a backup (racer restore) into an empty store, and restart.");
+  }
   if (status === "ready" && degraded) {
     return notice("warn", el("strong", {}, "The store cannot be read. "), `Routing continues with calibration ${shortId(calibration)}; calibrating and the history need the store.`);
   }
