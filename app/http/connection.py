@@ -24,7 +24,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from app.http.connection_limits import UnauthenticatedConnections
-from app.http.deadlines import BODY_GRACE_S, RATE_CHECK_S, ReceiveDeadline, WriteDeadline
+from app.http.deadlines import BODY_WINDOW_S, RATE_CHECK_S, ReceiveDeadline, WriteDeadline
 from app.http.exchange import Exchange, Header
 from app.http.refusals import (
     MOST_HEADERS,
@@ -53,7 +53,7 @@ class ConnectionConfig(uvicorn.Config):
         unauthenticated: Connection slots of each client address.
         refused: Counts refused connections.
         upload_paths: Paths whose bodies have ``limits.upload_s`` to arrive.
-        body_grace_s: Seconds before the transfer rate of a body is checked.
+        body_window_s: Seconds over which the transfer rate of a body is measured.
         no_slot_header_s: Deadline in seconds for a head with a valid key on a connection without a
             slot.
         rate_check_s: Seconds between two checks of a body's transfer rate.
@@ -68,7 +68,7 @@ class ConnectionConfig(uvicorn.Config):
         unauthenticated: UnauthenticatedConnections,
         refused: RefusedConnections,
         upload_paths: Collection[str],
-        body_grace_s: float = BODY_GRACE_S,
+        body_window_s: float = BODY_WINDOW_S,
         no_slot_header_s: float = NO_SLOT_HEADER_S,
         rate_check_s: float = RATE_CHECK_S,
         linger_s: float = LINGER_S,
@@ -90,7 +90,7 @@ class ConnectionConfig(uvicorn.Config):
         self.unauthenticated = unauthenticated
         self.refused = refused
         self.upload_paths = upload_paths
-        self.body_grace_s = body_grace_s
+        self.body_window_s = body_window_s
         self.no_slot_header_s = no_slot_header_s
         self.rate_check_s = rate_check_s
         self.linger_s = linger_s
@@ -136,8 +136,9 @@ class Connection(asyncio.Protocol):
         self._idle_since: float | None = None  # no request since then
         self._idle_timer: asyncio.TimerHandle | None = None
         self._receive_deadline = ReceiveDeadline(
+            self._loop,
             lambda: self._is_reading_paused,
-            grace_s=config.body_grace_s,
+            window_s=config.body_window_s,
             check_s=config.rate_check_s,
         )
         self._received: Exchange | None = None  # the last one whose head is complete
