@@ -48,6 +48,7 @@ from app.routing.conditions import ConditionReader
 from app.routing.encoder_process import EncoderClient
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.groups import Grouping
+from app.routing.router_breaker import RouterBreaker
 from app.routing.scorer import RouterBackend
 from app.routing.scoring_inputs import ScoringInputs
 from app.same_answer.calibrations import AnswerCalibrations, answer_setup
@@ -422,6 +423,11 @@ async def _open_router_services(
             sampling_rates=partial(_sampling_rates, stored.store),
         )
         reload.subscribe(lambda new, _: calibrations.reconfigure(new))
-        async with calibrations, ScoringInputs(trained.artifact) as inputs:
-            loaded = LoadedRouter(trained, scoring, inputs)
+        breaker = RouterBreaker(
+            scoring,
+            timeout_s=lambda: reload.settings.limits.route_timeout_s,
+            up=metrics.router_up,
+        )
+        async with calibrations, breaker, ScoringInputs(trained.artifact) as inputs:
+            loaded = LoadedRouter(trained, breaker, inputs)
             yield RouterServices(loaded=loaded, calibrations=calibrations)

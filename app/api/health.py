@@ -46,7 +46,8 @@ async def readyz(request: Request, services: Services) -> Response:
     `artifact` is the digest of the loaded one. `missing` lists what certificates lack and which
     command comes next; with `?calibrated=true` that is 503, too. `degraded` lists `store` while the
     store cannot be read, `store_damaged` if its file is damaged and a backup is to be restored, and
-    `store_writes` while it is read and takes no writes. `restart` says that the artifact has
+    `store_writes` while it is read and takes no writes; and `router` while the router does not
+    respond, so that whole pools are called. `restart` says that the artifact has
     changed on disk.
     """
     if services.drain.begun:
@@ -59,16 +60,24 @@ async def readyz(request: Request, services: Services) -> Response:
             "fallback": services.settings.fallback,
             "missing": [asdict(each) for each in missing],
         }
-    # Routing needs only memory, so the gateway stays ready without its store.
-    if services.stored is not None and (degraded := _degraded(services.stored)):
-        ready["degraded"] = [degraded]
+    # Routing needs only memory, and whole pools are answers, too: the gateway stays ready.
+    if degraded := _degraded(services):
+        ready["degraded"] = degraded
     if services.artifact.has_changed:
         ready["restart"] = "the artifact has changed on disk; a restart loads it"
     is_waiting = bool(missing) and request.query_params.get("calibrated") == "true"
     return bodies.json_response(ready, status=503 if is_waiting else 200)
 
 
-def _degraded(stored: StoreServices) -> str | None:
+def _degraded(services: Services) -> list[str]:
+    """What does not work now."""
+    store = None if services.stored is None else _store_lacks(services.stored)
+    router = services.artifact.router
+    is_out = router is not None and router.loaded.scoring.is_out
+    return [*([] if store is None else [store]), *(["router"] if is_out else [])]
+
+
+def _store_lacks(stored: StoreServices) -> str | None:
     """What the store lacks: all of it, or only that it takes writes."""
     if stored.store.is_damaged:
         return "store_damaged"
