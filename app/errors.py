@@ -27,7 +27,8 @@ RacerError (racer_core.errors)
 ├── NotReady                         503, no calibration is active yet
 │   └── NoRouter                     no artifact is loaded
 ├── StoreError                       500, the store cannot be read or written
-│   ├── StoreDamaged                 its content is not what was written
+│   ├── StoreDamaged                 a record is not what was written
+│   ├── StoreFileDamaged             500, the database itself is not what was written
 │   ├── StoredRequestsUnreadable     409, the key does not decrypt the stored requests
 │   ├── StoreUnavailable             503, the database cannot be reached
 │   │   ├── RecoveryNeeded           a program died while it wrote (crash recovery of SQLite)
@@ -151,6 +152,10 @@ class StoreError(RacerError):
 
 class StoreDamaged(StoreError):
     """A record is not what was written, or another version of the program wrote it."""
+
+
+class StoreFileDamaged(StoreError):
+    """The database is not what was written; a backup is to be restored, and no retry cures it."""
 
 
 class StoredRequestsUnreadable(StoreError):
@@ -402,6 +407,7 @@ STATUS: Final[dict[type[Exception], tuple[int, str, str]]] = {
     Overloaded: (429, "rate_limit_error", "overloaded"),
     NotReady: (503, "api_error", "not_calibrated"),
     StoredRequestsUnreadable: (409, "api_error", "stored_requests_unreadable"),
+    StoreFileDamaged: (500, "api_error", "store_damaged"),
     StoreFull: (507, "api_error", "insufficient_storage"),
     StoreBusy: (503, "api_error", "store_busy"),
     StoreUnavailable: (503, "api_error", "store_unavailable"),

@@ -28,7 +28,7 @@ from app.calibrations.carried import read_carried, take_over
 from app.calibrations.mean_levels import MeanLevels
 from app.calibrations.service import CalibrationService, setup_digest
 from app.calibrations.thinning import RateInForce, SampledScores
-from app.errors import StoreUnavailable
+from app.errors import StoreError
 from app.judging.checker_calls import CheckerCode, checker_code
 from app.judging.math_pool import DEADLINE_S, MathPool
 from app.monitoring.decisions.record import DecisionRecord
@@ -49,6 +49,7 @@ from app.routing.conditions import ConditionReader
 from app.routing.encoder_process import EncoderClient
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.groups import Grouping
+from app.routing.router_breaker import RouterBreaker
 from app.routing.scorer import RouterBackend
 from app.routing.scoring_inputs import ScoringInputs
 from app.same_answer.calibrations import AnswerCalibrations, answer_setup
@@ -405,7 +406,7 @@ async def _open_router_services(
         stored.monitor.sampler.follow(setup, answers_by)
         try:
             await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)
-        except StoreUnavailable as exc:
+        except StoreError as exc:
             log.warning("calibrations of same_answer wait for the store: %s", exc)
         assert settings.artifact is not None  # it was opened
         carried = await asyncio.to_thread(read_carried, settings.artifact, setup, settings.pool)
@@ -430,6 +431,11 @@ async def _open_router_services(
             sampling_rates=partial(_sampling_rates, stored.store),
         )
         reload.subscribe(lambda new, _: calibrations.reconfigure(new))
-        async with inputs, calibrations:
-            loaded = LoadedRouter(trained, scoring, inputs)
+        breaker = RouterBreaker(
+            scoring,
+            timeout_s=lambda: reload.settings.limits.route_timeout_s,
+            up=metrics.router_up,
+        )
+        async with inputs, calibrations, breaker:
+            loaded = LoadedRouter(trained, breaker, inputs)
             yield RouterServices(loaded=loaded, calibrations=calibrations)

@@ -19,7 +19,7 @@ from app.access.api_keys import KeyRing
 from app.api.routes import ROUTES
 from app.errors import ReloadRefused, SettingsError
 from app.http.connection import Connection, ConnectionConfig
-from app.http.connection_limits import UnauthenticatedConnections
+from app.http.connection_limits import ConnectionLimits
 from app.http.refusals import RefusedConnections
 from app.lifespan import open_services
 from app.main import create_gateway
@@ -225,16 +225,18 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _config(services: Services, secrets: Secrets) -> ConnectionConfig:
-    unauthenticated = UnauthenticatedConnections(_slots(services.settings, secrets))
+    limits = services.settings.limits
+    connections = ConnectionLimits(limits.connections, _slots(services.settings, secrets))
     services.reload.subscribe(
-        lambda settings, secrets: unauthenticated.limit_to(_slots(settings, secrets))
+        lambda settings, secrets: connections.limit_to(_slots(settings, secrets))
     )
     return ConnectionConfig(
         create_gateway(services),
-        limits=services.settings.limits,
-        unauthenticated=unauthenticated,
+        limits=limits,
+        connections=connections,
         refused=RefusedConnections(services.metrics.connection_refusals),
         upload_paths=ROUTES.upload_paths,
+        probe_paths=ROUTES.probe_paths,
     )
 
 

@@ -31,6 +31,7 @@ from app.same_answer.calibration import rows_needed
 from app.same_answer.calibrator import AnswerCalibrator
 from app.settings import DEFAULT, Secrets, Settings
 from app.store import Store
+from app.store.engine import DAMAGED
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
 from app.ui.assets import Assets
@@ -130,6 +131,11 @@ class MissingPart:
         return f"Missing: {self.part} ({self.reason}). Next: {self.next}"
 
 
+_DAMAGED: Final = MissingPart(
+    part="calibration", reason=f"the store cannot be used: {DAMAGED}", next="racer restore FILE"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """All services of handlers, under one configuration.
@@ -227,6 +233,8 @@ class Services:
         if section is not None and self.stored is not None:
             if self._answer_calibration is not None:
                 return ()
+            if self.stored.store.is_damaged:
+                return (_DAMAGED,)
             reason = "none is made of sampled requests yet, see GET /same-answer"
             command = "racer calibrate --same-answer --url http://HOST:PORT"
             if section.calibrate is not None:
@@ -258,7 +266,9 @@ class Services:
             reason = ActiveCalibration.NONE_YET if active is None else active.why_not
             rows = "--from-shadow" if has_rows else "calibration.jsonl"
             command = f"racer calibrate {rows} --url http://HOST:PORT"
-            parts.append(MissingPart(part="calibration", reason=reason, next=command))
+            made = MissingPart(part="calibration", reason=reason, next=command)
+            is_damaged = self.stored is not None and self.stored.store.is_damaged
+            parts.append(_DAMAGED if is_damaged else made)
         return tuple(parts)
 
     @property

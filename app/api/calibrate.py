@@ -77,9 +77,9 @@ async def calibrate(request: Request, services: Services) -> Response:
     options: dict[str, Any] = dict(request.query_params)
     wait_option = {"wait": options.pop("wait")} if "wait" in options else {}
     wait = bodies.checked(CalibrateQuery, wait_option).wait
-    with calibrations.jobs.receiving():
+    with calibrations.jobs.receiving() as count:
         folder = spool_folder(services.store.url)
-        upload = await receive(request, settings.limits.upload_bytes, folder)
+        upload = await receive(request, settings.limits.upload_bytes, folder, count)
     try:
         job = calibrations.start(upload, options | upload.fields, caller_of(request).name)
     except BaseException:

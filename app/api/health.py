@@ -45,8 +45,10 @@ async def readyz(request: Request, services: Services) -> Response:
 
     `artifact` is the digest of the loaded one. `missing` lists what certificates lack and which
     command comes next; with `?calibrated=true` that is 503, too. `degraded` lists `store` while the
-    store cannot be read, `store_writes` while it is read and takes no writes, and `budgets` while
-    it cannot read one budget, whose requests are refused. `restart` says that the artifact has
+    store cannot be read, `store_damaged` if its file is damaged and a backup is to be restored,
+    `store_writes` while it is read and takes no writes, `budgets` while it cannot read one budget,
+    whose requests are refused, and `router` while the router does not respond, so that whole pools
+    are called. `restart` says that the artifact has
     changed on disk.
     """
     if services.drain.begun:
@@ -59,11 +61,8 @@ async def readyz(request: Request, services: Services) -> Response:
             "fallback": services.settings.fallback,
             "missing": [asdict(each) for each in missing],
         }
-    # Routing needs only memory, so the gateway stays ready without its store.
-    degraded = [] if services.stored is None else _degraded(services.stored)
-    if services.budgets is not None and services.budgets.are_lost:
-        degraded.append("budgets")
-    if degraded:
+    # Routing needs only memory, and whole pools are answers, too: the gateway stays ready.
+    if degraded := _degraded(services):
         ready["degraded"] = degraded
     if services.artifact.has_changed:
         ready["restart"] = "the artifact has changed on disk; a restart loads it"
@@ -71,9 +70,22 @@ async def readyz(request: Request, services: Services) -> Response:
     return bodies.json_response(ready, status=503 if is_waiting else 200)
 
 
-def _degraded(stored: StoreServices) -> list[str]:
+def _degraded(services: Services) -> list[str]:
+    """What does not work now."""
+    router, budgets = services.artifact.router, services.budgets
+    found = {
+        "budgets": budgets is not None and budgets.are_lost,
+        "router": router is not None and router.loaded.scoring.is_out,
+    }
+    store = None if services.stored is None else _store_lacks(services.stored)
+    return [*([] if store is None else [store]), *(name for name, is_so in found.items() if is_so)]
+
+
+def _store_lacks(stored: StoreServices) -> str | None:
     """What the store lacks: all of it, or only that it takes writes."""
+    if stored.store.is_damaged:
+        return "store_damaged"
     if stored.calibration_sync.lost:
-        return ["store"]
+        return "store"
     takes_writes = stored.calibration_sync.takes_writes and not stored.monitor.writes_fail
-    return [] if takes_writes else ["store_writes"]
+    return None if takes_writes else "store_writes"

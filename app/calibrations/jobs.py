@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 SMALL_UPLOAD_BYTES: Final = 4 * 2**20
 SMALL_ROWS: Final = 2_000
-MAX_WAITING: Final = 8  # uploads that are being received or wait to run
+MAX_WAITING: Final = 8  # calibrations that wait while one runs
+MAX_LARGE: Final = 8  # larger uploads that are being received
 _MAX_JOBS: Final = 64  # that are remembered
 _POLL_S: Final = 0.2
 
@@ -108,21 +109,47 @@ class JobQueue:
         self._jobs: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._run_lock = asyncio.Lock()  # held by the job that runs
-        self._receiving = 0
+        self._large = 0  # uploads that are being received
 
     @contextmanager
-    def receiving(self) -> Generator[None]:
-        """Count an upload as waiting while it is received. Raises :class:`Overloaded`."""
-        if self._receiving + len(self._tasks) > MAX_WAITING:
-            raise Overloaded(f"{MAX_WAITING} calibrations already wait; try again soon")
-        self._receiving += 1
+    def receiving(self) -> Generator[Callable[[int], None]]:
+        """Receive an upload: a context whose value takes the number of bytes that have arrived.
+
+        An upload takes a place in the queue once it has arrived, and one among the large uploads
+        while it is received and is larger than ``SMALL_UPLOAD_BYTES``. So one that is never
+        finished keeps none from those that are.
+
+        Raises:
+            Overloaded: The queue is full, or too many large uploads are being received.
+        """
+        self._check_room()
+        is_large = False
+
+        def count(size: int) -> None:
+            nonlocal is_large
+            if is_large or size <= SMALL_UPLOAD_BYTES:
+                return
+            if self._large >= MAX_LARGE:
+                raise Overloaded(f"{MAX_LARGE} large uploads are being received; try again soon")
+            self._large += 1
+            is_large = True
+
         try:
-            yield
+            yield count
         finally:
-            self._receiving -= 1
+            self._large -= is_large
+
+    def _check_room(self) -> None:
+        if len(self._tasks) > MAX_WAITING:
+            raise Overloaded(f"{MAX_WAITING} calibrations already wait; try again soon")
 
     def submit(self, work: Work, created_at: str, upload_bytes: int) -> Job:
-        """Queue work. A job that is cancelled while it waits still starts, to clean up."""
+        """Queue work. A job that is cancelled while it waits still starts, to clean up.
+
+        Raises:
+            Overloaded: The queue is full.
+        """
+        self._check_room()
         job = Job(created_at, upload_bytes, self._small_rows)
         self._jobs[job.id] = job
         self._forget()

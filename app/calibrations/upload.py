@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,8 +80,16 @@ def spool_folder(store: str) -> Path | None:
     return Path(url.database).parent
 
 
-async def receive(request: Request, limit: int, folder: Path | None) -> Upload:
+async def receive(
+    request: Request, limit: int, folder: Path | None, count: Callable[[int], None]
+) -> Upload:
     """Receive a body of rows, or a form with a file of rows.
+
+    Args:
+        request: The request.
+        limit: Maximum length of its body in bytes.
+        folder: Where temporary files belong.
+        count: Called with the number of bytes that have arrived; may raise.
 
     Raises:
         UnsupportedBody: The content type is unknown, or the data is compressed.
@@ -96,7 +104,7 @@ async def receive(request: Request, limit: int, folder: Path | None) -> Upload:
     file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - the caller closes the upload
         max_size=SMALL_BYTES, dir=None if folder is None else str(folder)
     )
-    stream = bodies.body_stream(request, limit)
+    stream = _counted(bodies.body_stream(request, limit), count)
     fields: dict[str, Any] = {}
     name = f"rows{_FORMATS.get(kind, '')}"
     try:
@@ -160,6 +168,16 @@ def _name(file: UploadFile) -> str:
     name = (file.filename or "rows")[-_NAME_CHARS:]
     kind = (file.content_type or "").partition(";")[0].strip().lower()
     return name if "." in name else name + _FORMATS.get(kind, ".jsonl")
+
+
+async def _counted(
+    stream: AsyncGenerator[bytes], count: Callable[[int], None]
+) -> AsyncGenerator[bytes]:
+    size = 0
+    async for part in stream:
+        size += len(part)
+        count(size)
+        yield part
 
 
 async def _write(stream: AsyncIterator[bytes], file: tempfile.SpooledTemporaryFile[bytes]) -> None:

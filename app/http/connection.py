@@ -23,8 +23,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
-from app.http.connection_limits import UnauthenticatedConnections
-from app.http.deadlines import BODY_GRACE_S, RATE_CHECK_S, ReceiveDeadline, WriteDeadline
+from app.http.connection_limits import ConnectionLimits
+from app.http.deadlines import BODY_WINDOW_S, RATE_CHECK_S, ReceiveDeadline, WriteDeadline
 from app.http.exchange import Exchange, Header
 from app.http.refusals import (
     MOST_HEADERS,
@@ -32,6 +32,7 @@ from app.http.refusals import (
     as_bytes,
     head_is_too_large,
     refusal,
+    too_many_connections,
     too_slow,
 )
 from app.settings import Limits
@@ -41,6 +42,7 @@ NO_SLOT_HEADER_S: Final = 5.0
 LINGER_S: Final = 2.0
 BODY_RECEIVED: Final = "is_body_received"  # in the state of a request's scope
 _LINE_OVERHEAD: Final = 4  # colon, space, line end
+_TOO_MANY: Final = as_bytes(too_many_connections(""))
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
@@ -50,10 +52,11 @@ class ConnectionConfig(uvicorn.Config):
     Args:
         app: The gateway.
         limits: Deadlines and sizes.
-        unauthenticated: Connection slots of each client address.
+        connections: Which connections have a slot.
         refused: Counts refused connections.
+        probe_paths: Paths that are answered also where others are refused.
         upload_paths: Paths whose bodies have ``limits.upload_s`` to arrive.
-        body_grace_s: Seconds before the transfer rate of a body is checked.
+        body_window_s: Seconds over which the transfer rate of a body is measured.
         no_slot_header_s: Deadline in seconds for a head with a valid key on a connection without a
             slot.
         rate_check_s: Seconds between two checks of a body's transfer rate.
@@ -65,10 +68,11 @@ class ConnectionConfig(uvicorn.Config):
         app: ASGIApp,
         *,
         limits: Limits,
-        unauthenticated: UnauthenticatedConnections,
+        connections: ConnectionLimits,
         refused: RefusedConnections,
+        probe_paths: Collection[str],
         upload_paths: Collection[str],
-        body_grace_s: float = BODY_GRACE_S,
+        body_window_s: float = BODY_WINDOW_S,
         no_slot_header_s: float = NO_SLOT_HEADER_S,
         rate_check_s: float = RATE_CHECK_S,
         linger_s: float = LINGER_S,
@@ -87,10 +91,11 @@ class ConnectionConfig(uvicorn.Config):
         )
         self.application = app
         self.limits = limits
-        self.unauthenticated = unauthenticated
+        self.connections = connections
+        self.probe_paths = probe_paths
         self.refused = refused
         self.upload_paths = upload_paths
-        self.body_grace_s = body_grace_s
+        self.body_window_s = body_window_s
         self.no_slot_header_s = no_slot_header_s
         self.rate_check_s = rate_check_s
         self.linger_s = linger_s
@@ -130,14 +135,15 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         # A request whose connection is to be closed is answered, whatever follows it.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._has_slot = True  # among the unauthenticated connections of its address
+        self._has_slot = True
         self._was_authenticated = False  # by an earlier request
         self._part = _Part.NOTHING
         self._idle_since: float | None = None  # no request since then
         self._idle_timer: asyncio.TimerHandle | None = None
         self._receive_deadline = ReceiveDeadline(
+            self._loop,
             lambda: self._is_reading_paused,
-            grace_s=config.body_grace_s,
+            window_s=config.body_window_s,
             check_s=config.rate_check_s,
         )
         self._received: Exchange | None = None  # the last one whose head is complete
@@ -154,17 +160,17 @@ class Connection(asyncio.Protocol):
         self._body_deadline_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the deadline of the first head, or refuse the connection above the limit."""
+        """Start the deadline of the first head, or refuse the connection above the limits."""
         self._transport = cast("asyncio.Transport", transport)
         self._write_deadline = WriteDeadline(self._transport, self._limits.stalled_s)
         self._local = get_local_addr(self._transport)
         self._client = get_remote_addr(self._transport)
-        self._server.connections.add(cast("Any", self))
-        if len(self._server.connections) > self._limits.connections:
-            self._server.connections.discard(cast("Any", self))
-            self._refuse(refusal(503, "too many connections", "overloaded"))
+        limits = self._config.connections
+        self._has_slot = limits.take_slot(self, self._address)
+        if not self._has_slot and not limits.take_place(self):
+            self.turn_away()
             return
-        self._has_slot = self._config.unauthenticated.enter(self, self._address)
+        self._server.connections.add(cast("Any", self))
         wait_s = self._limits.header_s if self._has_slot else self._config.no_slot_header_s
         self._receive_deadline.start(wait_s, self._head_is_late)
 
@@ -175,7 +181,7 @@ class Connection(asyncio.Protocol):
         self._write_deadline.stop()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._config.unauthenticated.leave(self, self._address)
+        self._config.connections.leave(self, self._address)
         self._waiting.clear()
         for each in {self._answering, self._received} - {None}:
             cast("Exchange", each).disconnect()
@@ -189,6 +195,24 @@ class Connection(asyncio.Protocol):
         return self._was_authenticated or (
             exchange is not None and "caller" in exchange.scope["state"]
         )
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request on this connection is being answered."""
+        return self._answering is not None and not self._answering.is_complete
+
+    def turn_away(self) -> None:
+        """Close at once, for others: an answer is sent, and neither it nor the rest is waited for.
+
+        A connection without a slot is at its end once a request on it was answered or refused.
+        """
+        if self._answering is not None or self._ignores_input:
+            self._transport.abort()
+            return
+        self._config.refused.count(503)
+        self._ignores_input = True
+        self.write(_TOO_MANY)
+        self._transport.close()
 
     @property
     def _address(self) -> str:
@@ -261,6 +285,12 @@ class Connection(asyncio.Protocol):
         scope = self._scope(parser.get_method().decode("ascii"), version)
         self._receive_deadline.expect_body()
         self._part = _Part.BODY
+        if (
+            not self._has_slot
+            and scope["path"] not in self._config.probe_paths
+            and not self._config.connections.has_room_to_answer()
+        ):
+            self._break(too_many_connections(self._path))
         is_upload = scope["path"] in self._config.upload_paths
         self._body_deadline_s = self._limits.upload_s if is_upload else self._limits.body_s
         exchange = self._received = Exchange(
@@ -413,8 +443,7 @@ class Connection(asyncio.Protocol):
 
     def _head_is_late(self) -> None:
         if not self._has_slot:
-            message = "too many connections of this address have shown no key"
-            self._refuse(refusal(503, message, "overloaded"))
+            self._refuse(too_many_connections(self._path))
         elif self._part is _Part.NOTHING:  # no request has begun, so there is none to answer
             self._transport.close()
         else:

@@ -1,15 +1,20 @@
-"""Connection limit per client address, for connections that have not authenticated.
+"""Connection limits: slots, a few of each client address, and a small pool without a slot.
 
-The limit must not lock out clients with a key: behind a proxy all clients have one address. So a
-connection above the limit gets no slot, but has a short time to send a request with a valid key,
-which is served.
+The limit of an address must not lock out clients with a key: behind a proxy all clients have one
+address. So a connection without a slot is served one request, if it comes soon. That grace is
+bounded by a pool of its own, in which a newcomer closes the oldest connection that is silent.
+However many of them come at once, they take no slot, and a client that sends its request as it
+connects is served.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from app.access.failed_logins import network
+
+POOL_SHARE: Final = 4  # of the slots, a quarter more may be open without one
+RESERVE_SHARE: Final = 8  # of the pool, an eighth answers probes only
 
 
 class OpenConnection(Protocol):
@@ -20,46 +25,82 @@ class OpenConnection(Protocol):
         """Whether a request on it had a valid key."""
         ...
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request on it is being answered: its head has arrived."""
+        ...
 
-class UnauthenticatedConnections:
-    """Connection slots of each client address.
+    def turn_away(self) -> None:
+        """Close it at once."""
+        ...
 
-    Connections do not report that they have authenticated. This is looked up only when an address
-    has no free slot, for at most ``limit`` connections.
+
+class ConnectionLimits:
+    """Which connections have a slot, and which are open without one.
+
+    Connections do not report that they have authenticated, or what they do. This is looked up only
+    when an address has no free slot, for at most ``per_address`` connections, and in the pool.
 
     Args:
-        limit: Slots per address; None for any number.
+        connections: Slots of all addresses together.
+        per_address: Slots per address for connections without a valid key; None: any number.
     """
 
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._connections: dict[str, set[OpenConnection]] = {}
+    def __init__(self, connections: int, per_address: int | None) -> None:
+        self._slots = connections
+        self._per_address = per_address
+        self._with_slot: set[OpenConnection] = set()
+        self._of_address: dict[str, set[OpenConnection]] = {}
+        self._pool_size = connections // POOL_SHARE
+        self._reserve = self._pool_size // RESERVE_SHARE
+        self._pool: dict[OpenConnection, None] = {}  # the oldest first
 
-    def __len__(self) -> int:
-        """Number of client addresses that hold a slot."""
-        return len(self._connections)
+    @property
+    def addresses(self) -> int:
+        """Number of client addresses that hold a slot of their own."""
+        return len(self._of_address)
 
-    def limit_to(self, limit: int | None) -> None:
+    def limit_to(self, per_address: int | None) -> None:
         """Follow another limit; open connections keep their slots."""
-        self._limit = limit
+        self._per_address = per_address
 
-    def enter(self, connection: OpenConnection, address: str) -> bool:
-        """Take a slot; False if all are taken by connections without authentication."""
-        if self._limit is None:
-            return True
-        connections = self._connections.setdefault(network(address), set())
-        if len(connections) >= self._limit:
-            connections.difference_update([each for each in connections if each.is_authenticated])
-        if len(connections) >= self._limit:
+    def take_slot(self, connection: OpenConnection, address: str) -> bool:
+        """Take a slot; False if all, or all of the address, are taken."""
+        if len(self._with_slot) >= self._slots:
             return False
-        connections.add(connection)
+        if self._per_address is not None:
+            here = self._of_address.setdefault(network(address), set())
+            if len(here) >= self._per_address:
+                here.difference_update([each for each in here if each.is_authenticated])
+            if len(here) >= self._per_address:
+                return False
+            here.add(connection)
+        self._with_slot.add(connection)
         return True
 
+    def take_place(self, connection: OpenConnection) -> bool:
+        """Be open without a slot, in place of the oldest silent one; False if none is silent."""
+        if len(self._pool) >= self._pool_size:
+            oldest = next((each for each in self._pool if not each.is_answering), None)
+            if oldest is None:
+                return False
+            del self._pool[oldest]
+            oldest.turn_away()
+        self._pool[connection] = None
+        return True
+
+    def has_room_to_answer(self) -> bool:
+        """Whether one more connection without a slot may be answered that is no probe."""
+        answering = sum(each.is_answering for each in self._pool)
+        return answering < self._pool_size - self._reserve
+
     def leave(self, connection: OpenConnection, address: str) -> None:
-        """Release the slot of a connection, if it has one."""
+        """Release what a connection holds."""
+        self._pool.pop(connection, None)
+        self._with_slot.discard(connection)
         key = network(address)
-        connections = self._connections.get(key)
-        if connections is not None:
-            connections.discard(connection)
-            if not connections:
-                del self._connections[key]
+        here = self._of_address.get(key)
+        if here is not None:
+            here.discard(connection)
+            if not here:
+                del self._of_address[key]

@@ -7,29 +7,57 @@ import fcntl
 import struct
 import termios
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-MIN_BODY_BYTES_PER_S: Final = 2**10  # on average, once the grace period is over
-BODY_GRACE_S: Final = 5.0
+MIN_BODY_BYTES_PER_S: Final = 2**10  # in each window
+BODY_WINDOW_S: Final = 5.0
 RATE_CHECK_S: Final = 1.0
+
+
+class Timer(Protocol):
+    """What :meth:`Clock.call_later` returns."""
+
+    def cancel(self) -> None:
+        """Do not call."""
+        ...
+
+
+class Clock(Protocol):
+    """The part of an event loop that deadlines need."""
+
+    def time(self) -> float:
+        """Seconds since some moment."""
+        ...
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer:
+        """Call back once, after a delay in seconds."""
+        ...
 
 
 class ReceiveDeadline:
     """The one deadline that a connection has while it receives.
 
+    A body is late at its deadline, and where less than ``MIN_BODY_BYTES_PER_S`` came in a window of
+    time: a client that sends much at first and then stalls has made no progress since.
+
     Args:
+        clock: The event loop.
         is_paused: Whether the connection reads nothing now: the handler is slow then, and not the
             client.
-        grace_s: Seconds before the transfer rate of a body is checked.
+        window_s: Seconds over which the transfer rate of a body is measured, one after the other.
         check_s: Seconds between two checks of it.
     """
 
-    def __init__(self, is_paused: Callable[[], bool], *, grace_s: float, check_s: float) -> None:
+    def __init__(
+        self, clock: Clock, is_paused: Callable[[], bool], *, window_s: float, check_s: float
+    ) -> None:
+        self._clock = clock
         self._is_paused = is_paused
-        self._grace_s = grace_s
+        self._window_s = window_s
         self._check_s = check_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._body_bytes = 0
+        self._timer: Timer | None = None
+        self._body_bytes = self._bytes_before = 0  # in all, and before the window
+        self._window_begun = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -41,10 +69,11 @@ class ReceiveDeadline:
         self._after(wait_s, lambda: self._expire(wait_s, on_late))
 
     def start_body(self, deadline_s: float, on_late: Callable[[], None]) -> None:
-        """Call back when a body is late, or slower than ``MIN_BODY_BYTES_PER_S`` on average."""
-        begun = asyncio.get_running_loop().time()
-        wait_s = min(self._grace_s, deadline_s)
-        self._after(wait_s, lambda: self._check_body(begun, deadline_s, on_late))
+        """Call back when a body is late, or slower than ``MIN_BODY_BYTES_PER_S`` in a window."""
+        self._begin_window()
+        late_at = self._window_begun + deadline_s
+        wait_s = min(self._window_s, deadline_s)
+        self._after(wait_s, lambda: self._check_body(late_at, on_late))
 
     def expect_body(self) -> None:
         """The head has arrived, and nothing of its body yet."""
@@ -63,7 +92,7 @@ class ReceiveDeadline:
 
     def _after(self, wait_s: float, call: Callable[[], None]) -> None:
         self.stop()
-        self._timer = asyncio.get_running_loop().call_later(wait_s, call)
+        self._timer = self._clock.call_later(wait_s, call)
 
     def _expire(self, wait_s: float, on_late: Callable[[], None]) -> None:
         if self._is_paused():
@@ -72,16 +101,23 @@ class ReceiveDeadline:
             self._timer = None
             on_late()
 
-    def _check_body(self, begun: float, deadline_s: float, on_late: Callable[[], None]) -> None:
-        elapsed_s = asyncio.get_running_loop().time() - begun
-        is_slow = elapsed_s >= self._grace_s and self._body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
-        if not self._is_paused() and (is_slow or elapsed_s >= deadline_s):
+    def _begin_window(self) -> None:
+        self._window_begun, self._bytes_before = self._clock.time(), self._body_bytes
+
+    def _check_body(self, late_at: float, on_late: Callable[[], None]) -> None:
+        left_s = late_at - self._clock.time()
+        window_s = self._clock.time() - self._window_begun
+        is_over = window_s >= self._window_s
+        came = self._body_bytes - self._bytes_before
+        is_slow = is_over and came < MIN_BODY_BYTES_PER_S * window_s
+        if not self._is_paused() and (is_slow or left_s <= 0):
             self._timer = None
             on_late()
             return
-        left_s = deadline_s - elapsed_s
+        if is_over or self._is_paused():
+            self._begin_window()
         wait_s = min(self._check_s, left_s) if left_s > 0 else self._check_s
-        self._after(wait_s, lambda: self._check_body(begun, deadline_s, on_late))
+        self._after(wait_s, lambda: self._check_body(late_at, on_late))
 
 
 _INT: Final = struct.Struct("i")

@@ -37,6 +37,12 @@ def too_slow(part: str, path: str) -> Response:
     return refusal(408, f"the {part} of the request came too slowly", "request_timeout", path)
 
 
+def too_many_connections(path: str) -> Response:
+    """All slots are taken, or those of the client's address by connections without a valid key."""
+    message = "too many connections: send a request with a valid key at once, or connect later"
+    return refusal(503, message, "overloaded", path)
+
+
 def as_bytes(response: Response) -> bytes:
     """The response as it is sent."""
     lines = [b"%s: %s\r\n" % header for header in response.raw_headers]

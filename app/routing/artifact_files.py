@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 from app.errors import NoRouter, SettingsError
-from app.routing.scorer import RouterBackend
+from app.routing.router_breaker import RouterBreaker
 from app.routing.scoring_inputs import ScoringInputs
 from app.settings import Settings
 from app.settings.base import is_loopback
@@ -269,7 +269,7 @@ class LoadedRouter:
     """A trained router, the open backend that computes its scores, and what decides them."""
 
     trained: TrainedRouter
-    scoring: RouterBackend
+    scoring: RouterBreaker
     inputs: ScoringInputs
 
 

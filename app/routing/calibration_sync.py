@@ -22,7 +22,7 @@ from typing import Final, Self
 
 from prometheus_client import Gauge
 
-from app.errors import StoreDamaged, StoreError, StoreUnavailable
+from app.errors import StoreDamaged, StoreError, StoreFileDamaged, StoreUnavailable
 from app.routing.active_calibration import ActiveCalibration, Canary
 from app.routing.calibration_copy import CalibrationCopy
 from app.routing.reasons import Reason
@@ -107,8 +107,8 @@ class CalibrationSync:
     async def follow(self, setup: str, first: Callable[[], None] | None = None) -> None:
         """Load the active calibration of an artifact that was loaded; later ones follow.
 
-        While the store cannot be reached, that of the copy is loaded. Where nothing can be loaded,
-        no calibration is active.
+        While the store cannot be reached or is damaged, that of the copy is loaded. Where nothing
+        can be loaded, no calibration is active.
 
         Args:
             setup: Digest of the artifact and of how candidates are served.
@@ -117,12 +117,15 @@ class CalibrationSync:
         self.setup, self._first = setup, first
         try:
             await self.catch_up()
-        except StoreUnavailable as exc:
+        except (StoreUnavailable, StoreFileDamaged) as exc:
             self._lost(True)
             if not await self._load_copy(setup):
-                self._active.refuse(f"{exc}: no copy of a calibration is on this machine")
+                self._active.refuse(f"{exc}; no copy of a calibration is on this machine")
         except StoreError as exc:
-            self._active.refuse(f"{exc}: upload labelled rows to POST /calibrate")
+            self._active.refuse(
+                f"{exc}: restore a backup into an empty store, or upload labelled rows to POST "
+                "/calibrate"
+            )
 
     def subscribe(self, listener: Callable[[SharedState], None]) -> None:
         """Call ``listener`` with each shared state read from the store; it must not block."""

@@ -218,6 +218,14 @@ class Reason(StrEnum):
     Read the cause in the log line `the router failed; the whole pool is called`.
     """
 
+    ROUTER_OUT = "router_out_whole_pool"
+    """The router does not respond: it scored nothing for `limits.route_timeout_s`. The whole pool
+    was called at once, and the router is not asked until it answers a trial.
+
+    Restart the encoder's process or the gateway; see its device. `/readyz` has `router` in
+    `degraded`.
+    """
+
     SUB_POOL_PENDING = "sub_pool_pending_whole_pool"
     """The threshold of the reduced pool was still being computed. All of that pool was
     called.
@@ -348,6 +356,7 @@ HOLDING: Final[frozenset[str]] = CORE_HOLDING | {
     Reason.LATER_TURN,
     Reason.STORE_UNREACHABLE,
     Reason.ROUTER_FAILED,
+    Reason.ROUTER_OUT,
     Reason.SUB_POOL_PENDING,
     Reason.OUTVOTED_FAILED,
     Reason.CANDIDATE_DOWN,

@@ -19,8 +19,9 @@ from app.routing.groups import Grouping, GroupThreshold
 from app.routing.premises import CandidateChoice, Premises, is_whole_but_for_outages
 from app.routing.reasons import Reason
 from app.routing.request import RiskLevels, RoutingRequest, alphas_for
+from app.routing.router_breaker import RouterBreaker, RouterOut
 from app.routing.row_selection import RowSelection, RowSelector, TurnKind
-from app.routing.scorer import RouterBackend, ScoredQuery
+from app.routing.scorer import ScoredQuery
 from app.routing.scoring_inputs import ScoringInputs
 from app.routing.set_selection import SetSelector
 from app.settings import Settings
@@ -46,7 +47,7 @@ class RoutingService:
         *,
         settings: Settings,
         trained: TrainedRouter,
-        scoring: RouterBackend,
+        scoring: RouterBreaker,
         active: ActiveCalibration,
         grouping: Grouping,
         rows: RowSelector,
@@ -239,7 +240,7 @@ class RoutingService:
             elif chosen_by is ChosenBy.THRESHOLD:
                 reasons.append(calibration.trivial_reason(decision.alpha))
         if scored is None and chosen_by is ChosenBy.EVERYONE:
-            reasons.append(Reason.ROUTER_FAILED)
+            reasons.append(Reason.ROUTER_OUT if self._scoring.is_out else Reason.ROUTER_FAILED)
         is_conversation = rows.turn is TurnKind.CONVERSATION
         if decision.is_kept and not is_conversation:
             reasons.append(Reason.PINNED)
@@ -342,13 +343,14 @@ class RoutingService:
             return None
 
     async def _score(self, text: str, deadline: float) -> ScoredQuery | None:
-        """Router scores; None if the router failed, and the whole pool must be called."""
+        """Router scores; None if the router failed or is out: the whole pool must be called."""
         limit_s = min(self._settings.limits.route_timeout_s, deadline - time.monotonic())
         try:
-            async with asyncio.timeout(limit_s):
-                scored = await self._scoring.score(text)
+            scored = await self._scoring.score(text, limit_s)
         except Overloaded:
             raise
+        except RouterOut:
+            return None
         except Exception:
             log.exception("the router failed; the whole pool is called")
             return None

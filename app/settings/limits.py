@@ -47,7 +47,8 @@ class Limits(Frozen):
     """Memory for all answers and large payloads of calls in bytes (256 MiB)."""
     # Concurrency.
     connections: _Count = 1024
-    """Concurrent client connections."""
+    """Concurrent client connections. A quarter more, without a slot, are served one request each if
+    it comes at once; of these a newcomer closes the oldest that is silent."""
     connections_per_address: _Count | None = 64
     """Concurrent connections per address without a valid key; null: no limit."""
     in_flight: _Count = 256

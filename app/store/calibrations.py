@@ -16,11 +16,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, ExceptionContext, event, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.errors import Conflict, NotFound, SettingsError, StoreDamaged, StoreError, StoreUnavailable
+from app.errors import (
+    Conflict,
+    NotFound,
+    SettingsError,
+    StoreDamaged,
+    StoreError,
+    StoreFileDamaged,
+    StoreUnavailable,
+)
 from app.store import canaries, engine, schema
 from app.store.calibration_record import CalibrationRecord
 from app.store.calibration_rows import Summary, summarised, to_record, to_row
@@ -59,10 +67,16 @@ class Store:
 
     Raises:
         SettingsError: The URL cannot be opened or written.
+
+    Attributes:
+        is_damaged: An error said that the database itself is damaged. From then on no transaction
+            begins: what is read could be wrong, and writing could destroy more.
     """
 
     def __init__(self, url: str, *, may_be_away: bool = False) -> None:
         self._engine: Engine = engine.open_engine(url)
+        event.listen(self._engine, "handle_error", self._failed)
+        self.is_damaged = False
         self._is_prepared = False
         self._retry_at = 0.0  # monotonic
         self._took_writes = True  # whether the database did when the shared state was read last
@@ -281,12 +295,19 @@ class Store:
         """A session that is committed on success; for tables that others read and write.
 
         Raises:
-            StoreError: The database was away when the store was opened, and still is, or its tables
-                are of another version.
+            StoreError: The database is damaged; or it was away when the store was opened, and still
+                is, or its tables are of another version.
         """
+        if self.is_damaged:
+            raise StoreFileDamaged(f"the store cannot be used: {engine.DAMAGED}")
         if not self._is_prepared:
             self._prepare_late()
         return Transaction(self._engine)
+
+    def _failed(self, context: ExceptionContext) -> None:
+        if not self.is_damaged and engine.is_damage(context.original_exception):
+            self.is_damaged = True
+            log.error("the store is not used any more: %s", engine.DAMAGED)
 
     def _prepare_late(self) -> None:
         if time.monotonic() < self._retry_at:

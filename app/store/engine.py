@@ -43,6 +43,7 @@ from app.errors import (
     SettingsError,
     StoreBusy,
     StoreError,
+    StoreFileDamaged,
     StoreFull,
     StoreReadOnly,
     StoreUnavailable,
@@ -71,8 +72,15 @@ _CURE: Final = (
 )
 
 
+RESTORE: Final = "restore a backup (`racer restore`) into an empty store, and restart"
+DAMAGED: Final = f"the file is damaged: {RESTORE}"
+
+
 class _SqlState(StrEnum):
     """Errors of PostgreSQL that an operator cures."""
+
+    DATA_CORRUPTED = "XX001"
+    INDEX_CORRUPTED = "XX002"
 
     READ_ONLY = "25006"  # a write to a standby, or to a read-only database
     NO_RIGHT = "42501"  # the role may not do this
@@ -162,7 +170,7 @@ class ServerConnections:
             raise DisconnectionError  # the pool closes it and opens another
 
     def _failed(self, context: ExceptionContext) -> None:
-        if _sqlstate(context.original_exception) == _SqlState.READ_ONLY:
+        if _code(context.original_exception) == _SqlState.READ_ONLY:
             self.replace()
 
     def _opened(self, connection: Any, _: Any) -> None:
@@ -263,8 +271,9 @@ def fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
     driver = getattr(exc, "orig", None)
     if isinstance(exc, DataError | UnicodeEncodeError) or isinstance(driver, ValueError):
         return InputError("a value has characters or a size that the store cannot hold")
-    code = getattr(driver, "sqlite_errorcode", 0) & 0xFF or _sqlstate(driver)
-    match code:
+    if is_damage(driver):
+        return StoreFileDamaged(f"the store cannot be {what}: {DAMAGED}")
+    match _code(driver):
         case sqlite3.SQLITE_READONLY | _SqlState.READ_ONLY:
             return StoreReadOnly(
                 "the store takes no writes: its database is a standby or read-only; promote it, or "
@@ -285,13 +294,28 @@ def fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
 def unusable(url: str, exc: SQLAlchemyError) -> SettingsError:
     """The error of a start or a command whose database cannot be used."""
     reason = str(exc).splitlines()[0]
-    lacks_right = _sqlstate(getattr(exc, "orig", None)) == _SqlState.NO_RIGHT
-    cure = f": {_CURE}" if lacks_right else ""
+    driver = getattr(exc, "orig", None)
+    cure = ""
+    if is_damage(driver):
+        cure = f": {DAMAGED}"
+    elif _code(driver) == _SqlState.NO_RIGHT:
+        cure = f": {_CURE}"
     return SettingsError(f"store {redacted_url(url)}: {reason}{cure}")
 
 
-def _sqlstate(error: object) -> str | None:
-    return getattr(error, "sqlstate", None)  # SQLite's errors have none
+def is_damage(driver: object) -> bool:
+    """Whether an error of the driver says that the database itself is damaged."""
+    return _code(driver) in (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        _SqlState.DATA_CORRUPTED,
+        _SqlState.INDEX_CORRUPTED,
+    )
+
+
+def _code(driver: object) -> int | str | None:
+    """The kind of a driver's error: SQLite's primary code, or PostgreSQL's state."""
+    return getattr(driver, "sqlite_errorcode", 0) & 0xFF or getattr(driver, "sqlstate", None)
 
 
 def _limit_transaction(connection: Connection) -> None:

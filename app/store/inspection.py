@@ -12,7 +12,7 @@ from sqlalchemy import URL, Engine, create_engine, func, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.errors import RecoveryNeeded, StoreUnavailable
+from app.errors import RecoveryNeeded, StoreFileDamaged, StoreUnavailable
 from app.store import engine, schema
 from app.store.calibration_rows import Summary, summarised
 from app.store.tables import ActiveRow, CalibrationRow, DecisionRow
@@ -46,6 +46,7 @@ def inspect_store(url: str, setup: str | None) -> StoreInspection:
     Raises:
         SettingsError: No URL of a store, or its driver is not installed.
         CutShort: What a program was writing when it died is to be undone first.
+        StoreFileDamaged: Its file is damaged, or is no database.
         StoreUnavailable: The store cannot be reached, or the URL names no store.
     """
     opened = read_only(url)
@@ -74,6 +75,10 @@ def inspect_store(url: str, setup: str | None) -> StoreInspection:
                 f"a program died while it wrote to {engine.redacted_url(url)}"
             ) from exc
         reason = " ".join(str(cause or type(exc).__name__).split())
+        if engine.is_damage(cause):
+            raise StoreFileDamaged(
+                f"store {engine.redacted_url(url)} cannot be read: {reason}"
+            ) from exc
         raise StoreUnavailable(
             f"store {engine.redacted_url(url)} cannot be read: {reason}"
         ) from exc

@@ -176,6 +176,12 @@ class Metrics:
             "Share of the requests that a canary calibration decides; 0 while there is none",
             registry=self.registry,
         )
+        self.router_up = Gauge(
+            "racer_router_up",
+            "0 while the router does not respond: it is not asked, and whole pools are called",
+            registry=self.registry,
+        )
+        self.router_up.set(1)
         self.missing = Gauge(
             "racer_missing",
             "1 while the gateway serves without this part: requests get the fallback",

@@ -5,7 +5,7 @@ import { shortId } from "./format.js";
 
 /** The state of /readyz as a word or two for the corner of the page. */
 export function statusInWords({ status, calibration, degraded }) {
-  if (status === "ready" && calibration && degraded) return { state: "warn", words: "ready, store lost" };
+  if (status === "ready" && calibration && degraded) return { state: "warn", words: degraded.includes("router") ? "ready, router out" : "ready, store lost" };
   if (status === "ready" && calibration) return { state: "good", words: "ready" };
   if (status === "draining") return { state: "warn", words: "stopping" };
   if (status === "ready") return { state: "warn", words: "not calibrated" };
@@ -18,6 +18,12 @@ export function advice({ status, calibration, degraded, missing, fallback, resta
   if (status === "draining") return notice("warn", el("strong", {}, "This gateway is being stopped. "), "Requests in progress are answered.");
   if (missing) return uncalibrated(missing, fallback);
   if (restart) return notice("warn", el("strong", {}, "A restart is needed. "), `The gateway says: ${restart}.`);
+  if (degraded?.includes("store_damaged")) {
+    return notice("bad", el("strong", {}, "The store is damaged. "), "Restore a backup (racer restore) into an empty store, and restart.");
+  }
+  if (status === "ready" && degraded?.includes("router")) {
+    return notice("warn", el("strong", {}, "The router does not respond. "), "All candidates are called until it does: restart its process, or see its device.");
+  }
   if (status === "ready" && degraded) {
     return notice("warn", el("strong", {}, "The store cannot be read. "), `Routing continues with calibration ${shortId(calibration)}; calibrating and the history need the store.`);
   }

@@ -44,6 +44,7 @@ const REASONS = {
   alpha_infeasible_whole_pool: () => "there are too few rows for this risk level, so all candidates were called",
   unlabelled_exceeds_alpha_whole_pool: () => "too many rows have no label for this risk level, so all candidates were called",
   router_changed: (name) => `${name} decides the router's scores and is not what it was for the rows`,
+  router_out_whole_pool: () => "the router does not respond, so all candidates were called",
   router_failed_whole_pool: () => "the router gave no scores, so all candidates were called",
 };
 

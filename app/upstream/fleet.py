@@ -292,7 +292,7 @@ class Fleet:
     async def _read_answer(
         self, call: UpstreamCall, parse: Callable[[bytes], T], report: Callable[[T], ModelAndUsage]
     ) -> T:
-        self._retries.record_call(call.target.name)
+        self._retries.record_call(call.target.name, call.caller)
         while True:
             try:
                 with Attempt(call, self._end) as attempt:
@@ -309,7 +309,7 @@ class Fleet:
     async def _begin_stream(
         self, call: UpstreamCall, api_format: ApiFormat
     ) -> tuple[ExitStack, CandidateStream]:
-        self._retries.record_call(call.target.name)
+        self._retries.record_call(call.target.name, call.caller)
         while True:
             try:
                 with ExitStack() as opened:
@@ -334,6 +334,7 @@ class Fleet:
         return self._retries.pause_s(
             call.target.name,
             exc,
+            caller=call.caller,
             attempt=len(call.tried),
             left_s=call.deadline - time.monotonic(),
             elsewhere=call.target.replicas.have_other_than(call.tried, call.caller),

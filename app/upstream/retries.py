@@ -8,8 +8,10 @@ holds since the start and in the ten seconds before each retry, at every rate of
 default share of 0.2 a target that fails every call gets at most 1.2 times its calls, from the
 fifteenth call on.
 
-All callers share the budgets. A caller whose queries fail can use up the retries of a candidate;
-failed calls of other callers are then not repeated.
+All callers share the budgets, and those that had no retry lately go first. A caller that had one
+leaves one to each other caller of the last ten seconds that had none, and one where callers are
+known that did not call. So a caller whose queries fail cannot use up the retries of a candidate.
+A caller is the owner of an API key.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -68,34 +70,44 @@ class RetryBudget:
         self._share = share
         self._within = within
         self._clock = clock
-        self._calls: deque[float] = deque()  # times of the last ten seconds
-        self._retries: deque[float] = deque()
+        self._calls, self._retries = _Recent(), _Recent()
+        self._callers: set[str] = set()  # since the start
         self._count = 0  # calls since the start
         self._spent = 0.0  # retries since the start, and lost credit
 
-    def record_call(self) -> None:
+    def record_call(self, caller: str) -> None:
         """Count a call that is no retry."""
         now = self._clock()
-        _drop_old(self._calls, now)
-        self._calls.append(now)
+        self._calls.drop_old(now)
+        self._calls.add(now, caller)
+        self._callers.add(caller)
         self._count += 1
         if self._within is not None:
-            self._within.record_call()
+            self._within.record_call(caller)
 
-    def take(self) -> bool:
-        """Return whether one more retry is allowed, and count it if so."""
+    def take(self, caller: str) -> bool:
+        """Return whether one more retry of this caller is allowed, and count it if so."""
         now = self._clock()
-        _drop_old(self._calls, now)
-        _drop_old(self._retries, now)
-        earned, allowed = self._allowed(self._count), self._allowed(len(self._calls))
+        self._calls.drop_old(now)
+        self._retries.drop_old(now)
+        earned, allowed = self._allowed(self._count), self._allowed(self._calls.count)
         self._spent = max(self._spent, earned - allowed)
-        if self._spent + 1 > earned or len(self._retries) + 1 > allowed:
+        needed = 1 + self._kept_from(caller)
+        if self._spent + needed > earned or self._retries.count + needed > allowed:
             return False
-        if self._within is not None and not self._within.take():
+        if self._within is not None and not self._within.take(caller):
             return False
         self._spent += 1
-        self._retries.append(now)
+        self._retries.add(now, caller)
         return True
+
+    def _kept_from(self, caller: str) -> int:
+        """Number of retries that are kept for other callers, which had none lately."""
+        had = self._retries.callers.keys()
+        if caller not in had:
+            return 0
+        calling = self._calls.callers.keys() - had
+        return max(len(calling), int(bool(self._callers - had)))
 
     def _allowed(self, calls: int) -> float:
         return max(FLOOR, self._share * calls) if self._share else 0.0
@@ -112,17 +124,25 @@ class Retries:
             partial(RetryBudget, rules.retry_share, within=process)
         )
 
-    def record_call(self, target: str) -> None:
+    def record_call(self, target: str, caller: str) -> None:
         """Count a call that is no retry."""
-        self._budgets[target].record_call()
+        self._budgets[target].record_call(caller)
 
     def pause_s(
-        self, target: str, exc: UpstreamError, *, attempt: int, left_s: float, elsewhere: bool
+        self,
+        target: str,
+        exc: UpstreamError,
+        *,
+        caller: str,
+        attempt: int,
+        left_s: float,
+        elsewhere: bool,
     ) -> float | None:
         """Return the pause before the call is repeated.
 
         Args:
             target: The name of the target.
+            caller: The owner of the API key.
             exc: The failure.
             attempt: Number of calls so far, from 1.
             left_s: Time until the deadline.
@@ -140,12 +160,33 @@ class Retries:
         # The Retry-After of one replica does not bind the others.
         if exc.retry_after_s is not None and not elsewhere:
             pause = max(pause, exc.retry_after_s)
-        return pause if pause < left_s and self._budgets[target].take() else None
+        return pause if pause < left_s and self._budgets[target].take(caller) else None
 
 
-def _drop_old(times: deque[float], now: float) -> None:
-    while times and times[0] <= now - WINDOW_S:
-        times.popleft()
+class _Recent:
+    """Calls, or retries, of the last ten seconds, and how many are of each caller."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[float, str]] = deque()
+        self.callers = Counter[str]()
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return len(self._times)
+
+    def add(self, now: float, caller: str) -> None:
+        """Count one."""
+        self._times.append((now, caller))
+        self.callers[caller] += 1
+
+    def drop_old(self, now: float) -> None:
+        """Forget those that are older."""
+        while self._times and self._times[0][0] <= now - WINDOW_S:
+            _, caller = self._times.popleft()
+            self.callers[caller] -= 1
+            if not self.callers[caller]:
+                del self.callers[caller]
 
 
 def _is_transient(exc: UpstreamError, attempt: int, elsewhere: bool) -> bool:

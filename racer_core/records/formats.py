@@ -97,14 +97,22 @@ def is_table(name: str) -> bool:
     return name.endswith((".csv", ".parquet"))
 
 
-def table(file: BinaryIO, name: str, max_line: int | None = None) -> TabularFile:
+def table(
+    file: BinaryIO, name: str, max_line: int | None = None, max_rows: int | None = None
+) -> TabularFile:
     """The columns and rows of CSV or parquet.
+
+    Args:
+        file: The file.
+        name: Its name in lower case.
+        max_line: Maximum length of a line of CSV.
+        max_rows: Maximum number of rows that parquet, which states it first, may have.
 
     Raises:
         InputError: Not such a file; also raised later, at the row where the file is damaged.
     """
     if name.endswith(".parquet"):
-        return TabularFile(*read_parquet(file))
+        return TabularFile(*read_parquet(file, max_rows))
     return _csv(file, max_line)
 
 
@@ -140,16 +148,23 @@ def _csv_errors(reader: Any) -> Generator[None]:
 
 MAX_EXPANSION: Final = 20  # bytes in memory for one in the file
 _ALWAYS_BYTES: Final = 64 * 2**20  # whatever the file's size: small ones repeat themselves more
+_ROW_BYTES: Final = 256  # that a row takes at least once it is read
 
 _BATCH: Final = 512
 
 
-def read_parquet(file: BinaryIO) -> tuple[tuple[str, ...], Iterator[tuple[int, object]]]:
+def read_parquet(
+    file: BinaryIO, max_rows: int | None = None
+) -> tuple[tuple[str, ...], Iterator[tuple[int, object]]]:
     """The names of the columns, and a lazy iterator of the rows with their numbers.
 
+    Args:
+        file: The file.
+        max_rows: Maximum number of rows; None: any.
+
     Raises:
-        InputError: Not such a file, or it unpacks to more than 20 times its size; also raised while
-            rows are read.
+        InputError: Not such a file, it has too many rows, or it unpacks to more than 20 times its
+            size; also raised while rows are read.
     """
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -161,7 +176,7 @@ def read_parquet(file: BinaryIO) -> tuple[tuple[str, ...], Iterator[tuple[int, o
     try:
         opened = parquet.ParquetFile(file)
         names = tuple(str(name) for name in opened.schema_arrow.names)
-        _check_footer(opened.metadata, room)
+        _check_footer(opened.metadata, room, max_rows)
     except broken as exc:
         raise InputError("not a parquet file that can be read") from exc
     if len(set(names)) != len(names):
@@ -169,12 +184,19 @@ def read_parquet(file: BinaryIO) -> tuple[tuple[str, ...], Iterator[tuple[int, o
     return names, _rows(opened, room, broken)
 
 
-def _check_footer(metadata: Any, room: int) -> None:
-    """Check the footer before anything is unpacked; sizes it omits are counted while reading."""
+def _check_footer(metadata: Any, room: int, max_rows: int | None) -> None:
+    """Check the footer before anything is unpacked; sizes it omits are counted while reading.
+
+    A column of one repeated value takes a few bytes for any number of rows, also unpacked, and
+    each row takes memory and time once it is read: hence the number of rows.
+    """
+    if max_rows is not None and metadata.num_rows > max_rows:
+        raise InputError(f"more than {max_rows:,} rows")
     if metadata.num_columns > _MAX_COLUMNS:
         raise InputError(f"{metadata.num_columns:,} columns, over the limit of {_MAX_COLUMNS:,}")
     sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-    if min(sizes, default=0) < 0 or sum(sizes) > room:
+    declared = max(sum(sizes), metadata.num_rows * _ROW_BYTES)
+    if min(sizes, default=0) < 0 or declared > room:
         raise _too_large(room)
 
 

@@ -148,7 +148,7 @@ def stream_rows(
         RowsError: As :func:`read_rows`, here or during iteration.
         InputError: The file cannot be read, here or during iteration.
     """
-    numbered = _objects(file, name, limits.line_bytes)
+    numbered = _objects(file, name, limits)
     return CheckedRows(numbered, source, pool, limits=limits, unit=_unit(name))
 
 
@@ -169,10 +169,10 @@ def _unit(source: str) -> str:
     return "row" if source.lower().endswith((".json", ".parquet")) else "line"
 
 
-def _objects(file: BinaryIO, name: str, max_line: int | None) -> Iterator[Numbered]:
+def _objects(file: BinaryIO, name: str, limits: RowLimits) -> Iterator[Numbered]:
     if not formats.is_table(name):
-        return formats.json_objects(file, name, max_line)
-    table = formats.table(file, name, max_line)
+        return formats.json_objects(file, name, limits.line_bytes)
+    table = formats.table(file, name, limits.line_bytes, limits.rows)
     if is_export(table.columns):
         return labelled(table)
     return _csv_rows(table) if name.endswith(".csv") else _parquet_rows(table)

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import itertools
 import math
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

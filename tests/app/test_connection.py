@@ -91,8 +91,8 @@ def test_a_refusal_is_the_last_thing_on_its_connection(
 
 def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
     """Ten times too slow ends before any deadline; somewhat too fast goes through."""
-    grace_s = 0.4
-    server = start(body_s=3600, body_grace_s=grace_s)
+    window_s = 0.4
+    server = start(body_s=3600, body_window_s=window_s)
     body = b"x" * 2**13
     with server.connect() as slow, server.connect() as fast:
         head = request(f"content-length: {len(body)}")
@@ -108,7 +108,7 @@ def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
         assert (status, response["size"]) == (200, len(body))
         assert status_and_code(rest(slow)) == (408, "request_timeout")
         dripper.join()
-    assert time.monotonic() - begun > grace_s
+    assert time.monotonic() - begun > window_s
 
 
 def test_uploads_have_a_deadline_of_their_own(start: Callable[..., Bare]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from app.access.failed_logins import network
 from app.http.connection import ConnectionConfig
-from app.http.connection_limits import UnauthenticatedConnections
+from app.http.connection_limits import POOL_SHARE, RESERVE_SHARE, ConnectionLimits
 from tests.kit.connections import (
     NO_SLOT_S,
     Bare,
@@ -42,6 +42,12 @@ class FakeConnection:
     """A connection without a socket."""
 
     is_authenticated: bool = False
+    is_answering: bool = False
+    is_turned_away: bool = False
+
+    def turn_away(self) -> None:
+        """Be closed."""
+        self.is_turned_away = True
 
 
 @given(
@@ -49,24 +55,57 @@ class FakeConnection:
 )
 def test_slots_are_for_unauthenticated_connections(most: int, steps: list[tuple[int, str]]) -> None:
     """A new connection gets a slot exactly when fewer unauthenticated ones than slots are open."""
-    unauthenticated = UnauthenticatedConnections(most)
+    limits = ConnectionLimits(1_000, most)
     connections: dict[int, list[FakeConnection]] = {address: [] for address in range(3)}
     for address, step in steps:
         here = connections[address]
         if step == "e":
             connection = FakeConnection()
-            has_slot = unauthenticated.enter(connection, f"10.0.0.{address}")
+            has_slot = limits.take_slot(connection, f"10.0.0.{address}")
             assert has_slot == (sum(not each.is_authenticated for each in here) < most)
             if has_slot:
                 here.append(connection)
         elif step == "k" and here:
             here[-1].is_authenticated = True
         elif step == "l" and here:
-            unauthenticated.leave(here.pop(0), f"10.0.0.{address}")
+            limits.leave(here.pop(0), f"10.0.0.{address}")
     for address, here in connections.items():
         for each in here:
-            unauthenticated.leave(each, f"10.0.0.{address}")
-    assert len(unauthenticated) == 0
+            limits.leave(each, f"10.0.0.{address}")
+    assert limits.addresses == 0
+
+
+SIZE = 16  # of the pool
+
+
+@given(st.lists(st.tuples(st.sampled_from("eeebil"), st.integers(0, SIZE)), max_size=120))
+def test_a_newcomer_takes_the_place_of_the_oldest_silent_one(steps: list[tuple[str, int]]) -> None:
+    """No other one is closed, and it is refused only where every place is answering."""
+    limits = ConnectionLimits(SIZE * POOL_SHARE, 0)
+    here: list[FakeConnection] = []
+    for step, place in steps:
+        if step == "e":
+            newcomer = FakeConnection()
+            silent = [each for each in here if not each.is_answering]
+            is_full = len(here) == SIZE
+            assert not limits.take_slot(newcomer, "10.0.0.1")
+            assert limits.take_place(newcomer) == (not is_full or bool(silent))
+            if is_full and silent:
+                assert silent[0].is_turned_away
+                here.remove(silent[0])
+            if not is_full or silent:
+                here.append(newcomer)
+        elif place < len(here):
+            match step:
+                case "b":
+                    here[place].is_answering = True
+                case "i":
+                    here[place].is_answering = False
+                case _:
+                    limits.leave(here.pop(place), "10.0.0.1")
+        assert not any(each.is_turned_away for each in here)
+        busy = sum(each.is_answering for each in here)
+        assert limits.has_room_to_answer() == (busy < SIZE - SIZE // RESERVE_SHARE)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +184,52 @@ def test_an_authenticated_connection_takes_no_slot(start: Callable[..., Bare]) -
         silent(server, stack, 2)
         with server.connect() as extra:
             assert status_and_code(rest(extra))[0] == 503
+
+
+PROBE = request(path="/healthz", method="GET")
+
+
+def answered(server: Bare, data: bytes, of: str = "127.0.0.1") -> int:
+    """The status of one request on a connection of its own."""
+    with server.connect(of=of) as connection:
+        connection.sendall(data)
+        return one(connection)[0]
+
+
+def test_idle_connections_keep_no_key_and_no_probe_out(start: Callable[..., Bare]) -> None:
+    """Of one address without a key, thirty times as many as there is room for, and none leaves."""
+    server = start(
+        connections=64, connections_per_address=4, header_s=LONG_S, no_slot_header_s=LONG_S
+    )
+    slots, pool = 4, 64 // POOL_SHARE
+    with ExitStack() as stack:
+        for _ in range(10):
+            for _ in range(60):
+                stack.enter_context(server.connect())
+            for of in ("127.0.0.1", "127.0.0.2"):
+                assert [answered(server, data, of) for data in (KNOWN, PROBE)] == [200, 200]
+            wait_until(lambda: open_connections(server) <= slots + pool)
+        assert server.refusals_by_status()[503] >= 600 - slots - pool
+
+
+def test_probes_are_answered_where_every_other_place_is_busy(start: Callable[..., Bare]) -> None:
+    """With all slots taken and the pool at work, of which an eighth is theirs."""
+    server = start(connections=64, header_s=LONG_S, body_s=LONG_S, body_window_s=LONG_S)
+    busy = request("content-length: 4", "expect: 100-continue", path="/known")
+    pool = 64 // POOL_SHARE
+    with ExitStack() as stack:
+        silent(server, stack, 64)
+        clients = [stack.enter_context(server.connect()) for _ in range(pool - pool // 8)]
+        for client in clients:
+            client.sendall(busy)
+            assert client.recv(100).startswith(b"HTTP/1.1 100")  # its body is waited for
+        with server.connect() as late:
+            late.sendall(KNOWN)
+            assert status_and_code(rest(late)) == (503, "overloaded")
+        assert answered(server, PROBE) == 200
+        clients[0].sendall(b"1234")
+        assert one(clients[0])[0] == 200
+        wait_until(lambda: answered(server, KNOWN) == 200)
 
 
 @pytest.fixture

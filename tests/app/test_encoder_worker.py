@@ -31,7 +31,7 @@ from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
-from tests.kit.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled
+from tests.kit.gateway import ADMIN_KEY, ONE, POOL, TWO, Gateway, Serve, as_json, labelled
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until, wait_until
 
@@ -459,13 +459,32 @@ def test_a_router_that_fails_calls_the_whole_pool(
         assert pool.models_called() == sorted(POOL)
         part = gateway.route(ONE, candidates=["adder", "poet"])
     assert sorted(racer["selected"]) == sorted(POOL)
-    assert racer["certificate"]["reasons"] == ["router_failed_whole_pool"]
+    reason = "router_out_whole_pool" if fault == "slow" else "router_failed_whole_pool"
+    assert racer["certificate"]["reasons"] == [reason]
     assert racer["certificate"]["guarantee"]["trivial"] is True
     assert racer["certificate"]["holds"] is True
     assert racer["pool_scores"] == {}
     assert part["selected"] == ["adder", "poet"]
     stub.error, stub.sleep_s = None, 0.0
     wait_until(lambda: gateway.route(ONE)["selected"] == ["adder"])
+
+
+def test_a_router_that_hangs_costs_one_timeout(serve: Serve, stub: StubEncoder) -> None:
+    """Certificates and readiness say that it is out; requests go to the whole pool at once."""
+    gateway = serve(limits={"route_timeout_s": 0.3, "deadline_s": 60})
+    stub.gate = threading.Event()
+    gateway.route(TWO)
+    assert gateway.degraded() == ["router"]
+    assert gateway.metric("racer_router_up") == 0.0
+    for number in range(20):
+        decided = gateway.route(f"{ONE} {number}")
+        assert sorted(decided["selected"]) == sorted(POOL)
+        assert decided["certificate"]["reasons"] == ["router_out_whole_pool"]
+        assert decided["certificate"]["holds"]
+    stub.gate.set()
+    wait_until(lambda: gateway.degraded() == [])
+    assert gateway.metric("racer_router_up") == 1.0
+    assert gateway.route(ONE)["selected"] == ["adder"]
 
 
 @dataclass

@@ -6,12 +6,13 @@ import asyncio
 import functools
 import gzip
 import json
+import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,14 @@ from sqlalchemy.engine import Engine
 from app.calibrations import jobs, service
 from app.calibrations.jobs import Progress
 from app.errors import GatewayUnreachable
+from app.http.connection import ConnectionConfig
 from app.store import Store
 from app.tools import gateway_client
 from app.tools.gateway_client import GatewayClient
 from app.wire.sse import EventReader
 from racer_core.racer import Racer
 from racer_core.trained_router import RouterScores
+from tests.kit.connections import dialled, request
 from tests.kit.gateway import ADMIN_KEY, ONE, Command, Gateway, Restart, Serve
 from tests.kit.network import balancer
 from tests.kit.waiting import until, wait_until
@@ -356,6 +359,44 @@ def test_the_queue_is_short(serve: Serve, brake: Brake) -> None:
     brake.free.set()
     assert {ended(gateway, place)["status"] for place in waiting} == {"done"}
     assert send(gateway, many(10)).status_code == 200
+
+
+@contextmanager
+def half_sent(gateway: Gateway, count: int, size: int) -> Generator[list[socket.socket]]:
+    """Uploads of which this many bytes have come, all read by the gateway, and no more follow."""
+    head = request(
+        f"content-length: {64 * 2**20}",
+        "content-type: text/csv",
+        f"authorization: Bearer {ADMIN_KEY}",
+        path="/calibrate",
+        host="host: localhost",
+    )
+    with ExitStack() as stack:
+        made = [stack.enter_context(dialled(gateway)) for _ in range(count)]
+        for each in made:
+            each.sendall(head + b"x" * size)
+        wait_until(lambda: gateway.metric("racer_requests_in_flight") == count)
+        yield made
+    wait_until(lambda: gateway.metric("racer_requests_in_flight") == 0)
+
+
+def test_half_sent_uploads_keep_no_place_from_a_finished_one(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones take none; large ones those of large uploads, until they end."""
+    monkeypatch.setattr(jobs, "SMALL_UPLOAD_BYTES", 2**16)
+    patient = functools.partial(ConnectionConfig, body_window_s=300)
+    monkeypatch.setattr("app.server.ConnectionConfig", patient)
+    gateway = serve(calibrated=False)
+    large = many(3_000)
+    assert len(large) > 2**16
+    with half_sent(gateway, 2 * jobs.MAX_WAITING, 100):
+        assert send(gateway, many(10)).status_code == 200
+    with half_sent(gateway, jobs.MAX_LARGE, 2**17) as stalled:
+        wait_until(lambda: send(gateway, large).status_code == 429)  # all have their places
+        assert send(gateway, many(10)).status_code == 200
+        stalled[0].close()
+        wait_until(lambda: send(gateway, large).status_code == 202)
 
 
 def test_closing_ends_what_runs(

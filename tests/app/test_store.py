@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sqlite3
 import threading
@@ -17,7 +18,15 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from app.errors import Conflict, NotFound, SettingsError, StoreError, StoreReadOnly
+from app.errors import (
+    Conflict,
+    NotFound,
+    SettingsError,
+    StoreDamaged,
+    StoreError,
+    StoreFileDamaged,
+    StoreReadOnly,
+)
 from app.store import Store
 from app.store.answer_calibrations import KEPT, AnswerCalibrationStore
 from app.store.calibration_record import CalibrationRecord
@@ -30,6 +39,7 @@ from tests.kit.gateway import ADMIN_KEY, ONE, TRAINED, TWO, Serve, as_json, cand
 from tests.kit.same_answer import calibration, classes
 from tests.kit.stores import PARTS, record
 from tests.kit.upstream import FakePool
+from tests.kit.waiting import until
 
 
 @pytest.fixture
@@ -263,7 +273,82 @@ def test_a_store_that_cannot_be_opened_is_one_sentence(tmp_path: Path, url: str)
     assert "SECRET" not in str(caught.value)
 
 
+PAGE: int = 4096  # bytes, as SQLite writes them
+
+
+def overwrite(file: Path, page: int, content: bytes) -> None:
+    """Replace a page of a database, the first of which is 0."""
+    whole = bytearray(file.read_bytes())
+    whole[page * PAGE : (page + 1) * PAGE] = content
+    file.write_bytes(whole)
+
+
+@pytest.mark.parametrize("byte", [b"\xff", b"\0"])
+def test_a_damaged_page_is_a_damaged_file_or_changes_nothing(file: Path, byte: bytes) -> None:
+    """Whichever page it is: no other error, and what was found damaged is written no more."""
+    url = f"sqlite:///{file}"
+    with Store(url) as opened:
+        opened.add(record("cal-1"), activate=True)
+    good, found = file.read_bytes(), list[str]()
+    for page in range(len(good) // PAGE):
+        file.write_bytes(good)
+        overwrite(file, page, byte * PAGE)
+        with contextlib.ExitStack() as stack:
+            try:
+                opened = stack.enter_context(Store(url))
+            except SettingsError as exc:
+                found.append(str(exc))
+                continue
+            with contextlib.suppress(StoreDamaged, StoreFileDamaged):  # the record, or the file
+                active(opened)
+            if not opened.is_damaged:
+                continue
+            damaged = file.read_bytes()
+            with pytest.raises(StoreFileDamaged) as caught:
+                opened.add(record("cal-2"), activate=True)
+            assert file.read_bytes() == damaged
+            found.append(str(caught.value))
+    assert len(found) > 3
+    assert all("restore a backup" in each for each in found)
+
+
 # Through the gateway --------------------------------------------------------------------------
+
+
+def test_a_start_on_a_damaged_file_asks_for_a_backup_and_takes_no_upload(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Readiness knows, the fallback answers, and new rows do not go where old ones were lost."""
+    file = tmp_path / "racer.db"
+    serve(folder=tmp_path)
+    with sqlite3.connect(file) as connection:
+        root = "SELECT rootpage FROM sqlite_master WHERE name = 'active_calibrations'"
+        ((page,),) = connection.execute(root)
+    connection.close()
+    overwrite(file, page - 1, b"\xff" * PAGE)
+    gateway = serve(calibrated=False, folder=tmp_path)
+    ready = gateway.ready()
+    (missing,) = ready["missing"]
+    assert "restore a backup" in missing["reason"]
+    assert "upload" not in str(missing)
+    assert ready["degraded"] == ["store_damaged"]
+    rows = as_json(labelled(10_000, 40))
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "store_damaged"
+    assert response.headers["x-should-retry"] == "false"
+    assert gateway.route(ONE)["certificate"]["reasons"] == ["not_calibrated"]
+
+
+def test_a_file_that_is_damaged_while_serving_is_known_to_readiness(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """The calibration in memory decides as before."""
+    gateway = serve(folder=tmp_path)
+    before = gateway.decided(ONE)
+    overwrite(tmp_path / "racer.db", 0, b"\xff" * PAGE)
+    assert until(lambda: gateway.degraded() == ["store_damaged"], 30)
+    assert gateway.decided(ONE) == before
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError, RowsError
 from racer_core.records.conversation import fingerprint
 from racer_core.records.document import read_document
+from racer_core.records.formats import read_parquet
 from racer_core.types import RowsKind
 from tests.kit.gateway import ADMIN_KEY, POOL, Serve, configure
 from tests.kit.network import free_port
@@ -128,9 +129,9 @@ def test_columns_say_what_the_rows_said(tmp_path: Path, name: str, apart: bool) 
 
 def repeated(text: str, rows: int) -> bytes:
     """Parquet in which a text stands once, and every row points at it."""
-    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [text])
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [text])
     buffer = io.BytesIO()
-    table = pa.table({"query": column, "adder": [1] * rows})
+    table = pa.table({"query": column, "adder": np.ones(rows, np.int8)})
     pq.write_table(table, buffer, compression="zstd", store_schema=False)
     return buffer.getvalue()
 
@@ -170,6 +171,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "surrogate": (lambda: b'{"query": "\\ud800", "correct": []}', "x.jsonl", "surrogate"),
     "cesu": (lambda: b'{"query": "\xed\xa0\x80"}', "x.jsonl", "line 1: not UTF-8"),
     "dictionary bomb": (lambda: repeated("y" * 2**20, 3_000), "x.parquet", "unpacks to more"),
+    "many rows": (lambda: repeated("a", 10**7), "x.parquet", "more than 2,000,000 rows"),
+    "rows of nothing": (lambda: repeated("a", 10**6), "x.parquet", "unpacks to more"),
     "footer bomb": (lambda: zeros(65 * 2**20), "x.parquet", "unpacks to more"),
     "wide parquet": (
         lambda: repeated_columns(1_001), "x.parquet", "1,001 columns, over the limit",
@@ -183,6 +186,22 @@ def repeated_columns(count: int) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(pa.table({str(i): [1] for i in range(count)}), buffer)
     return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "words"),
+    [(300_000, 299_999, "more than 299,999 rows"), (300_000, None, "unpacks to more")],
+)
+def test_declared_sizes_are_checked_before_a_row_is_read(
+    rows: int, most: int | None, words: str
+) -> None:
+    """The footer states them: a few bytes declare any number of rows that repeat themselves."""
+    data = repeated("a", rows)
+    assert len(data) < rows / 100
+    with pytest.raises(InputError, match=words):
+        read_parquet(io.BytesIO(data), most)
+    _, read = read_parquet(io.BytesIO(repeated("a", 200_000)), 200_000)
+    assert next(read) == (1, {"query": "a", "adder": 1})
 
 
 @pytest.mark.parametrize("case", HOSTILE)

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections import deque
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -30,9 +31,9 @@ def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
     calls, retries = deque[float](), deque[float]()
     for number in range(4_000):
         now = number / 100
-        budget.record_call()
+        budget.record_call("key")
         calls.append(now)
-        if budget.take():
+        if budget.take("key"):
             retries.append(now)
         for times in (calls, retries):
             while times[0] <= now - WINDOW_S if times else False:
@@ -43,28 +44,32 @@ def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
 
 @given(
     share=st.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0]),
+    callers=st.lists(st.sampled_from("abc"), min_size=1, max_size=20),
     history=st.lists(
         st.tuples(st.booleans(), st.sampled_from([0.0, 0.1, 3.0, 10.0, 60.0])), max_size=200
     ),
 )
-@example(share=0.2, history=[(True, 11.0), (False, 0.0)] * 100)  # a call every 11 s, all fail
+@example(  # a call every 11 s, all fail
+    share=0.2, callers=["a"], history=[(True, 11.0), (False, 0.0)] * 100
+)
 @example(  # the calls leave the ten seconds before the retries do
     share=0.2,
+    callers=["a"],
     history=[(True, 0.0)] * 100 + [(False, 3.0)] * 3 + [(False, 0.0)] * 17 + [(True, 3.0)],
 )
 def test_retries_are_at_most_three_or_a_share_of_the_calls(
-    share: float, history: list[tuple[bool, float]]
+    share: float, callers: list[str], history: list[tuple[bool, float]]
 ) -> None:
     """At each retry, since the start and in ten seconds: retries <= max(3, share x calls)."""
     now = 0.0
     budget = RetryBudget(share, clock=lambda: now)
     calls, retries = list[float](), list[float]()
-    for is_call, wait_s in history:
+    for (is_call, wait_s), caller in zip(history, cycle(callers)):
         now += wait_s
         if is_call:
-            budget.record_call()
+            budget.record_call(caller)
             calls.append(now)
-        elif budget.take():
+        elif budget.take(caller):
             retries.append(now)
             for since in (-1.0, now - WINDOW_S):
                 count = sum(each > since for each in calls)
@@ -72,18 +77,73 @@ def test_retries_are_at_most_three_or_a_share_of_the_calls(
                 assert sum(each > since for each in retries) <= most + 1e-9
 
 
+@given(
+    before_s=st.sampled_from([0.0, 5.0, 60.0]),
+    honest=st.integers(1, 3),
+    failing=st.integers(0, 200),
+    rng=st.randoms(use_true_random=False),
+)
+def test_no_caller_uses_up_the_retries_of_the_others(
+    before_s: float, honest: int, failing: int, rng: random.Random
+) -> None:
+    """However often one fails; each other one that has called has a retry left."""
+    now = 0.0
+    budget = RetryBudget(0.2, clock=lambda: now)
+    others = [f"honest {number}" for number in range(min(honest, FLOOR - 1))]
+    for other in others:
+        budget.record_call(other)
+    now += before_s
+    for _ in range(failing):
+        budget.record_call("mallory")
+        for _ in range(rng.randint(0, 3)):
+            budget.take("mallory")
+    for other in others:
+        budget.record_call(other)
+    kept = others if before_s < WINDOW_S else others[:1]  # of those that were quiet, one
+    assert all(budget.take(other) for other in kept)
+
+
+@on_loop
+async def test_a_failed_call_is_repeated_though_another_key_fails_all_the_time() -> None:
+    """Its replica recovers at once, and the retries are not another key's alone."""
+
+    async def flaps(exchange: Exchange) -> None:
+        text = str(exchange.request.body)
+        is_flap = "flaky" in text and text not in seen
+        seen.add(text)
+        await (fails("500") if "poison" in text or is_flap else answers)(exchange)
+
+    seen = set[str]()
+    async with (
+        replicas(flaps) as [one],
+        opened({"m": [one]}, failures=10_000, attempts=2) as fleet,
+    ):
+        assert (await fleet.ask("m", CHAT, asking("well"), deadline=soon(), caller="honest")).text
+        for number in range(12):
+            poison = asking(f"poison {number}")
+            with pytest.raises(UpstreamError):
+                await fleet.ask("m", CHAT, poison, deadline=soon(), caller="mallory")
+        assert len(one.asked) == 1 + 12 + FLOOR - 1  # the rest is kept
+        assert (await fleet.ask("m", CHAT, asking("flaky"), deadline=soon(), caller="honest")).text
+
+
 def test_pauses_are_drawn_from_zero_to_a_limit_that_doubles() -> None:
     """Full jitter: retries of many calls do not arrive together."""
     retries = Retries(FleetSettings(attempts=5, retry_share=1.0), random.Random(1))
     for _ in range(10_000):
-        retries.record_call("m")
+        retries.record_call("m", "key")
     for attempt, longest in ((1, 0.05), (2, 0.1), (3, 0.2), (4, 0.4)):
         drawn = [
             pause
             for _ in range(500)
             if (
                 pause := retries.pause_s(
-                    "m", UpstreamUnavailable("no"), attempt=attempt, left_s=60, elsewhere=False
+                    "m",
+                    UpstreamUnavailable("no"),
+                    caller="key",
+                    attempt=attempt,
+                    left_s=60,
+                    elsewhere=False,
                 )
             )
             is not None
@@ -130,7 +190,8 @@ def test_each_failure_has_its_pause_or_none(
 ) -> None:
     """A retry costs a crowded gateway; it is made where it can help, and in time."""
     retries = Retries(FleetSettings(attempts=3), random.Random(1))
-    how: dict[str, Any] = {"attempt": 1, "left_s": 60.0, "elsewhere": False} | changes
+    usual: dict[str, Any] = {"caller": "key", "attempt": 1, "left_s": 60.0, "elsewhere": False}
+    how = usual | changes
     pause = retries.pause_s("m", exc, **how)
     if longest_s is None:
         assert pause is None
@@ -162,8 +223,8 @@ def test_the_budgets_of_all_candidates_share_that_of_the_process() -> None:
     process = RetryBudget(0.2, clock=lambda: 0.0)
     budgets = [RetryBudget(0.2, within=process, clock=lambda: 0.0) for _ in range(100)]
     for budget in budgets:
-        budget.record_call()
-    assert sum(budget.take() for budget in budgets for _ in range(3)) == 20
+        budget.record_call("key")
+    assert sum(budget.take("key") for budget in budgets for _ in range(3)) == 20
 
 
 @on_loop

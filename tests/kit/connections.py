@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.routes import ROUTES
 from app.http.connection import LINGER_S, ConnectionConfig
-from app.http.connection_limits import UnauthenticatedConnections
+from app.http.connection_limits import ConnectionLimits
 from app.http.refusals import RefusedConnections
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
@@ -61,7 +61,7 @@ CHAT = "/v1/chat/completions"
 
 
 HEADER_S, BODY_S, STALLED_S, SUMMARY_S = 1.0, 0.8, 1.5, 0.5
-GRACE_S, NO_SLOT_S, RATE_CHECK_S = 1.0, 0.5, 0.1
+WINDOW_S, NO_SLOT_S, RATE_CHECK_S = 1.0, 0.5, 0.1
 BIG = 64 * 2**20
 
 
@@ -106,8 +106,9 @@ class Bare:
     def __init__(
         self,
         *,
-        body_grace_s: float = GRACE_S,
+        body_window_s: float = WINDOW_S,
         linger_s: float = LINGER_S,
+        no_slot_header_s: float = NO_SLOT_S,
         summary_s: float = SUMMARY_S,
         **limits: Any,
     ) -> None:
@@ -118,11 +119,14 @@ class Bare:
         config = ConnectionConfig(
             application,
             limits=configured,
-            unauthenticated=UnauthenticatedConnections(configured.connections_per_address),
+            connections=ConnectionLimits(
+                configured.connections, configured.connections_per_address
+            ),
             refused=RefusedConnections(self.metrics.connection_refusals, every_s=summary_s),
             upload_paths=ROUTES.upload_paths,
-            body_grace_s=body_grace_s,
-            no_slot_header_s=NO_SLOT_S,
+            probe_paths=ROUTES.probe_paths,
+            body_window_s=body_window_s,
+            no_slot_header_s=no_slot_header_s,
             rate_check_s=RATE_CHECK_S,
             linger_s=linger_s,
         )

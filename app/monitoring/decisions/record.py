@@ -25,6 +25,7 @@ _UNLIKE_ROWS: Final = frozenset(
         Reason.REQUEST_TOO_LARGE,
         Reason.NOT_DRAWN,
         Reason.ROUTER_FAILED,
+        Reason.ROUTER_OUT,
         Reason.GROUP_UNCALIBRATED,
         Reason.GROUPING_CHANGED,
         Reason.ROUTER_CHANGED,

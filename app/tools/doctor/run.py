@@ -30,6 +30,7 @@ from app.errors import (
     RecoveryNeeded,
     SettingsError,
     StoreError,
+    StoreFileDamaged,
     UpstreamUnauthorized,
 )
 from app.monitoring.drift.risk import detection
@@ -553,6 +554,8 @@ def check_store(url: str, setup: str | None) -> tuple[list[Finding], StoreInspec
             warning(_STORE, str(exc), "start the gateway, which rolls that back"),
             *findings,
         ], None
+    except StoreFileDamaged as exc:
+        return [failed(_STORE, str(exc), engine.RESTORE), *findings], None
     except (SettingsError, StoreError) as exc:
         return [
             failed(_STORE, str(exc), "start the database, or correct `store` or its URL"),

@@ -110,9 +110,7 @@ class _CheckingRun:
         for name in names:
             checker = self._settings.applications[name].checker
             assert checker is not None
-            async with open_checker(
-                checker, name, self._settings, self._secrets, code
-            ) as call:
+            async with open_checker(checker, name, self._settings, self._secrets, code) as call:
                 await self._check_application(name, call)
 
     async def _check_application(self, name: str, call: CheckerCall) -> None:

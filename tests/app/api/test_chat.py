@@ -12,6 +12,7 @@ from app.answering import streaming
 from racer_core.calibration.certificate import base_reason
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
+from racer_core.types import LabelledRows
 from tests.kit.case import Shared
 from tests.kit.gateway import (
     ONE,
