@@ -37,7 +37,7 @@ def table(tuning: Tuning, unit: str | None) -> Table:
         padding=(0, 1),
     )
     cost = "cost" if unit is None else f"cost ({unit})"
-    columns = ("alpha", "missed", "score", "vote", measure, "behind the best, 95 %")
+    columns = ("alpha", "missed", "score", "vote", measure, "behind, 95 %")
     for name in (*columns, "size", cost, "of all", ""):
         shown.add_column(name, no_wrap=True)
     everyone = tuning.everyone
@@ -93,7 +93,7 @@ def plot(tuning: Tuning, unit: str | None) -> str:
 
 
 def sentence(tuning: Tuning) -> str:
-    """What was chosen, and how sure it is that nothing is as accurate as the best."""
+    """What was chosen, and how far it may be behind the best setting."""
     chosen, measure = tuning.chosen, _measure(tuning)
     levels = ", ".join(f"{alpha:g}" for alpha in tuning.plateau)
     found = f"chosen: alpha {chosen.alpha:g}, {measure} {chosen.accuracy:.3f}"
@@ -144,8 +144,7 @@ def _behind(point: Trial) -> str:
     """The distance from the best setting with its interval; of the best itself none."""
     if point.behind == point.behind_se == 0.0:
         return "-"
-    low, high = point.behind_interval
-    return f"{point.behind:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{point.behind:.3f} ± {(point.behind_interval[1] - point.behind):.3f}"
 
 
 def _range(values: list[float]) -> tuple[float, float]:

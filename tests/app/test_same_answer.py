@@ -269,8 +269,8 @@ def test_traffic_that_changes_is_noticed_without_labels(
     assert "missing" not in gateway.ready()
     assert certificate()["rounds"]["first_round"] == ["ada"]
     rows = report()["data"][0]["evidence"]["rows"]
-    total = 34 + rows  # as many since the calibration as it had, whenever it was made
-    collect(gateway, rows - 1, 34)
+    total = 2 * rows  # as many after its rows as it had, however many of the 34 there were
+    collect(gateway, total - 35, 34)
     collect(gateway, 1, total - 1)  # alone, for no row is read beyond one that has no answers yet
     assert until(lambda: report()["data"][0]["evidence"]["rows"] >= 2 * rows, 60), report()
     latest = report()["data"][0]
