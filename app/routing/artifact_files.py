@@ -49,7 +49,7 @@ MAX_BYTES: Final = 16 * 2**30  # of the download, and of all files together
 MAX_FILES: Final = 10_000
 DOWNLOAD_S: Final = 3600.0
 STALE_S: Final = 24 * DOWNLOAD_S  # of a folder into which nothing is downloaded any more
-_SCRATCH: Final = ".fetched-"  # begin of such a folder's name
+SCRATCH: Final = ".fetched-"  # begin of such a folder's name
 _CONNECT_S: Final = 10.0
 SILENCE_S: Final = 30.0  # between two pieces
 _REDIRECTS: Final = 5
@@ -75,8 +75,8 @@ def fetch(settings: Settings) -> None:
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _remove_stale(folder.parent)
-        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder.parent) as name:
+        remove_stale(folder.parent)
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder.parent) as name:
             archive, unpacked = Path(name) / "archive", Path(name) / "files"
             log.warning("the artifact is downloaded from %s", remote.shown)
             with archive.open("wb") as file:
@@ -93,9 +93,9 @@ def fetch(settings: Settings) -> None:
         raise ArtifactError(f"artifact {remote.shown}: {exc}") from exc
 
 
-def _remove_stale(cache: Path) -> None:
+def remove_stale(cache: Path) -> None:
     """Remove what killed starts left; a younger folder may be another gateway's download."""
-    for folder in cache.glob(f"{_SCRATCH}*"):
+    for folder in cache.glob(f"{SCRATCH}*"):
         with suppress(OSError):
             written_at = datetime.fromtimestamp(folder.stat().st_mtime, UTC)
             if not is_within(text_of(written_at), timedelta(seconds=STALE_S)):

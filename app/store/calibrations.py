@@ -307,7 +307,8 @@ class Store:
     def _failed(self, context: ExceptionContext) -> None:
         if not self.is_damaged and engine.is_damage(context.original_exception):
             self.is_damaged = True
-            log.error("the store is not used any more: %s", engine.DAMAGED)
+            if self._is_prepared:  # else the caller is told
+                log.error("the store is not used any more: %s", engine.DAMAGED)
 
     def _prepare_late(self) -> None:
         if time.monotonic() < self._retry_at:

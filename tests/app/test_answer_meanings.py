@@ -307,7 +307,9 @@ def test_it_calibrates_itself_as_labels_arrive(
     for decision, question in list(zip(ids, questions, strict=True))[25:]:
         add_verdicts(gateway, decision, correct(question))
     for number in range(60, 130):  # after a refused one the next comes with twice the samples
-        add_verdicts(gateway, gateway.chat(f"question {number}")["id"], correct(f"question {number}"))
+        add_verdicts(
+            gateway, gateway.chat(f"question {number}")["id"], correct(f"question {number}")
+        )
     assert until(lambda: gateway.route("question 1")["certificate"]["holds"], 30), progress(gateway)
 
 

@@ -24,6 +24,7 @@ from app.settings.monitoring import MonitoringSettings
 from app.store import Store
 from app.store.answer_calibrations import AnswerCalibrationStore
 from app.store.tables import AnswerCalibrationRow
+from app.store.traffic import WeekOfTraffic
 from app.utc import STEADY_S, SteadyClock, ago, following, is_within, latest, now, past
 from tests.kit.monitored import (
     calibration_record,
@@ -33,6 +34,7 @@ from tests.kit.monitored import (
     monitoring,
     verdicts_on_all,
 )
+from tests.kit.stores import prune
 from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -101,8 +103,13 @@ async def test_a_step_of_the_clock_deletes_no_decision(store: Store, step: Step)
     wall, clock, rounds = [1e9], [0.0], [0]
 
     class Counting(DecisionStore):
-        def prune(self, keep_days: float | None, keep_rows: int) -> int:
-            deleted = super().prune(keep_days, keep_rows)
+        def past_limits(self, keep_days: float | None, keep_rows: int) -> str | None:
+            up_to = super().past_limits(keep_days, keep_rows)
+            rounds[0] += up_to is None
+            return up_to
+
+        def prune(self, up_to: str) -> int:
+            deleted = super().prune(up_to)
             rounds[0] += not deleted
             return deleted
 
@@ -120,7 +127,7 @@ async def test_a_step_of_the_clock_deletes_no_decision(store: Store, step: Step)
             clock=steady,
         ):
             await eventually(lambda: rounds[0] > before)
-        return decisions.prune(None, 0)
+        return prune(decisions, None, 0)
 
     step(AHEAD)
     wall[0] += AHEAD.total_seconds()
@@ -169,7 +176,7 @@ def test_decisions_of_the_future_are_no_traffic_of_today(store: Store) -> None:
     DecisionStore(store).add([ahead], [False])
     statistics = DecisionStatistics(store)
     assert statistics.daily_requests(utc.present(), by_application=False) == {"": 0}
-    assert statistics.past_week("") == (0, 0)
+    assert statistics.past_week("") == WeekOfTraffic()
 
 
 def test_what_is_activated_last_decides(store: Store, step: Step) -> None:
@@ -203,9 +210,9 @@ def test_no_step_of_the_clock_keeps_stale_downloads(tmp_path: Path) -> None:
     """Of the future, nor of long ago; one that is under way stays."""
     present = datetime.now().timestamp()
     for name, age_s in (("young", 60.0), ("old", 1e6), ("future", -1e6)):
-        folder = tmp_path / f"{artifact_files._SCRATCH}{name}"
+        folder = tmp_path / f"{artifact_files.SCRATCH}{name}"
         folder.mkdir()
         os.utime(folder, (present - age_s, present - age_s))
-    artifact_files._remove_stale(tmp_path)
-    left = [each.name.removeprefix(artifact_files._SCRATCH) for each in tmp_path.iterdir()]
+    artifact_files.remove_stale(tmp_path)
+    left = [each.name.removeprefix(artifact_files.SCRATCH) for each in tmp_path.iterdir()]
     assert left == ["young"]

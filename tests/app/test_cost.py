@@ -2,6 +2,8 @@
 
 Counted and not timed, so that a busy machine changes nothing. The candidates answer inside the
 process, without sockets. A change that needs more raises the bound and states the reason.
+
+The last reason: names, ends and counts of each candidate's answer are checked (30 calls an answer).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 REQUESTS = 40
-MOST = 1333  # of a request to a set of two
+MOST = 1390  # of a request to a set of two
 MOST_OF_A_LETTER = 58  # of a live stream
 
 

@@ -218,7 +218,8 @@ class Door:
         bodies = MemoryBudget(2**28, Overloaded, "full")
         ticket = SimpleNamespace(spend=_nothing, hold=_nothing, bodies=bodies)
         state = {"caller": LOCAL, "quota_ticket": ticket, "request_id": "r"}
-        scope = {"type": "http", "method": "POST", "headers": [], "state": state}
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "headers": headers, "state": state}
         arrived: list[Arrival] = [{"type": "http.request", "body": data, "more_body": False}]
 
         async def receive() -> Arrival:

@@ -111,7 +111,7 @@ def aged(days: float) -> DecisionRecord:
     return note(created_at=then.isoformat(timespec="microseconds"))
 
 
-def prune(decisions: DecisionStore, keep_days: float, keep_rows: int) -> int:
+def prune(decisions: DecisionStore, keep_days: float | None, keep_rows: int) -> int:
     """Delete what is past these limits, at most a chunk of it; returns how many."""
     up_to = decisions.past_limits(keep_days, keep_rows)
     return 0 if up_to is None else decisions.prune(up_to)
