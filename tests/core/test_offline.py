@@ -217,7 +217,7 @@ def test_mean_risk_over_splits_follows_its_exact_law(evaluation):
             )
 
 
-@pytest.mark.parametrize("kind", ["knn", "mlp"])
+@pytest.mark.parametrize("kind", ["knn", pytest.param("mlp", marks=pytest.mark.slow)])
 def test_a_router_needs_no_validation_rows(tmp_path, kind):
     """Nothing is chosen then: default weights, never a refusal; the vote comes of training rows."""
     rows = synthetic_rows(160, seed=61, answers=True)
