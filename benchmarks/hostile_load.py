@@ -1,0 +1,139 @@
+"""Load with hostile traffic: a good key is answered or told when to come back, and nothing else.
+
+    python benchmarks/hostile_load.py
+
+Requests of a good key arrive by a Poisson process at twice the gateway's capacity (`overload.py`).
+Beside them a tenth as many hostile connections are opened a second, of one kind after the other:
+silent, half a head, no HTTP at all, a wrong key, no content type, a page of another site, a body
+that never comes, and a body that is no JSON. The exit code is 1 if a request of the good key ends
+otherwise than with a right answer or a 429 that names a wait, or if a probe is not answered.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import load
+import overload
+import rig
+import uvloop
+from load import Answer, Ask, Kind, Outcome
+
+SHARE = 0.1  # hostile connections, of the requests of the good key
+SILENT_S = 10.0  # how long a hostile client keeps its connection
+PROBE_S = 0.5  # between two probes
+CHAT = "POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\n"
+KEYED = CHAT + "Authorization: Bearer {key}\r\n"
+JSON = "Content-Type: application/json\r\n"
+HOSTILE = {
+    "silent": "",
+    "half a head": CHAT,
+    "no HTTP": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "wrong key": CHAT + JSON + "Authorization: Bearer nobody\r\nContent-Length: 2\r\n\r\n{{}}",
+    "no content type": KEYED + "Content-Length: 2\r\n\r\n{{}}",
+    "another site": KEYED + JSON + "Origin: http://evil.test\r\nContent-Length: 2\r\n\r\n{{}}",
+    "no body": KEYED + JSON + "Content-Length: 1000000\r\n\r\n",
+    "no JSON": KEYED + JSON + "Content-Length: 4\r\n\r\nnull",
+}
+
+
+def judged(ask: Ask, answer: Answer) -> tuple[Kind, str]:
+    """Of a completion: right, a 429 that names a wait, or an error."""
+    kind, said = load.judged(ask, answer)
+    if kind is Kind.REFUSED and answer.status != 429:
+        return Kind.ERROR, f"{answer.status} {said}"
+    return kind, said
+
+
+async def attack(port: int, rate: float, seconds: float, opened: list[str]) -> None:
+    """Open hostile connections at a constant rate, each of the next kind."""
+    kinds: Iterator[tuple[str, str]] = itertools.cycle(HOSTILE.items())
+
+    async def one(text: str) -> None:
+        with contextlib.suppress(OSError, TimeoutError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(text.format(host=f"127.0.0.1:{port}", key=rig.KEY).encode("latin-1"))
+            async with asyncio.timeout(SILENT_S):
+                while await reader.read(65_536):
+                    pass
+            writer.close()
+
+    start = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(int(rate * seconds)):
+            if (wait_s := start + number / rate - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            kind, text = next(kinds)
+            opened.append(kind)
+            group.create_task(one(text))
+
+
+async def probe(port: int, seconds: float) -> dict[str, int]:
+    """Ask for the health, each time on a new connection."""
+    found = {"probes": 0, "failed": 0}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        found["probes"] += 1
+        try:
+            async with httpx.AsyncClient() as client:
+                answer = await client.get(f"http://127.0.0.1:{port}/healthz", timeout=5.0)
+            found["failed"] += answer.status_code != 200
+        except httpx.HTTPError:
+            found["failed"] += 1
+        await asyncio.sleep(PROBE_S)
+    return found
+
+
+async def measure(gateway: rig.Gateway, seconds: float) -> dict[str, Any]:
+    """The capacity, and the overload with hostile traffic beside it."""
+    asks = overload.kinds()["cached"]
+    client = load.Client(gateway.port, rig.KEY, judge=judged)
+    await load.closed(client, asks, 8, 3.0)  # caches and connections are warm
+    curve = await overload.knee(client, asks, max(2.0, seconds / 15))
+    rate = overload.TWICE * max(each["goodput"] for each in curve)
+    outcomes, opened = list[Outcome](), list[str]()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(load.open_loop(client, asks, rate, seconds, outcomes.append))
+        group.create_task(attack(gateway.port, SHARE * rate, seconds, opened))
+        probes = group.create_task(probe(gateway.port, seconds))
+    return {
+        "rate": rate,
+        "hostile": len(opened),
+        **overload.summary(outcomes, seconds),
+        **probes.result(),
+    }
+
+
+def main() -> None:
+    """Measure, print, and fail where a good key or a probe was not served."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--latency-ms", type=float, default=20, help="of a candidate, +- 25 %%")
+    parser.add_argument("--json", type=Path, help="write the document here, too")
+    args = parser.parse_args()
+    gc.disable()
+    options = {"watching": {"false_alarm": None}}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        rig.running(Path(folder), args.latency_ms, **options) as gateway,
+    ):
+        found = uvloop.run(measure(gateway, args.seconds))
+    document = {"manifest": rig.manifest(seconds=args.seconds), **found}
+    print(json.dumps(document, indent=1))
+    if args.json is not None:
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if found["errors"] or found["failed"]:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
