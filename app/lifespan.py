@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -249,12 +249,17 @@ async def open_services(
 
 
 def _sampled_scores(
-    store: Store, digests: str, decision_ids: Sequence[str], setup: str
+    store: Store,
+    digests: str,
+    inputs: Mapping[str, str],
+    decision_ids: Sequence[str],
+    setup: str,
 ) -> dict[str, SampledScores]:
-    own, members = store.ids(setup), digests.split(" ")[0]
+    own, members = store.ids_scored_by(setup, inputs), digests.split(" ")[0]
 
     def are_own(decision: DecisionRecord) -> bool:
-        return decision.calibration_id in own and are_read_alike(decision.sampled_under, digests)
+        is_scored_alike = decision.calibration_id in own and not decision.router_changed
+        return is_scored_alike and are_read_alike(decision.sampled_under, digests)
 
     return {
         decision.decision_id: SampledScores(
@@ -403,7 +408,7 @@ async def _open_router_services(
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
         answers_by = answer_setup(settings, conditions.added, code, trained.artifact.encoder)
-        stored.monitor.sampler.follow(setup, answers_by)
+        stored.monitor.sampler.follow(setup, trained.artifact.inputs, answers_by)
         try:
             await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)
         except StoreError as exc:
@@ -426,7 +431,10 @@ async def _open_router_services(
             grouping=stored.grouping,
             conditions=conditions,
             sampled_scores=partial(
-                _sampled_scores, stored.store, population_digests(settings, conditions)
+                _sampled_scores,
+                stored.store,
+                population_digests(settings, conditions),
+                trained.artifact.inputs,
             ),
             sampling_rates=partial(_sampling_rates, stored.store),
         )

@@ -242,6 +242,22 @@ class Store:
             made = CalibrationRow.artifact == artifact
             return list(session.scalars(select(CalibrationRow.id).where(made)))
 
+    def ids_scored_by(self, artifact: str, inputs: Mapping[str, str]) -> list[str]:
+        """Those of :meth:`ids` whose rows were scored as queries are now.
+
+        Args:
+            artifact: Digest of the loaded artifact and the fleet.
+            inputs: What decides its scores beside it: ``Artifact.inputs``.
+        """
+        columns = select(CalibrationRow.id, CalibrationRow.document)
+        with self.transaction() as session:
+            found = session.execute(columns.where(CalibrationRow.artifact == artifact)).all()
+        return [
+            calibration_id
+            for calibration_id, document in found
+            if all(each["scored_by"] == inputs for each in json.loads(document)["populations"])
+        ]
+
     def others(self, artifact: str) -> str | None:
         """The newest record that decides for another artifact or fleet; None: there is none."""
         newest = (

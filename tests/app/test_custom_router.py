@@ -27,6 +27,7 @@ from tests.kit.gateway import (
     ONE,
     POOL,
     SKILLS,
+    TWO,
     Command,
     Gateway,
     Restart,
@@ -34,6 +35,7 @@ from tests.kit.gateway import (
     as_json,
     labelled,
 )
+from tests.kit.monitored import sampled, shadow_rows
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
 
@@ -223,6 +225,27 @@ def test_a_replaced_model_file_voids_certificates(
     model.write_text(json.dumps(MODEL))
     with restart(artifact=by_file) as gateway:
         assert reasons(gateway) == changed
+
+
+def test_scores_of_a_replaced_model_are_no_rows(
+    restart: Restart, by_file: Path, tmp_path: Path
+) -> None:
+    """A sampled decision is a row by its scores only if the model of now gave them.
+
+    Red when a calibration's id alone said whose they are.
+    """
+    model, watching = tmp_path / "model.json", {"shadow_rate": 1.0}
+    for content, query, own in ((MODEL, ONE, 1), (OTHER, TWO, 0), (MODEL, "What is 5 + 6?", 2)):
+        model.write_text(json.dumps(content))
+        with restart(artifact=by_file, watching=watching) as gateway:
+            if query == ONE:
+                gateway.calibrate()
+            gateway.chat(query)
+            sampled(gateway, 1)
+            rows = shadow_rows(gateway)
+        assert len(rows) == own
+        for row in rows:
+            assert [*row["scores"].values()] == pytest.approx(MODEL["What"], abs=1e-5)
 
 
 @pytest.mark.parametrize("fault", [PermissionError, ValueError, RecursionError])

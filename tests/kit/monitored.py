@@ -179,7 +179,7 @@ class MonitoredStore:
             ),
             rng=np.random.default_rng(seed),
         )
-        monitor.sampler.follow(self.record.artifact, "answers")
+        monitor.sampler.follow(self.record.artifact, {}, "answers")
         return monitor
 
 

@@ -131,6 +131,11 @@ class DecisionRecord(RoutingRecord):
         return (self.group or "") if self.group_by == "application" else ""
 
     @property
+    def router_changed(self) -> bool:
+        """Whether other files or code scored it than the rows of its calibration."""
+        return Reason.ROUTER_CHANGED in map(base_reason, self.reasons)
+
+    @property
     def like_rows(self) -> bool:
         """The query is drawn like the rows of the first population, and the router scored it."""
         return self.scores is not None and not self.population and are_like_rows(self.reasons)

@@ -94,7 +94,8 @@ def labelled_rows(
     def is_own(decision: DecisionRecord) -> bool:
         """Whether its scores are what the loaded router would say of its text."""
         is_read_alike = are_read_alike(decision.sampled_under, sampled_under)
-        return decision.set_calibration_id in own and is_read_alike
+        is_scored_alike = decision.set_calibration_id in own and not decision.router_changed
+        return is_scored_alike and is_read_alike
 
     def row_of(each: SampledDecision) -> dict[str, Any] | None:
         sample, of_row = each.sample, pool

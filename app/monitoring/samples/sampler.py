@@ -90,21 +90,22 @@ class Sampler:
         self._metrics = metrics
         self._budget = settings.shadow_calls_per_day
         self._statistics = DecisionStatistics(store)
-        self._setup: str | None = None
+        self._scored_by: tuple[str, Mapping[str, str]] | None = None
         self.sampled_under = options.sampled_under
         self.answer_setup = options.answer_setup
         self._sample = ShadowSample(settings.shadow_rate, options.rates, options.key)
         self._samples = SampleStore(store, options.cipher if settings.store_requests else None)
         self.labels = SampleLabels(self._samples, decision_writer)
 
-    def follow(self, setup: str, answer_setup: str) -> None:
+    def follow(self, setup: str, inputs: Mapping[str, str], answer_setup: str) -> None:
         """Take scores of an artifact that was loaded as rows.
 
         Args:
             setup: Digest of artifact and fleet, by which its calibrations are stored.
+            inputs: What decides its scores beside it: ``Artifact.inputs``.
             answer_setup: Digest of when answers are equal, which its encoder may decide.
         """
-        self._setup, self.answer_setup = setup, answer_setup
+        self._scored_by, self.answer_setup = (setup, inputs), answer_setup
 
     def reconfigure(self, settings: MonitoringSettings, rates: Mapping[str, float]) -> None:
         """Draw at other rates; the next :meth:`fit_budget` fits them to the budget.
@@ -227,7 +228,9 @@ class Sampler:
         """
 
         def begin() -> tuple[Iterator[bytes], bytes, int]:
-            lines, left_out = self._rows(self._setup, application, since, judge, labels, any_pool)
+            lines, left_out = self._rows(
+                self._scored_by, application, since, judge, labels, any_pool
+            )
             return lines, _join(lines), left_out
 
         lines, first, left_out = await self._store.run(begin)
@@ -242,7 +245,7 @@ class Sampler:
 
     def _rows(
         self,
-        setup: str | None,
+        scored_by: tuple[str, Mapping[str, str]] | None,
         application: str | None,
         since: str | None,
         judge: str | None,
@@ -264,7 +267,7 @@ class Sampler:
             sampled_under=options.sampled_under,
             conditions_of=cache(self._conditions_of),
             stores_requests=samples.stores_requests,
-            own=[] if setup is None else self._store.ids(setup),
+            own=[] if scored_by is None else self._store.ids_scored_by(*scored_by),
             sent_now=sent_now,
             any_pool=any_pool,
             judge=judge if samples.has_judgements(application, since) else LABELS_ALONE,
