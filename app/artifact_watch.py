@@ -8,13 +8,13 @@ a change on disk is reported and needs a restart.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Final, Self
 
+from app.concurrency.tasks import end
 from app.services import RouterServices
 from racer_core import artifacts
 from racer_core.errors import RacerError
@@ -66,10 +66,7 @@ class ArtifactWatch:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
         await self._services.aclose()
 
     async def _watch(self, folder: Path) -> None:

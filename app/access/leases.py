@@ -15,6 +15,7 @@ from typing import Final, Self
 
 from app.access import lease_store
 from app.access.lease import DRAW_EVERY_S, Clock, Grant, Need, Place, Report, Share
+from app.concurrency.tasks import end
 from app.errors import StoreError, StoreUnavailable
 from app.store import Store
 
@@ -94,9 +95,7 @@ class Leases:
         """Give the leases back."""
         if self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await end(self._task)
         reports = {share.limit.place: share.report(is_final=True) for share in self._shares()}
         try:
             if reports:

@@ -35,7 +35,7 @@ class MemoryBudget:
         return self._used
 
     def check(self, size: int) -> None:
-        """Raise the budget's error if so many bytes do not fit now; reserves nothing."""
+        """Raise the error of the budget if this many bytes do not fit. Nothing is reserved."""
         if self._used + size > self._limit:
             raise self._error(self._message)
 

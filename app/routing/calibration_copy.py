@@ -7,13 +7,13 @@ It is of one database, and decides only for the artifact and the candidates that
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import logging
 from pathlib import Path
 from typing import Final, Self
 
+from app.concurrency.tasks import end
 from app.errors import SettingsError, StoreDamaged, StoreError
 from app.store import Alarms, SharedState, Store
 from app.store.backup.calibrations import save_copy
@@ -104,10 +104,7 @@ class CalibrationCopy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
 
     async def read(self, setup: str) -> tuple[CalibrationRecord, SharedState] | None:
         """As :meth:`CalibrationCopies.read`."""

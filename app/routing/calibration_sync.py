@@ -13,7 +13,6 @@ A canary follows the store likewise. The first gateway that reads one of its dri
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Final, Self
 
 from prometheus_client import Gauge
 
+from app.concurrency.tasks import end
 from app.errors import StoreDamaged, StoreError, StoreFileDamaged, StoreUnavailable
 from app.routing.active_calibration import ActiveCalibration, Canary
 from app.routing.calibration_copy import CalibrationCopy
@@ -96,10 +96,7 @@ class CalibrationSync:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
         if self.lost:
             self._store.cut()
         await self._listener.__aexit__(None, None, None)

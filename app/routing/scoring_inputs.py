@@ -7,11 +7,11 @@ certificates until a restart reads it, and then until a calibration whose rows i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from pathlib import Path
 from typing import Final, Self
 
+from app.concurrency.tasks import end
 from app.errors import Conflict
 from app.routing.reasons import Reason
 from app.store.calibration_record import Population
@@ -53,10 +53,7 @@ class ScoringInputs:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await end(self._task)
 
     def reasons(self, rows: Population) -> tuple[str, ...]:
         """Why rows were not scored as requests are."""

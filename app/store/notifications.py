@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from sqlalchemy import make_url
 
+from app.concurrency.tasks import end
 from app.store.engine import CHANNEL, CONNECT_S
 
 if TYPE_CHECKING:
@@ -49,10 +50,7 @@ class NotificationListener:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._listener is not None:
-            self._listener.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._listener
+        await end(self._listener)
 
     async def wait(self) -> None:
         """Return after a notification or the poll interval."""

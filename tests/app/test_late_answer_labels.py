@@ -164,7 +164,7 @@ def store(tmp_path: Any) -> Iterator[Store]:
 
 
 def requests(rng: np.random.Generator, count: int) -> tuple[BoolArray, Any]:
-    """Requests of any difficulty: who is right, and the classes of the answers."""
+    """Which candidates are right (n, K), on easy and hard requests, and the answers' classes."""
     hard = rng.random((count, 1))
     right = rng.random((count, len(NAMES))) < 1.0 - np.linspace(0.5, 0.9, len(NAMES)) * hard
     return right, np.where(right, 0, rng.integers(1, 4, right.shape))

@@ -91,7 +91,7 @@ def test_what_cannot_be_planned_is_one_sentence(
     racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...],
     code: int, sentence: str,
 ) -> None:  # fmt: skip
-    """Levels outside of (0, 1), a delta that no calibration reaches, rows that nobody answers."""
+    """One sentence each: a level outside (0, 1), too small a delta, no right answer."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "none.jsonl", 40, 0)
     found, out, err = racer("plan", *words)

@@ -110,7 +110,7 @@ async def test_a_backend_that_answers_its_trial_is_asked_again() -> None:
 
 @on_loop
 async def test_one_slow_query_opens_nothing_while_others_are_scored() -> None:
-    """Whoever sent it had the whole time, and the backend works."""
+    """One query times out while others are scored: the breaker stays closed."""
     backend = Backend()
     async with guarded(backend) as router:
         slow = asyncio.create_task(router.score("slow", LATE_S))

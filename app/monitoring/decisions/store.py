@@ -296,8 +296,8 @@ class DecisionStore:
         """The time up to which decisions are past the retention limits; None: none is.
 
         Args:
-            keep_days: Older ones are; None: none is too old.
-            keep_rows: All but so many of the newest ones are.
+            keep_days: The age in days up to which decisions are kept; None: any age.
+            keep_rows: The number of the newest decisions that are kept.
         """
         created_at = DecisionRow.created_at
         expiry = "" if keep_days is None else ago(timedelta(days=keep_days))
