@@ -2,7 +2,7 @@
 
 RacerError (racer_core.errors)
 ├── InputError (racer_core.errors)   400, the caller's data is wrong
-│   ├── SchemaError                  422, the body has not the shape that the endpoint expects
+│   ├── SchemaError                  400, the body has not the shape that the endpoint expects
 │   ├── RowsError (racer_core.errors)
 │   └── InvalidHost                  the Host header is missing, doubled, malformed or unknown
 ├── CalibrationError (racer_core.errors)
@@ -415,7 +415,7 @@ class LabellingIncomplete(RacerError):
 
 # Error type -> (HTTP status, OpenAI type, code). Found along the exception's MRO.
 STATUS: Final[dict[type[Exception], tuple[int, str, str]]] = {
-    SchemaError: (422, "invalid_request_error", "invalid_schema"),
+    SchemaError: (400, "invalid_request_error", "invalid_schema"),
     RowsError: (422, "invalid_request_error", "invalid_rows"),
     InputError: (400, "invalid_request_error", "invalid_request"),
     OverlapError: (422, "invalid_request_error", "training_overlap"),

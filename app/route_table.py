@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from fastapi import Request, Response
@@ -25,6 +26,7 @@ Handler = Callable[[Request, Services], Awaitable[Response]]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _ROLES: Final = get_args(RouteRole)
+_SHOWN: Final = 64  # characters of a path that are compared with the table's
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,14 @@ class RouteTable:
     def match(self, method: str, path: str) -> Match:
         """The row that serves this method and path, or what the table knows of the path."""
         return self._literal.get((method, path)) or self._search(method, path)
+
+    def not_found(self, path: str) -> str:
+        """What a client is told of a path that no row has: the nearest one, if there is one."""
+        shown = path[:_SHOWN]
+        paths = [row.path for row in self._rows if row.role != "admin"]
+        near = get_close_matches(shown, paths, n=1) or get_close_matches(f"/v1{shown}", paths, n=1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        return f"no such path{hint}"
 
     def _search(self, method: str, path: str) -> Match:
         template: str | None = None

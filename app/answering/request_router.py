@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Literal
 
 from app.answering import answer_forms
 from app.answering.answer_forms import AnswerReader
@@ -260,7 +261,7 @@ class Overrides:
     ) -> CertifiedDecision:
         if not routed.decision.abstained:
             return routed
-        match request.options.on_abstain or self._routing.on_abstain:
+        match request.options.on_abstain or self._routing.on_abstain or _usual(request):
             case "error":
                 raise Abstained("the router abstained: no candidate is likely to be right")
             case "strongest":
@@ -269,6 +270,12 @@ class Overrides:
                 )
             case "refuse":
                 return routed
+
+
+def _usual(request: InferenceRequest) -> Literal["strongest", "refuse"]:
+    """What is done where the router abstains: an agent cannot use a refusal."""
+    has_tools = request.fields.get("tools") or request.fields.get("functions")
+    return "strongest" if has_tools else "refuse"
 
 
 def _observing(

@@ -5,7 +5,8 @@ Responses are stateless: each request has the whole conversation.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from fastapi import Request, Response
 
@@ -19,7 +20,13 @@ from app.wire.chat import Chat
 from app.wire.completions import Completions
 from app.wire.request_limits import check_fields, texts
 from app.wire.responses import Responses
-from app.wire.schemas import ChatRequest, CompletionRequest, RacerOptions, ResponsesRequest
+from app.wire.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DeploymentChatRequest,
+    RacerOptions,
+    ResponsesRequest,
+)
 
 routes = Routes("openai")
 
@@ -37,10 +44,34 @@ CHAT_BODY: Final = JsonBody(ChatRequest)
 )
 async def chat_completions(request: Request, services: Services) -> Response:
     """`model: "auto"` routes; a candidate's name bypasses routing."""
+    body, raw = await CHAT_BODY.read(request, services.settings.limits)
+    return await _chat(request, services, body, raw, body.model)
+
+
+DEPLOYMENT_BODY: Final = JsonBody(DeploymentChatRequest)
+
+
+@routes.add(
+    "POST",
+    "/openai/deployments/{model_id:path}/chat/completions",
+    role="data",
+    body=DEPLOYMENT_BODY,
+    is_traced=True,
+    summary="Chat completion at the path of Azure's clients",
+    responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
+)
+async def deployment_chat_completions(request: Request, services: Services) -> Response:
+    """As `/v1/chat/completions` for the model in the path; `api-version` is not read."""
+    body, raw = await DEPLOYMENT_BODY.read(request, services.settings.limits)
+    return await _chat(request, services, body, raw, request.path_params["model_id"])
+
+
+async def _chat(
+    request: Request, services: Services, body: ChatRequest, raw: Mapping[str, Any], model: str
+) -> Response:
     settings = services.settings
-    body, raw = await CHAT_BODY.read(request, settings.limits)
     fields = request_fields(raw, Chat.path, allowed=settings.limits.extra_fields)
-    if body.stream_options is not None and body.model in settings.pool:
+    if body.stream_options is not None and model in settings.pool:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)
     parsed = ParsedRequest(
@@ -48,7 +79,7 @@ async def chat_completions(request: Request, services: Services) -> Response:
             n=fields.get("n") or 1,
             include_usage=bool((body.stream_options or {}).get("include_usage")),
         ),
-        model=body.model,
+        model=model,
         fields=fields,
         options=body.racer or RacerOptions(),
         stream=bool(body.stream),

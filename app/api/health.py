@@ -18,8 +18,10 @@ routes = Routes("health")
 @routes.add(
     "GET",
     "/healthz",
+    alias="/health",
     role="public",
     is_probe=True,
+    allows_head=True,
     summary="Liveness",
     responses=errors(400, 500, 503),
 )
@@ -33,6 +35,7 @@ async def healthz(_: Request, __: Services) -> Response:
     "/readyz",
     role="public",
     is_probe=True,
+    allows_head=True,
     summary="Readiness",
     responses=errors(400, 500)
     | {503: {"description": "Draining; with `calibrated=true` also not calibrated."}},

@@ -22,7 +22,7 @@ from app.wire.candidate_payload import request_fields
 from app.wire.chat import Chat
 from app.wire.messages.errors import REQUEST_ID_HEADER
 from app.wire.messages.format import Messages
-from app.wire.messages.request import chat_fields, shows_thinking
+from app.wire.messages.request import VERSION_HEADER, chat_fields, shows_thinking
 from app.wire.request_limits import check_fields
 from app.wire.schemas import CountTokensRequest, MessagesRequest, RacerOptions
 from racer_core.errors import InputError
@@ -32,7 +32,6 @@ routes = Routes("anthropic")
 MESSAGES_BODY: Final = JsonBody(MessagesRequest)
 COUNT_BODY: Final = JsonBody(CountTokensRequest)
 
-VERSION_HEADER: Final = "anthropic-version"
 # Versions whose events and answers are the same. The later one refuses some fields of requests that
 # candidates understand; they are taken under both.
 VERSIONS: Final = ("2023-06-01", "2026-10-21")

@@ -233,7 +233,7 @@ class _EventStream(StreamingResponse):
         super().__init__(
             (),  # the events come from the background stream
             media_type="text/event-stream",
-            headers={**headers, "cache-control": "no-cache"},
+            headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"},
         )
 
     async def stream_response(self, send: Send) -> None:

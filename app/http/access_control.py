@@ -66,6 +66,9 @@ class AccessControl:
             await send({"type": "websocket.close", "code": 1008})
             return
         match = self._routes.match(scope["method"], scope["path"])
+        if match.template is None and (plain := _plain(scope["path"])) != scope["path"]:
+            scope["path"] = plain
+            match = self._routes.match(scope["method"], plain)
         scope.setdefault("state", {})["path_template"] = match.template
         try:
             ticket = self._authorize(scope, match)
@@ -90,7 +93,7 @@ class AccessControl:
         is_probe = match.template in self._routes.probe_paths
         self._hosts.check(scope["headers"], any_name=is_probe)
         if match.template is None:
-            raise NotFound("Not Found")
+            raise NotFound(self._routes.not_found(scope["path"]))
         role = None if match.route is None else match.route.role
         if role == "admin" and self._admin_port not in (None, scope["server"][1]):
             raise NotFound("Not Found")
@@ -144,11 +147,19 @@ class AccessControl:
         return Unauthorized(message)
 
 
+def _plain(path: str) -> str:
+    """A path without empty segments: a client's base URL may end with a slash."""
+    return "/" + "/".join(filter(None, path.split("/")))
+
+
 def _presented_key(scope: Scope) -> bytes | None:
-    """The key of the only Authorization header, a bearer token; without any, of `x-api-key`."""
+    """The key of the only Authorization header, a bearer token; without any, of one other header.
+
+    `x-api-key` is Anthropic's, `api-key` is Azure's.
+    """
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if not given:
-        keys: list[bytes] = [value for name, value in scope["headers"] if name == b"x-api-key"]
+        keys = [value for name, value in scope["headers"] if name in (b"x-api-key", b"api-key")]
         return (keys[0].strip() or None) if len(keys) == 1 else None
     if len(given) != 1:
         return None

@@ -34,7 +34,7 @@ class Limits(Frozen):
     """Choices of a request: `n`, times the prompts of a completion."""
     max_tokens: _Count = 131_072
     """Largest `max_tokens` of a request, under each of its three names."""
-    extra_fields: tuple[ExtraField, ...] = ()
+    extra_fields: tuple[ExtraField, ...] = ("chat_template_kwargs", "structured_outputs")
     """vLLM's fields that requests may set. Each costs the candidate: see `docs/security.md`."""
     query_chars: _Count = MAX_QUERY_CHARS
     """Characters of a query that the router reads: of a longer one, its beginning."""

@@ -37,8 +37,9 @@ class Routing(Frozen):
     """Nonconformity score: `gap`, `prob`, `cover`, `cover_cost` (needs prices), `static`."""
     risk_target: RiskTarget = RiskTarget.ANSWERABLE
     """Which risk alpha bounds: `answerable`, `paper` or `quality`."""
-    on_abstain: Literal["refuse", "strongest", "error"] = "refuse"
-    """When no candidate is likely right: `refuse`, `strongest` (void) or `error` (422)."""
+    on_abstain: Literal["refuse", "strongest", "error"] | None = None
+    """When no candidate is likely right: `refuse`, `strongest` (void) or `error` (422); null:
+    `refuse`, and `strongest` for requests with tools."""
     on_infeasible: Literal["trivial", "reject"] = "trivial"
     """With too few rows for alpha: `trivial` calls all candidates, `reject` is an error."""
     text: Literal["last_user", "conversation"] = "last_user"

@@ -308,7 +308,8 @@ candidates:
 routing:
   alpha: 0.1              # risk level: share of answerable queries that a set may miss
   risk_target: answerable
-  on_abstain: refuse      # when no candidate is likely right: refuse, strongest or error
+  # on_abstain: refuse    # when no candidate is likely right: refuse, strongest or error; default:
+  #                       # refuse, and strongest for requests with tools
 
 # Labelled rows from live traffic: a random part of the requests goes to every candidate, and is
 # stored encrypted by the key in $RACER_SAMPLES_KEY, see docs/live-traffic.md. To turn it on:

@@ -127,7 +127,10 @@ def passed_through(
             is_denied and not is_allowed(name, value, allowed)
         ):
             shown = name[:64]
-            raise InputError(f"the field {shown!r} is not passed on to candidates", param=shown)
+            cure = ": `limits.extra_fields` allows it" if is_denied and _setting(name) else ""
+            raise InputError(
+                f"the field {shown!r} is not passed on to candidates{cure}", param=shown
+            )
     return {name: value for name, value in raw.items() if name not in GATEWAY_FIELDS | ours}
 
 
@@ -158,14 +161,15 @@ def candidate_payload(
 
 # vLLM's extra request fields: allowed by a setting, and checked before they are passed on.
 #
-# The fields reach into a candidate's server, so none is passed on by default. What an allowed
-# field may still not do:
+# The fields reach into a candidate's server. Thinking switches and the schema of an answer are
+# passed on by default. What an allowed field may still not do:
 #
 # - ``chat_template_kwargs`` sets variables of the chat template. It may replace neither the
 #   template, which is a program of the caller's, nor ``tokenize``, which blocks vLLM's event
 #   loop. Values are scalars, so that no template iterates over a large list.
 # - ``priority`` is at least 0, vLLM's default: a smaller number would jump the queue.
 
+EXTRA_FIELDS: Final = ("chat_template_kwargs", "guided_*", "priority", "structured_outputs")
 _TEMPLATE_TEXT_CHARS: Final = 256
 
 
@@ -175,12 +179,17 @@ def is_allowed(name: str, value: object, allowed: Collection[str]) -> bool:
     Raises:
         InputError: It is allowed, but not with this value.
     """
-    pattern = "guided_*" if name.startswith("guided_") else name
-    if pattern not in allowed:
+    if _setting(name) not in allowed:
         return False
     if value is not None:
         _check(name, value)
     return True
+
+
+def _setting(name: str) -> str | None:
+    """What `limits.extra_fields` calls a field; None: it can allow none of its name."""
+    pattern = "guided_*" if name.startswith("guided_") else name
+    return pattern if pattern in EXTRA_FIELDS else None
 
 
 def _check(name: str, value: object) -> None:

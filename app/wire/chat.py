@@ -58,7 +58,7 @@ class Chat(ChunkedFormat):
 
     def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        message = {"role": "assistant", "content": sentence, "refusal": sentence}
+        message = {"role": "assistant", "content": sentence, "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         return {
             "id": decision_id,

@@ -180,7 +180,6 @@ class Responses:
         """See :class:`app.wire.format.ApiFormat`."""
         content: list[dict[str, Any]] = [
             {"type": "output_text", "text": sentence, "annotations": []},
-            {"type": "refusal", "refusal": sentence},
         ]
         message = {"type": "message", "id": f"msg_{decision_id}", "status": "completed"}
         return {

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from app.settings.validation import suggestion
+from racer_core.records.request import GATEWAY_FIELDS
 from racer_core.types import RiskTarget, RowsKind, Score
 
 # Timestamps of requests: ISO 8601, read as the store writes them.
@@ -111,7 +112,8 @@ class _RoutedBody(BaseModel):
     @model_validator(mode="after")
     def _options_are_in_the_racer_block(self) -> Self:
         """Refuse options beside the block: they would have no effect on the decision."""
-        if self.model_extra and (misplaced := self.model_extra.keys() & RacerOptions.model_fields):
+        options = RacerOptions.model_fields.keys() - GATEWAY_FIELDS
+        if self.model_extra and (misplaced := self.model_extra.keys() & options):
             raise ValueError(f"put {min(misplaced)!r} into the `racer` block")
         return self
 
@@ -121,6 +123,12 @@ class ChatRequest(_RoutedBody):
 
     messages: list[Message] = Field(min_length=1)
     stream_options: dict[str, Any] | None = None
+
+
+class DeploymentChatRequest(ChatRequest):
+    """A chat completion request whose path names the model, as Azure's clients send it."""
+
+    model: str = Field(default="", description="Not read: the path has the model.")
 
 
 class CompletionRequest(_RoutedBody):

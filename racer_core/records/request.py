@@ -27,7 +27,10 @@ TURN_FIELDS: Final[Mapping[str, str]] = {
 }
 NO_TEXT: Final = "(no text)"  # what the router reads of a turn of images alone
 # Fields of a request that the gateway reads itself.
-GATEWAY_FIELDS: Final = frozenset({"model", "stream", "stream_options", "racer"})
+GATEWAY_FIELDS: Final = frozenset(
+    {"model", "stream", "stream_options", "racer"}
+    | {"usage", "timeout"}  # of other gateways' clients, which mean their gateway
+)
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True)
 SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _SPOKEN: Final = ("user", "assistant")

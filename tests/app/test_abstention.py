@@ -12,15 +12,15 @@ openai = LazyModule("openai")
 
 
 def test_a_refusal_is_an_ordinary_answer(gateway: Gateway, pool: FakePool) -> None:
-    """By default no candidate is called: content and refusal hold a sentence, certified."""
+    """By default no candidate is called: the content is a sentence, certified."""
     raw = gateway.openai().chat.completions.with_raw_response.create(
         model="auto", messages=user(UNANSWERABLE)
     )
     completion = raw.parse()
     choice = completion.choices[0]
     assert choice.finish_reason == "stop"
-    assert choice.message.refusal
-    assert choice.message.content == choice.message.refusal
+    assert choice.message.content
+    assert choice.message.refusal is None
     assert completion.model == "auto"
     assert completion.usage is not None
     assert completion.usage.total_tokens == 0

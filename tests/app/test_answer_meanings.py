@@ -174,7 +174,7 @@ def test_what_decides_about_meaning_is_part_of_the_setup(gateway: Gateway) -> No
                 "limits": base.limits.model_copy(update={"query_chars": query_chars}),
             }
         )
-        added = ConditionReader(settings.candidates).added
+        added = ConditionReader(settings.candidates, settings.limits.extra_fields).added
         assert answer_setup(settings, added, {}) == ""
         return answer_setup(settings, added, {}, replace(SPEC, **spec))
 

@@ -112,7 +112,7 @@ def test_malformed_feedback_is_refused(gateway: Gateway) -> None:
         {"note": "x"},
     ]
     for change in wrong:
-        error_message(gateway.post("/feedback", json=right | change), 422)
+        error_message(gateway.post("/feedback", json=right | change), 400)
     large = right | {"correct": {str(i): True for i in range(10_000)}}
     error_message(gateway.post("/feedback", json=large), 413)
 

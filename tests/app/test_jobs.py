@@ -172,7 +172,7 @@ def test_waiting_can_be_asked_for_and_done_without(serve: Serve) -> None:
     assert delete(gateway, place).status_code == 409  # it is finished, and stays
     assert job["result"]["id"] == stored_ids(gateway)[0]
     response = send(gateway, many(20), wait="perhaps")
-    assert (response.status_code, response.json()["error"]["param"]) == (422, "wait")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "wait")
 
 
 def test_the_job_has_the_error_of_its_rows(serve: Serve) -> None:

@@ -70,7 +70,7 @@ def test_a_time_that_is_none_is_refused(gateway: Gateway, pool: FakePool) -> Non
     """The error names the field."""
     for timeout in (0, -1, "1", True, [1]):
         response = gateway.ask(ONE, {"timeout": timeout})
-        assert (response.status_code, response.json()["error"]["param"]) == (422, "racer.timeout")
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "racer.timeout")
     assert pool.models_called() == []
 
 
@@ -373,7 +373,7 @@ def test_requests_of_unbounded_cost_are_refused(
     own = {} if "prompt" in fields or "input" in fields else {"messages": user(ONE)}
     for model in ("adder",) if path == "embeddings" else ("auto", "adder"):
         response = gateway.post(f"/v1/{path}", json={"model": model, **own, **fields})
-        assert (response.status_code, response.json()["error"]["param"]) == (422, param)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
     assert pool.models_called() == []
 
 
@@ -383,7 +383,7 @@ def test_a_list_of_tokens_is_one_prompt(gateway: Gateway, pool: FakePool) -> Non
     for path, field in (("completions", "prompt"), ("embeddings", "input")):
         for value in (tokens, ["a"] * 8):
             body = {"model": "adder", field: value}
-            assert gateway.post(f"/v1/{path}", json=body).status_code != 422
+            assert gateway.post(f"/v1/{path}", json=body).status_code != 400
             assert pool.requests.pop()[field] == value
 
 
@@ -415,5 +415,5 @@ def test_texts_to_embed_have_a_limit(shared: Shared, pool: FakePool) -> None:
     gateway = shared().gateway
     for value in (["a"] * 2049, [[1, 2]] * 2049):
         response = gateway.post("/v1/embeddings", json={"model": "adder", "input": value})
-        assert (response.status_code, response.json()["error"]["param"]) == (422, "input")
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "input")
     assert pool.requests == []

@@ -192,7 +192,7 @@ def test_alpha_and_rounds_of_the_request(certified: Gateway, talking: FakePool) 
     certificate = certified.chat("how many?", {"max_rounds": 3})["racer"]["certificate"]
     assert (certificate["guarantee"]["max_rounds"], certificate["holds"]) == (3, True)
     assert error_message(certified.ask("how many?", {"alpha": 2.0}), 400)
-    assert certified.ask("how many?", {"max_rounds": 0}).status_code == 422
+    assert certified.ask("how many?", {"max_rounds": 0}).status_code == 400
 
 
 def test_an_alpha_configured_after_the_rows_were_seen_is_assumed(

@@ -126,7 +126,7 @@ def _fault(status: int, code: str, fault: str | Mapping[str, str], **more: Any) 
 CASES: Final[Mapping[str, Case]] = {
     # The request alone.
     "alpha": _request(400, "invalid_request", racer={"alpha": 2}),
-    "schema": _request(422, "invalid_schema", racer={"alpha": "x"}),
+    "schema": _request(400, "invalid_schema", racer={"alpha": "x"}),
     "host": _request(400, "invalid_host", headers={"host": "elsewhere.example"}),
     "model": _request(404, "model_not_found", model="gpt-4o"),
     "application": _request(

@@ -63,7 +63,7 @@ def configured(pool: FakePool, **changes: Any) -> dict[str, Any]:
 def setup_of(gateway: Gateway) -> str:
     """The digest of its configuration."""
     settings = gateway.settings
-    added = ConditionReader(settings.candidates).added
+    added = ConditionReader(settings.candidates, settings.limits.extra_fields).added
     return answer_setup(settings, added, checker_code(settings))
 
 

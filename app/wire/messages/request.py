@@ -118,6 +118,7 @@ def _tool(place: str, tool: Fields) -> dict[str, Any]:
     return {"type": "function", "function": given}
 
 
+VERSION_HEADER: Final = "anthropic-version"  # of every request of Anthropic's clients
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 
 
