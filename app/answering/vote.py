@@ -2,8 +2,8 @@
 
 Answers that are compared two by two have classes along the router scores: an answer joins that of
 the first better-scored one that it equals. So the classes of the best-scored answers do not depend
-on those that are outstanding, and such a vote ends early once no better-scored answer is, or once most
-candidates have given one text.
+on those that are outstanding, and such a vote ends early once no better-scored answer is, or once
+most candidates have given one text.
 """
 
 from __future__ import annotations
