@@ -235,7 +235,7 @@ class Services:
                 return ()
             if self.stored.store.is_damaged:
                 return (_DAMAGED,)
-            reason = "none is made of sampled requests yet, see GET /same-answer"
+            reason = "none is made of sampled requests yet, see GET /same-answer/progress"
             command = "racer calibrate --same-answer --url http://HOST:PORT"
             if section.calibrate is not None:
                 needed = rows_needed(section.alpha)

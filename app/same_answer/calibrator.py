@@ -15,6 +15,7 @@ from collections.abc import Generator
 from dataclasses import asdict
 from datetime import timedelta
 from hashlib import blake2b
+from time import monotonic
 from typing import Any, Final, Protocol, Self
 
 from app.access.typical_usage import TypicalUsage
@@ -43,6 +44,7 @@ from racer_core.errors import InputError
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 60.0  # between two looks at the store
+PROGRESS_S: Final = 5.0  # that a progress stays shown
 
 
 class Show(Protocol):
@@ -134,6 +136,9 @@ class AnswerCalibrator:
         self._salt = blake2b(key, digest_size=16, person=b"same_answer ties").digest()
         self._refused: dict[str, Attempt] = {}  # the last attempt of each application
         self._too_old: set[str] = set()  # records whose age was logged
+        self._progress_now: dict[str, Any] = {}
+        self._progress_at = -math.inf
+        self._one_progress = asyncio.Lock()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -169,6 +174,20 @@ class AnswerCalibrator:
             StoreError: The store cannot be used.
         """
         return await self._store.run(self._report)
+
+    async def progress(self) -> dict[str, Any]:
+        """What decides for each application, and how far its next calibration is; 5 s old at most.
+
+        Any data key may ask, and an answer reads all rows.
+
+        Raises:
+            StoreError: The store cannot be used.
+        """
+        async with self._one_progress:
+            if monotonic() - self._progress_at > PROGRESS_S:
+                self._progress_now = await self._store.run(self._progress_of_all)
+                self._progress_at = monotonic()
+        return self._progress_now
 
     async def __aenter__(self) -> Self:
         """Load what is active, and watch it in the background."""
@@ -316,9 +335,12 @@ class AnswerCalibrator:
 
     def _report(self) -> dict[str, Any]:
         return {
-            "applications": {name: self._progress(name) for name in self._names},
+            "applications": self._progress_of_all(),
             "data": [asdict(each) for each in self._records.summaries(self.calibrations.setup)],
         }
+
+    def _progress_of_all(self) -> dict[str, Any]:
+        return {name: self._progress(name) for name in self._names}
 
     def _progress(self, application: str) -> dict[str, Any]:
         watch = self.alarms.watch(self.calibrations.find(application))
