@@ -26,6 +26,7 @@ from app.same_answer.calibration import (
     attempt_of,
     calibration_of,
     comparable_terms,
+    fitting_rows,
     is_due,
     log_cost,
     progress_of,
@@ -268,11 +269,12 @@ class AnswerCalibrator:
         since = self.alarms.not_before(last) if attempt is None else attempt.until
         if self._sample.count_since(application, since, wanted) < wanted:
             return
-        rows = self.alarms.rows_for_next(application, last)
+        rows, is_stored = self.alarms.rows_for_next(application, last), False
         try:
             made = self._made_of(rows)
             refusal, level = made.evidence["refused"], logging.WARNING
-            if refusal is None or record is not None:  # a refused one ends what decides
+            is_stored = refusal is None or record is not None
+            if is_stored:  # a refused one ends what decides
                 expected = "" if last is None else last.id
                 self._records.add(made, activate=True, expected_active_id=expected)
                 self.calibrations.catch_up()
@@ -288,7 +290,8 @@ class AnswerCalibrator:
             self._refused[application] = Attempt(
                 made_at=now(), rows=len(rows.rows), until=until, refusal=refusal
             )
-            log.log(level, "same_answer%s is not calibrated: %s", _of(application), refusal)
+            if not is_stored:  # else its activation is logged
+                log.log(level, "same_answer%s is not calibrated: %s", _of(application), refusal)
 
     def _is_renewal_due(self, record: AnswerCalibrationRecord) -> bool:
         """Daily, and as soon as the samples have doubled, for few rows waste calls.
@@ -306,7 +309,12 @@ class AnswerCalibrator:
 
     def _made_of(self, rows: AnswerRows) -> AnswerCalibrationRecord:
         return calibration_of(
-            rows, self._settings, self.calibrations, self._typical_usage, self._salt
+            rows,
+            self._settings,
+            self.calibrations,
+            self._typical_usage,
+            self._salt,
+            self._sample.labels(rows, fitting_rows(len(rows.rows))),
         )
 
     def _calibrate(self, application: str, dry_run: bool) -> dict[str, Any]:
