@@ -248,7 +248,9 @@ def _log_active(record: AnswerCalibrationRecord) -> None:
     if record.is_chosen:
         said.append("its certificates are void, for it was activated by its id")
     said += found.get("consequences", ())
-    log.info("same_answer%s is calibrated by %s: %s", name, record.id, "; ".join(filter(None, said)))
+    log.info(
+        "same_answer%s is calibrated by %s: %s", name, record.id, "; ".join(filter(None, said))
+    )
 
 
 def _key(record: AnswerCalibrationRecord, names: tuple[str, ...], terms: RoundsTerms) -> _Key:

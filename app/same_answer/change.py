@@ -205,9 +205,7 @@ def _keeps(differing: int, rows: int, alpha: float) -> bool:
     return (1 + differing) / (rows + 1) <= alpha
 
 
-def _price(
-    policy: Policy, stops: Stops, prices: Mapping[str, float], fallback: str
-) -> float:
+def _price(policy: Policy, stops: Stops, prices: Mapping[str, float], fallback: str) -> float:
     spent = np.cumsum([prices[name] for name in policy.order])
     now = math.fsum(prices.values()) if fallback == WHOLE_POOL else prices[fallback]
     return float(spent[stops.calls - 1].mean()) / now
