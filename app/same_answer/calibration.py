@@ -390,7 +390,9 @@ def progress_of(
         "pending": rows.pending,
         "refusal": refusal,
         "refused_at": refused and refused.made_at,
-        "decides": active and {name: active.evidence.get(name) for name in DECIDES},
+        "decides": active
+        and {name: active.evidence.get(name) for name in DECIDES}
+        | {"created_at": active.created_at},
         "watch": asdict(watch),
     }
 

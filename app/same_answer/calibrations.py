@@ -20,6 +20,7 @@ from cachetools import LRUCache
 from app.errors import NotFound, StoreDamaged
 from app.json_output import dump_json
 from app.judging.checker_calls import CheckerCode
+from app.routing.calibration_sync import FEW_ROWS
 from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted, reference_of
 from app.settings import ANSWERABLE, Checker, Evidence, Settings
 from app.store.answer_calibrations import (
@@ -229,9 +230,6 @@ class AnswerCalibrations:
             self._fits[key] = found
             self._plans[*key, alpha] = plan
         return plan
-
-
-FEW_ROWS: Final = 200  # that calibrate; below, one calibration says little about its own risk
 
 
 def _log_active(record: AnswerCalibrationRecord) -> None:

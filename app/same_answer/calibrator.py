@@ -88,6 +88,7 @@ class AnswerCalibrator:
     Attributes:
         calibrations: The active ones.
         alarms: What requests since them show.
+        refusals: Why an application has no calibration, where one was tried.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class AnswerCalibrator:
         # The same for all calibrations: no new draw can be made until one pleases.
         self._salt = blake2b(key, digest_size=16, person=b"same_answer ties").digest()
         self._refused: dict[str, Attempt] = {}  # the last attempt of each application
+        self.refusals: dict[str, str] = {}  # why applications have no calibration, if one was tried
         self._too_old: set[str] = set()  # records whose age was logged
         self._progress_now: dict[str, Any] = {}
         self._progress_at = -math.inf
@@ -230,6 +232,9 @@ class AnswerCalibrator:
     def _show_state(self, application: str) -> None:
         record = self.calibrations.find(application)
         found, refused = self.alarms.found(record), self._refused_since_alarm(application)
+        self.refusals.pop(application, None)
+        if record is None and refused is not None:
+            self.refusals[application] = refused.refusal
         age = None if record is None else age_of(record)
         is_old = record is not None and self.calibrations.stale(record) is Staleness.AGE
         self._show(

@@ -54,6 +54,11 @@ def progress(gateway: Gateway) -> dict[str, Any]:
     return gateway.get("/same-answer", ADMIN_KEY).json()["applications"][""]
 
 
+def holding(gateway: Gateway) -> float:
+    """What the metrics say of certificates."""
+    return gateway.metric('racer_certificates_hold{application=""}')
+
+
 def asked(gateway: Gateway, family: str, count: int = ENOUGH) -> None:
     """Questions of one family, all sampled."""
     for each in chat_models.questions(family, count):
@@ -188,6 +193,13 @@ def test_sentences_under_exact_are_not_worth_it(serve: Serve, chatting: FakePool
     answer = gateway.chat("What is 17 plus 25?")
     assert answer["racer"]["certificate"]["reasons"] == ["not_calibrated"]
     assert answer["model"] == "birch"
+    ready = gateway.ready()
+    assert (ready["calibration"], ready["holds"], ready["reasons"]) == (
+        None, False, ["not_calibrated"],
+    )  # fmt: skip
+    assert ready["standing"] == f"not calibrated, birch answers: {refusal}"
+    assert ready["missing"][0]["reason"] == refusal
+    assert holding(gateway) == 0.0
 
 
 def test_what_changes_is_said_before_the_answers_do(
@@ -208,3 +220,15 @@ def test_what_changes_is_said_before_the_answers_do(
     assert "of the answers will be others than those of cedar" in answers
     assert found["n"] < 200
     assert f"one in twenty is above {found['risk_q95']:.1%}" in line
+    first = gateway.ready()["calibration"]
+    assert (gateway.ready()["holds"], holding(gateway)) == (True, 1.0)
+    assert gateway.ready()["standing"] == f"certificates of {first} hold (promise same_answer)"
+    second = gateway.post("/same-answer/calibrate", ADMIN_KEY).json()["id"]
+    assert gateway.ready()["calibration"] == second
+    assert gateway.post(f"/same-answer/{first}/activate", ADMIN_KEY).status_code == 200
+    ready, reasons = gateway.ready(), gateway.chat("What is 1 plus 2?")["racer"]["certificate"]
+    assert (ready["calibration"], ready["holds"], holding(gateway)) == (first, False, 0.0)
+    assert ready["reasons"] == reasons["reasons"] == ["chosen_by_figures"]
+    active = [each for each in caplog.messages if "is calibrated by" in each]
+    assert [first in each for each in active] == [True, False, True]
+    assert "void, for it was activated by its id" in active[2]
