@@ -135,7 +135,9 @@ def calibration_of(
     found = calibrations.plan(record, pool, terms_of(terms), terms.alpha).calibration
     fitted = replace(found, answers=record.fitting, lost=0)
     change = change_of(settings.fallback, fitted, terms.alpha, prices, labels)
-    evidence = evidence_of(settings, terms, found, prices) | {
+    shown = evidence_of(settings, terms, found, prices)
+    evidence = shown | {
+        "consequences": consequences(change, shown["expected_calls"]),
         "change": asdict(change),
         "rows": total,
         "fitting": fitting,
@@ -148,7 +150,6 @@ def calibration_of(
         "until": rows.rows[-1].created_at,
         "refused": refusal_of(settings, terms, found, record.fitting, prices, change),
     }
-    evidence["consequences"] = consequences(change, evidence["expected_calls"])
     return replace(record, evidence=evidence)
 
 

@@ -129,7 +129,7 @@ def test_whether_it_is_worth_it_looks_at_no_row_that_calibrates(is_labelled: boo
     for _ in range(12):
         order = rng.permutation(SPARE)
         fitting = answers.at(order[:FIT])
-        labels = labels_of(fitting) if is_labelled else {}
+        labels: Labels = labels_of(fitting) if is_labelled else {}
         samples = (answers.at(rng.choice(order[FIT:], CALIBRATE, replace=False)) for _ in range(10))
         verdicts.append({refused("birch", fitting, rows, labels) for rows in samples})
     assert [len(each) for each in verdicts] == [1] * 12
