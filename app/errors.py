@@ -48,7 +48,8 @@ RacerError (racer_core.errors)
 │   ├── CheckerUnavailable           a checker was not called: it has no process
 │   ├── UpstreamUnauthorized         command line: the server wants another API key
 │   └── ModelListError               command line: the server gives no list of its models
-│       └── ModelListUnreachable     command line: nothing answers there
+│       ├── ModelListUnreachable     command line: nothing answers there
+│       └── ModelListElsewhere       its list is at another base URL, which the message names
 ├── GatewayUnreachable               command line: nothing answers at the gateway's URL
 ├── GatewayRefused                   command line: the gateway answered with an error
 │   └── JobUnknown                   command line: this process of the gateway has no such job
@@ -395,6 +396,14 @@ class ModelListError(UpstreamError):
 
 class ModelListUnreachable(ModelListError):
     """Nothing answers, or a proxy without a server behind it."""
+
+
+class ModelListElsewhere(ModelListError):
+    """The base URL lacks `/v1`: the list is there."""
+
+    def __init__(self, message: str, cure: str) -> None:
+        super().__init__(f"{message}: {cure}")
+        self.message, self.cure = message, cure
 
 
 class GatewayUnreachable(RacerError):

@@ -54,8 +54,9 @@ from app.routing.scorer import RouterBackend
 from app.routing.scoring_inputs import ScoringInputs
 from app.same_answer.calibrations import AnswerCalibrations, answer_setup
 from app.same_answer.calibrator import AnswerCalibrator
-from app.services import PARTS, Drain, RouterServices, Services, StoreServices
+from app.services import Drain, RouterServices, Services, StoreServices
 from app.settings import Secrets, Settings
+from app.standing import PARTS
 from app.store import KeyPurpose, Store
 from app.store.encryption import Cipher
 from app.telemetry.metrics import LoopLag, Metrics
@@ -303,6 +304,10 @@ def _show_missing(services: Services) -> None:
     for part in PARTS:
         services.metrics.missing.labels(part).set_function(
             lambda part=part: part in {each.part for each in services.missing}
+        )
+    for name in services.application_names:
+        services.metrics.holds.labels(name).set_function(
+            lambda name=name: services.standing(name).holds
         )
     if missing := services.missing:
         log.warning(

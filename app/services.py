@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, Protocol, get_args
+from typing import Final, Protocol
 
 from app.access.api_keys import KeyRing
 from app.access.budgets import Budgets
@@ -27,9 +28,12 @@ from app.routing.artifact_files import LoadedRouter
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
+from app.routing.reasons import Reason
 from app.same_answer.calibration import rows_needed
 from app.same_answer.calibrator import AnswerCalibrator
-from app.settings import DEFAULT, Secrets, Settings
+from app.same_answer.routing import RISK_TARGET as SAME_ANSWER
+from app.settings import DEFAULT, SameAnswer, Secrets, Settings
+from app.standing import MissingPart, Standing
 from app.store import Store
 from app.store.engine import DAMAGED
 from app.telemetry.metrics import Metrics
@@ -113,22 +117,6 @@ class RouterSlot(Protocol):
     def has_changed(self) -> bool:
         """Whether it differs on disk from the one that is loaded."""
         ...
-
-
-Part = Literal["artifact", "calibration"]
-PARTS: Final[tuple[Part, ...]] = get_args(Part)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingPart:
-    """A part without which no certificate holds, and how to get it."""
-
-    part: Part
-    reason: str
-    next: str  # the commands that come next
-
-    def __str__(self) -> str:
-        return f"Missing: {self.part} ({self.reason}). Next: {self.next}"
 
 
 _DAMAGED: Final = MissingPart(
@@ -220,27 +208,33 @@ class Services:
     @property
     def calibration(self) -> str | None:
         """The active calibration; None while the fallback answers."""
-        if self.settings.same_answer is not None:
-            return self._answer_calibration
-        if self.stored is None or self.artifact.router is None or not self.stored.active.ready:
-            return None
-        return self.stored.active.record().id
+        return self.standing().calibration
 
     @property
-    def missing(self) -> tuple[MissingPart, ...]:
+    def missing(self) -> Sequence[MissingPart]:
         """What is missing for certificates, in the order in which it is made."""
-        section = self.settings.same_answer
+        return self.standing().missing
+
+    @property
+    def application_names(self) -> tuple[str, ...]:
+        """The applications, and last the one of all other requests; its name is empty without."""
+        configured = self.settings.applications
+        return (*configured, DEFAULT) if configured else ("",)
+
+    def standing(self, application: str | None = None) -> Standing:
+        """How the certificates of an application stand.
+
+        Args:
+            application: Its name; None: that of requests of no configured application.
+        """
+        name = self.application_names[-1] if application is None else application
+        section = self.settings.same_answer_of(name or None)
         if section is not None and self.stored is not None:
-            if self._answer_calibration is not None:
-                return ()
-            if self.stored.store.is_damaged:
-                return (_DAMAGED,)
-            reason = "none is made of sampled requests yet, see GET /same-answer"
-            command = "racer calibrate --same-answer --url http://HOST:PORT"
-            if section.calibrate is not None:
-                needed = rows_needed(section.alpha)
-                command = f"nothing, the gateway makes it from {needed} sampled requests or more"
-            return (MissingPart(part="calibration", reason=reason, next=command),)
+            return _of_answers(self.stored, name, section)
+        return self._of_sets(name)
+
+    def _of_sets(self, application: str) -> Standing:
+        """The standing of the promise `set`."""
         folder, active = self.settings.artifact, self.stored and self.stored.active
         watching = self.settings.watching
         has_rows = self.settings.samples_traffic and watching.store_requests
@@ -269,19 +263,44 @@ class Services:
             made = MissingPart(part="calibration", reason=reason, next=command)
             is_damaged = self.stored is not None and self.stored.store.is_damaged
             parts.append(_DAMAGED if is_damaged else made)
-        return tuple(parts)
-
-    @property
-    def _answer_calibration(self) -> str | None:
-        """The active calibration of `same_answer` for requests of no application."""
-        if self.stored is None:
-            return None
-        application = DEFAULT if self.settings.applications else None
-        found = self.stored.answer_calibrator.calibrations.find(application)
-        return found and found.id
+        if parts or active is None:
+            not_yet = (str(Reason.NOT_CALIBRATED),)
+            return Standing(promise="set", calibration=None, reasons=not_yet, missing=tuple(parts))
+        record = active.record()
+        void = record.void_reasons
+        shared = self.monitor.shared_reasons(record.id, application or None)
+        return Standing(promise="set", calibration=record.id, reasons=(*map(str, void), *shared))
 
     @property
     def _stored(self) -> StoreServices:
         if self.stored is None:
             raise NoRouter
         return self.stored
+
+
+def _of_answers(stored: StoreServices, application: str, section: SameAnswer) -> Standing:
+    """The standing of the promise `same_answer`."""
+    calibrator = stored.answer_calibrator
+    record = calibrator.calibrations.find(application)
+    if record is not None:
+        stale = calibrator.calibrations.stale(record) is not None
+        facts = (
+            (stale, Reason.STALE.of(SAME_ANSWER)),
+            (record.is_chosen, str(Reason.CHOSEN_BY_FIGURES)),
+        )
+        reasons = tuple(reason for is_so, reason in facts if is_so)
+        return Standing(promise="same_answer", calibration=record.id, reasons=reasons)
+    not_yet = (str(Reason.NOT_CALIBRATED),)
+    if stored.store.is_damaged:
+        missing = _DAMAGED
+    else:
+        refusal = calibrator.refusals.get(application)
+        reason = refusal or "none is made of sampled requests yet, see GET /same-answer/progress"
+        command = "racer calibrate --same-answer --url http://HOST:PORT"
+        if section.calibrate is not None:
+            needed = rows_needed(section.alpha)
+            command = f"nothing, the gateway makes it from {needed} sampled requests or more"
+            if refusal is not None:
+                command = "nothing, the gateway tries again on twice the samples, and daily"
+        missing = MissingPart(part="calibration", reason=reason, next=command)
+    return Standing(promise="same_answer", calibration=None, reasons=not_yet, missing=(missing,))

@@ -46,6 +46,8 @@ async def healthz(_: Request, __: Services) -> Response:
 async def readyz(request: Request, services: Services) -> Response:
     """200 while requests are answered, also by the fallback; 503 while the gateway drains.
 
+    `holds` says whether certificates of usual requests hold, `reasons` why not, and `standing` both
+    in words: of requests of no application, where some are configured.
     `artifact` is the digest of the loaded one. `missing` lists what certificates lack and which
     command comes next; with `?calibrated=true` that is 503, too. `degraded` lists `store` while the
     store cannot be read, `store_damaged` if its file is damaged and a backup is to be restored,
@@ -56,12 +58,20 @@ async def readyz(request: Request, services: Services) -> Response:
     """
     if services.drain.begun:
         return bodies.json_response({"status": "draining"}, status=503)
-    ready: dict[str, Any] = {"status": "ready", "calibration": services.calibration}
+    standing, fallback = services.standing(), services.settings.fallback
+    ready: dict[str, Any] = {
+        "status": "ready",
+        "calibration": standing.calibration,
+        "promise": standing.promise,
+        "holds": standing.holds,
+        "reasons": standing.reasons,
+        "standing": standing.said(fallback),
+    }
     if services.artifact.router is not None:
         ready["artifact"] = services.artifact.router.digest
-    if missing := services.missing:
+    if missing := standing.missing:
         ready |= {
-            "fallback": services.settings.fallback,
+            "fallback": fallback,
             "missing": [asdict(each) for each in missing],
         }
     # Routing needs only memory, and whole pools are answers, too: the gateway stays ready.

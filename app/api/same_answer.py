@@ -1,4 +1,4 @@
-"""Endpoints of the promise `same_answer`: its calibrations, made from sampled traffic. Admin."""
+"""Endpoints of the promise `same_answer`: its calibrations from sampled traffic, its progress."""
 
 from __future__ import annotations
 
@@ -55,6 +55,18 @@ async def calibrate(request: Request, services: Services) -> Response:
 async def report(_: Request, services: Services) -> Response:
     """The history, newest first, with evidence; for each application its sampled rows so far."""
     return bodies.json_response(await services.answer_calibrator.report())
+
+
+@routes.add(
+    "GET",
+    "/same-answer/progress",
+    role="data",
+    summary="How far the next calibration of the promise `same_answer` is, and what decides",
+    responses=errors(*KEYED),
+)
+async def progress(_: Request, services: Services) -> Response:
+    """`applications` as in `GET /same-answer`, without the history; at most 5 s old."""
+    return bodies.json_response({"applications": await services.answer_calibrator.progress()})
 
 
 @routes.add(

@@ -264,8 +264,6 @@ class CalibrationService:
                 )
                 if activate:
                     await self._calibration_sync.catch_up(record)
-                    if alert := record.evidence.get("shift", {}).get("alert"):
-                        log.warning("calibration %s is active: %s", record.id, alert)
         return {
             "id": None if options.dry_run else record.id,
             "created_at": record.created_at,

@@ -36,15 +36,22 @@ def serve(config: Path, host: str | None, port: int | None, calibrate_from_traff
 
     from app import server
     from app.telemetry import logs
+    from app.upstream.served_models import ServedModels
 
     overrides: dict[str, Any] = {"host": host, "port": port}
     if calibrate_from_traffic:
         overrides["same_answer"] = {"calibrate": "from_traffic"}
     overrides = {name: value for name, value in overrides.items() if value is not None}
-    load = partial(settings.load, config, **overrides)
-    configured, secrets = load()
+    read, served = partial(settings.load, config, **overrides), ServedModels()
+
+    def load() -> tuple[settings.Settings, settings.Secrets]:
+        configured, secrets = read()
+        return served.filled(configured, secrets), secrets
+
+    configured, secrets = read()
     with server.bind(configured) as listener, logs.logging_to(sys.stderr, _log_form(configured)):
         bound: tuple[str, int] = listener.getsockname()[:2]
+        configured = served.filled(configured, secrets)
         gateway = server.Server(
             configured,
             secrets,

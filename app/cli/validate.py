@@ -16,10 +16,18 @@ from app.cli.console import CONFIG, JSON, busy, out, print_json
 @CONFIG
 @JSON
 def validate(config: Path, as_json: bool) -> None:
-    """Check configuration, keys, artifact and encoder without serving."""
-    from app.routing.artifact_files import has_artifact, open_racer
+    """Check configuration, keys, artifact and encoder without serving.
 
-    configured, _ = settings.load(config)
+    Servers that answer must have their models where `base_url` says.
+    """
+    from app.errors import SettingsError
+    from app.routing.artifact_files import has_artifact, open_racer
+    from app.upstream.served_models import misplaced
+
+    configured, secrets = settings.load(config)
+    with busy("asking the servers for their models", as_json):
+        if wrong := misplaced(configured, secrets):
+            raise SettingsError("; ".join(wrong))
     result: dict[str, Any] = {"config": str(config), "pool": list(configured.pool), "router": None}
     if has_artifact(configured):
         with busy("loading artifact and encoder", as_json):

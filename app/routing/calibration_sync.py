@@ -34,6 +34,7 @@ from racer_core.records.conversation import RoutedText
 
 log = logging.getLogger(__name__)
 
+FEW_ROWS: Final = 200  # that count; below, one calibration says little about its own risk
 STORE_TIMEOUT_S: Final = 2.0  # after which a store that does not answer counts as lost
 
 
@@ -190,7 +191,9 @@ class CalibrationSync:
         elif wanted not in self._damaged and (wanted, state.is_chosen) != self._current():
             await self._active.swap(await self._usable(wanted, made))
             self._damaged.clear()
-            self._warn(self._active.record())
+            record = self._active.record()
+            _log_active(record)
+            self._warn(record)
 
     async def _follow_canary(
         self, setup: str, state: SharedState, made: CalibrationRecord | None
@@ -311,3 +314,19 @@ class CalibrationSync:
         self.lost = lost
         self._active.is_current = not (lost and self._store.is_shared)  # a file has no others
         self._up.set(self.takes_writes and not lost)
+
+
+def _log_active(record: CalibrationRecord) -> None:
+    """Log what became active, in one line with what follows from it."""
+    found, terms = record.evidence, record.calibration.options
+    alert = found.get("shift", {}).get("alert")
+    said = [f"alpha {terms.alpha:g}, {record.calibration.n} rows count"]
+    if (q95 := found.get("risk_q95")) is not None and record.calibration.n < FEW_ROWS:
+        said.append(f"of such calibrations one in twenty is above {q95:.1%}")
+    if (size := found.get("mean_size")) is not None:
+        said.append(f"calls per request {size:.1f} of {len(record.calibration.pool)}")
+    if record.void_reasons:
+        said.append(f"its certificates are void ({', '.join(record.void_reasons)})")
+    said += filter(None, [alert])
+    level = logging.WARNING if alert or record.void_reasons else logging.INFO
+    log.log(level, "calibration %s is active: %s", record.id, "; ".join(said))

@@ -20,6 +20,7 @@ from cachetools import LRUCache
 from app.errors import NotFound, StoreDamaged
 from app.json_output import dump_json
 from app.judging.checker_calls import CheckerCode
+from app.routing.calibration_sync import FEW_ROWS
 from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted, reference_of
 from app.settings import ANSWERABLE, Checker, Evidence, Settings
 from app.store.answer_calibrations import (
@@ -195,6 +196,8 @@ class AnswerCalibrations:
                     log.error("%s; the last calibration stays active", exc)
             if before is not None:
                 found[application] = before
+                if before is not self._active.get(application):
+                    _log_active(before)
         self._active = found
 
     def cached_plan(
@@ -232,6 +235,25 @@ class AnswerCalibrations:
             self._fits[key] = found
             self._plans[*key, alpha] = plan
         return plan
+
+
+def _log_active(record: AnswerCalibrationRecord) -> None:
+    """Log what became active, with what follows from it."""
+    found, name = record.evidence, record.application and f" of {record.application}"
+    if record.refusal is not None:
+        log.warning(
+            "same_answer%s is not calibrated, the fallback answers: %s", name, record.refusal
+        )
+        return
+    said = [f"alpha {record.alpha:g}, {found['n']} rows" if "n" in found else ""]
+    if found.get("n", FEW_ROWS) < FEW_ROWS and "risk_q95" in found:
+        said.append(f"of such calibrations one in twenty is above {found['risk_q95']:.1%}")
+    if record.is_chosen:
+        said.append("its certificates are void, for it was activated by its id")
+    said += found.get("consequences", ())
+    log.info(
+        "same_answer%s is calibrated by %s: %s", name, record.id, "; ".join(filter(None, said))
+    )
 
 
 def _key(record: AnswerCalibrationRecord, names: tuple[str, ...], terms: RoundsTerms) -> _Key:

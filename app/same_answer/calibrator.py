@@ -15,6 +15,7 @@ from collections.abc import Generator
 from dataclasses import asdict
 from datetime import timedelta
 from hashlib import blake2b
+from time import monotonic
 from typing import Any, Final, Protocol, Self
 
 from app.access.typical_usage import TypicalUsage
@@ -25,6 +26,7 @@ from app.same_answer.calibration import (
     attempt_of,
     calibration_of,
     comparable_terms,
+    fitting_rows,
     is_due,
     log_cost,
     progress_of,
@@ -42,6 +44,7 @@ from racer_core.errors import InputError
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 60.0  # between two looks at the store
+PROGRESS_S: Final = 5.0  # that a progress stays shown
 
 
 class Show(Protocol):
@@ -84,6 +87,7 @@ class AnswerCalibrator:
     Attributes:
         calibrations: The active ones.
         alarms: What requests since them show.
+        refusals: Why an application has no calibration, where one was tried.
     """
 
     def __init__(
@@ -132,7 +136,11 @@ class AnswerCalibrator:
         # The same for all calibrations: no new draw can be made until one pleases.
         self._salt = blake2b(key, digest_size=16, person=b"same_answer ties").digest()
         self._refused: dict[str, Attempt] = {}  # the last attempt of each application
+        self.refusals: dict[str, str] = {}  # why applications have no calibration, if one was tried
         self._too_old: set[str] = set()  # records whose age was logged
+        self._progress_now: dict[str, Any] = {}
+        self._progress_at = -math.inf
+        self._one_progress = asyncio.Lock()
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -168,6 +176,20 @@ class AnswerCalibrator:
             StoreError: The store cannot be used.
         """
         return await self._store.run(self._report)
+
+    async def progress(self) -> dict[str, Any]:
+        """What decides for each application, and how far its next calibration is; 5 s old at most.
+
+        Any data key may ask, and an answer reads all rows.
+
+        Raises:
+            StoreError: The store cannot be used.
+        """
+        async with self._one_progress:
+            if monotonic() - self._progress_at > PROGRESS_S:
+                self._progress_now = await self._store.run(self._progress_of_all)
+                self._progress_at = monotonic()
+        return self._progress_now
 
     async def __aenter__(self) -> Self:
         """Load what is active, and watch it in the background."""
@@ -209,6 +231,9 @@ class AnswerCalibrator:
     def _show_state(self, application: str) -> None:
         record = self.calibrations.find(application)
         found, refused = self.alarms.found(record), self._refused_since_alarm(application)
+        self.refusals.pop(application, None)
+        if record is None and refused is not None:
+            self.refusals[application] = refused.refusal
         age = None if record is None else age_of(record)
         is_old = record is not None and self.calibrations.stale(record) is Staleness.AGE
         self._show(
@@ -248,11 +273,12 @@ class AnswerCalibrator:
         since = self.alarms.not_before(last) if attempt is None else attempt.until
         if self._sample.count_since(application, since, wanted) < wanted:
             return
-        rows = self.alarms.rows_for_next(application, last)
+        rows, is_stored = self.alarms.rows_for_next(application, last), False
         try:
             made = self._made_of(rows)
             refusal, level = made.evidence["refused"], logging.WARNING
-            if refusal is None or record is not None:  # a refused one ends what decides
+            is_stored = refusal is None or record is not None
+            if is_stored:  # a refused one ends what decides
                 expected = "" if last is None else last.id
                 self._records.add(made, activate=True, expected_active_id=expected)
                 self.calibrations.catch_up()
@@ -268,7 +294,8 @@ class AnswerCalibrator:
             self._refused[application] = Attempt(
                 made_at=now(), rows=len(rows.rows), until=until, refusal=refusal
             )
-            log.log(level, "same_answer%s is not calibrated: %s", _of(application), refusal)
+            if not is_stored:  # else its activation is logged
+                log.log(level, "same_answer%s is not calibrated: %s", _of(application), refusal)
 
     def _is_renewal_due(self, record: AnswerCalibrationRecord) -> bool:
         """Daily, and as soon as the samples have doubled, for few rows waste calls.
@@ -286,7 +313,12 @@ class AnswerCalibrator:
 
     def _made_of(self, rows: AnswerRows) -> AnswerCalibrationRecord:
         return calibration_of(
-            rows, self._settings, self.calibrations, self._typical_usage, self._salt
+            rows,
+            self._settings,
+            self.calibrations,
+            self._typical_usage,
+            self._salt,
+            self._sample.labels(rows, fitting_rows(len(rows.rows))),
         )
 
     def _calibrate(self, application: str, dry_run: bool) -> dict[str, Any]:
@@ -315,9 +347,12 @@ class AnswerCalibrator:
 
     def _report(self) -> dict[str, Any]:
         return {
-            "applications": {name: self._progress(name) for name in self._names},
+            "applications": self._progress_of_all(),
             "data": [asdict(each) for each in self._records.summaries(self.calibrations.setup)],
         }
+
+    def _progress_of_all(self) -> dict[str, Any]:
+        return {name: self._progress(name) for name in self._names}
 
     def _progress(self, application: str) -> dict[str, Any]:
         watch = self.alarms.watch(self.calibrations.find(application))

@@ -249,6 +249,16 @@ class AnswerSample:
             is_cut=len(stored) == MAX_ROWS and not waiting,
         )
 
+    def labels(self, rows: AnswerRows, count: int) -> dict[bytes, dict[str, bool]]:
+        """Fingerprint -> candidate -> the verdict that counts, of the oldest rows that have any.
+
+        Raises:
+            StoreError: The store cannot be used.
+        """
+        times = [row.created_at for row in rows.rows[:count]]
+        found = _labels(self.store, rows.application, times, None)
+        return {decision_id.encode(): given for decision_id, given in found.items()}
+
     def count_since(self, application: str, since: str, enough: int) -> int:
         """How many requests were sampled and answered since a time, up to a number; rows are fewer.
 

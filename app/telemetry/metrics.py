@@ -188,6 +188,12 @@ class Metrics:
             ("part",),
             registry=self.registry,
         )
+        self.holds = Gauge(
+            "racer_certificates_hold",
+            "1 while certificates of the application's usual requests hold, as GET /readyz says",
+            ("application",),
+            registry=self.registry,
+        )
         self.calibration_shift = Gauge(
             "racer_calibration_shift",
             "Relative change of the mean set with the active calibration, where it raised an alert",

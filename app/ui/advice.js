@@ -4,8 +4,9 @@ import { el, notice } from "./dom.js";
 import { shortId } from "./format.js";
 
 /** The state of /readyz as a word or two for the corner of the page. */
-export function statusInWords({ status, calibration, degraded }) {
+export function statusInWords({ status, calibration, degraded, holds }) {
   if (status === "ready" && calibration && degraded) return { state: "warn", words: degraded.includes("router") ? "ready, router out" : "ready, store lost" };
+  if (status === "ready" && calibration && holds === false) return { state: "warn", words: "certificates void" };
   if (status === "ready" && calibration) return { state: "good", words: "ready" };
   if (status === "draining") return { state: "warn", words: "stopping" };
   if (status === "ready") return { state: "warn", words: "not calibrated" };

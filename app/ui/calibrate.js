@@ -310,7 +310,7 @@ function stateOf(each, active, activate) {
 
 /** All calibrations, newest first. */
 function historyCard(all, active, activate) {
-  if (all.length === 0) return el("section", { class: "card" }, el("h2", {}, "History"), el("p", { class: "muted" }, "Nothing was calibrated yet."));
+  if (all.length === 0) return el("section", { class: "card" }, el("h2", {}, "History"), el("p", { class: "muted" }, "No labelled rows were calibrated yet."));
   const rows = all.map((each) => {
     const { evidence, id } = each;
     return [el("code", { title: id }, shortId(id)), moment(each.created_at), percent(evidence.alpha), count(evidence.n), number(evidence.mean_size), (evidence.risk_q95 ?? null) === null ? "–" : percent(evidence.risk_q95), stateOf(each, active, activate)];

@@ -18,11 +18,17 @@ export function driftView() {
   const evidence = el("div", { class: "chart", hidden: true });
   let points = [];
   let followed = "";
+  let ready = {};
+  document.addEventListener("readiness", ({ detail }) => (ready = detail));
 
   /** Ask once; the lines begin anew with another calibration or after a reset. */
   async function poll() {
     if (!hasKey("admin")) {
       missing(keyWanted("It needs the admin key."));
+      return;
+    }
+    if (ready.promise === "same_answer" && !ready.artifact) {
+      missing(el("p", { class: "muted" }, "It is known of calibrations on labelled rows, and there is none. What sampled requests say of the same answer stands ", el("a", { href: "#calibrate" }, "under “Calibrate”"), "."));
       return;
     }
     try {

@@ -11,6 +11,7 @@ import { startTabs } from "./tabs.js";
 import { startTheme } from "./theme.js";
 import { startTry } from "./try.js";
 import { startWatch } from "./watch.js";
+import { sentence } from "./words.js";
 
 const LOOK_EVERY_MS = 5000;
 
@@ -52,6 +53,8 @@ function startStatus() {
     const { state, words } = statusInWords(ready);
     pill.dataset.state = state;
     pill.textContent = words;
+    byId("standing").hidden = !ready.standing;
+    byId("standing").textContent = ready.standing ? sentence(ready.standing) : "";
     fill(byId("advice"), advice(ready));
     document.dispatchEvent(new CustomEvent("readiness", { detail: ready }));
   }

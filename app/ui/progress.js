@@ -4,17 +4,20 @@ import { el, notice, setShare } from "./dom.js";
 import { age, count, moment, number, percent, plural } from "./format.js";
 import { sentence } from "./words.js";
 
-/** What is known of one application; `record` is its active calibration, if there is one. */
-export function progressView(progress, record) {
-  const { refusal, stale, watch } = progress;
-  const isDue = !record || watch.alarm_at !== null;
+const FEW_ROWS = 200; // that calibrate
+
+/** What is known of one application, and of its active calibration, if there is one. */
+export function progressView(progress) {
+  const { decides, refusal, stale, watch } = progress;
+  const isDue = !decides || watch.alarm_at !== null;
   return [
-    watch.alarm_at === null ? null : alarm(watch, record?.evidence.reference),
-    stale === "age" ? tooOld(record, refusal) : null,
+    watch.alarm_at === null ? null : alarm(watch, decides?.reference),
+    stale === "age" ? tooOld(progress) : null,
     refusal === null || stale === "age" ? null : notice("warn", el("h3", {}, "The last attempt was not activated"), el("p", {}, sentence(refusal))),
     isDue ? rowsSoFar(progress) : null,
-    record ? facts(record) : null,
-    record && watch.alarm_at === null ? watched(watch, record.evidence) : null,
+    decides ? facts(decides) : null,
+    decides?.consequences ? consequences(decides.consequences) : null,
+    decides && watch.alarm_at === null ? watched(watch, decides) : null,
   ];
 }
 
@@ -43,18 +46,29 @@ function nextStep(isEnough, calibrate) {
 }
 
 /** What the active calibration is. */
-function facts({ created_at: made, evidence }) {
+function facts(evidence) {
   const reference = { vote: "the vote of all", answerable: "labels" }[evidence.reference] ?? evidence.reference;
   const shown = [
     ["risk level", percent(evidence.alpha)],
     [`calls expected, of ${evidence.candidates ?? "all"}`, number(evidence.expected_calls)],
     ["is the reference", reference],
     ["rows that calibrate", count(evidence.n)],
-    [`made, ${moment(made)}`, age(made)],
+    [`made, ${moment(evidence.created_at)}`, age(evidence.created_at)],
   ];
   const { price_share: share } = evidence;
+  if (isFew(evidence)) shown.splice(4, 0, [`one calibration in twenty of so few rows is above that, where ${percent(evidence.alpha)} are promised on average`, percent(evidence.risk_q95)]);
   if (share !== null && share !== undefined) shown.splice(2, 0, ["of the reference's price expected", percent(share, 0)]);
   return el("div", { class: "facts" }, shown.map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name))));
+}
+
+/** Whether the rows are so few that one calibration says little about its own risk. */
+function isFew({ n, risk_q95: q95 }) {
+  return n < FEW_ROWS && q95 !== null && q95 !== undefined;
+}
+
+/** What its activation changed against the fallback. */
+function consequences(said) {
+  return el("div", {}, el("h3", {}, "What it changed"), el("ul", {}, said.map((each) => el("li", {}, sentence(each)))));
 }
 
 /** What the promise bounds, of one request and of all. */
@@ -63,9 +77,11 @@ function lossOf(reference) {
 }
 
 /** How many sampled answers differed since then, and how far the evidence is from an alarm. */
-function watched({ sampled, differing, evidence, alarms_at: limit }, { alpha, reference }) {
+function watched({ sampled, differing, evidence, alarms_at: limit }, decides) {
+  const { alpha, reference } = decides;
+  const most = isFew(decides) ? `, ${percent(decides.risk_q95)} for one calibration in twenty` : "";
   const share = limit === null ? 0 : Math.log(Math.max(evidence, 1)) / Math.log(limit);
-  const differ = sampled === 0 ? "No request was sampled since." : `Of ${plural(sampled, "request")} sampled since, ${count(differing)} would have ${lossOf(reference).one} (${percent(differing / sampled)}; promised: at most ${percent(alpha)} on average).`;
+  const differ = sampled === 0 ? "No request was sampled since." : `Of ${plural(sampled, "request")} sampled since, ${count(differing)} would have ${lossOf(reference).one} (${percent(differing / sampled)}; promised: at most ${percent(alpha)} on average${most}).`;
   if (limit === null) return el("p", { class: "muted" }, `${differ} No alarm is configured.`);
   const bar = el("span", { class: "bar-track", "aria-hidden": "true" }, setShare(el("span", { class: "between" }), "width", share));
   return el(
@@ -77,10 +93,10 @@ function watched({ sampled, differing, evidence, alarms_at: limit }, { alpha, re
 }
 
 /** No calibration succeeded for too long. */
-function tooOld({ activated_at: since, created_at: made }, refusal) {
+function tooOld({ activated_at: since, refusal }) {
   return notice(
     "bad",
-    el("strong", {}, `Certificates are void: no calibration succeeded since ${moment(since ?? made)}.`),
+    el("strong", {}, `Certificates are void: no calibration succeeded since ${moment(since)}.`),
     el("p", {}, refusal === null ? "There are no new samples: look whether requests still come and are sampled." : `The last attempt: ${sentence(refusal)}`),
   );
 }

@@ -11,12 +11,18 @@ from typing import Final
 
 import httpx2
 
-from app.errors import ModelListError, ModelListUnreachable, UpstreamUnauthorized
+from app.errors import (
+    ModelListElsewhere,
+    ModelListError,
+    ModelListUnreachable,
+    UpstreamUnauthorized,
+)
 from app.wire.parsing import model_names
 from racer_core.errors import InputError
 
 TIMEOUT_S: Final = 5.0
 _UNREACHABLE: Final = (502, 503, 504)  # a proxy's answer for a server behind it
+_ROOT: Final = "/v1"  # of the paths of an OpenAI-compatible server
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class ModelList:
 
 
 def list_models(base_url: str, headers: Mapping[str, str], *, verify_tls: bool = True) -> ModelList:
-    """Fetch the list of one server.
+    """Fetch the list of one server; where there is none, look for it under ``/v1``.
 
     Args:
         base_url: As candidates have it, with ``/v1``.
@@ -39,8 +45,27 @@ def list_models(base_url: str, headers: Mapping[str, str], *, verify_tls: bool =
     Raises:
         UpstreamUnauthorized: The server wants a key, or another one.
         ModelListUnreachable: The server does not answer.
+        ModelListElsewhere: The list is under ``/v1``, which the base URL lacks.
         ModelListError: The answer is no list of models.
     """
+    try:
+        return _listed(base_url, headers, verify_tls=verify_tls)
+    except ModelListUnreachable:
+        raise
+    except ModelListError as exc:
+        if base_url.endswith(_ROOT):
+            raise
+        rooted = f"{base_url}{_ROOT}"
+        try:
+            _listed(rooted, headers, verify_tls=verify_tls)
+        except (ModelListError, UpstreamUnauthorized):
+            raise exc from None
+        found = f"{exc}, but {rooted} lists models"
+        raise ModelListElsewhere(found, f"set `base_url: {rooted}`") from exc
+
+
+def _listed(base_url: str, headers: Mapping[str, str], *, verify_tls: bool) -> ModelList:
+    """The list at one base URL. Raises as :func:`list_models`."""
     sent_at = time.time()
     try:
         # As the gateway calls candidates: no redirects, no proxy from the environment.

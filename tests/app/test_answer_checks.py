@@ -29,7 +29,7 @@ from tests.kit.monitored import sampled
 from tests.kit.same_answer import configured
 from tests.kit.upstream import FakePool
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("few_fitting_rows")]
 FUNCTION = {"function": "tests.kit.checkers:check", "timeout_s": 2.0}
 TERMS = {"alpha": 0.03, "evidence": FUNCTION}
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 else:
     stats = LazyModule("scipy.stats")
 
+pytestmark = pytest.mark.usefixtures("few_fitting_rows")
+
 FALSE_ALARM = 1e-6
 SIMILARITY = 0.6
 RISKY = 0.3
@@ -50,6 +52,7 @@ CONFIGURED: dict[str, Any] = {
     "aggregation": {"equality": "semantic", "similarity": SIMILARITY},
     "same_answer": {"alpha": 0.05},
     "watching": {"shadow_rate": 1.0},
+    "routing": {"fallback": "whole_pool"},  # no answer is another than now
 }
 
 

@@ -34,6 +34,7 @@ from app.same_answer.calibration import (
     samples_wanted,
 )
 from app.same_answer.calibrations import Staleness, answer_setup
+from app.same_answer.change import change_of
 from app.same_answer.rows import AnswerRows, AnswerSample
 from app.settings import SameAnswer, Settings
 from app.store import Store, now
@@ -52,6 +53,8 @@ from tests.kit.lazy import LazyModule
 from tests.kit.same_answer import NAMES
 
 stats = LazyModule("scipy.stats")
+
+pytestmark = pytest.mark.usefixtures("few_fitting_rows")
 
 FALSE_ALARM = 1e-6
 
@@ -431,6 +434,18 @@ def rows(rng: np.random.Generator, count: int) -> AnswerClasses:
     )
 
 
+def refused(
+    terms: SameAnswer,
+    found: SequentialCalibration,
+    fitting: AnswerClasses,
+    prices: dict[str, float] | None,
+) -> str | None:
+    """Why a calibration is refused; the fallback is the first candidate."""
+    given, fitted = settings(), replace(found, answers=fitting)
+    change = change_of(given.fallback, fitted, terms.alpha, prices, {})
+    return refusal_of(given, terms, found, fitting, prices, change)
+
+
 def test_rows_that_set_the_threshold_choose_no_calibration() -> None:
     """Else those would be active whose threshold is too low by chance."""
     rng, verdicts = np.random.default_rng(1), list[set[str | None]]()
@@ -442,7 +457,7 @@ def test_rows_that_set_the_threshold_choose_no_calibration() -> None:
             SequentialCalibration(policy=policy, answers=rows(rng, 60), salt=b"salt")
             for _ in range(20)
         ]
-        verdicts.append({refusal_of(settings(), TERMS, each, fitting, PRICES) for each in found})
+        verdicts.append({refused(TERMS, each, fitting, PRICES) for each in found})
     assert [len(each) for each in verdicts] == [1] * 8
     assert len(set.union(*verdicts)) > 1
 
@@ -508,11 +523,10 @@ def test_a_named_reference_needs_prices() -> None:
     found = SequentialCalibration(
         policy=fit_policy(fitting, reference="ref"), answers=own, salt=b"salt"
     )
-    given = settings()
-    assert refusal_of(given, TERMS, found, fitting, None) == UNPRICED
-    assert refusal_of(given, TERMS, found, fitting, PRICES) != UNPRICED
+    assert refused(TERMS, found, fitting, None) == UNPRICED
+    assert refused(TERMS, found, fitting, PRICES) != UNPRICED
     vote = SequentialCalibration(policy=fit_policy(fitting), answers=own, salt=b"salt")
-    assert refusal_of(given, SameAnswer(alpha=0.05), vote, fitting, None) != UNPRICED
+    assert refused(SameAnswer(alpha=0.05), vote, fitting, None) != UNPRICED
 
 
 # Progress -----------------------------------------------------------------------------------------

@@ -158,6 +158,7 @@ def test_what_is_not_called_is_estimated_by_the_rows(
     assert everyone["cost"] == pytest.approx(own + guess + 0.0005 * seconds, rel=1e-6)
 
 
+@pytest.mark.usefixtures("few_fitting_rows")
 def test_the_promise_same_answer_expects_what_calls_used(
     serve: Serve, talking: FakePool, tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ from tests.core.laws import assert_at_most
 from tests.kit.monitored import calibration_record, decision_record
 from tests.kit.same_answer import NAMES
 
+pytestmark = pytest.mark.usefixtures("few_fitting_rows")
+
 SETUP = "setup"
 START = datetime.now(UTC) - timedelta(hours=1)  # of the requests, one a second
 LABEL_WAIT = timedelta(minutes=10)

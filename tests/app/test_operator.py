@@ -46,6 +46,8 @@ from tests.kit.monitored import decision_records
 from tests.kit.operators import ALPHA, POOL, WEEKS, Deployment, Operator, labelled, labels
 from tests.kit.same_answer import NAMES, RIGHT
 
+pytestmark = pytest.mark.usefixtures("few_fitting_rows")
+
 stats = LazyModule("scipy.stats")
 
 FALSE_ALARM = 1e-6

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 else:
     stats = LazyModule("scipy.stats")
 
+pytestmark = pytest.mark.usefixtures("few_fitting_rows")
+
 FALSE_ALARM = 1e-4
 TENTH = {"alpha": 0.1}
 WATCHING = {"shadow_rate": 1.0, "false_alarm": 0.01}

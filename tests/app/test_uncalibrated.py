@@ -277,6 +277,10 @@ def test_artifact_and_calibration_are_taken_while_it_runs(
         assert ready.json() == {
             "status": "ready",
             "calibration": identity,
+            "promise": "set",
+            "holds": True,
+            "reasons": [],
+            "standing": f"certificates of {identity} hold (promise set)",
             "artifact": artifacts.digest(folder),
         }
     assert gateway.metric('racer_missing{part="artifact"}') == 0

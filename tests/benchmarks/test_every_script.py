@@ -17,6 +17,7 @@ REPOSITORY = Path(__file__).parents[2]
 SMALL = {
     "state.py": (["--seconds", "0.3", "--rows", "2000"], "stores"),
     "same_answer.py": (["--rows", "300", "--splits", "1"], "results"),
+    "first_certificate.py": (["--samples", "2"], "results"),
     "upstream_call.py": (["--calls", "32", "--rounds", "1"], "rounds"),
     "overload.py": (["--seconds", "12"], "kinds"),
     "slow_streams.py": (["--streams", "20", "--gap-ms", "10"], "passed"),

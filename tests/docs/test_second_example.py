@@ -52,4 +52,4 @@ def test_nothing_but_candidates_serves(tmp_path: Path) -> None:
     assert is_healthy, log
     assert "all 3 candidates answer a share of 0.05 of the requests" in log
     assert "adds at most 5,000 calls a day" in log
-    assert "from 39 sampled requests or more" in log
+    assert "from 119 sampled requests or more" in log

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from app.cli.main import main
+from app.same_answer import calibration as answer_calibration
 from app.store import Store
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
@@ -124,6 +125,12 @@ def talking(pool: FakePool) -> Iterator[FakePool]:
     talk(pool)
     yield pool
     pool.answer = lambda _: "42"
+
+
+@pytest.fixture
+def few_fitting_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty rows are enough to fit a policy of `same_answer`: fewer requests in these tests."""
+    monkeypatch.setattr(answer_calibration, "MIN_FITTING", 20)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Route
 
+from app.same_answer import calibration as answer_calibration
 from tests.kit.gateway import ENVIRONMENT, running
 from tests.kit.monitored import sampled
 from tests.kit.waiting import until
@@ -37,7 +38,8 @@ def rounds(tmp_path_factory: pytest.TempPathFactory, pool_url: str) -> Iterator[
         same_answer={"alpha": ALPHA},
         watching={"shadow_rate": 1.0, "false_alarm": 0.01},
     )
-    with running(path, ENVIRONMENT) as gateway:
+    with pytest.MonkeyPatch.context() as patch, running(path, ENVIRONMENT) as gateway:
+        patch.setattr(answer_calibration, "MIN_FITTING", 20)  # fewer questions in these tests
         fleet = Fleet(gateway, POOL, *ENVIRONMENT.values())
         sample(fleet, ASKED[:FEW])
         yield fleet
@@ -99,12 +101,19 @@ def test_before_a_calibration_the_rows_are_counted(rounds: Fleet, opened: Open) 
 
 
 def test_where_nothing_asks_for_it_the_card_says_how_to_begin(demo: Fleet, opened: Open) -> None:
-    """And without an admin key which one is missing."""
+    """Without the admin key."""
     tab = opened(demo, "#calibrate")
-    assert "needs the admin key" in card(tab).inner_text()
-    tab.give_keys()
     tab.page.wait_for_selector("#same-answer >> text=Not in use")
     assert "racer serve --calibrate-from-traffic" in card(tab).inner_text()
+
+
+def test_without_the_admin_key_progress_is_shown(rounds: Fleet, opened: Open) -> None:
+    """With the key of a client; without any it is asked for."""
+    tab = opened(rounds, "#calibrate")
+    assert "needs an API key" in card(tab).inner_text()
+    tab.give_keys(admin="")
+    tab.page.wait_for_selector("#same-answer .so-far")
+    assert f"{FEW} of {report(rounds)['applications']['']['needed']}" in card(tab).inner_text()
 
 
 def planned(fleet: Fleet, question: str, alpha: float | None = None) -> str:
@@ -178,6 +187,10 @@ def test_the_frontier_is_drawn_and_a_calibration_made_active(
     shapes = chart.evaluate("chart => chart.layout.shapes.map(({ x1 }) => x1)")
     assert shapes == [newest["evidence"]["least_alpha"], ALPHA]
     assert "calibration rows themselves" in card(tab).inner_text()
+    for each in newest["evidence"]["consequences"]:
+        assert each[0].upper() + each[1:] in card(tab).inner_text()
+    assert newest["evidence"]["n"] < 200
+    assert "one calibration in twenty of so few rows is above that" in card(tab).inner_text()
     assert "made, " in card(tab).inner_text()
     tab.page.click("#same-answer table button >> nth=0")
     tab.page.click("#confirm-yes")
@@ -208,14 +221,27 @@ def test_an_alarm_and_a_refusal_are_said_in_words(certified: Fleet, opened: Open
     assert f"7 of {needed} sampled requests" in text
     progress["watch"]["alarm_at"] = None
     progress["stale"] = "age"
-    for each in found["data"]:
-        each["evidence"]["reference"] = "answerable"
+    progress["decides"]["reference"] = "answerable"
     tab.page.evaluate("document.dispatchEvent(new CustomEvent('readiness', { detail: {} }))")
     tab.page.wait_for_selector("#same-answer >> text=no calibration succeeded since")
     text = card(tab).inner_text()
     assert "Certificates are void" in text
     assert "The last attempt: Not worth it" in text
     assert "Of 40 requests sampled since, 12 would have missed every right answer" in text
+
+
+def test_every_tab_says_what_readyz_says(certified: Fleet, opened: Open) -> None:
+    """Which calibration decides, and why its certificates hold or are void."""
+    ready = certified.gateway.ready()
+    metric = f'racer_certificates_hold{{application=""}} {float(ready["holds"])}'
+    assert metric in certified.gateway.get("/metrics", certified.data_key).text
+    tab = opened(certified)
+    tab.give_keys()
+    said = ready["standing"][0].upper() + ready["standing"][1:] + "."
+    for name in ("try", "calibrate", "watch"):
+        tab.page.click(f"#tab-{name}")
+        assert tab.page.inner_text("#standing") == said
+    tab.page.wait_for_selector("#watch >> text=of calibrations on labelled rows, and there is none")
 
 
 @pytest.mark.parametrize(("scheme", "size"), [("light", NARROW), ("dark", WIDE)])

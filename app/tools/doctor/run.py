@@ -9,7 +9,6 @@ import shutil
 import socket
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -25,6 +24,7 @@ from app import settings
 from app.calibrations.carried import read_carried
 from app.calibrations.service import setup_digest
 from app.errors import (
+    ModelListElsewhere,
     ModelListError,
     ModelListUnreachable,
     RecoveryNeeded,
@@ -41,8 +41,9 @@ from app.settings.secrets import SAMPLES_KEY
 from app.store import engine, schema
 from app.store.calibration_record import CalibrationRecord
 from app.store.inspection import StoreInspection, inspect_store
-from app.upstream.model_list import ModelList, list_models
-from app.upstream.replicas import Target, open_targets
+from app.upstream.model_list import ModelList
+from app.upstream.replicas import open_targets
+from app.upstream.served_models import ListAnswer, answers_of, few, only_model
 from racer_core import artifacts
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.threshold import fewest_rows
@@ -274,20 +275,22 @@ def _local_spec(spec: EncoderSpec) -> EncoderSpec | None:
     return spec
 
 
-_AT_ONCE: Final = 8
-
-
 def check_endpoints(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[ModelList]]:
     """Return a finding per candidate and evaluator, and the model lists of their servers."""
-    models = {each.name: each.served_as for each in settings.candidates}
+    candidates = {each.name: each for each in settings.candidates}
     keys = {each.name: each.api_key_env for each in settings.candidates}
-    for name, rater in settings.raters.items():
-        models[name], keys[name] = rater.model or "", rater.api_key_env
+    models = {name: rater.model or "" for name, rater in settings.raters.items()}
+    keys |= {name: rater.api_key_env for name, rater in settings.raters.items()}
     targets = open_targets(settings, secrets)
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="racer-doctor") as threads:
-        answers_by_target = list(threads.map(_list_all, targets.values()))
+    answers_by_target = answers_of([*targets.values()])
+
+    def model_of(name: str, answer: ListAnswer) -> str:
+        if (candidate := candidates.get(name)) is None:
+            return models[name]
+        return only_model(candidate, answer) or candidate.served_as
+
     findings = [
-        _worst(judge(name, answer, models[name], keys[name]) for answer in answers)
+        _worst(judge(name, answer, model_of(name, answer), keys[name]) for answer in answers)
         for name, answers in zip(targets, answers_by_target, strict=True)
     ]
     return findings, [
@@ -297,7 +300,7 @@ def check_endpoints(settings: Settings, secrets: Secrets) -> tuple[list[Finding]
 
 def judge(
     name: str,
-    answer: ModelList | UpstreamUnauthorized | ModelListError,
+    answer: ListAnswer,
     model: str,
     key_env: str | None,
 ) -> Finding:
@@ -308,6 +311,8 @@ def judge(
         return failed(check_endpoints, str(answer), cure)
     if isinstance(answer, ModelListUnreachable):
         return failed(check_endpoints, str(answer), "start the server, or change `base_url`")
+    if isinstance(answer, ModelListElsewhere):
+        return failed(check_endpoints, answer.message, answer.cure)
     unsure = f"make sure that it serves {model}: no answer was requested from it"
     if isinstance(answer, ModelListError):
         return warning(check_endpoints, str(answer), unsure)
@@ -317,31 +322,14 @@ def judge(
         return warning(check_endpoints, f"{answer.base_url} lists no model", unsure)
     return failed(
         check_endpoints,
-        f"{answer.base_url} serves {_few(answer.models)}, not {model}",
+        f"{answer.base_url} serves {few(answer.models)}, not {model}",
         "set `model` to a name that the server lists, or load the model there",
     )
-
-
-def _list_all(target: Target) -> list[ModelList | UpstreamUnauthorized | ModelListError]:
-    answers: list[ModelList | UpstreamUnauthorized | ModelListError] = []
-    for replica in target.replicas.all:
-        try:
-            answers.append(
-                list_models(replica.base_url, target.headers, verify_tls=target.verify_tls)
-            )
-        except (UpstreamUnauthorized, ModelListError) as exc:
-            answers.append(exc)
-    return answers
 
 
 def _worst(findings: Iterable[Finding]) -> Finding:
     """The worst finding of a candidate's replicas."""
     return max(findings, key=lambda each: list(State).index(each.state))
-
-
-def _few(models: tuple[str, ...]) -> str:
-    shown = ", ".join(models[:3])
-    return shown if len(models) <= 3 else f"{shown} and {len(models) - 3} more"
 
 
 _GPU = "GPU"

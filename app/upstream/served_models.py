@@ -1,0 +1,129 @@
+"""What the servers of candidates serve: fills `model` where it is not set, and says what is wrong.
+
+A candidate without `model` is asked for by its name. Where its server lists one model of another
+name, that is the one that is meant.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from app.errors import (
+    ModelListElsewhere,
+    ModelListError,
+    ModelListUnreachable,
+    UpstreamUnauthorized,
+)
+from app.settings import Secrets, Settings
+from app.settings.candidates import Candidate
+from app.upstream.model_list import ModelList, list_models
+from app.upstream.replicas import Target, open_targets
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 8
+_SHOWN: Final = 3  # names of models
+
+ListAnswer = ModelList | UpstreamUnauthorized | ModelListError
+
+
+def answers_of(targets: Sequence[Target]) -> list[list[ListAnswer]]:
+    """What each server of each target answers when it is asked for its models. Blocks."""
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="racer-models") as threads:
+        return list(threads.map(_answers, targets))
+
+
+def _answers(target: Target) -> list[ListAnswer]:
+    answers: list[ListAnswer] = []
+    for replica in target.replicas.all:
+        try:
+            answers.append(
+                list_models(replica.base_url, target.headers, verify_tls=target.verify_tls)
+            )
+        except (UpstreamUnauthorized, ModelListError) as exc:
+            answers.append(exc)
+    return answers
+
+
+def only_model(candidate: Candidate, answer: ListAnswer) -> str | None:
+    """The model that is meant by a candidate whose server lists no model of its name."""
+    if candidate.model is not None or not isinstance(answer, ModelList):
+        return None
+    is_another = len(answer.models) == 1 and candidate.name not in answer.models
+    return answer.models[0] if is_another else None
+
+
+def few(models: Sequence[str]) -> str:
+    """The names of some models, for a message."""
+    shown = ", ".join(models[:_SHOWN])
+    return shown if len(models) <= _SHOWN else f"{shown} and {len(models) - _SHOWN} more"
+
+
+def misplaced(settings: Settings, secrets: Secrets) -> list[str]:
+    """The candidates whose base URL lacks `/v1`, each with its cure. Blocks."""
+    targets = open_targets(settings, secrets)
+    return [
+        f"candidate {name}: {answer}"
+        for name, answers in zip(targets, answers_of([*targets.values()]), strict=True)
+        for answer in answers
+        if isinstance(answer, ModelListElsewhere)
+    ]
+
+
+_Place = tuple[str, tuple[str, ...]]  # a candidate's name, and its replicas
+
+
+class ServedModels:
+    """Fills `model` of candidates at a start; a reload asks no server again."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Place, str | None] = {}
+
+    def filled(self, settings: Settings, secrets: Secrets) -> Settings:
+        """The configuration with the models that are meant. What is wrong is logged. Blocks."""
+        targets = open_targets(settings, secrets)
+        asked = [each for each in settings.candidates if _place(each) not in self._found]
+        answers = answers_of([targets[each.name] for each in asked])
+        for candidate, given in zip(asked, answers, strict=True):
+            for answer in given:
+                _log(candidate, answer)
+            models = (only_model(candidate, answer) for answer in given)
+            self._found[_place(candidate)] = next(filter(None, models), None)
+        candidates = (
+            each.model_copy(update={"model": each.model or self._found.get(_place(each))})
+            for each in settings.candidates
+        )
+        return settings.model_copy(update={"candidates": tuple(candidates)})
+
+
+def _place(candidate: Candidate) -> _Place:
+    return candidate.name, candidate.replicas
+
+
+def _log(candidate: Candidate, answer: ListAnswer) -> None:
+    """Log what a server answers, unless it serves the candidate's model."""
+    name = candidate.name
+    if not isinstance(answer, ModelList):
+        is_elsewhere = isinstance(answer, ModelListElsewhere)
+        # Not every server has a list.
+        is_wrong = is_elsewhere or isinstance(answer, UpstreamUnauthorized | ModelListUnreachable)
+        is_asked, unknown = candidate.model is None and not is_elsewhere, ""
+        if is_asked:
+            unknown = f": it is asked for the model {name}; set `model`, or restart once it answers"
+        log.log(
+            logging.WARNING if is_wrong else logging.INFO,
+            "candidate %s: %s%s",
+            name,
+            answer,
+            unknown,
+        )
+    elif (model := only_model(candidate, answer)) is not None:
+        log.info("candidate %s: %s serves %s, which is called", name, answer.base_url, model)
+    elif answer.models and candidate.served_as not in answer.models:
+        log.warning(
+            "candidate %s: %s serves %s, not %s: set `model` to a name that the server lists",
+            name, answer.base_url, few(answer.models), candidate.served_as,
+        )  # fmt: skip
