@@ -222,9 +222,16 @@ class Services:
         """The active calibration; None while the fallback answers."""
         if self.settings.same_answer is not None:
             return self._answer_calibration
-        if self.stored is None or self.artifact.router is None or not self.stored.active.ready:
-            return None
-        return self.stored.active.record().id
+        return self._stored.active.record().id if self.is_calibrated else None
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether a calibration of sets decides."""
+        return (
+            self.stored is not None
+            and self.artifact.router is not None
+            and self.stored.active.ready
+        )
 
     @property
     def missing(self) -> tuple[MissingPart, ...]:

@@ -59,6 +59,7 @@ RELOADED: Final[tuple[Place, ...]] = tuple(
         "pools",
         "routing.alpha",
         "routing.fallback",
+        "routing.levels",
         "routing.observe",
         "routing.on_abstain",
         "routing.on_infeasible",

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.tools.doctor.run import check_calibration, inspected
+from app.calibrations.served_level import PAGE
 from racer_core.calibration.laws import beta_quantile
 from tests.kit.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
+    Command,
     Gateway,
     as_json,
     configure,
@@ -66,7 +68,7 @@ def served(gateway: Gateway) -> tuple[float, str, str]:
 def test_a_reload_and_a_restart_serve_the_configured_level(write: Write) -> None:
     """With the threshold of that level, and the bound that holds for it."""
     with running(write(0.1, []), ENVIRONMENT) as gateway:
-        gateway.calibrate(rows=ROWS)
+        gateway.upload(ROWS)
         assert served(gateway) == (0.1, "0.1", "fixed")
         before = gateway.route(ONE)["certificate"]["lambda_hat"]
         asked = gateway.route(ONE, alpha=0.05)["certificate"]
@@ -93,7 +95,7 @@ def test_the_level_of_an_application_is_served(write: Write) -> None:
     """Its own, else that of `routing`; what the others have stays."""
     keys = {"keys": ["data"]}
     with running(write(0.1, [], applications={"bot": keys | {"alpha": 0.2}}), ENVIRONMENT) as one:
-        one.calibrate(rows=[{**each, "group": "bot"} for each in ROWS])
+        one.upload([{**each, "application": "bot"} for each in ROWS])
         assert served(one) == (0.2, "0.2", "fixed")
         write(0.1, [], applications={"bot": keys | {"alpha": 0.05}})
         assert reloaded(one) == ["applications.bot.alpha"]
@@ -106,7 +108,7 @@ def test_the_level_of_an_application_is_served(write: Write) -> None:
 def test_a_level_that_was_declared_has_the_smaller_bound(write: Write) -> None:
     """The union over the declared levels; the level in force before the rows has alpha itself."""
     with running(write(0.1, [0.05, 0.1, 0.2]), ENVIRONMENT) as gateway:
-        n = gateway.calibrate(rows=ROWS)["evidence"]["n"]
+        n = gateway.upload(ROWS)["evidence"]["n"]
         for alpha in (0.05, 0.2):
             write(alpha, [0.05, 0.1, 0.2])
             reloaded(gateway)
@@ -119,16 +121,16 @@ def test_a_level_that_was_declared_has_the_smaller_bound(write: Write) -> None:
         write(0.03, [0.03, 0.05, 0.1, 0.2])
         reloaded(gateway)
         assert guarantee(gateway)["alpha_basis"] == "band"
-        gateway.calibrate(rows=ROWS)
+        gateway.upload(ROWS)
         assert guarantee(gateway)["alpha_basis"] == "band", "the same rows were shown before"
-        gateway.calibrate(rows=OTHERS)
+        gateway.upload(OTHERS)
         assert guarantee(gateway)["alpha_basis"] == "fixed"
 
 
 def test_a_calibration_for_another_level_says_what_is_served(write: Write) -> None:
     """The upload's alpha is what its evidence shows; the configuration serves."""
     with running(write(0.1), ENVIRONMENT) as gateway:
-        made = gateway.calibrate(rows=ROWS, alpha=0.2)
+        made = gateway.upload(ROWS, alpha=0.2)
         assert made["evidence"]["alpha"] == 0.2
         assert made["served"]["alpha"] == 0.1
         assert "`routing.alpha: 0.2`" in made["served"]["remark"]
@@ -136,7 +138,26 @@ def test_a_calibration_for_another_level_says_what_is_served(write: Write) -> No
         write(0.2)
         reloaded(gateway)
         assert served(gateway)[::2] == (0.2, "declared")
-        assert gateway.calibrate(rows=OTHERS)["served"]["remark"] is None
-    settings = gateway.settings
-    finding = check_calibration(inspected(settings), settings)
-    assert "alpha 0.1" in finding.summary
+        assert gateway.upload(OTHERS)["served"]["remark"] is None
+
+
+def test_doctor_states_the_served_level_and_its_bound(write: Write, racer: Command) -> None:
+    """The edited level is served by the next start; a page says how to change it."""
+    path = write(0.1)
+    with running(path, ENVIRONMENT) as gateway:
+        gateway.upload(ROWS)
+
+    def found() -> dict[str, str]:
+        out = racer("doctor", "--config", path, "--json")[1]
+        return next(e for e in json.loads(out)["findings"] if e["check"] == "risk level")
+
+    assert found()["state"] == "OK"
+    assert found()["found"] == "alpha 0.1 is served: at most 0.1 on average"
+    write(0.05)
+    assert found()["state"] == "warning"
+    with running(path, ENVIRONMENT) as gateway:
+        bound = guarantee(gateway)["bound"]["value"]
+    assert found()["found"] == f"alpha 0.05 is served: at most {bound:g} with confidence 0.95"
+    assert "new rows" in found()["cure"]
+    assert PAGE in found()["cure"]
+    assert Path(PAGE).is_file()
