@@ -25,11 +25,13 @@ class ServedLevel:
     """The level of an application's requests, or of requests of none.
 
     Attributes:
+        application: Its name; None: requests of none.
         setting: Where it is configured.
         made_for: The level that the evidence of the calibration shows.
         certificate: That of a request that chooses nothing, on a first turn.
     """
 
+    application: str | None
     setting: str
     made_for: float
     certificate: ServedCertificate
@@ -53,7 +55,10 @@ class ServedLevel:
         """Level and bound, as certificates state them."""
         guarantee = self.certificate.as_json()["guarantee"]
         shown = {name: guarantee[name] for name in ("alpha", "bound", "alpha_basis", "advice")}
-        return shown | {"setting": self.setting, "remark": self.remark}
+        return {"application": self.application, **shown} | {
+            "setting": self.setting,
+            "remark": self.remark,
+        }
 
     def in_words(self) -> str:
         """Such as ``alpha 0.05 is served: at most 0.0816 with confidence 0.95``."""
@@ -124,7 +129,9 @@ def served_level(
     made_for = record.calibration.options.alpha
     if application is not None and own is not None:
         made_for = own.alpha  # of which `applications` in the evidence has the threshold
-    return ServedLevel(setting=setting, made_for=made_for, certificate=certificate)
+    return ServedLevel(
+        application=application, setting=setting, made_for=made_for, certificate=certificate
+    )
 
 
 def served_levels(settings: Settings, record: CalibrationRecord) -> dict[str, ServedLevel]:

@@ -13,8 +13,8 @@ from racer_core.types import BINARY_TARGETS, RiskTarget, Score, checked_alpha, e
 # all calibrations leaves no draw that could be repeated until a threshold pleases.
 SMOOTHING_SALT: Final = b"ties"
 
-# Of one calibration. The bound of eight levels is still below the band over all of them
-# (docs/method.md), and the share of each is above what ties take (``realised_risk.TIE_LEVEL``).
+# Of one calibration: the bound of eight is still below the band over all (docs/method.md), and the
+# share of each is above what ties take (``realised_risk.TIE_LEVEL``).
 MAX_LEVELS: Final = 16
 
 

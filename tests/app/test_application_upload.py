@@ -256,7 +256,7 @@ def test_an_alpha_is_picked_for_the_rows_that_were_seen_alone(
     """Whichever part of the record has the most rows, and after a restart."""
     rows = named("search", 60_000, count)
     expected = {"bot": "fixed", "search": "band", "default": "fixed"}
-    before = CONFIGURED | {"routing": {"alpha": 0.1, "levels": []}}
+    before: dict[str, Any] = CONFIGURED | {"routing": {"alpha": 0.1, "levels": []}}
     with restart(artifact=noisy_artifact, **before) as gateway:
         gateway.upload(rows, dry_run=True)  # at the configured alpha of 0.1
     with restart(artifact=noisy_artifact, **CONFIGURED) as gateway:

@@ -337,7 +337,7 @@ def test_an_alpha_that_was_set_after_the_rows_were_shown_has_the_band(restart: R
 
     def basis(alpha: float | None, *, uploads: bool) -> str:
         applications["bot"]["alpha"] = alpha
-        changes = {"access": ACCESS, "applications": applications, "routing": {"levels": []}}
+        changes: dict[str, Any] = {"access": ACCESS, "applications": applications, "routing": {"levels": []}}
         with restart(**changes) as gateway:
             if uploads:
                 upload(gateway, rows)
