@@ -337,8 +337,8 @@ def test_an_alpha_that_was_set_after_the_rows_were_shown_has_the_band(restart: R
 
     def basis(alpha: float | None, *, uploads: bool) -> str:
         applications["bot"]["alpha"] = alpha
-        changes: dict[str, Any] = {"access": ACCESS, "applications": applications, "routing": {"levels": []}}
-        with restart(**changes) as gateway:
+        routing: dict[str, Any] = {"levels": []}
+        with restart(access=ACCESS, applications=applications, routing=routing) as gateway:
             if uploads:
                 upload(gateway, rows)
             return decision(gateway, BOT_KEY)["certificate"]["guarantee"]["alpha_basis"]
