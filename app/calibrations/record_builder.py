@@ -41,7 +41,7 @@ from app.store.calibration_record import (
 from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.kept_order import TokenPrices
-from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
+from racer_core.calibration.options import MAX_LEVELS, SMOOTHING_SALT, CalibrationOptions
 from racer_core.calibration.threshold import fewest_rows
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
@@ -304,6 +304,8 @@ class RecordBuilder:
         """An application's level, with what was fixed before the rows were shown."""
         declared = level_terms(guarantee, 0.0, name, is_declared=True)[1:]
         levels = sorted(each[0] for each in fixed if each[1:] == declared)
+        if len(levels) > MAX_LEVELS:  # of many uploads: the band is no larger
+            levels = []
         return OwnAlpha(alpha, level_terms(guarantee, alpha, name) in fixed, tuple(levels))
 
     def _call_prices(

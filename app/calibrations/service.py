@@ -171,6 +171,7 @@ class CalibrationService:
             stored = await self._store.run(self._store.record, calibration_id)
             if stored.artifact == self._setup:  # else the store refuses it
                 refuse_infeasible(uploaded_evidence(stored))
+                self._refuse_unserved(stored)
             record = await self._store.run(
                 self._store.activate,
                 calibration_id,
@@ -221,7 +222,9 @@ class CalibrationService:
             refuse_infeasible(uploaded_evidence(record, options.application))
             if options.application is None:  # else its evidence has the level that is served
                 self._refuse_unserved(record)
-        await self._store.run(self._seen_rows.add, digest, hashes, stated)
+        # Of rows that were shown before, the terms of then stay fixed beside those of now.
+        known = [*stated, *(each for each in fixed if each not in stated)]
+        await self._store.run(self._seen_rows.add, digest, hashes, known)
         return await self._store_and_activate(record, options, active_at_start, progress)
 
     async def _store_and_activate(
@@ -278,7 +281,7 @@ class CalibrationService:
             "id": None if options.dry_run else record.id,
             "created_at": record.created_at,
             "active": activate,
-            "refusal": _refusal(record) if options.activate else None,
+            "refusal": self._refusal(record, options) if options.activate else None,
             "artifact": record.artifact,
             "served": served.as_json(),
             "evidence": record.evidence,
@@ -293,6 +296,16 @@ class CalibrationService:
         active = self._active_record()
         check_application(self._settings, name, active)
         return options if active is None else with_promise(options, active, name)
+
+    def _refusal(self, record: CalibrationRecord, options: CalibrateOptions) -> str | None:
+        """Why the rows could not be activated; None: they could."""
+        try:
+            refuse_infeasible(uploaded_evidence(record))
+            if options.application is None:
+                self._refuse_unserved(record)
+        except InfeasibleAlphaError as exc:
+            return str(exc)
+        return None
 
     def _refuse_unserved(self, record: CalibrationRecord) -> None:
         """Refuse rows that are too few for the level that the configuration serves.
@@ -365,12 +378,3 @@ def refuse_infeasible(found: Mapping[str, Any]) -> None:
         f"no finite threshold keeps alpha {found['alpha']:g}: {found['n']} rows count, {missing}; "
         "add rows or choose a larger alpha"
     )
-
-
-def _refusal(record: CalibrationRecord) -> str | None:
-    """Why the rows could not be activated; None: they could."""
-    try:
-        refuse_infeasible(uploaded_evidence(record))
-    except InfeasibleAlphaError as exc:
-        return str(exc)
-    return None

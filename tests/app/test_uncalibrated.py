@@ -278,6 +278,7 @@ def test_artifact_and_calibration_are_taken_while_it_runs(
             "status": "ready",
             "calibration": identity,
             "artifact": artifacts.digest(folder),
+            "level": {"alpha": 0.1, "bound": {"value": 0.1, "confidence": None}},
         }
     assert gateway.metric('racer_missing{part="artifact"}') == 0
     assert gateway.metric('racer_missing{part="calibration"}') == 0
