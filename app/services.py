@@ -211,6 +211,15 @@ class Services:
         return self.standing().calibration
 
     @property
+    def is_calibrated(self) -> bool:
+        """Whether a calibration of sets decides."""
+        return (
+            self.stored is not None
+            and self.artifact.router is not None
+            and self.stored.active.ready
+        )
+
+    @property
     def missing(self) -> Sequence[MissingPart]:
         """What is missing for certificates, in the order in which it is made."""
         return self.standing().missing

@@ -121,7 +121,7 @@ class Outcome:
     @property
     def headers(self) -> dict[str, str]:
         """The x-racer headers."""
-        headers = routing_headers(self.decision_id, self.routed, self.certificate.header)
+        headers = routing_headers(self.decision_id, self.routed, self.certificate)
         if self.merged:
             headers["x-racer-served-by"] = self.merged.winner
         if self.cost is not None:
@@ -193,12 +193,15 @@ def summed(usages: list[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def routing_headers(decision_id: str, routed: CertifiedDecision, guarantee: str) -> dict[str, str]:
+def routing_headers(
+    decision_id: str, routed: CertifiedDecision, certificate: ServedCertificate
+) -> dict[str, str]:
     """The headers that are known once the set is chosen."""
     return {
         "x-racer-decision-id": decision_id,
         **routed.headers,
-        "x-racer-guarantee": guarantee,
+        "x-racer-bound": certificate.bound_header,
+        "x-racer-guarantee": certificate.header,
     }
 
 
@@ -209,8 +212,9 @@ def stream_headers(state: RequestState) -> dict[str, str]:
     ``pending``. A void one stays void.
     """
     certificate = state.routed.certificate
-    guarantee = "pending" if certificate.holds else certificate.header
-    headers = routing_headers(state.decision_id, state.routed, guarantee)
+    headers = routing_headers(state.decision_id, state.routed, certificate)
+    if certificate.holds:
+        headers["x-racer-guarantee"] = "pending"
     return headers if state.slot is None else headers | {CACHE_HEADER: "miss"}
 
 

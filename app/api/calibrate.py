@@ -14,6 +14,7 @@ from fastapi.responses import StreamingResponse
 from app.api.openapi import BODY, EVENTS, KEYED, content, errors, inline
 from app.api.respond import caller_of
 from app.calibrations.jobs import Job
+from app.calibrations.served_level import ServedLevel
 from app.calibrations.upload import receive, spool_folder
 from app.route_table import JsonBody, Routes
 from app.routing.active_calibration import Canary
@@ -163,12 +164,16 @@ async def list_calibrations(_: Request, services: Services) -> Response:
 
     `canary` is the calibration that decides a share of the requests, if there is one: its share,
     what it and the active one have realised since it began (mean set, abstentions, and the risk of
-    judged samples with its 95 % interval), and the alarm that `ended` it.
+    judged samples with its 95 % interval), and the alarm that `ended` it. `served` are the risk
+    levels that the configuration serves by the active calibration: of requests of no application
+    first, then of each one, with the bound that holds, or null.
     """
     summaries = await services.store.run(services.store.summaries)
     data = [_as_json(each, services.canary) for each in summaries]
     canary = await services.monitor.canary_report()
-    return bodies.json_response({"object": "list", "data": data, "canary": canary})
+    served = [each.as_json() for each in await _served(services)]
+    listed = {"object": "list", "data": data, "served": served, "canary": canary}
+    return bodies.json_response(listed)
 
 
 @routes.add(
@@ -217,6 +222,14 @@ async def activate(request: Request, services: Services) -> Response:
         "evidence": record.evidence,
     }
     return bodies.json_response(answer | shared)
+
+
+async def _served(services: Services) -> list[ServedLevel]:
+    """The levels that are served; none before a calibration of sets is active."""
+    if not services.is_calibrated:
+        return []
+    names = (None, *services.settings.applications)
+    return [await services.mean_levels.served(services.settings, name) for name in names]
 
 
 def _as_json(summary: Summary, canary: Canary | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from app.api.openapi import errors
+from app.errors import Overloaded
 from app.route_table import Routes
 from app.services import Services, StoreServices
 from app.wire import bodies
@@ -48,13 +49,13 @@ async def readyz(request: Request, services: Services) -> Response:
 
     `holds` says whether certificates of usual requests hold, `reasons` why not, and `standing` both
     in words: of requests of no application, where some are configured.
-    `artifact` is the digest of the loaded one. `missing` lists what certificates lack and which
-    command comes next; with `?calibrated=true` that is 503, too. `degraded` lists `store` while the
-    store cannot be read, `store_damaged` if its file is damaged and a backup is to be restored,
-    `store_writes` while it is read and takes no writes, `budgets` while it cannot read one budget,
-    whose requests are refused, and `router` while the router does not respond, so that whole pools
-    are called. `restart` says that the artifact has
-    changed on disk.
+    `artifact` is the digest of the loaded one. `level` is the risk level that the configuration
+    serves, with the bound that holds for it; null: none does. `missing` lists what certificates
+    lack and which command comes next; with `?calibrated=true` that is 503, too. `degraded` lists
+    `store` while the store cannot be read, `store_damaged` if its file is damaged and a backup is
+    to be restored, `store_writes` while it is read and takes no writes, `budgets` while it cannot
+    read one budget, whose requests are refused, and `router` while the router does not respond, so
+    that whole pools are called. `restart` says that the artifact has changed on disk.
     """
     if services.drain.begun:
         return bodies.json_response({"status": "draining"}, status=503)
@@ -69,6 +70,8 @@ async def readyz(request: Request, services: Services) -> Response:
     }
     if services.artifact.router is not None:
         ready["artifact"] = services.artifact.router.digest
+    if (level := await _level(services)) is not None:
+        ready["level"] = level
     if missing := standing.missing:
         ready |= {
             "fallback": fallback,
@@ -81,6 +84,22 @@ async def readyz(request: Request, services: Services) -> Response:
         ready["restart"] = "the artifact has changed on disk; a restart loads it"
     is_waiting = bool(missing) and request.query_params.get("calibrated") == "true"
     return bodies.json_response(ready, status=503 if is_waiting else 200)
+
+
+async def _level(services: Services) -> dict[str, Any] | None:
+    """The risk level of requests of no application, and the bound that holds for it.
+
+    None without a calibration of sets, or while its threshold is being computed.
+    """
+    if services.settings.same_answer is not None or services.calibration is None:
+        return None
+    stale = services.monitor.stale_reasons(services.calibration)
+    try:
+        served = await services.mean_levels.served(services.settings, reasons=stale)
+    except Overloaded:
+        return None
+    shown = served.as_json()
+    return {name: shown[name] for name in ("alpha", "bound")}
 
 
 def _degraded(services: Services) -> list[str]:

@@ -145,6 +145,7 @@ async def mean_levels(request: HttpRequest, services: Services) -> Response:
     report = await services.mean_levels.report(
         caller_of(request),
         application,
+        settings.alpha_of(application and application.name),
         allows_infeasible=settings.routing.on_infeasible != "reject",
     )
     return bodies.json_response(report)

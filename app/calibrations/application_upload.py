@@ -93,12 +93,14 @@ def _options_of(record: CalibrationRecord, name: str) -> CalibrationOptions:
 
 
 def own_evidence(record: CalibrationRecord, name: str) -> dict[str, Any] | None:
-    """The evidence of an application's first turns, at its own alpha; None without rows."""
-    own = record.alphas.get(name)
+    """The evidence of an application's first turns, at its configured alpha; None without rows."""
+    own = record.own_alpha(name)
     for place, population in enumerate(record.populations):
         if population.later or name not in population.calibration.group_names:
             continue
-        options = record.options(name, own and own.alpha, place)
+        options = population.calibration.options
+        if own is not None:
+            options = record.options(name, own.alpha, place)
         return evidence(replace(population.calibration.group(name), options=options))
     return None
 

@@ -232,7 +232,7 @@ def application_evidence(
 
     Args:
         populations: The rows by kind, those that are too few included.
-        alphas: The applications with an alpha of their own.
+        alphas: The configured levels of the applications.
     """
     found: list[dict[str, Any]] = []
     for place, population in enumerate(populations):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Final
 
 from cachetools import LRUCache
 
 from app.access.api_keys import Caller
 from app.calibrations.evidence import curve, mean_sizes
+from app.calibrations.served_level import ServedLevel, first_turns_of, served_level
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.applications import Membership
 from app.routing.groups import Grouping
 from app.routing.request import alphas_for
-from app.store.calibration_record import CalibrationRecord
+from app.settings import DEFAULT, Settings
 from racer_core.calibration.calibration import Calibration
 from racer_core.types import Score
 
@@ -38,13 +40,19 @@ class MeanLevels:
         self._computing = asyncio.Lock()
 
     async def report(
-        self, caller: Caller, application: Membership | None, *, allows_infeasible: bool
+        self,
+        caller: Caller,
+        application: Membership | None,
+        served: float,
+        *,
+        allows_infeasible: bool,
     ) -> dict[str, Any]:
         """The levels that a caller may ask for, over the rows of first turns of its group.
 
         Args:
             caller: Bounds the candidates and alpha.
             application: That of its requests.
+            served: The configured level of its requests.
             allows_infeasible: Whether levels without a finite threshold are served.
 
         Raises:
@@ -53,13 +61,12 @@ class MeanLevels:
         """
         record = self._active.record()
         group = self._grouping.of_request("", None, caller.group, application)
-        place = _first_turns_of(record, group)
+        place = first_turns_of(record, group)
         pool = record.calibration.pool
         if (allowed := caller.candidates) is not None:
             pool = tuple(name for name in pool if name in allowed)
         threshold = await self._active.calibration(record, pool, group, population=place)
-        own_alpha = application and application.terms.alpha
-        alpha = min(record.options(group, own_alpha, place).alpha, caller.max_alpha or 1.0)
+        alpha = min(served, caller.max_alpha or 1.0)
         rows = threshold.calibration
         levels = await self._levels((record.id, pool, threshold.group, alpha), rows)
         return {
@@ -78,6 +85,29 @@ class MeanLevels:
             ],
         }
 
+    async def served(
+        self, settings: Settings, application: str | None = None, reasons: Iterable[str] = ()
+    ) -> ServedLevel:
+        """The configured level of an application's requests, and the bound that holds for it.
+
+        Args:
+            settings: The configuration.
+            application: The application; None: requests of none.
+            reasons: Premises that failed since, such as alarms.
+
+        Raises:
+            NotReady, Overloaded: As :meth:`report`.
+        """
+        record = self._active.record()
+        rows, place = record.calibration, 0
+        if record.is_by_application:
+            group = application or DEFAULT
+            place = first_turns_of(record, group)
+            pool = rows.pool
+            found = await self._active.calibration(record, pool, group, population=place)
+            rows = found.calibration
+        return served_level(settings, record, application, rows=rows, place=place, reasons=reasons)
+
     async def _levels(self, key: _Key, rows: Calibration) -> list[_Level]:
         async with self._computing:
             found = self._kept.get(key)
@@ -94,13 +124,3 @@ def _mean_levels(rows: Calibration, alpha: float) -> list[_Level]:
         return levels
     sizes = mean_sizes(rows, alphas, Score.STATIC)
     return [each | {"fixed_order_size": size} for each, size in zip(levels, sizes, strict=True)]
-
-
-def _first_turns_of(record: CalibrationRecord, group: str | None) -> int:
-    """The place of the first rows of first turns of a group; that of the most rows without any."""
-    places = (
-        place
-        for place, each in enumerate(record.populations)
-        if not each.later and group in each.calibration.group_names
-    )
-    return next(places, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,18 +25,23 @@ from app.calibrations.evidence import (
 from app.calibrations.jobs import Progress
 from app.calibrations.parsing import check_reachable
 from app.calibrations.row_kinds import RowKind, RowKinds, is_of_same_kind, used_kinds, with_clusters
-from app.calibrations.seen_rows import Terms, limit_terms, terms_of
+from app.calibrations.seen_rows import Terms, level_terms, limit_terms
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.reasons import Reason
 from app.routing.scorer import RouterBackend
-from app.settings import Settings
+from app.settings import DEFAULT, Settings
 from app.store import now
-from app.store.calibration_record import CalibrationRecord, OwnAlpha, Population
+from app.store.calibration_record import (
+    NO_APPLICATION,
+    CalibrationRecord,
+    OwnAlpha,
+    Population,
+)
 from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.kept_order import TokenPrices
-from racer_core.calibration.options import SMOOTHING_SALT, CalibrationOptions
+from racer_core.calibration.options import MAX_LEVELS, SMOOTHING_SALT, CalibrationOptions
 from racer_core.calibration.threshold import fewest_rows
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
@@ -86,7 +92,7 @@ class RecordBuilder:
         options: CalibrateOptions,
         source: dict[str, Any],
         progress: Progress,
-        fixed: Sequence[Terms] | None = None,
+        fixed: Sequence[Terms],
     ) -> CalibrationRecord:
         """A record that is not stored yet. Blocks.
 
@@ -95,7 +101,7 @@ class RecordBuilder:
             options: The upload's options.
             source: Where the rows come from, for the evidence.
             progress: Takes how far it is.
-            fixed: The terms that did not depend on the rows; None: those of the upload did not.
+            fixed: The terms that did not depend on the rows.
 
         Raises:
             CalibrationError: The rows cannot be calibrated on.
@@ -103,16 +109,15 @@ class RecordBuilder:
         """
         guarantee = self.guarantee(options)
         alphas = {
-            name: OwnAlpha(alpha, fixed is None or terms in fixed)
-            for name, alpha, terms in self.application_terms(guarantee)
+            name: self._own_alpha(name, alpha, guarantee, fixed)
+            for name, alpha in self._configured_alphas()
         }
         is_limit_picked = (
-            fixed is not None
-            and options.answer_risk_max is not None
+            options.answer_risk_max is not None
             and limit_terms(guarantee, options.answer_risk_max) not in fixed
         )
-        if fixed is not None and terms_of(guarantee) not in fixed:
-            guarantee = replace(guarantee, is_alpha_fixed=False)
+        stated = self._own_alpha(NO_APPLICATION, guarantee.alpha, guarantee, fixed)
+        guarantee = replace(guarantee, is_alpha_fixed=stated.is_fixed, levels=stated.levels)
         rows_kind = options.rows_kind or rows.guessed_kind
         terms = partial(with_clusters, guarantee, kind=rows_kind)
         prices = self._call_prices(rows, guarantee)
@@ -263,13 +268,45 @@ class RecordBuilder:
         check_reachable(found.alpha, found.delta)
         return found
 
-    def application_terms(
-        self, guarantee: CalibrationOptions
-    ) -> Iterator[tuple[str, float, Terms]]:
-        """The applications with an alpha of their own, and their terms beside a guarantee."""
-        for name, each in self._settings.applications.items():
-            if each.alpha is not None:
-                yield name, each.alpha, [*terms_of(replace(guarantee, alpha=each.alpha)), name]
+    def fixed_terms(
+        self, options: CalibrateOptions, like: Sequence[CalibrationOptions]
+    ) -> list[Terms]:
+        """The terms that do not depend on rows that were never shown.
+
+        The configured levels, and the declared ones: those of `routing.levels` and of the upload.
+
+        Args:
+            options: The upload's options.
+            like: Guarantees whose other terms were in force before, too.
+        """
+        found: list[Terms] = []
+        own = [] if options.dry_run else [options]
+        guarantees = [*like, *(self.guarantee(each) for each in (CalibrateOptions(), *own))]
+        stated = [] if options.dry_run or options.alpha is None else [options.alpha]
+        for name, alpha in self._configured_alphas():
+            for each in guarantees:
+                found.append(level_terms(each, alpha, name))
+                levels = {*self._settings.routing.levels, *stated, alpha}
+                found += [level_terms(each, level, name, is_declared=True) for level in levels]
+        if options.answer_risk_max is not None:
+            found.append(limit_terms(self.guarantee(options), options.answer_risk_max))
+        return list({json.dumps(each): each for each in found}.values())
+
+    def _configured_alphas(self) -> Iterator[tuple[str, float]]:
+        """The configured level of each application, and of requests of none."""
+        named = (DEFAULT, *self._settings.applications) if self._settings.applications else ()
+        for name in (NO_APPLICATION, *named):
+            yield name, self._settings.alpha_of(name)
+
+    def _own_alpha(
+        self, name: str, alpha: float, guarantee: CalibrationOptions, fixed: Sequence[Terms]
+    ) -> OwnAlpha:
+        """An application's level, with what was fixed before the rows were shown."""
+        declared = level_terms(guarantee, 0.0, name, is_declared=True)[1:]
+        levels = sorted(each[0] for each in fixed if each[1:] == declared)
+        if len(levels) > MAX_LEVELS:  # of many uploads: the band is no larger
+            levels = []
+        return OwnAlpha(alpha, level_terms(guarantee, alpha, name) in fixed, tuple(levels))
 
     def _call_prices(
         self, rows: RowColumns, guarantee: CalibrationOptions

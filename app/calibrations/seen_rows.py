@@ -1,8 +1,9 @@
 """Seen rows: whether an alpha was fixed before the curve of its rows was shown.
 
 A dry run and a stored calibration show their rows' curve over alpha. The bound alpha holds only for
-terms that did not depend on it: those in force when the rows were first sent, or stated by a first
-upload that was no dry run. Terms that are picked later are certified by the band over all alphas.
+the level that was configured when the rows were first sent. Levels that were declared then, by
+``routing.levels`` or by a first upload that was no dry run, are certified by a bound that holds for
+all of them together, and any other by the band over all alphas.
 
 An upload is recognised by its queries: a 64-bit hash of each is stored, keyed by the store, so that
 neither another artifact nor another application forgets it. Rows that an artifact brought as shown
@@ -46,6 +47,23 @@ Terms = list[Any]  # as JSON stores them
 def terms_of(options: CalibrationOptions) -> Terms:
     """The terms of a guarantee that may be picked by looking at rows."""
     return [options.alpha, options.score, options.risk_target, options.delta, options.r]
+
+
+def level_terms(
+    options: CalibrationOptions, alpha: float, application: str, *, is_declared: bool = False
+) -> Terms:
+    """The terms with the level of an application.
+
+    Args:
+        options: The other terms.
+        alpha: The level.
+        application: Its name; empty: of requests of none.
+        is_declared: The level is one of several that were declared, and need not be configured.
+    """
+    found = [alpha, *terms_of(options)[1:]]
+    if is_declared:
+        return [*found, application, "declared"]
+    return [*found, application] if application else found
 
 
 def limit_terms(options: CalibrationOptions, limit: float) -> Terms:

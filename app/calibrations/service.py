@@ -26,7 +26,8 @@ from app.calibrations.application_upload import (
 from app.calibrations.evidence import shift
 from app.calibrations.jobs import Job, JobQueue, Progress
 from app.calibrations.record_builder import RecordBuilder
-from app.calibrations.seen_rows import SeenRows, Terms, limit_terms, terms_of
+from app.calibrations.seen_rows import SeenRows
+from app.calibrations.served_level import served_level
 from app.calibrations.thinning import SamplingRates, StoredScores
 from app.calibrations.upload import Upload
 from app.calibrations.upload_reader import UploadReader
@@ -170,6 +171,7 @@ class CalibrationService:
             stored = await self._store.run(self._store.record, calibration_id)
             if stored.artifact == self._setup:  # else the store refuses it
                 refuse_infeasible(uploaded_evidence(stored))
+                self._refuse_unserved(stored)
             record = await self._store.run(
                 self._store.activate,
                 calibration_id,
@@ -203,7 +205,8 @@ class CalibrationService:
         seen = await self._store.run(
             self._seen_rows.fixed_terms, hashes, rows.groups, others=rows.other_hashes
         )
-        stated = self._fixed_terms(options, builder)
+        like = [active_at_start.calibration.options] if active_at_start is not None else []
+        stated = builder.fixed_terms(options, like)
         source = {
             "sha256": upload.sha256,
             "bytes": upload.size,
@@ -217,7 +220,11 @@ class CalibrationService:
         await self._inputs.refuse_changed()
         if options.activate and not options.dry_run:
             refuse_infeasible(uploaded_evidence(record, options.application))
-        await self._store.run(self._seen_rows.add, digest, hashes, stated)
+            if options.application is None:  # else its evidence has the level that is served
+                self._refuse_unserved(record)
+        # Of rows that were shown before, the terms of then stay fixed beside those of now.
+        known = [*stated, *(each for each in fixed if each not in stated)]
+        await self._store.run(self._seen_rows.add, digest, hashes, known)
         return await self._store_and_activate(record, options, active_at_start, progress)
 
     async def _store_and_activate(
@@ -264,12 +271,17 @@ class CalibrationService:
                 )
                 if activate:
                     await self._calibration_sync.catch_up(record)
+        rows = record.calibration if options.application is None else None
+        served = await asyncio.to_thread(
+            served_level, self._settings, record, options.application, rows=rows
+        )
         return {
             "id": None if options.dry_run else record.id,
             "created_at": record.created_at,
             "active": activate,
-            "refusal": _refusal(record) if options.activate else None,
+            "refusal": self._refusal(record, options) if options.activate else None,
             "artifact": record.artifact,
+            "served": served.as_json(),
             "evidence": record.evidence,
         }
 
@@ -283,18 +295,30 @@ class CalibrationService:
         check_application(self._settings, name, active)
         return options if active is None else with_promise(options, active, name)
 
-    def _fixed_terms(self, options: CalibrateOptions, builder: RecordBuilder) -> list[Terms]:
-        """The terms that do not depend on rows that were never shown."""
-        stated = [] if options.dry_run else [options]
-        fixed = [builder.guarantee(each) for each in (CalibrateOptions(), *stated)]
-        if (active := self._active_record()) is not None:
-            fixed.append(active.calibration.options)
-        found = [terms_of(each) for each in fixed]
-        for each in fixed:
-            found += [terms for _, _, terms in builder.application_terms(each)]
-        if (limit := options.answer_risk_max) is not None:
-            found.append(limit_terms(builder.guarantee(options), limit))
-        return found
+    def _refusal(self, record: CalibrationRecord, options: CalibrateOptions) -> str | None:
+        """Why the rows could not be activated; None: they could."""
+        try:
+            refuse_infeasible(uploaded_evidence(record))
+            if options.application is None:
+                self._refuse_unserved(record)
+        except InfeasibleAlphaError as exc:
+            return str(exc)
+        return None
+
+    def _refuse_unserved(self, record: CalibrationRecord) -> None:
+        """Refuse rows that are too few for the level that the configuration serves.
+
+        As :func:`refuse_infeasible`, this depends on no label and no score of theirs.
+
+        Raises:
+            InfeasibleAlphaError: They are too few.
+        """
+        level = served_level(self._settings, record, rows=record.calibration)
+        if Reason.ALPHA_INFEASIBLE in level.certificate.reasons:
+            raise InfeasibleAlphaError(
+                f"no finite threshold keeps alpha {level.alpha:g}, which `{level.setting}` serves: "
+                f"{level.certificate.n} rows count; add rows or configure a larger alpha"
+            )
 
     def _active_record(self) -> CalibrationRecord | None:
         """The active calibration; None before there is one."""
@@ -352,12 +376,3 @@ def refuse_infeasible(found: Mapping[str, Any]) -> None:
         f"no finite threshold keeps alpha {found['alpha']:g}: {found['n']} rows count, {missing}; "
         "add rows or choose a larger alpha"
     )
-
-
-def _refusal(record: CalibrationRecord) -> str | None:
-    """Why the rows could not be activated; None: they could."""
-    try:
-        refuse_infeasible(uploaded_evidence(record))
-    except InfeasibleAlphaError as exc:
-        return str(exc)
-    return None

@@ -70,7 +70,11 @@ from racer_core.types import RiskTarget, RowsKind, Score
     help="With `--from-shadow --delta`: how many labels stand beside verdicts, fixed before they "
     "were given; default: all in the tab's order.",
 )
-@click.option("--alpha", type=float, help="Risk level; default: the configuration's.")
+@click.option(
+    "--alpha",
+    type=float,
+    help="Risk level that the evidence shows; the configuration serves its own.",
+)
 @click.option("--delta", type=float, help="P(risk <= alpha) >= 1 - delta instead of the mean.")
 @click.option(
     "--score",
@@ -272,7 +276,8 @@ def _print(result: Mapping[str, Any], application: str | None, *, as_json: bool)
         markup=False,
         soft_wrap=True,
     )
-    for each in calibration_report.warnings(evidence):
+    served = result["served"]["remark"]
+    for each in (*([served] if served else []), *calibration_report.warnings(evidence)):
         err.print(f"racer: {each}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -21,6 +21,8 @@ _PROMISES: Final = {
     RiskTarget.QUALITY: "answers fall short of the best one by at most {bound:.3g} on average",
 }
 
+_PICKED: Final = ("band", "declared")  # bases of an alpha that was not fixed before the rows
+
 CHOSEN: Final = (
     "its certificates are void (chosen_by_figures) until the next calibration: it was activated by "
     "its id, after its figures were shown"
@@ -117,7 +119,7 @@ def sentence(evidence: Mapping[str, Any], shift: Mapping[str, Any] | None) -> st
     calls = f"{size:.2f} calls{before or (f' of {pool}' if pool else '')}"
     none = f", none for {evidence['abstain']:.1%} of the requests" if evidence["abstain"] else ""
     found = f"At alpha {alpha:.3g}: {calls} a request on average{none}"
-    bound = evidence.get("risk_band") if evidence.get("alpha_basis") == "band" else alpha
+    bound = evidence.get("risk_band") if evidence.get("alpha_basis") in _PICKED else alpha
     if bound is None:
         return f"{found}, and no bound on the risk is certified."
     found += f", and {_PROMISES[RiskTarget(evidence['risk_target'])].format(bound=bound)}"
@@ -146,7 +148,7 @@ def warnings(evidence: Mapping[str, Any]) -> Iterator[str]:
             f"{evidence['overlap']} rows trained the router, which voids every certificate: "
             "calibrate on other rows"
         )
-    if evidence.get("alpha_basis") == "band":
+    if evidence.get("alpha_basis") in _PICKED:
         band = evidence["risk_band"]
         bound = "none" if band is None else f"{band:.3g}"
         yield (

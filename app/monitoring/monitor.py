@@ -30,7 +30,7 @@ from app.monitoring.drift import risk as risk_report
 from app.monitoring.drift import statistics as drift_statistics
 from app.monitoring.drift.alarms import DriftMonitor
 from app.monitoring.drift.canary import CanaryWatch
-from app.monitoring.drift.populations import NO_APPLICATION, MonitoredCalibration
+from app.monitoring.drift.populations import MonitoredCalibration
 from app.monitoring.drift.store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.samples.checker import Checkers
@@ -42,7 +42,7 @@ from app.routing.reasons import Reason
 from app.settings import Secrets, Settings
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
-from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_record import NO_APPLICATION, CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.utc import is_within
 

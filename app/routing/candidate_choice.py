@@ -13,6 +13,7 @@ from app.routing.premises import CandidateChoice
 from app.routing.request import RoutingRequest
 from app.settings import Settings
 from racer_core.errors import InputError
+from racer_core.types import checked_alpha
 
 
 class CandidateChooser:
@@ -56,28 +57,28 @@ class CandidateChooser:
             alpha = self._settings.pools[request.pool].alpha
         return least if alpha is None else alpha
 
-    def alpha(self, request: RoutingRequest, usual: float) -> float | None:
-        """The alpha in force, within the key's bound; None: the usual one.
+    def alpha(self, request: RoutingRequest) -> float:
+        """The alpha in force, within the key's bound.
 
-        That of the request; else of its pool, else of its application, else the usual one, or that
+        That of the request; else of its pool, else of its application, else of `routing`, or that
         of its budget where that is larger.
 
         Raises:
+            InputError: It is outside (0, 1).
             Forbidden: The request itself asks for more than its key may.
         """
         stated, least, most = request.options.alpha, request.least_alpha, request.caller.max_alpha
-        if stated is not None and most is not None and stated > most:
-            raise Forbidden(f"this key may request an alpha of at most {most:g}")
-        alpha = stated
-        if alpha is None and request.pool is not None:
-            alpha = self._settings.pools[request.pool].alpha
-        if alpha is None and request.application is not None:
-            alpha = request.application.terms.alpha
-        if stated is None and least is not None:
-            alpha = max(usual if alpha is None else alpha, least)
-        if most is not None:
-            alpha = min(usual if alpha is None else alpha, most)
-        return alpha
+        if stated is not None:
+            stated = checked_alpha(stated)
+            if most is not None and stated > most:
+                raise Forbidden(f"this key may request an alpha of at most {most:g}")
+            return stated
+        pool = None if request.pool is None else self._settings.pools[request.pool].alpha
+        application = request.application and request.application.name
+        alpha = self._settings.alpha_of(application) if pool is None else pool
+        if least is not None:
+            alpha = max(alpha, least)
+        return alpha if most is None else min(alpha, most)
 
     def alpha_within(self, request: RoutingRequest, usual: float) -> float:
         """The alpha of the promise `same_answer`: the request's own or the usual one.
@@ -87,8 +88,7 @@ class CandidateChooser:
         """
         alpha, most = request.options.alpha, request.caller.max_alpha
         if alpha is not None:
-            self.alpha(request, usual)  # refuses it
-            return alpha
+            return self.alpha(request)  # or refuses it
         if request.least_alpha is not None:
             usual = max(usual, request.least_alpha)
         return usual if most is None else min(usual, most)

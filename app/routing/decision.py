@@ -364,6 +364,12 @@ class ServedCertificate(Certificate):
         return self if is_same else replace(self, premise=premise, turns=turns)
 
     @property
+    def bound_header(self) -> str:
+        """What holds of the risk, such as ``0.1`` or ``0.142;confidence=0.95``; or ``none``."""
+        bound = self.bound
+        return "none" if bound is None else bound.header
+
+    @property
     def header(self) -> str:
         """``holds`` or ``void; reason=...``."""
         return "holds" if self.holds else f"void; reason={','.join(self.void_reasons)}"

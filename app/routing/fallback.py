@@ -19,7 +19,7 @@ from app.settings import WHOLE_POOL, Settings
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.decision import whole_pool_decision
 from racer_core.calibration.options import CalibrationOptions
-from racer_core.types import RoutingDecision, checked_alpha
+from racer_core.types import RoutingDecision
 
 
 class FallbackRouting:
@@ -108,8 +108,7 @@ class FallbackRouting:
         return routed
 
     def _decision(self, request: RoutingRequest, names: tuple[str, ...]) -> RoutingDecision:
-        alpha = self._candidates.alpha(request, self._terms.alpha)
-        alpha = self._terms.alpha if alpha is None else checked_alpha(alpha)
+        alpha = self._candidates.alpha(request)
         terms = replace(self._terms, alpha=alpha, score=request.options.score or self._terms.score)
         return fallback_decision(self._settings.fallback, names, terms)
 

@@ -130,7 +130,7 @@ class RoutingService:
     async def _find_or_decide(
         self, record: CalibrationRecord, request: RoutingRequest, deadline: float
     ) -> CertifiedDecision:
-        options = self._with_defaults(record, request)
+        options = self._with_alpha(request)
         choice = self._candidates.choice(request)
         if request.turn is not None:  # of a conversation: no other request is decided so
             scored = await self._score(request.query.text, deadline)
@@ -169,7 +169,7 @@ class RoutingService:
         names = tuple(name for name in routed.certificate.pool if name not in failed)
         if not names:
             return ()
-        options = self._with_defaults(record, request)
+        options = self._with_alpha(request)
         choice = CandidateChoice(names=names, down=tuple(failed))
         try:
             survived = await self._certify(record, choice, options, request, routed.scored)
@@ -204,8 +204,8 @@ class RoutingService:
         is_whole = turn is not None and turn.continues(terms)
         rows = self._rows.select(record, query, group, premise, is_whole=is_whole)
         threshold = await self._threshold(record, choice.names, group, rows.population)
-        own_alpha = application and application.terms.alpha
-        usual = record.options(group, own_alpha, rows.population)
+        served = self._settings.alpha_of(application and application.name)
+        usual = record.options(group, served, rows.population)
         premises = self._premises(record, usual, choice, options, request, rows, threshold)
         fingerprint = self._trained.fingerprint(query.text)
         decision, chosen_by = self._sets.select(
@@ -236,7 +236,7 @@ class RoutingService:
             if chosen_by is ChosenBy.FALLBACK:
                 risk_band = 1.0  # nothing is known
             elif not decision.trivial:
-                risk_band = calibration.risk_band(decision.alpha, decision.score)
+                risk_band = calibration.picked_bound(decision.alpha, decision.score, usual.levels)
             elif chosen_by is ChosenBy.THRESHOLD:
                 reasons.append(calibration.trivial_reason(decision.alpha))
         if scored is None and chosen_by is ChosenBy.EVERYONE:
@@ -317,9 +317,9 @@ class RoutingService:
             is_group_calibrated=threshold is None or threshold.is_calibrated,
         )
 
-    def _with_defaults(self, record: CalibrationRecord, request: RoutingRequest) -> DecisionOptions:
-        """The request's options; a named pool's alpha where it gives none; the key's bounds."""
-        alpha = self._candidates.alpha(request, record.calibration.options.alpha)
+    def _with_alpha(self, request: RoutingRequest) -> DecisionOptions:
+        """The request's options, with the alpha in force."""
+        alpha = self._candidates.alpha(request)
         if alpha == request.options.alpha:
             return request.options
         return request.options.model_copy(update={"alpha": alpha})

@@ -184,6 +184,7 @@ class SameAnswerRouting:
             score=SCORE,
             n=found.n,
             is_alpha_fixed=is_alpha_fixed,
+            is_alpha_declared=False,
             risk_band=None if is_alpha_fixed else plan.risk_band,
             answer_limit=None,
             calibration_id=record.id,

@@ -57,7 +57,7 @@ class Application(Frozen):
     """Digests of the system prompt and tools of its requests; the `racer` object of a request with
     unknown ones shows theirs as `prompt_digest`."""
     alpha: Alpha | None = None
-    """Risk level of its requests; null: that of the calibration."""
+    """Risk level of its requests; null: `routing.alpha`."""
     on_uncovered: Name | None = None
     """As `routing.on_uncovered`, for its requests; null: that."""
     shadow_rate: Annotated[float, Field(ge=0, le=1)] | None = None

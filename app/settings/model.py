@@ -308,6 +308,11 @@ class Settings(Frozen):
         own = self.applications.get(application or DEFAULT)
         return self.routing.text if own is None or own.text is None else own.text
 
+    def alpha_of(self, application: str | None) -> float:
+        """The risk level of an application's requests: the configuration is its one place."""
+        own = self.applications.get(application or DEFAULT)
+        return self.routing.alpha if own is None or own.alpha is None else own.alpha
+
     def leave_out_of(self, application: str | None) -> tuple[LeftOutPassage, ...]:
         """What the router does not read in an application's requests and rows."""
         own = self.applications.get(application or DEFAULT)

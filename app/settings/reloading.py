@@ -1,5 +1,8 @@
 """Which settings a running gateway takes over, and in which settings two configurations differ.
 
+:func:`all_settings` is the table of all of them: the reference shows it, and a test has a row for
+the effect of each that a reload changes.
+
 A setting that is not listed needs a restart: it belongs to a socket, a process, the store, or to
 what a calibration's rows were labelled and grouped under. A new setting needs one until it is
 listed.
@@ -8,9 +11,11 @@ listed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, cast
+from dataclasses import dataclass
+from typing import Any, Final, cast, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from app.settings.access import Key
 from app.settings.candidates import Candidate
@@ -59,6 +64,7 @@ RELOADED: Final[tuple[Place, ...]] = tuple(
         "pools",
         "routing.alpha",
         "routing.fallback",
+        "routing.levels",
         "routing.observe",
         "routing.on_abstain",
         "routing.on_infeasible",
@@ -87,6 +93,60 @@ def is_reloaded(place: Place) -> bool:
         )
         for listed in RELOADED
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A row of the table of all settings.
+
+    Attributes:
+        name: Its place as documents write it, such as ``candidates[].price.input``.
+        field: Its default and its description.
+    """
+
+    name: str
+    field: FieldInfo
+
+    @property
+    def place(self) -> Place:
+        """Its place, with ``ANY`` for the names in it."""
+        return tuple(self.name.replace("[]", f".{ANY}").replace("<name>", ANY).split("."))
+
+    @property
+    def is_reloaded(self) -> bool:
+        """Whether a reload changes it; else a restart does."""
+        return is_reloaded(self.place)
+
+
+def all_settings(
+    model: type[BaseModel] = Settings, prefix: str = "", seen: frozenset[type] = frozenset()
+) -> Iterator[Setting]:
+    """Every setting by its place; a section that occurs twice is expanded once.
+
+    A section of the top level is expanded there alone.
+    """
+    if prefix:
+        top = (_section(field.annotation)[0] for field in Settings.model_fields.values())
+        seen |= {section for section in top if section is not None}
+    for name, field in model.model_fields.items():
+        section, mark = _section(field.annotation)
+        if section is None or section in seen:
+            yield Setting(f"{prefix}{name}", field)
+        else:
+            yield from all_settings(section, f"{prefix}{name}{mark}.", seen)
+            seen |= {section}
+
+
+def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """Return the model that a field holds, and the mark of a list or a mapping of it."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, ""
+    marks: dict[Any, str] = {tuple: "[]", dict: ".<name>"}
+    for inner in get_args(annotation):
+        model, _ = _section(inner)
+        if model is not None:
+            return model, marks.get(get_origin(annotation), "")
+    return None, ""
 
 
 def differences(before: Settings, after: Settings) -> list[Place]:

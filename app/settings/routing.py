@@ -32,7 +32,12 @@ class Routing(Frozen):
     """Defaults of requests and of calibrations."""
 
     alpha: Alpha = 0.1
-    """Default risk level of requests and of calibrations."""
+    """Risk level that is served; `applications.NAME.alpha` and `pools.NAME.alpha` come first. With
+    the bound alpha where it stood here before the rows of the calibration were uploaded, else with
+    the one that certificates name."""
+    levels: Annotated[tuple[Alpha, ...], Field(max_length=8)] = (0.01, 0.02, 0.05, 0.1, 0.2)
+    """Risk levels to which `alpha` may change without new rows: what stands here when rows are
+    uploaded is declared before they are seen, and costs less than any other level."""
     score: Score = Score.COVER
     """Nonconformity score: `gap`, `prob`, `cover`, `cover_cost` (needs prices), `static`."""
     risk_target: RiskTarget = RiskTarget.ANSWERABLE
@@ -64,6 +69,6 @@ class Pool(Frozen):
     candidates: Annotated[tuple[Name, ...], Field(min_length=1)]
     """Candidates of the model `auto/<name>`."""
     alpha: Alpha | None = None
-    """Risk level of this model; null: `routing.alpha`."""
+    """Risk level of this model; null: that of the application, else `routing.alpha`."""
     budget: Budget | None = None
     """As the section `budget`, for requests to this model."""

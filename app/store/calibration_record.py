@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -22,6 +22,7 @@ from racer_core.records.conversation import RoutedText
 from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.types import RowsKind
 
+NO_APPLICATION: Final = ""  # as a key of risk levels; never the name of an application
 _BY_APPLICATION: Final = "application"  # ``Settings.grouping`` begins with it
 
 # Arrays that some calibrations lack.
@@ -33,15 +34,17 @@ _OPTIONAL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class OwnAlpha:
-    """The risk level of an application.
+    """The risk level that was configured for an application when its rows were uploaded.
 
     Attributes:
         alpha: The risk level.
         is_fixed: It was set before the rows were shown, so that no row could influence it.
+        levels: All levels that were declared before, to which the configuration may change.
     """
 
     alpha: float
     is_fixed: bool
+    levels: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +90,14 @@ class Population:
         return text_chars > min(query_chars, self.query_chars)
 
     def is_enough(self, alphas: Mapping[str, OwnAlpha]) -> bool:
-        """Whether the rows are enough for the largest alpha of their groups.
+        """Whether the rows are enough for the largest configured alpha of their groups.
 
         Args:
-            alphas: The alphas of groups that have their own.
+            alphas: Those that were configured when the rows were uploaded.
         """
         usual = self.calibration.options.alpha
-        own = (alphas.get(each or "") for each in self.calibration.group_names)
+        of_none = alphas.get(NO_APPLICATION)
+        own = (alphas.get(each or NO_APPLICATION, of_none) for each in self.calibration.group_names)
         return self.calibration.is_enough(
             max(usual if each is None else each.alpha for each in own)
         )
@@ -111,7 +115,8 @@ class CalibrationRecord:
         evidence: What is known of the thresholds.
         void_reasons: Premises that never held, such as ``training_overlap``.
         grouped_by: ``Settings.grouping`` of its groups.
-        alphas: The applications that had an alpha of their own when the record was made.
+        alphas: The risk levels that were configured when the rows were uploaded, by application;
+            ``NO_APPLICATION``: of requests of none.
     """
 
     id: str
@@ -133,25 +138,27 @@ class CalibrationRecord:
         """Whether its figures had a part in its activation."""
         return CoreReason.CHOSEN_BY_FIGURES in self.void_reasons
 
-    def options(
-        self, group: str | None, alpha: float | None, population: int = 0
-    ) -> CalibrationOptions:
-        """The terms of a group.
+    def options(self, group: str | None, alpha: float, population: int = 0) -> CalibrationOptions:
+        """The terms of a group at the risk level that is served.
+
+        Alpha itself bounds the risk of the level that was configured before the rows were shown.
 
         Args:
             group: The group.
-            alpha: Its own risk level; None: that of the record.
+            alpha: Its configured risk level.
             population: The place of the rows that decide.
         """
-        own, options = (
-            self.alphas.get(group or ""),
-            self.populations[population].calibration.options,
-        )
-        alpha = options.alpha if alpha is None else alpha
-        if own is None and alpha == options.alpha:
-            return options
-        is_fixed = own == OwnAlpha(alpha, is_fixed=True)
-        return replace(options, alpha=alpha, is_alpha_fixed=is_fixed)
+        own, options = self.own_alpha(group), self.populations[population].calibration.options
+        if own is None:  # of a version that served the calibration's own alpha
+            is_fixed = options.is_alpha_fixed and alpha == options.alpha
+            return replace(options, alpha=alpha, is_alpha_fixed=is_fixed)
+        is_fixed = own.is_fixed and alpha == own.alpha
+        return replace(options, alpha=alpha, is_alpha_fixed=is_fixed, levels=own.levels)
+
+    def own_alpha(self, group: str | None) -> OwnAlpha | None:
+        """The level that was configured for a group; None: a version of before did not store it."""
+        own = self.alphas.get(group or NO_APPLICATION)
+        return self.alphas.get(NO_APPLICATION) if own is None else own
 
     def is_grouped_by(self, group_by: str) -> bool:
         """Whether requests grouped by this setting belong to the groups of the rows.
@@ -234,7 +241,7 @@ class CalibrationRecord:
             "groups": calibration.groups,
             "answer_limit": calibration.answer_limit and asdict(calibration.answer_limit),
             "grouped_by": self.grouped_by,
-            "alphas": {name: [each.alpha, each.is_fixed] for name, each in self.alphas.items()},
+            "alphas": {name: astuple(each) for name, each in self.alphas.items()},
             "patterns": _pattern_settings(calibration.patterns),
             "populations": [_population_settings(each) for each in self.populations],
         }
@@ -265,8 +272,12 @@ class CalibrationRecord:
             evidence=fields["evidence"],
             void_reasons=tuple(fields["void_reasons"]),
             grouped_by=fields["grouped_by"],
-            alphas={name: OwnAlpha(*each) for name, each in fields["alphas"].items()},
+            alphas={name: _own_alpha(*each) for name, each in fields["alphas"].items()},
         )
+
+
+def _own_alpha(alpha: float, is_fixed: bool, levels: Sequence[float] = ()) -> OwnAlpha:
+    return OwnAlpha(alpha, is_fixed, tuple(levels))
 
 
 def _populations(

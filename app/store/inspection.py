@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -12,9 +13,10 @@ from sqlalchemy import URL, Engine, create_engine, func, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.errors import RecoveryNeeded, StoreFileDamaged, StoreUnavailable
+from app.errors import RecoveryNeeded, StoreDamaged, StoreFileDamaged, StoreUnavailable
 from app.store import engine, schema
-from app.store.calibration_rows import Summary, summarised
+from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_rows import Summary, summarised, to_record
 from app.store.tables import ActiveRow, CalibrationRow, DecisionRow
 from app.store.traffic import WeekOfTraffic, past_week
 
@@ -30,6 +32,7 @@ class StoreInspection:
 
     version: str | None = None  # of its tables; None without tables
     active: Summary | None = None  # the active calibration of the requested artifact and fleet
+    record: CalibrationRecord | None = None  # the active one with its rows; None: unreadable, too
     other: Summary | None = None  # otherwise the newest active one of another
     sampled: int = 0  # decisions of the shadow sample
     unlabelled: int = 0  # of them those without a verdict on every candidate
@@ -54,20 +57,23 @@ def inspect_store(url: str, setup: str | None) -> StoreInspection:
         return StoreInspection()
     try:
         with opened.connect() as connection:
-            found = schema.version(connection)
-        if found != schema.HEAD:
-            return StoreInspection(version=found)
+            version = schema.version(connection)
+        if version != schema.HEAD:
+            return StoreInspection(version=version)
         with Session(opened) as session:
             counts = {judged: count for judged, count in session.execute(_SAMPLED)}
             samples = StoreInspection(
-                version=found, sampled=sum(counts.values()), unlabelled=counts.get(False, 0)
+                version=version, sampled=sum(counts.values()), unlabelled=counts.get(False, 0)
             )
             if setup is None:
                 return samples
             active = _newest(session, setup)
             if active is None:
                 return replace(samples, other=_newest(session, None))
-            return replace(samples, active=active, traffic=past_week(session))
+            found = replace(samples, active=active, traffic=past_week(session))
+            with suppress(StoreDamaged):  # the gateway's start says so
+                found = replace(found, record=_record(session, active.id))
+            return found
     except SQLAlchemyError as exc:
         cause = getattr(exc, "orig", None)
         if isinstance(cause, sqlite3.Error) and cause.sqlite_errorname == _CUT_SHORT:
@@ -98,6 +104,12 @@ def read_only(url: str) -> Engine | None:
         "sqlite", database=f"file:{quote(database)}", query={"mode": "ro", "uri": "true"}
     )
     return create_engine(file, hide_parameters=True)
+
+
+def _record(session: Session, calibration_id: str) -> CalibrationRecord:
+    row = session.get(CalibrationRow, calibration_id)
+    assert row is not None  # it was found in this transaction
+    return to_record(row)
 
 
 def _newest(session: Session, setup: str | None) -> Summary | None:

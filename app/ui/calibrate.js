@@ -7,7 +7,7 @@ import { evidenceView } from "./evidence.js";
 import { bytes, count, moment, number, percent, shortId } from "./format.js";
 import { follow, hasEnded } from "./jobs.js";
 import { hasKey, onKeys } from "./keys.js";
-import { adviceFor, sentence, VOID_UNTIL_NEXT } from "./words.js";
+import { adviceFor, sentence, servedInWords, VOID_UNTIL_NEXT } from "./words.js";
 
 const PHASES = {
   waiting: "waiting for its turn",
@@ -121,9 +121,9 @@ export function startCalibrate() {
       return;
     }
     try {
-      const [{ data, canary: found }, ready] = await Promise.all([getJson("calibrations", "admin"), readiness()]);
+      const [{ data, served, canary: found }, ready] = await Promise.all([getJson("calibrations", "admin"), readiness()]);
       showCanary(found);
-      fill(history, historyCard(data, ready.calibration ?? "", activate));
+      fill(history, historyCard(data, served, ready.calibration ?? "", activate));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       fill(history, failure(error));
@@ -309,7 +309,7 @@ function stateOf(each, active, activate) {
 }
 
 /** All calibrations, newest first. */
-function historyCard(all, active, activate) {
+function historyCard(all, served, active, activate) {
   if (all.length === 0) return el("section", { class: "card" }, el("h2", {}, "History"), el("p", { class: "muted" }, "No labelled rows were calibrated yet."));
   const rows = all.map((each) => {
     const { evidence, id } = each;
@@ -320,6 +320,7 @@ function historyCard(all, active, activate) {
     { class: "card", "aria-labelledby": "history-title" },
     el("h2", { id: "history-title" }, "History"),
     activeNotice(all, active),
+    served.map((each) => el("p", { class: "served" }, servedInWords(each))),
     table("All calibrations, newest first", ["Calibration", "Made", "Risk level", "Rows", "Mean set", "Risk, 95 %", "State"], rows),
   );
 }

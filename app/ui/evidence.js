@@ -47,9 +47,9 @@ function figures(found) {
   return shown;
 }
 
-/** Whether alpha was stated after the curve of these rows was shown, so that only the band holds. */
+/** Whether alpha was not fixed before these rows were shown, so that a larger bound holds. */
 function isPicked(found) {
-  return found.alpha_basis === "band";
+  return found.alpha_basis === "band" || found.alpha_basis === "declared";
 }
 
 /** Whether the realised risk has the law that is drawn: no other row ties with the threshold's. */

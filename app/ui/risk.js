@@ -22,7 +22,7 @@ export function riskLevel(moved) {
     touched = now;
     if (!touched && usual !== null) slider.value = Math.round(200 * usual);
     const alpha = touched ? slider.valueAsNumber / 200 : usual;
-    const words = alpha === null ? "as calibrated" : percent(alpha) + (chosen() === undefined ? " · as calibrated" : "");
+    const words = alpha === null ? "as configured" : percent(alpha) + (chosen() === undefined ? " · as configured" : "");
     output.textContent = words;
     slider.setAttribute("aria-valuetext", words);
     back.hidden = chosen() === undefined;

@@ -89,8 +89,20 @@ export function guaranteeInWords({ guarantee, n }) {
     delta === null
       ? `That is an average over ${isTalk ? "conversations" : "queries"} and over calibrations with as many ${isTalk ? "of them" : "rows"}`
       : `That holds for this calibration with probability ${percent(1 - delta)}, over the choice of its rows`;
-  const picked = guarantee.alpha_basis === "band" ? ` If the risk level was picked by its outcome on those rows, ${percent(guarantee.risk_band)} holds instead, with probability ${percent(1 - guarantee.risk_band_delta)}.` : "";
+  const picked =
+    guarantee.alpha_basis === "band" || guarantee.alpha_basis === "declared"
+      ? ` If the risk level was picked by its outcome on those rows, ${percent(guarantee.risk_band)} holds instead, with probability ${percent(1 - guarantee.risk_band_delta)}.`
+      : "";
   return `${queries}${ofCluster}${inGroup}, ${bound}. ${average} (${n.toLocaleString("en")} count here).${picked} It says nothing about this one question, and not that the vote is right.`;
+}
+
+/** A level that the configuration serves, and the bound that holds for it. */
+export function servedInWords({ application, alpha, bound, advice }) {
+  const whose = application === null ? "" : ` for “${application}”`;
+  if (bound === null) return `A risk level of ${percent(alpha)} is served${whose}, and no bound holds for it.`;
+  const how = bound.confidence === null ? "on average over calibrations" : `with probability ${percent(bound.confidence)}`;
+  const next = advice === null ? "" : ` To get the smaller bound: ${advice}.`;
+  return `A risk level of ${percent(alpha)} is served${whose}: at most ${percent(bound.value)} holds, ${how}.${next}`;
 }
 
 /** The promise of an answer in rounds. */

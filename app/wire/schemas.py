@@ -245,7 +245,9 @@ class CalibrateOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     alpha: float | None = Field(
-        default=None, description="Risk level; default: the configuration's."
+        default=None,
+        description="Risk level that the evidence shows, and that counts as declared. The"
+        " configuration serves its own, which is the default.",
     )
     delta: float | None = Field(
         default=None,

@@ -16,11 +16,10 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final
 
 import click
 import yaml
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
@@ -30,8 +29,7 @@ from app.cli import main as cli
 from app.errors import STATUS, UpstreamError
 from app.routing import reasons
 from app.routing.reasons import Reason, Remark, breaks
-from app.settings import Settings
-from app.settings.reloading import ANY, is_reloaded
+from app.settings.reloading import all_settings
 from app.wire.schemas import RacerOptions
 from docs.reference.messages_page import messages
 from docs.reference.page import FOLDER, NOTES, one_line, page
@@ -182,15 +180,15 @@ def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Co
 
 
 def configuration() -> str:
-    """Every setting with its default and its description."""
+    """Every setting with its default, what a change of it needs, and its description."""
     sections: dict[str, list[str]] = {"## The gateway": []}
-    for name, field in settings():
+    for each in all_settings():
+        name, field = each.name, each.field
         section = re.split(r"\.|\[\]", name)[0] if "." in name else None
         heading = f"## `{section}`" if section else "## The gateway"
         default = "required" if field.is_required() else f"`{_default(field)}`"
-        place = name.replace("[]", f".{ANY}").replace("<name>", ANY).split(".")
-        mark = ", reloads" if is_reloaded(tuple(place)) else ""
-        row = f"- `{name}` ({default}{mark}): {one_line(field.description or '')}"
+        mark = "reloads" if each.is_reloaded else "restart"
+        row = f"- `{name}` ({default}, {mark}): {one_line(field.description or '')}"
         sections.setdefault(heading, []).append(row)
     return page(
         "Configuration",
@@ -203,37 +201,6 @@ def _default(field: FieldInfo) -> str:
     default = to_jsonable_python(field.get_default(call_default_factory=True))
     dumped = yaml.safe_dump(default, default_flow_style=True, width=10**6)
     return dumped.removesuffix("...\n").strip()
-
-
-def settings(
-    model: type[BaseModel] = Settings, prefix: str = "", seen: frozenset[type] = frozenset()
-) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every setting by its place; a section that occurs twice is expanded once.
-
-    A section of the top level is expanded there alone.
-    """
-    if prefix:
-        top = (_section(field.annotation)[0] for field in Settings.model_fields.values())
-        seen |= {section for section in top if section is not None}
-    for name, field in model.model_fields.items():
-        section, mark = _section(field.annotation)
-        if section is None or section in seen:
-            yield f"{prefix}{name}", field
-        else:
-            yield from settings(section, f"{prefix}{name}{mark}.", seen)
-            seen |= {section}
-
-
-def _section(annotation: Any) -> tuple[type[BaseModel] | None, str]:
-    """Return the model that a field holds, and the mark of a list or a mapping of it."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, ""
-    marks: dict[Any, str] = {tuple: "[]", dict: ".<name>"}
-    for inner in get_args(annotation):
-        model, _ = _section(inner)
-        if model is not None:
-            return model, marks.get(get_origin(annotation), "")
-    return None, ""
 
 
 # --- Errors and reasons -------------------------------------------------------------------------
@@ -276,7 +243,7 @@ def _declared() -> Iterator[tuple[str, tuple[int, str]]]:
     for each in _classes(RacerError):
         status, kind, code = next(STATUS[base] for base in each.__mro__ if base in STATUS)
         yield getattr(each, "default_kind", getattr(each, "code", code)), (status, kind)
-    source = (Path(inspect.getfile(Settings)).parents[1] / "upstream").rglob("*.py")
+    source = (Path(inspect.getfile(UpstreamError)).parent / "upstream").rglob("*.py")
     kinds = (re.findall(r'kind="(upstream_\w+)"', path.read_text("utf-8")) for path in source)
     status, kind, _ = STATUS[UpstreamError]
     # Parsers of answers raise them too, with kinds of the same family.

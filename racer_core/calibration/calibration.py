@@ -78,7 +78,9 @@ class Calibration(SetPredictor):
             decision,
             pool=self.pool,
             n=self.n,
-            risk_band=0.0 if decision.trivial else self.risk_band(decision.alpha, decision.score),
+            risk_band=0.0
+            if decision.trivial
+            else self.picked_bound(decision.alpha, decision.score, self.options.levels),
             answer_limit=self.answer_limit if decision.score == self.options.score else None,
             group=groups.pop() if len(groups) == 1 else None,
             reasons=(*reasons, *(reason for is_so, reason in facts if is_so)),

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Self
 from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.realised_risk import BAND_DELTA
+from racer_core.calibration.threshold import fewest_rows
 from racer_core.types import RoutingDecision
 
 
@@ -44,6 +45,40 @@ HOLDING: Final[frozenset[str]] = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class RiskBound:
+    """A bound on the risk.
+
+    Attributes:
+        value: The risk is at most this,
+        confidence: with this probability over calibration sets; None: on average over them.
+    """
+
+    value: float
+    confidence: float | None
+
+    @property
+    def header(self) -> str:
+        """``0.1``, or ``0.142;confidence=0.95``."""
+        confidence = "" if self.confidence is None else f";confidence={self.confidence:g}"
+        return f"{self.value}{confidence}"
+
+    @property
+    def in_words(self) -> str:
+        """``at most 0.1 on average``, or ``at most 0.142 with confidence 0.95``."""
+        how = "on average" if self.confidence is None else f"with confidence {self.confidence:g}"
+        return f"at most {self.value:g} {how}"
+
+    def as_json(self) -> dict[str, float | None]:
+        """The bound as JSON."""
+        return {"value": self.value, "confidence": self.confidence}
+
+
+def _rounded_up(risk: float) -> float:
+    """A risk with four digits, no smaller: headers and JSON show the same bound."""
+    return min(math.ceil(risk * 1e4) / 1e4, 1.0)
+
+
 def base_reason(reason: str) -> str:
     """The reason without the name that it carries: ``stale`` of ``stale:risk``."""
     return reason.partition(":")[0]
@@ -67,10 +102,11 @@ class Certificate:
         lambda_hat: The threshold, in units of the nonconformity score.
         n: The rows that set the threshold; 0 if there was none.
         is_alpha_fixed: Whether alpha is the calibration's own, fixed before its rows were seen.
-        risk_band: The bound on the threshold's risk that holds, together with those of all other
-            thresholds, with probability 1 - ``BAND_DELTA``: the guarantee of an alpha that was
-            chosen by looking at the rows. None: alpha is fixed, or graded or weighted rows have no
-            band.
+        is_alpha_declared: Whether alpha is one of the levels that were declared before.
+        risk_band: The bound on the threshold's risk that holds, together with those of all
+            declared levels, or else of all thresholds, with probability 1 - ``BAND_DELTA``: the
+            guarantee of an alpha that may have been chosen by looking at the rows. None: alpha is
+            fixed, or graded or weighted rows have no band.
         answer_limit: The limit on wrong final answers that the threshold keeps; None: no limit is
             certified for it. Nothing is said about answers where the guarantee is void.
         calibration_id: The stored calibration; None: it is not stored.
@@ -94,6 +130,7 @@ class Certificate:
     score: str
     n: int
     is_alpha_fixed: bool
+    is_alpha_declared: bool
     risk_band: float | None
     answer_limit: AnswerLimit | None
     calibration_id: str | None
@@ -123,7 +160,7 @@ class Certificate:
             n: As the attribute.
             answer_limit: The limit of the rows that set the threshold.
             vote: The rule of the vote in use; None: the one that was tested.
-            risk_band: The band's bound of the threshold; used if alpha is not fixed.
+            risk_band: ``SetPredictor.picked_bound`` of alpha; used if it is not fixed.
             group: As the attribute.
             calibration_id: As the attribute.
             reasons: As the attribute; repeats are dropped. ``rows_in_clusters``, ``alpha_picked``
@@ -153,6 +190,7 @@ class Certificate:
             score=decision.score.value,
             n=n,
             is_alpha_fixed=is_alpha_fixed,
+            is_alpha_declared=decision.alpha in options.levels and decision.score == options.score,
             answer_limit=_certified(answer_limit, decision, vote),
             risk_band=None if is_alpha_fixed else risk_band,
             calibration_id=calibration_id,
@@ -161,10 +199,36 @@ class Certificate:
 
     @property
     def alpha_basis(self) -> str:
-        """``fixed`` before the rows; ``band``: bounded by it; ``assumed``: there is none."""
+        """What the bound of alpha rests on.
+
+        ``fixed`` before the rows; ``declared`` before them with others; ``band``: bounded by it;
+        ``assumed``: there is none.
+        """
         if self.is_alpha_fixed:
             return "fixed"
-        return "assumed" if self.risk_band is None else "band"
+        if self.risk_band is None:
+            return "assumed"
+        return "declared" if self.is_alpha_declared else "band"
+
+    @property
+    def bound(self) -> RiskBound | None:
+        """What holds of the risk; None where the guarantee is void."""
+        if not self.holds:
+            return None
+        if self.is_alpha_fixed or self.risk_band is None:
+            return RiskBound(self.alpha, self.delta and round(1.0 - self.delta, 12))
+        return RiskBound(_rounded_up(self.risk_band), 1.0 - BAND_DELTA)
+
+    @property
+    def advice(self) -> str | None:
+        """What would give the smaller bound alpha; None where it holds, or nothing does."""
+        if self.bound is None or self.is_alpha_fixed or self.risk_band is None or self.trivial:
+            return None
+        rows = max(self.n, fewest_rows(self.alpha, self.delta) or self.n)
+        return (
+            f"alpha {self.alpha:g} was picked after these rows were seen: label {rows} new rows "
+            f"that count and calibrate on them, and {self.alpha:g} itself holds"
+        )
 
     @cached_property
     def void_reasons(self) -> tuple[str, ...]:
@@ -184,7 +248,7 @@ class Certificate:
 
     def as_json(self) -> dict[str, Any]:
         """The certificate as JSON; an infinite threshold is null, since JSON has no infinity."""
-        holds = self.holds
+        holds, bound = self.holds, self.bound
         limit = self.answer_limit if holds else None
         return {
             "guarantee": {
@@ -200,6 +264,8 @@ class Certificate:
                 "alpha_basis": self.alpha_basis,
                 "risk_band": self.risk_band,
                 "risk_band_delta": None if self.risk_band is None else BAND_DELTA,
+                "bound": bound and bound.as_json(),
+                "advice": self.advice,
                 "weights": self.weights,
                 "labels": self.labels,
                 "answer_risk_max": None if limit is None else limit.answer_risk_max,

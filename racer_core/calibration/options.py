@@ -13,6 +13,10 @@ from racer_core.types import BINARY_TARGETS, RiskTarget, Score, checked_alpha, e
 # all calibrations leaves no draw that could be repeated until a threshold pleases.
 SMOOTHING_SALT: Final = b"ties"
 
+# Of one calibration: the bound of eight is still below the band over all (docs/method.md), and the
+# share of each is above what ties take (``realised_risk.TIE_LEVEL``).
+MAX_LEVELS: Final = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationOptions:
@@ -28,6 +32,9 @@ class CalibrationOptions:
     one_per_cluster: bool = False
     # Alpha and the other terms did not depend on the rows; else only the band bounds the risk.
     is_alpha_fixed: bool = True
+    # Levels declared before the rows: an alpha picked among them has the bound that holds for all
+    # of them together, which is smaller than the band over all levels.
+    levels: tuple[float, ...] = ()
     # Key of the noise that breaks ties of scores; None: ties stay, and leave part of alpha unspent.
     smoothing_salt: bytes | None = None
     max_weight: float | None = None  # of any served query; None: the rows have no weights
@@ -56,6 +63,10 @@ class CalibrationOptions:
         object.__setattr__(self, "score", score)
         object.__setattr__(self, "risk_target", target)
         checked_alpha(self.alpha)
+        levels = sorted({checked_alpha(each, "levels") for each in self.levels})
+        object.__setattr__(self, "levels", tuple(levels))
+        if len(levels) > MAX_LEVELS:
+            raise CalibrationError(f"levels: at most {MAX_LEVELS} can be declared")
         if self.delta is not None:
             checked_alpha(self.delta, "delta")
         if self.r < 1:

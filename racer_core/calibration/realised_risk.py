@@ -76,6 +76,17 @@ class RealisedRisk:
         law = beta_quantile(1.0 - tail, self.misses + 1, self.n - self.misses)
         return law if self.is_distinct else min(law, self._tied_upper())
 
+    def declared(self, levels: int) -> float:
+        """A bound that also holds for a threshold chosen among those of a few declared levels.
+
+        With probability 1 - ``BAND_DELTA`` the bounds of all of them hold together (Bonferroni),
+        ties or not. Levels and score were declared before the rows were seen.
+
+        Args:
+            levels: How many there are.
+        """
+        return self.upper(BAND_DELTA / levels - TIE_LEVEL)
+
     def band(self) -> float:
         """A bound that also holds for a threshold chosen by looking at the rows; ties or not.
 

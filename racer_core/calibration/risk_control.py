@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -317,6 +317,30 @@ class RiskControl(CalibrationRows):
             return 0.0
         risk = self.realised_risk(alpha, score)
         return None if risk is None else risk.band()
+
+    def picked_bound(
+        self, alpha: float, score: Score | None = None, levels: Collection[float] = ()
+    ) -> float | None:
+        """The bound on the risk at an alpha that may have been chosen by looking at the rows.
+
+        Of a declared level it is the one that holds for all declared levels together; of any other
+        the band over all.
+
+        Args:
+            alpha: The risk level.
+            score: The nonconformity score; of another than that of ``options`` none is declared.
+            levels: Those that were declared before the rows were seen.
+
+        Returns:
+            None as for :meth:`risk_q95`.
+        """
+        score = score or self.options.score
+        if alpha not in levels or score != self.options.score:
+            return self.risk_band(alpha, score)
+        if math.isinf(self.lambda_hat(alpha, score)):
+            return 0.0
+        risk = self.realised_risk(alpha, score)
+        return None if risk is None else risk.declared(len(levels))
 
     def answer_risk(
         self, called: BoolArray, right: BoolArray, recorded: BoolArray

@@ -180,7 +180,12 @@ def test_too_few_rows_change_nothing_and_were_not_seen(world: Deployment, tmp_pa
             with pytest.raises(InfeasibleAlphaError):
                 await operator.service.activate(stored, first)
             assert operator.active.record().id == first
-            assert (await operator.upload_rows(correct, alpha=0.2))["active"]
+            with pytest.raises(
+                InfeasibleAlphaError, match=r"alpha 0.1, which `routing.alpha` serv"
+            ):
+                await operator.upload_rows(correct, alpha=0.2)
+            dry = await operator.upload_rows(correct, alpha=0.2, dry_run=True)
+            assert "which `routing.alpha` serves" in dry["refusal"]
 
     asyncio.run(run())
 

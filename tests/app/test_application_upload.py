@@ -30,6 +30,7 @@ CONFIGURED: dict[str, Any] = {
         "agent": {"prompts": [DIGEST]},
     },
     "access": ACCESS,
+    "routing": {"alpha": 0.2, "levels": []},
 }
 
 
@@ -255,9 +256,11 @@ def test_an_alpha_is_picked_for_the_rows_that_were_seen_alone(
     """Whichever part of the record has the most rows, and after a restart."""
     rows = named("search", 60_000, count)
     expected = {"bot": "fixed", "search": "band", "default": "fixed"}
-    with restart(artifact=noisy_artifact, **CONFIGURED) as gateway:
+    before: dict[str, Any] = CONFIGURED | {"routing": {"alpha": 0.1, "levels": []}}
+    with restart(artifact=noisy_artifact, **before) as gateway:
         gateway.upload(rows, dry_run=True)  # at the configured alpha of 0.1
-        gateway.upload(FULL, alpha=0.2)
+    with restart(artifact=noisy_artifact, **CONFIGURED) as gateway:
+        gateway.upload(FULL)
         assert bases(gateway) == dict.fromkeys(expected, "fixed")
         gateway.upload(rows, application="search")
         assert bases(gateway) == expected

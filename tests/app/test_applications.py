@@ -57,7 +57,11 @@ APPLICATIONS: dict[str, Any] = {
     "agent": {"prompts": [DIGEST], "alpha": 0.3, "on_uncovered": "poet"},
     "search": {"on_uncovered": "whole_pool"},
 }
-CONFIGURED: dict[str, Any] = {"applications": APPLICATIONS, "access": ACCESS}
+CONFIGURED: dict[str, Any] = {
+    "applications": APPLICATIONS,
+    "access": ACCESS,
+    "routing": {"alpha": 0.2, "levels": []},
+}
 COUNTS = {"bot": 60, "agent": 80, "search": 100, None: 120}
 
 
@@ -257,8 +261,8 @@ def test_alpha_is_the_applications(apps: Gateway) -> None:
         guarantee = certificate["guarantee"]
         assert (guarantee["alpha"], guarantee["alpha_basis"]) == (alpha, "fixed")
         assert "alpha_assumed_independent_of_query" not in certificate["reasons"]
-    chosen = decision(apps, BOT_KEY, alpha=0.2)["certificate"]
-    assert (chosen["guarantee"]["alpha"], chosen["guarantee"]["alpha_basis"]) == (0.2, "band")
+    chosen = decision(apps, BOT_KEY, alpha=0.25)["certificate"]
+    assert (chosen["guarantee"]["alpha"], chosen["guarantee"]["alpha_basis"]) == (0.25, "band")
     assert "alpha_assumed_independent_of_query" in chosen["reasons"]
 
 
@@ -315,7 +319,7 @@ def test_the_applications_own_rows_choose_where_none_is_alike(
 
 def test_few_rows_suffice_for_a_large_alpha(serve: Serve) -> None:
     """Five rows of the agent's conditions are enough for its alpha, too few for the record's."""
-    gateway = serve(calibrated=False, **CONFIGURED)
+    gateway = serve(calibrated=False, **CONFIGURED | {"routing": {"alpha": 0.1}})
     rows = rows_of(gateway)
     few = [
         row for row in rows if row.get("application") == "agent" and any(row["correct"].values())
@@ -333,8 +337,8 @@ def test_an_alpha_that_was_set_after_the_rows_were_shown_has_the_band(restart: R
 
     def basis(alpha: float | None, *, uploads: bool) -> str:
         applications["bot"]["alpha"] = alpha
-        changes = {"access": ACCESS, "applications": applications}
-        with restart(**changes) as gateway:
+        routing: dict[str, Any] = {"levels": []}
+        with restart(access=ACCESS, applications=applications, routing=routing) as gateway:
             if uploads:
                 upload(gateway, rows)
             return decision(gateway, BOT_KEY)["certificate"]["guarantee"]["alpha_basis"]
@@ -342,7 +346,7 @@ def test_an_alpha_that_was_set_after_the_rows_were_shown_has_the_band(restart: R
     rows = [row | {"application": "bot"} for row in as_json(noisy(20_000, 60))]
     assert basis(0.4, uploads=True) == "fixed"
     assert basis(0.3, uploads=False) == "band"
-    assert basis(None, uploads=False) == "band"  # the calibration's: chosen by removing its own
+    assert basis(None, uploads=False) == "band"  # that of `routing`: chosen by removing its own
     assert basis(0.3, uploads=True) == "band"
     assert basis(0.4, uploads=True) == "fixed"
 
@@ -525,7 +529,10 @@ def test_drawn_requests_have_their_exact_law(serve: Serve, noisy_artifact: Path)
     with tools alone served by these rows, three in four would be missed: outside the law but for a
     chance below 1e-6.
     """
-    gateway = serve(calibrated=False, artifact=noisy_artifact, access=ACCESS, **DRAWN)
+    routing = {"alpha": ALPHA}
+    gateway = serve(
+        calibrated=False, artifact=noisy_artifact, access=ACCESS, routing=routing, **DRAWN
+    )
     rng = np.random.default_rng(23)
 
     def draw(count: int, share: float) -> list[dict[str, Any]]:
@@ -616,6 +623,7 @@ def test_each_application_has_its_exact_law(serve: Serve, noisy_artifact: Path) 
     gateway = serve(
         calibrated=False,
         artifact=noisy_artifact,
+        routing={"alpha": ALPHA},
         applications={
             name: {"prompts": [prompt_digest({"messages": [each]})]}
             for name, each in prompts.items()

@@ -425,13 +425,15 @@ def test_above_the_soft_limit_a_larger_alpha_decides(
 
 
 def test_above_the_soft_limit_no_smaller_alpha_decides(budgeted: Budgeted) -> None:
-    """The usual alpha is that of the calibration, whatever alpha is configured by now."""
+    """The usual alpha is the configured one, whatever the calibration was made for."""
     gateway = budgeted(
-        budget={"soft": 0.5, "above_soft": 0.2}, calibrated=False, routing={"fallback": "adder"}
+        budget={"soft": 0.5, "above_soft": 0.2},
+        calibrated=False,
+        routing={"fallback": "adder", "alpha": 0.3},
     )
     assert gateway.ask(ONE).status_code == 200
     assert shown(gateway)["above_soft"]
-    gateway.calibrate(alpha=0.3)
+    gateway.calibrate(alpha=0.1)
     certificate = gateway.chat(TWO)["racer"]["certificate"]
     assert certificate["guarantee"]["alpha"] == 0.3
     assert "alpha_assumed_independent_of_query" not in certificate["reasons"]

@@ -306,7 +306,7 @@ def history(gateway: Gateway) -> Any:
 
 def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
     """delta, risk target, score and r of the record are in every certificate."""
-    gateway = serve(calibrated=False)
+    gateway = serve(calibrated=False, routing={"alpha": 0.2})
     record = gateway.calibrate(400, delta=0.1, risk_target="paper", score="prob", alpha=0.2)
     certificate = gateway.route(ONE)["certificate"]
     assert certificate["guarantee"] == {
@@ -314,6 +314,7 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
         "law": "beta", "group": None,
         "pool": list(POOL), "conditional": "pac", "weights": None, "labels": None, "trivial": False,
         "alpha_basis": "fixed", "risk_band": None, "risk_band_delta": None,
+        "bound": {"value": 0.2, "confidence": 0.9}, "advice": None,
         "answer_risk_max": None, "answer_risk_delta": None, "premise": "alike", "turns": "separate",
     }  # fmt: skip
     assert certificate["calibration_id"] == record["id"]
@@ -326,7 +327,7 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
 def test_history_is_kept_newest_first(serve: Serve) -> None:
     """Every record with options and evidence; one is active; no queries, no labels."""
     gateway = serve(calibrated=False)
-    nothing = {"object": "list", "data": [], "canary": None}
+    nothing = {"object": "list", "data": [], "served": [], "canary": None}
     assert gateway.get("/calibrations", ADMIN_KEY).json() == nothing
     ids = [gateway.calibrate(60, alpha=alpha)["id"] for alpha in (0.1, 0.2, 0.3)]
     listed = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
@@ -341,17 +342,18 @@ def test_history_is_kept_newest_first(serve: Serve) -> None:
 
 
 def test_activate_rolls_back_and_forward(serve: Serve) -> None:
-    """One call brings any kept record back; decisions follow at once."""
+    """One call brings any kept record back; decisions follow at once, at the configured alpha."""
     gateway = serve(calibrated=False)
     first = gateway.calibrate(60, alpha=0.1)["id"]
-    kept = gateway.calibrate(60, alpha=0.3, activate=False)
+    kept = gateway.calibrate(80, alpha=0.3, activate=False)
     second = kept["id"]
     assert (kept["active"], gateway.ready()["calibration"]) == (False, first)
-    for wanted, alpha in ((second, 0.3), (first, 0.1), (first, 0.1)):
+    for wanted, n in ((second, 60), (first, 45), (first, 45)):
         answer = gateway.post(f"/calibrations/{wanted}/activate", ADMIN_KEY)
         assert (answer.status_code, answer.json()["id"]) == (200, wanted)
         certificate = gateway.route(ONE)["certificate"]
-        assert (certificate["calibration_id"], certificate["guarantee"]["alpha"]) == (wanted, alpha)
+        assert (certificate["calibration_id"], certificate["n"]) == (wanted, n)
+        assert certificate["guarantee"]["alpha"] == 0.1
         assert gateway.ready()["calibration"] == wanted
     large = b'{"expected_active_id": null' + b" " * 2**16 + b"}"  # it has one field
     refused = gateway.post(f"/calibrations/{second}/activate", ADMIN_KEY, content=large)
@@ -687,26 +689,26 @@ def test_a_new_calibration_renews_the_sub_pools(serve: Serve) -> None:
 
 
 def test_every_decision_has_a_record_that_existed(serve: Serve) -> None:
-    """While calibrations are swapped under load, id and threshold always belong together."""
+    """While calibrations are swapped under load, id and rows always belong together."""
     gateway = serve(calibrated=False)
-    gateway.calibrate(40, alpha=0.1)
-    known: dict[str, float] = {gateway.ready()["calibration"]: 0.1}
-    seen: list[tuple[str, float]] = []
+    gateway.calibrate(40)
+    known: dict[str, int] = {gateway.ready()["calibration"]: 30}
+    seen: list[tuple[str, int]] = []
     done = threading.Event()
 
     def ask() -> None:
         with gateway.http() as client:
             while not done.is_set():
                 certificate = client.post("/route", json={"query": ONE}).json()["certificate"]
-                seen.append((certificate["calibration_id"], certificate["guarantee"]["alpha"]))
+                seen.append((certificate["calibration_id"], certificate["n"]))
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
     for number in range(2, 9):
-        known[gateway.calibrate(40, alpha=number / 20)["id"]] = number / 20
+        known[gateway.calibrate(40 * number)["id"]] = 30 * number
     done.set()
     for thread in threads:
         thread.join()
-    assert all(known[identity] == alpha for identity, alpha in seen)
+    assert all(known[identity] == n for identity, n in seen)
     assert len({identity for identity, _ in seen}) > 2

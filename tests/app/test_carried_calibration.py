@@ -158,12 +158,13 @@ def test_an_alpha_picked_offline_is_certified_by_the_band_alone(
     offline: Callable[..., Any], config: Path
 ) -> None:
     """The artifact remembers a dry run, and so does every gateway that takes it over."""
-    assert offline("--alpha", 0.2, "--dry-run")[1]["evidence"]["alpha_basis"] == "band"
-    code, picked = offline("--alpha", 0.2)
+    assert offline("--alpha", 0.25, "--dry-run")[1]["evidence"]["alpha_basis"] == "band"
+    code, picked = offline("--alpha", 0.25)
     assert (code, picked["evidence"]["alpha_basis"]) == (0, "band")
     with running(config, ENVIRONMENT) as gateway:
-        guarantee = gateway.route(TWO)["certificate"]["guarantee"]
-        assert (guarantee["alpha"], guarantee["alpha_basis"]) == (0.2, "band")
+        for asked, found in (({}, (0.1, "fixed")), ({"alpha": 0.25}, (0.25, "band"))):
+            guarantee = gateway.route(TWO, **asked)["certificate"]["guarantee"]
+            assert (guarantee["alpha"], guarantee["alpha_basis"]) == found
         assert basis(gateway, alpha=0.3) == "band"
 
 
@@ -176,13 +177,13 @@ def test_a_gateway_knows_the_rows_that_its_artifact_was_calibrated_on(
     """
     with running(config, ENVIRONMENT) as gateway:
         gateway.calibrate(rows=noisy(40_000, 100))
-    assert offline("--alpha", 0.2)[1]["evidence"]["alpha_basis"] == "fixed"
+    assert offline("--alpha", 0.25)[1]["evidence"]["alpha_basis"] == "declared"
     with running(config, ENVIRONMENT) as gateway:
         assert basis(gateway, alpha=0.15, activate=False) == "band"
-        assert basis(gateway, alpha=0.2, activate=False) == "fixed"
+        assert basis(gateway, alpha=0.25, activate=False) == "declared"
         other = {"rows": as_json(noisy(60_000, 100)), "alpha": 0.15, "activate": False}
         response = gateway.post("/calibrate", ADMIN_KEY, json=other)
-        assert response.json()["evidence"]["alpha_basis"] == "fixed"
+        assert response.json()["evidence"]["alpha_basis"] == "declared"
 
 
 def test_a_refused_calibration_leaves_the_earlier_one(

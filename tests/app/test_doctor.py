@@ -95,7 +95,7 @@ def test_a_healthy_gateway_has_nothing_to_cure(
     names = [f"endpoint {name}" for name in POOL]
     assert list(found) == [
         *("configuration", "artifact", "encoder", "GPU", *names, "clock"),
-        *("store", "disk", "sampling", "calibration", "port"),
+        *("store", "disk", "sampling", "calibration", "risk level", "port"),
     ]
     assert "60 rows count, alpha 0.1" in found["calibration"]["found"]
     assert all(each.seen == ["GET /v1/models"] for each in servers.values())

@@ -43,7 +43,8 @@ def rows_of(groups: dict[str | None, LabelledRows]) -> list[dict[str, Any]]:
 @pytest.fixture
 def grouped(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway whose rows are of an easy group, a hard one and a tiny one, and of none."""
-    case = shared(artifact=noisy_artifact, calibrated=False, group="groups")
+    routing = {"alpha": 0.2}
+    case = shared(artifact=noisy_artifact, calibrated=False, group="groups", routing=routing)
     return case.gateway.once(rows_of({**GROUPS, None: noisy(50_000, 100)}), alpha=0.2)
 
 

@@ -231,7 +231,7 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
     serve: Serve, noisy_artifact: Path
 ) -> None:
     """The same turns have the same scores, so that an uploaded row is known again when served."""
-    gateway = serve(artifact=str(noisy_artifact), routing={"text": "conversation"})
+    gateway = serve(artifact=str(noisy_artifact), routing={"text": "conversation", "alpha": ALPHA})
     gateway.upload(BOTH, alpha=ALPHA)
     racer = Racer.load(noisy_artifact)
     texts = ["\n\n".join([*(each["content"] for each in BEFORE), row.query]) for row in LATER.rows]

@@ -101,7 +101,9 @@ def test_each_population_has_the_weights_of_its_own_rate(
         }
         for place, row in enumerate(as_json(noisy(30_000, 100)))
     ]
-    with restart(artifact=noisy_artifact, applications=applications, access=ACCESS) as gateway:
+    with restart(
+        artifact=noisy_artifact, applications=applications, access=ACCESS, routing={"alpha": 0.2}
+    ) as gateway:
         sampled = [row | {"weight": 100} for row in ROWS]
         both = gateway.upload([*sampled, *requests], max_weight=100, alpha=0.2)
         assert both["evidence"]["weights"]["max_weight"] == 100
@@ -109,7 +111,9 @@ def test_each_population_has_the_weights_of_its_own_rate(
         evidence = gateway.upload([*sampled, *requests], alpha=0.2)["evidence"]
         assert evidence["weights"] is None
         parts = evidence["applications"]
-    with restart(artifact=noisy_artifact, applications=applications, access=ACCESS) as gateway:
+    with restart(
+        artifact=noisy_artifact, applications=applications, access=ACCESS, routing={"alpha": 0.2}
+    ) as gateway:
         certificate = gateway.decided(TWO, candidates=None)["certificate"]
         assert certificate["guarantee"]["weights"] is None
         assert certificate["lambda_hat"] == evidence["lambda_hat"]
@@ -148,7 +152,7 @@ def test_verdicts_are_corrected_by_labels(serve: Serve, noisy_artifact: Path) ->
 
     A request's own alpha and a smaller pool have thresholds, too.
     """
-    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    gateway = serve(calibrated=False, artifact=noisy_artifact, routing={"alpha": ALPHA})
     response = judged_upload(gateway, judged())
     assert response.status_code == 200, response.text
     evidence = response.json()["evidence"]
@@ -183,7 +187,8 @@ def test_rows_without_verdict_and_label_count_as_missed(serve: Serve, noisy_arti
 def test_samples_that_a_judge_and_people_read_calibrate(serve: Serve, racer: Command) -> None:
     """From traffic over verdicts and some labels to a corrected threshold, by `--from-shadow`."""
     watching = {"shadow_rate": 1.0, "store_requests": True}
-    gateway = serve(watching=watching, environment={**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY})
+    environment = {**ENVIRONMENT, "RACER_SAMPLES_KEY": KEY}
+    gateway = serve(watching=watching, environment=environment, routing={"alpha": 0.4})
     rows, decisions = labelled(20_000, 60), list[str]()
     for row in rows.rows:
         decisions.append(gateway.chat(row.query)["id"])

@@ -35,6 +35,7 @@ stats = LazyModule("scipy.stats")
 ROWS = as_json(noisy(20_000, 150))
 OTHERS = as_json(noisy(30_000, 150))
 TRIALS = 500
+UNDECLARED: dict[str, Any] = {"levels": []}
 
 
 def calibrate(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> str:
@@ -54,31 +55,43 @@ def served(gateway: Gateway) -> dict[str, Any]:
 
 def test_an_alpha_picked_from_the_curve_is_certified_by_the_band(serve: Serve) -> None:
     """A dry run shows the curve, an error does not; the configured alpha was fixed before."""
-    gateway = serve(calibrated=False)
+    gateway = serve(calibrated=False, routing=UNDECLARED)
     refused = {"rows": OTHERS, "max_weight": 2.0}
     assert gateway.post("/calibrate", ADMIN_KEY, json=refused).status_code == 422
-    assert calibrate(gateway, OTHERS, alpha=0.2, activate=False) == "fixed"
+    assert calibrate(gateway, OTHERS, alpha=0.2, activate=False) == "declared"
     assert calibrate(gateway, ROWS, alpha=0.2, dry_run=True) == "band"
     assert calibrate(gateway, ROWS, alpha=0.2) == "band"
-    assert served(gateway) == {"alpha": 0.2, "alpha_basis": "band"}
-    # The active calibration has alpha 0.2 now, which was not fixed before these rows were seen.
+    assert served(gateway) == {"alpha": 0.1, "alpha_basis": "fixed"}
+    # Of the active calibration it is the level that its evidence shows, and none that was declared.
     assert calibrate(gateway, ROWS[::-1], alpha=0.2) == "band"
     assert calibrate(gateway, ROWS) == "fixed"
     assert served(gateway) == {"alpha": 0.1, "alpha_basis": "fixed"}
 
 
-def test_an_alpha_stated_with_new_rows_is_fixed(serve: Serve) -> None:
-    """Also where they are uploaded again; another alpha, score or target is picked."""
-    gateway = serve(calibrated=False)
-    assert calibrate(gateway, ROWS, alpha=0.2) == "fixed"
-    assert served(gateway) == {"alpha": 0.2, "alpha_basis": "fixed"}
-    assert calibrate(gateway, ROWS, alpha=0.2, activate=False) == "fixed"
+def test_an_alpha_stated_with_new_rows_is_declared(serve: Serve) -> None:
+    """Also where they are uploaded again; another alpha, score or target is picked.
+
+    It is not the level that is configured: who configures it later chooses between the two.
+    """
+    gateway = serve(calibrated=False, routing=UNDECLARED)
+    assert calibrate(gateway, ROWS, alpha=0.2) == "declared"
+    assert served(gateway) == {"alpha": 0.1, "alpha_basis": "fixed"}
+    assert calibrate(gateway, ROWS, alpha=0.2, activate=False) == "declared"
     for picked in ({"alpha": 0.15}, {"score": "prob"}, {"risk_target": "paper"}, {"delta": 0.1}):
         assert calibrate(gateway, ROWS, activate=False, **{"alpha": 0.2, **picked}) == "band"
-    # The alpha of the active calibration was fixed before other rows were seen.
-    assert calibrate(gateway, OTHERS, alpha=0.2, dry_run=True) == "fixed"
-    assert calibrate(gateway, OTHERS, alpha=0.2) == "fixed"
-    assert calibrate(gateway, OTHERS, alpha=0.3) == "band"
+    assert calibrate(gateway, OTHERS, dry_run=True) == "fixed"
+    assert calibrate(gateway, OTHERS, alpha=0.2) == "band"
+
+
+def test_other_terms_are_fixed_with_the_configured_alpha(serve: Serve) -> None:
+    """Those of a first upload, and those of the active calibration before other rows are seen."""
+    gateway = serve(calibrated=False, routing=UNDECLARED)
+    assert calibrate(gateway, ROWS, delta=0.1) == "fixed"
+    assert calibrate(gateway, ROWS, activate=False) == "fixed"
+    assert calibrate(gateway, ROWS, delta=0.2, activate=False) == "band"
+    assert calibrate(gateway, OTHERS, dry_run=True) == "fixed"
+    assert calibrate(gateway, OTHERS, delta=0.1) == "fixed"
+    assert calibrate(gateway, OTHERS, delta=0.2) == "band"
 
 
 def test_gateways_on_one_store_share_what_was_seen(
@@ -209,18 +222,19 @@ def test_another_artifact_forgets_no_row(
     """Artifacts have salts of their own; the rows are the same."""
     basis: list[str] = []
     for trained in (artifact, noisy_artifact):
-        with running(configure(tmp_path, trained, pool.url), ENVIRONMENT) as gateway:
+        path = configure(tmp_path, trained, pool.url, routing=UNDECLARED)
+        with running(path, ENVIRONMENT) as gateway:
             basis.append(calibrate(gateway, ROWS, alpha=0.3, activate=False))
             if len(basis) == 1:
                 assert calibrate(gateway, OTHERS, dry_run=True) == "fixed"
             else:
                 basis.append(calibrate(gateway, OTHERS, alpha=0.3, activate=False))
-    assert basis == ["fixed", "fixed", "band"]
+    assert basis == ["declared", "declared", "band"]
 
 
 def test_a_changed_file_of_shown_rows_was_seen(serve: Serve) -> None:
     """One row less or more, a space, another label, whole requests; other rows were not."""
-    gateway = serve(calibrated=False)
+    gateway = serve(calibrated=False, routing=UNDECLARED)
     assert calibrate(gateway, ROWS, dry_run=True) == "fixed"
     spaced = [{**ROWS[0], "query": ROWS[0]["query"] + " "}, *ROWS[1:]]
     relabelled = [{**ROWS[0], "correct": dict.fromkeys(POOL, True)}, *ROWS[1:]]
@@ -231,21 +245,25 @@ def test_a_changed_file_of_shown_rows_was_seen(serve: Serve) -> None:
     swapped = ROWS[:-1] + OTHERS[:1]
     for changed in (ROWS[:-1], swapped, ROWS + OTHERS[:50], spaced, relabelled, requests):
         assert calibrate(gateway, changed, alpha=0.2, activate=False) == "band"
-    assert calibrate(gateway, OTHERS[50:], alpha=0.25) == "fixed"
+    assert calibrate(gateway, OTHERS[50:], alpha=0.25) == "declared"
 
 
 def test_weighted_rows_with_a_picked_alpha_promise_nothing(
-    serve: Serve, noisy_artifact: Path
+    tmp_path: Path, noisy_artifact: Path, pool: FakePool
 ) -> None:
-    """They have no band; the configured alpha holds."""
-    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    """They have no band, and declared levels have no law; the configured alpha holds."""
     weighted = [row | {"weight": 1.0 + i % 2} for i, row in enumerate(ROWS)]
-    assert calibrate(gateway, weighted, dry_run=True, max_weight=2.0) == "fixed"
-    for alpha, basis, reasons in ((0.3, "assumed", ["alpha_picked"]), (0.1, "fixed", [])):
-        assert calibrate(gateway, weighted, alpha=alpha, max_weight=2.0) == basis
-        certificate = gateway.route(ONE)["certificate"]
-        assert certificate["guarantee"]["alpha_basis"] == basis
-        assert (certificate["holds"], certificate["reasons"]) == (not reasons, reasons)
+    with running(configure(tmp_path, noisy_artifact, pool.url), ENVIRONMENT) as gateway:
+        assert calibrate(gateway, weighted, dry_run=True, max_weight=2.0) == "fixed"
+        assert calibrate(gateway, weighted, alpha=0.3, max_weight=2.0) == "assumed"
+        for alpha, basis, reasons in ((0.2, "assumed", ["alpha_picked"]), (0.1, "fixed", [])):
+            configure(tmp_path, noisy_artifact, pool.url, routing={"alpha": alpha})
+            assert gateway.post("/admin/reload", ADMIN_KEY).status_code == 200
+            found = gateway.ask(ONE)
+            certificate = found.json()["racer"]["certificate"]
+            assert certificate["guarantee"]["alpha_basis"] == basis
+            assert (certificate["holds"], certificate["reasons"]) == (not reasons, reasons)
+            assert found.headers["x-racer-bound"] == ("none" if reasons else "0.1")
 
 
 def test_a_key_that_lowers_the_alpha_of_weighted_rows_is_an_assumption(
@@ -253,7 +271,12 @@ def test_a_key_that_lowers_the_alpha_of_weighted_rows_is_an_assumption(
 ) -> None:
     """They have no band that would bound every alpha; a whole pool needs none."""
     secret, line = configured_key("team", max_alpha=0.05)
-    gateway = serve(calibrated=False, artifact=noisy_artifact, access={"keys": [line]})
+    gateway = serve(
+        calibrated=False,
+        artifact=noisy_artifact,
+        access={"keys": [line]},
+        routing=UNDECLARED,
+    )
     weighted = [row | {"weight": 1.0 + i % 2} for i, row in enumerate(ROWS)]
     for rows, terms, basis, reasons in (
         (ROWS, {}, "band", []),

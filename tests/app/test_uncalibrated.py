@@ -282,6 +282,7 @@ def test_artifact_and_calibration_are_taken_while_it_runs(
             "reasons": [],
             "standing": f"certificates of {identity} hold (promise set)",
             "artifact": artifacts.digest(folder),
+            "level": {"alpha": 0.1, "bound": {"value": 0.1, "confidence": None}},
         }
     assert gateway.metric('racer_missing{part="artifact"}') == 0
     assert gateway.metric('racer_missing{part="calibration"}') == 0

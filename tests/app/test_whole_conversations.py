@@ -56,7 +56,7 @@ def scored(racer: Racer, conversations: list[list[LabelledRow]]) -> list[Talk]:
 @pytest.fixture
 def calibrated(shared: Shared, noisy_artifact: Path) -> Gateway:
     """A gateway with rows of whole conversations."""
-    routing = {"session_ttl_s": 600}
+    routing = {"session_ttl_s": 600, "alpha": ALPHA}
     case = shared(artifact=noisy_artifact, calibrated=False, group="whole", routing=routing)
     return case.gateway.once(rows_of(ROWS), alpha=ALPHA)
 
@@ -259,7 +259,7 @@ def test_prices_of_tokens_decide_who_stays(
             noisy_artifact,
             "",
             candidates=priced,
-            routing={"session_ttl_s": 600},
+            routing={"session_ttl_s": 600, "alpha": ALPHA},
         )
 
     with running(configured(prices), ENVIRONMENT) as gateway:
@@ -309,7 +309,10 @@ def test_a_session_keeps_its_candidates_without_a_certificate(
 ) -> None:
     """Certificates are void where these are others than the threshold of later turns chose."""
     path = configure(
-        tmp_path / "plain", noisy_artifact, shared_pool.url, routing={"session_ttl_s": 600}
+        tmp_path / "plain",
+        noisy_artifact,
+        shared_pool.url,
+        routing={"session_ttl_s": 600, "alpha": ALPHA},
     )
     rows = [
         {name: value for name, value in row.items() if name != "conversation"}

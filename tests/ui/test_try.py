@@ -200,7 +200,7 @@ def test_a_chosen_level_is_sent_and_shown(demo: Fleet, opened: Open, question: s
     assert "at most 25 %" in promised
     assert "you chose the risk level" in promised
     tab.page.click("#alpha-usual")
-    assert tab.page.inner_text("#alpha-value") == "10 % · as calibrated"
+    assert tab.page.inner_text("#alpha-value") == "10 % · as configured"
     tab.page.click("#ask-button")
     tab.until("document.body.innerText.includes('at most 10 %')")
 

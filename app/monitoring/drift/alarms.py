@@ -38,7 +38,6 @@ from app.monitoring.decisions.store import DecisionStore
 from app.monitoring.drift import populations
 from app.monitoring.drift import statistics as drift_statistics
 from app.monitoring.drift.populations import (
-    NO_APPLICATION,
     MonitoredCalibration,
     MonitoredPopulation,
 )
@@ -55,6 +54,7 @@ from app.monitoring.drift.store import DriftStore, StoredDriftState
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
 from app.store import Alarms, now
+from app.store.calibration_record import NO_APPLICATION
 from app.utc import ago
 from racer_core.calibration.monitoring import DriftState
 

@@ -15,9 +15,9 @@ from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.drift import risk as risk_report
 from app.monitoring.drift.alarms import DriftMonitor
-from app.monitoring.drift.populations import NO_APPLICATION, MonitoredCalibration
+from app.monitoring.drift.populations import MonitoredCalibration
 from app.store import StoredCanary
-from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_record import NO_APPLICATION, CalibrationRecord
 
 
 class CanaryWatch:

@@ -12,10 +12,8 @@ from typing import Self
 
 from app.monitoring.decisions.record import DecisionRecord, are_answered_like_rows, are_like_rows
 from app.routing.decision import ChosenBy
-from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_record import NO_APPLICATION, CalibrationRecord
 from racer_core.calibration.calibration import Calibration
-
-NO_APPLICATION = ""  # as a key, in the store and as a label; never the name of an application
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +23,7 @@ class MonitoredPopulation:
     Attributes:
         application: Its name; ``NO_APPLICATION`` where the calibration has none.
         place: The place of the population that has the rows, in the record.
-        calibration: The rows, with the application's alpha.
+        calibration: The rows, with the alpha that was configured when they were uploaded.
         calibration_ids: The calibrations with these rows: their decisions show the same risk.
         counts_repeats: The rows are a sample of traffic, with its own repeats: repeats count.
         together: The rows are of later turns, too, unlike the queries.
@@ -63,7 +61,7 @@ class MonitoredCalibration:
             whole = MonitoredPopulation(
                 application=NO_APPLICATION,
                 place=0,
-                calibration=record.calibration,
+                calibration=_watched(record, NO_APPLICATION, 0, record.calibration),
                 calibration_ids=(record.id,),
                 counts_repeats=record.counts_repeats,
             )
@@ -72,12 +70,10 @@ class MonitoredCalibration:
         for place, population in enumerate(record.populations):
             rows = {} if population.later else _rows_by_application(population.calibration)
             for name in rows.keys() - found.keys():
-                calibration, alpha = population.calibration, record.alphas.get(name)
-                options = record.options(name, alpha and alpha.alpha, place)
+                calibration = population.calibration
                 if len(rows) > 1:
                     calibration = calibration.take(rows[name])
-                if options != calibration.options:
-                    calibration = replace(calibration, options=options)
+                calibration = _watched(record, name, place, calibration)
                 found[name] = MonitoredPopulation(
                     application=name,
                     place=place,
@@ -97,6 +93,20 @@ class MonitoredCalibration:
         """
         population = self.by_application.get(application)
         return population if population and population.place == (place or 0) else None
+
+
+def _watched(record: CalibrationRecord, name: str, place: int, rows: Calibration) -> Calibration:
+    """The rows at the level that was configured when they were uploaded.
+
+    A later level is served, and begins no alarm anew: an alarm that began anew with each edit
+    would have as many chances as there are edits.
+    """
+    own = record.own_alpha(name)
+    if own is None:
+        return rows
+    alpha = own.alpha
+    options = replace(rows.options, alpha=alpha)
+    return rows if options == rows.options else replace(rows, options=options)
 
 
 def _rows_by_application(calibration: Calibration) -> dict[str, list[int]]:

@@ -22,6 +22,7 @@ from sqlalchemy.exc import ArgumentError
 
 from app import settings
 from app.calibrations.carried import read_carried
+from app.calibrations.served_level import PAGE, served_levels
 from app.calibrations.service import setup_digest
 from app.errors import (
     ModelListElsewhere,
@@ -104,6 +105,8 @@ def _store_findings(
             yield check_calibration(
                 inspection, settings.routing.alpha, datetime.now(UTC), carried and carried.record
             )
+            if inspection.record is not None:
+                yield check_level(settings, inspection.record)
         if (alarms := check_alarms(settings, inspection)) is not None:
             yield alarms
 
@@ -185,6 +188,27 @@ def check_calibration(
             "calibrate on that many answerable rows, or raise `routing.alpha`",
         )
     return ok(_CALIBRATION, summary)
+
+
+_LEVEL = "risk level"
+
+
+def check_level(settings: Settings, record: CalibrationRecord) -> Finding:
+    """Say which risk levels are served, and what holds for them.
+
+    Args:
+        settings: The configuration, which is the one place of the level.
+        record: The active calibration.
+    """
+    levels = served_levels(settings, record)
+    said = [
+        f"{name}: {each.in_words()}" if name else each.in_words() for name, each in levels.items()
+    ]
+    summary = "; ".join(said)
+    cures = (each.certificate.advice or each.remark for each in levels.values())
+    if (cure := next((each for each in cures if each), None)) is None:
+        return ok(_LEVEL, summary)
+    return warning(_LEVEL, summary, f"{cure} ({PAGE})")
 
 
 def _age_in_words(age: timedelta) -> str:

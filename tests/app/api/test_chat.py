@@ -71,6 +71,8 @@ def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
             "alpha_basis": "fixed",
             "risk_band": None,
             "risk_band_delta": None,
+            "bound": {"value": 0.1, "confidence": None},
+            "advice": None,
             "answer_risk_max": None,
             "answer_risk_delta": None,
             "premise": "alike",
