@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import Request
@@ -148,6 +149,7 @@ async def _routed(
             else ",".join(http.headers.getlist("cache-control"))
         ),
         spend=ticket.spend,
+        certified=partial(note_guarantee, http, application),
         reservation=None
         if spending is None
         else spending.open(ticket, caller.name, application, pool),
@@ -197,6 +199,12 @@ def application_of(
 def _session_of(http: HttpRequest) -> str | None:
     """The id of a request's session."""
     return http.headers.get(SESSION_HEADER) or None
+
+
+def note_guarantee(http: HttpRequest, application: Membership | None, guarantee: str) -> None:
+    """Leave what became of the certificate for log and metrics: a stream's header is older."""
+    http.state.guarantee = guarantee
+    http.state.application = "" if application is None else application.name
 
 
 def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query]) -> None:
