@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -26,9 +26,13 @@ from app.cli.console import (
     out,
     print_json,
 )
+from app.cli.request_options import takes_shapes
 from app.cli.router_options import known_router, routers_like
 from app.cli.split import parse_shares
 from app.tools.gateway_client import GatewayClient
+
+if TYPE_CHECKING:
+    from app.tools.labelling.shapes import ShapeOptions
 
 WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downloaded
 
@@ -85,6 +89,7 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
     multiple=True,
     help="As of `racer train`; default: mDeBERTa-v3-base.",
 )
+@takes_shapes
 @ROWS_KIND
 @click.option("--alpha", type=float, help="Risk level; default: the configuration's.")
 @click.option("--write", is_flag=True, help="Apply what `racer tune` chooses to the configuration.")
@@ -110,6 +115,7 @@ def bootstrap(
     shares: Mapping[str, float] | None,
     router: str,
     encoders: tuple[str, ...],
+    shapes: ShapeOptions,
     kind: str | None,
     alpha: float | None,
     write: bool,
@@ -122,6 +128,9 @@ def bootstrap(
 
     Each step is the command that is shown and can be run alone. The same command again skips what
     is done, as long as nothing that it depends on has changed. A judge's key is $RACER_JUDGE_KEY.
+
+    With `--like` the questions that calibrate are also asked as your requests are sent; `racer
+    doctor` prints the shapes. Without it, the options below it say how all questions are asked.
 
     Without references: --judge has a model grade the answers, and `racer serve
     --calibrate-from-traffic` needs neither questions nor labels to certify that an answer is the
@@ -145,6 +154,7 @@ def bootstrap(
         shares=shares or None,
         router=router,
         encoders=encoders,
+        shapes=shapes,
         kind=kind,
         alpha=alpha,
         write=write,

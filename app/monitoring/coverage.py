@@ -18,7 +18,7 @@ from racer_core.calibration.certificate import base_reason
 
 KEPT: Final = 1_000  # requests of each application
 SHOWN: Final = 20  # shapes of each application, those of most requests
-_QUESTIONS: Final = "questions.jsonl"
+QUESTIONS: Final = "questions.jsonl"
 _ROWS: Final = "certified.jsonl"
 _SYSTEM: Final = ("system", "developer", "instructions")  # ends of names of a system prompt
 # Reasons that rows with the request's shape cure.
@@ -105,7 +105,7 @@ class Coverage:
             return
         shape = None
         named: Iterable[str]
-        if is_cured_by_rows(void_reasons):
+        if is_cured_by_rows(void_reasons, application):
             shape = shape_id(query.conditions, path, later=query.later)
             if shape not in memory.shapes:
                 memory.shapes[shape] = shape_of(
@@ -115,7 +115,7 @@ class Coverage:
                     path,
                     later=query.later,
                 )
-            named = (each for each in void_reasons if base_reason(each) in _CURED_BY_ROWS)
+            named = (each for each in void_reasons if base_reason(each) not in _BESIDE)
         else:
             named = map(base_reason, void_reasons)
         memory.add(_Kind(shape, tuple(dict.fromkeys(named))))
@@ -134,12 +134,15 @@ class Coverage:
         }
 
 
-def is_cured_by_rows(void_reasons: Collection[str]) -> bool:
+def is_cured_by_rows(void_reasons: Collection[str], application: str | None = None) -> bool:
     """Whether rows of the request's shape would certify requests like it."""
     if Reason.CONDITIONS_DIFFER.of(ROWS) in void_reasons:
         return False
     found = set(map(base_reason, void_reasons))
-    return bool(found & _CURED_BY_ROWS) and found <= _CURED_BY_ROWS | _BESIDE
+    cured = set(_CURED_BY_ROWS)
+    if application is not None:  # rows name the application; no shape tells another group
+        cured.add(Reason.GROUP_UNCALIBRATED)
+    return bool(found & cured) and found <= cured | _BESIDE
 
 
 def label_command(shapes: Iterable[Shape], application: str | None = None) -> str:
@@ -157,7 +160,7 @@ def label_command(shapes: Iterable[Shape], application: str | None = None) -> st
         for name, digests in contents.items()
         for number in range(1, len(digests) + 1)
     ]
-    words = ["racer label", _QUESTIONS, *likes, *files, f"--out {_ROWS}"]
+    words = ["racer label", QUESTIONS, *likes, *files, f"--out {_ROWS}"]
     own = f" --application {application}" if application not in (None, "default") else ""
     return f"{' '.join(words)} && racer calibrate {_ROWS}{own}"
 

@@ -69,7 +69,9 @@ def run(
     _say_plan(say, questions, options, configured, steps)
     makers = (
         *(steps.label, steps.split, steps.train),
-        *(steps.tune, steps.evaluate, steps.calibrate),
+        *(steps.tune, steps.evaluate),
+        *((steps.like,) if options.shapes.likes else ()),
+        steps.calibrate,
     )
     for number, make in enumerate(makers, 1):
         # `racer tune --write` changes what the next steps depend on.

@@ -33,6 +33,7 @@ from app.errors import (
     StoreFileDamaged,
     UpstreamUnauthorized,
 )
+from app.monitoring.coverage import QUESTIONS
 from app.monitoring.drift.risk import detection
 from app.monitoring.drift.statistics import RISK_SHARE
 from app.routing.artifact_files import is_there, open_trained
@@ -197,6 +198,7 @@ def _age_in_words(age: timedelta) -> str:
 
 _COVERAGE = "coverage"
 _NAMED: Final = 4  # kinds of void requests in a finding
+_BOOTSTRAPPED: Final = Path("bootstrap") / "rows.jsonl"  # of `racer bootstrap`
 
 
 def _coverage_findings(settings: Settings, secrets: Secrets) -> Iterator[Finding]:
@@ -229,7 +231,9 @@ def check_coverage(found: Mapping[str, Any]) -> Finding:
     kinds = [f"{each['requests']} with {each['what']}" for each in others[:_NAMED]]
     if len(others) > _NAMED:
         kinds.append(f"{len(others) - _NAMED} other kinds")
-    command = found["command"] or others[0]["command"]
+    command: str = found["command"] or others[0]["command"]
+    if _BOOTSTRAPPED.is_file():  # whose plain answers are not asked for again
+        command = command.replace(QUESTIONS, str(_BOOTSTRAPPED), 1)
     return warning(check, f"{summary}; not: {'; '.join(kinds)}", command)
 
 
