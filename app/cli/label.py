@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +82,13 @@ if TYPE_CHECKING:
     help="Kind of rating; repeatable. Default with `--evaluator`: both; without it, the "
     "configuration's evaluators rate.",
 )
+@click.option(
+    "--page",
+    is_flag=True,
+    help="People grade, without references: the command serves the tab Label, and prints its link.",
+)
+@click.option("--page-host", default="127.0.0.1", show_default=True, help="Its address.")
+@click.option("--page-port", type=click.IntRange(0, 65535), default=0, help="Its port.")
 @takes_shapes
 @click.option(
     "--concurrency",
@@ -113,6 +123,9 @@ def label(
     judge_key: str | None,
     evaluators: tuple[str, ...],
     confidences: tuple[str, ...],
+    page: bool,
+    page_host: str,
+    page_port: int,
     shapes: ShapeOptions,
     concurrency: int,
     through_gateway: bool,
@@ -134,8 +147,13 @@ def label(
     """
     from app.tools.bootstrap.steps import default_grade
     from app.tools.labelling.grading import GradingOptions
+    from app.tools.labelling.people import KIND as PEOPLE
 
-    if kind is None:
+    if page and (kind or judge or from_shadow):
+        raise click.UsageError("--page has people grade: leave out --grade, --judge, --from-shadow")
+    if page:
+        kind = PEOPLE
+    elif kind is None:
         kind = "judge" if judge else default_grade(settings.read(config))
     grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
     if from_shadow:
@@ -168,6 +186,7 @@ def label(
         as_json=as_json,
         shapes=shapes,
         is_called=through_gateway or bool(shapes.likes),
+        page=(page_host, page_port) if page else None,
     )
     _say_shortfalls(report)
     shown = {"out": str(rows), **report.as_json()}
@@ -218,6 +237,7 @@ def _label_questions(
     as_json: bool,
     shapes: ShapeOptions,
     is_called: bool,
+    page: tuple[str, int] | None,
 ) -> LabellingReport:
     """Label the questions of a file: directly or through a gateway.
 
@@ -233,8 +253,11 @@ def _label_questions(
         as_json: Nothing is shown meanwhile.
         shapes: How the questions are asked.
         is_called: Candidates are called through the gateway.
+        page: Address and port of the page where people grade; None: they do not.
     """
+    from app.cli.label_page import LabelPage
     from app.tools.labelling import run
+    from app.tools.labelling.people import LabelDesk, in_random_order, without_references
     from app.tools.labelling.through_gateway import check_pool, through_gateway
     from racer_core.records.questions import read_questions, with_references
 
@@ -255,7 +278,15 @@ def _label_questions(
             questions_read = _asked_as(questions_read, shapes, configured, rows, client)
     elif shapes.is_any:
         questions_read = _asked_as(questions_read, shapes, configured, rows, None)
-    with progress_bars(as_json) as progress:
+    serving = None
+    with ExitStack() as stack:
+        if page is not None:
+            questions_read = in_random_order(without_references(questions_read))
+            served = stack.enter_context(closing(LabelPage(*page)))
+            desk = LabelDesk(configured, partial(_say_link, served.link))
+            grading = replace(grading, desk=desk)
+            serving = served.open(desk)
+        progress = stack.enter_context(progress_bars(as_json))
         return run.run(
             questions_read,
             questions.name,
@@ -269,7 +300,18 @@ def _label_questions(
             announce=None if rating is None else _announce,
             on_incomplete=None if as_json else lambda report: err.print(tables.candidates(report)),
             through=through,
+            serving=serving,
         )
+
+
+def _say_link(link: str) -> None:
+    err.print(
+        f"racer: label in a browser at {link} (keys R right, W wrong, U change). Whoever has the "
+        "link may label while this command runs; Ctrl-C stops it, and the same command goes on",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
 
 
 def _asked_as(

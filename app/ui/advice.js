@@ -8,6 +8,7 @@ export function statusInWords({ status, calibration, degraded }) {
   if (status === "ready" && calibration && degraded) return { state: "warn", words: degraded.includes("router") ? "ready, router out" : "ready, store lost" };
   if (status === "ready" && calibration) return { state: "good", words: "ready" };
   if (status === "draining") return { state: "warn", words: "stopping" };
+  if (status === "labelling") return { state: "good", words: "labelling" };
   if (status === "ready") return { state: "warn", words: "not calibrated" };
   return { state: "bad", words: "unreachable" };
 }
