@@ -57,6 +57,7 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
     help="How an answer is compared with the reference; default: `judge` with --judge, else by "
     "`aggregation.equality`.",
 )
+@click.option("--page", is_flag=True, help="People grade in a browser, as of `racer label`.")
 @click.option("--judge", help="A candidate that grades, or the URL of another server.")
 @click.option("--judge-model", help="Model name of the judge at that URL.")
 @click.option(
@@ -109,6 +110,7 @@ def bootstrap(
     queries: Path,
     references: Path | None,
     grade: str | None,
+    page: bool,
     judge: str | None,
     judge_model: str | None,
     concurrency: int,
@@ -138,16 +140,19 @@ def bootstrap(
     """
     from app.tools.bootstrap.run import run
     from app.tools.bootstrap.steps import BootstrapOptions
+    from app.tools.labelling.people import KIND as PEOPLE
     from racer_core.records.split import UNTUNED_SHARES
 
     if shares and (missing := UNTUNED_SHARES.keys() - shares.keys()):
         raise click.UsageError(f"--share: no share for {', '.join(sorted(missing))}")
+    if page and (grade or judge):
+        raise click.UsageError("--page has people grade: leave out --grade and --judge")
     address = url or gateway_address(config, admin=True)  # data routes are there, too
     options = BootstrapOptions(
         config=config,
         queries=queries,
         references=references,
-        grade=grade,
+        grade=PEOPLE if page else grade,
         judge=judge,
         judge_model=judge_model,
         concurrency=concurrency,

@@ -17,7 +17,18 @@ import pytest
 from app.cli.label_page import LabelPage
 from app.errors import SettingsError
 from racer_core.records.reader import read_rows
-from tests.kit.gateway import ONE, POOL, TWO, Command, candidates, configure
+from tests.kit.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    TWO,
+    Command,
+    candidates,
+    configure,
+    labelled,
+    running,
+)
 from tests.kit.network import free_port
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import wait_until
@@ -184,3 +195,34 @@ def test_mistakes_have_a_cure(racer: Command, words: Sequence[object]) -> None:
     with pytest.raises(SettingsError, match="choose another"):
         LabelPage("127.0.0.1", port)
     taken.close()
+
+
+@pytest.mark.slow
+def test_bootstrap_takes_peoples_labels(
+    racer: Command, links: list[str], tmp_path: Path, pool: FakePool
+) -> None:
+    """From questions without references to a certificate that holds."""
+    right = {row.query: row.correct for row in labelled(0, 60).rows}
+    pool.answer = lambda body: (
+        "seven" if body["model"] in right[body["messages"][-1]["content"]] else "eleven"
+    )
+    config = configure(tmp_path, tmp_path / "artifact", pool.url, port=free_port())
+    source = tmp_path / "questions.jsonl"
+    source.write_text("".join(json.dumps({"query": each}) + "\n" for each in right))
+    words = ("bootstrap", "--page", "--queries", source, "--config", config,
+             "--out", tmp_path, "--encoder", "char-ngrams", "--key", ADMIN_KEY)  # fmt: skip
+
+    def work(labeller: Labeller) -> None:
+        left = len(right)
+        while left:
+            wait_until(labeller.waiting)
+            for item in labeller.waiting():
+                left = labeller.label(item).json()["left"]
+
+    with running(config, ENVIRONMENT) as gateway:
+        with people(links, work):
+            code, _, err = racer(*words)
+        assert code == 0, err
+        pool.answer = lambda _: "seven"
+        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
+    pool.answer = lambda _: "42"

@@ -15,6 +15,7 @@ from app.settings.applications import leave_out_digest
 from app.tools.bootstrap.gateway import wait_for_artifact
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.gateway_client import GatewayClient
+from app.tools.labelling.people import KIND as PEOPLE
 from app.tools.labelling.shapes import ShapeOptions
 from app.tools.router_rows import read_rows
 from racer_core import artifacts
@@ -89,7 +90,7 @@ class Steps:
         grade = given.grade or ("judge" if given.judge else default_grade(settings))
         command = [
             *("label", str(given.queries), "--config", str(given.config), "--out", str(self._rows)),
-            *("--grade", grade),
+            *_graded(grade),
             *_option("--reference", given.references),
             *_option("--judge", given.judge),
             *_option("--judge-model", given.judge_model),
@@ -115,7 +116,7 @@ class Steps:
         grade = given.grade or ("judge" if given.judge else default_grade(settings))
         command = [
             *("label", str(rows), "--config", str(given.config)),
-            *("--out", str(self.calibration_rows), "--grade", grade),
+            *("--out", str(self.calibration_rows), *_graded(grade)),
             *_option("--judge", given.judge),
             *_option("--judge-model", given.judge_model),
             *("--concurrency", str(given.concurrency), "--url", given.url),
@@ -330,6 +331,11 @@ def _trained_before(artifact: Path, data: Path, settings: Settings) -> dict[str,
         "encoder": found.encoder.kind,
         "training_rows": len(with_labels(read_rows(data, settings, None), data.name)),
     }
+
+
+def _graded(grade: str) -> tuple[str, ...]:
+    """The option that says how answers are graded."""
+    return ("--page",) if grade == PEOPLE else ("--grade", grade)
 
 
 def _contents(shapes: ShapeOptions) -> list[Any]:
