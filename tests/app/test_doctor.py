@@ -632,6 +632,8 @@ def test_it_names_the_requests_without_a_certificate(
         is_fine = examined(racer, config)[1]["coverage"]
         gateway.chat("What is 3 plus 4?", temperature=0.7)
         found = examined(racer, config)[1]["coverage"]
+        line = f"coverage: {found['cure']}"
+        assert line in racer("doctor", "--config", config)[1].splitlines(), "it was wrapped"
     assert (is_fine["state"], is_fine["cure"]) == ("OK", "")
     assert found["state"] == "warning"
     assert found["found"] == ("1 of the last 2 requests are certified; not: 1 with temperature=0.7")
