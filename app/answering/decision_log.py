@@ -151,14 +151,19 @@ class DecisionLog:
 
     def _cover(self, outcome: Outcome, request: InferenceRequest) -> None:
         """Tell the access log and the coverage whether the answer is certified."""
-        request.certified(outcome.certificate.header)
-        self._coverage.add(
-            outcome.routed.application,
-            request.query,
-            request.fields,
-            request.api_format.path,
-            outcome.certificate.void_reasons,
-        )
+        certificate, application = outcome.certificate, outcome.routed.application
+        if request.certified is not None:
+            request.certified(certificate.header)
+        if certificate.holds:
+            self._coverage.add_certified(application)
+        else:
+            self._coverage.add_void(
+                application,
+                request.query,
+                request.fields,
+                request.api_format.path,
+                certificate.void_reasons,
+            )
 
     def _store(self, outcome: Outcome, request: RoutingRequest) -> None:
         if isinstance(request, InferenceRequest) and outcome.ended is RequestEnd.ANSWERED:

@@ -133,6 +133,8 @@ async def _routed(
         http, services, parsed.options.application, parsed.fields, parsed.api_format.path
     )
     caller, ticket, spending = caller_of(http), http.state.quota_ticket, services.spending
+    if application is not None:
+        http.state.application = application.name
     request = InferenceRequest(
         query=parsed.query(application),
         options=parsed.options,
@@ -149,7 +151,7 @@ async def _routed(
             else ",".join(http.headers.getlist("cache-control"))
         ),
         spend=ticket.spend,
-        certified=partial(note_guarantee, http, application),
+        certified=partial(note_guarantee, http) if parsed.stream else None,
         reservation=None
         if spending is None
         else spending.open(ticket, caller.name, application, pool),
@@ -201,10 +203,9 @@ def _session_of(http: HttpRequest) -> str | None:
     return http.headers.get(SESSION_HEADER) or None
 
 
-def note_guarantee(http: HttpRequest, application: Membership | None, guarantee: str) -> None:
-    """Leave what became of the certificate for log and metrics: a stream's header is older."""
+def note_guarantee(http: HttpRequest, guarantee: str) -> None:
+    """Leave what became of a stream's certificate for log and metrics: its header is older."""
     http.state.guarantee = guarantee
-    http.state.application = "" if application is None else application.name
 
 
 def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query]) -> None:

@@ -152,14 +152,13 @@ class _ResponseObserver:
             return
         self._is_counted = True
         guarantee = self._state.get("guarantee", "")
-        is_void = guarantee.startswith(VOID)
-        self._metrics.requests_of(
-            self.route,
-            self.status,
-            self._state.get("application", ""),
-            "false" if is_void else "true" if guarantee == HOLDS else "",
-            base_reason(guarantee[len(VOID) :].partition(",")[0]) if is_void else "",
-        ).inc()
+        certified = "true" if guarantee == HOLDS else ""
+        reason = ""
+        if VOID in guarantee:
+            certified = "false"
+            reason = base_reason(guarantee[len(VOID) :].partition(",")[0])
+        application = self._state.get("application", "")
+        self._metrics.requests_of(self.route, self.status, application, certified, reason).inc()
 
     def _headers(self, headers: Iterable[Header]) -> list[Header]:
         """The headers with safe values. Names are in lower case, as ASGI demands."""

@@ -5,7 +5,7 @@ It is in the memory of this process alone, and holds shapes and counts, no conte
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -63,7 +63,7 @@ class _Memory:
     kinds: deque[_Kind | None] = field(default_factory=lambda: deque(maxlen=KEPT))
     shapes: dict[str, Shape] = field(default_factory=dict[str, Shape])
 
-    def add(self, kind: _Kind | None) -> None:
+    def add(self, kind: _Kind) -> None:
         """Add a request; forget the oldest, and shapes that no request has any more."""
         self.kinds.append(kind)
         if len(self.shapes) > KEPT:
@@ -80,9 +80,17 @@ class Coverage:
 
     def __init__(self, conditions: ConditionReader) -> None:
         self._conditions = conditions
-        self._memories: dict[str | None, _Memory] = {}
+        self._memories = defaultdict[str | None, _Memory](_Memory)
 
-    def add(
+    def add_certified(self, application: str | None) -> None:
+        """Remember an answered request whose certificate holds.
+
+        Args:
+            application: Its application; None: none is configured.
+        """
+        self._memories[application].kinds.append(None)
+
+    def add_void(
         self,
         application: str | None,
         query: Query,
@@ -90,19 +98,16 @@ class Coverage:
         path: str,
         void_reasons: Sequence[str],
     ) -> None:
-        """Remember an answered request.
+        """Remember an answered request whose certificate is void.
 
         Args:
             application: Its application; None: none is configured.
             query: Its query.
             fields: The fields of its body that candidates are sent.
             path: The endpoint of candidates to which it went.
-            void_reasons: Why its certificate is void; none: it holds.
+            void_reasons: Why its certificate is void.
         """
-        memory = self._memories.setdefault(application, _Memory())
-        if not void_reasons:
-            memory.add(None)
-            return
+        memory = self._memories[application]
         shape = None
         named: Iterable[str]
         if is_cured_by_rows(void_reasons, application):
