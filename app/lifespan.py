@@ -31,6 +31,7 @@ from app.calibrations.thinning import RateInForce, SampledScores
 from app.errors import StoreError
 from app.judging.checker_calls import CheckerCode, checker_code
 from app.judging.math_pool import DEADLINE_S, MathPool
+from app.monitoring.coverage import Coverage
 from app.monitoring.decisions.record import DecisionRecord
 from app.monitoring.decisions.statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
@@ -197,6 +198,7 @@ async def open_services(
             tracer=tracer,
             costs=costs,
             spending=spending,
+            coverage=Coverage(conditions),
         )
         await chats.of(None).check()
         await asyncio.to_thread(fetch, settings)

@@ -15,6 +15,7 @@ from app.answering.service import ChatService
 from app.answering.shadow_calls import ShadowCalls
 from app.answering.spending import Spending
 from app.judging.math_pool import MathPool
+from app.monitoring.coverage import Coverage
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.artifact_files import LoadedRouter
@@ -60,6 +61,7 @@ class ChatServices:
     tracer: Tracer | None
     costs: Costs | None  # None: candidates have no prices
     spending: Spending | None  # None: there is no budget
+    coverage: Coverage
     salt: str = field(default_factory=artifacts.new_salt)  # of this process
     _made: dict[LoadedRouter | None, ChatService] = field(
         init=False, default_factory=dict[LoadedRouter | None, ChatService]
@@ -147,6 +149,7 @@ class ChatServices:
             reader=reader,
             monitor=self.monitor,
             shadow_calls=self.shadow_calls,
+            coverage=self.coverage,
             evidence=self.evidence,
             stacked=stacked,
             same_answer=SameAnswerRouting(

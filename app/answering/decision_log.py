@@ -7,9 +7,10 @@ import time
 from app.answering.cost_meter import Costs
 from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome
-from app.answering.request import RequestState
+from app.answering.request import InferenceRequest, RequestState
 from app.answering.shadow_calls import ShadowCall, ShadowCalls
 from app.answering.token_usage import answer_tokens, prompt_tokens
+from app.monitoring.coverage import Coverage
 from app.monitoring.decisions.record import DecisionRecord, RequestEnd
 from app.monitoring.monitor import Monitor
 from app.routing.decision import CertifiedDecision, ServedCertificate
@@ -33,8 +34,10 @@ class DecisionLog:
         group_by: GroupBy,
         shadow_calls: ShadowCalls,
         costs: Costs | None,
+        coverage: Coverage,
     ) -> None:
         self._monitor = monitor
+        self._coverage = coverage
         self._costs = costs
         self._shadow_calls = shadow_calls
         self._metrics = metrics
@@ -146,7 +149,25 @@ class DecisionLog:
                 reasons=certificate.reasons,
             )
 
+    def _cover(self, outcome: Outcome, request: InferenceRequest) -> None:
+        """Tell the access log and the coverage whether the answer is certified."""
+        certificate, application = outcome.certificate, outcome.routed.application
+        if request.certified is not None:
+            request.certified(certificate.header)
+        if certificate.holds:
+            self._coverage.add_certified(application)
+        else:
+            self._coverage.add_void(
+                application,
+                request.query,
+                request.fields,
+                request.api_format.path,
+                certificate.void_reasons,
+            )
+
     def _store(self, outcome: Outcome, request: RoutingRequest) -> None:
+        if isinstance(request, InferenceRequest) and outcome.ended is RequestEnd.ANSWERED:
+            self._cover(outcome, request)
         if (calls := outcome.routed.calls_in_rounds) is not None:
             self._metrics.count_decision(calls, holds=outcome.routed.certificate.holds)
         if self._costs is not None and outcome.cost is not None:

@@ -28,6 +28,7 @@ class InferenceRequest(RoutingRequest):
     session: str | None = None  # id of a session, which keeps its candidates and replicas
     cache_control: str | None = None  # its header; read only where answers are cached
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
+    certified: Callable[[str], None] | None = None  # takes a stream's guarantee at its end
     reservation: Reservation | None = None  # of what it may cost; None: it has no budget
 
 

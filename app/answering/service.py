@@ -27,6 +27,7 @@ from app.answering.spending import Spending
 from app.answering.streaming import OpenStream, Streaming, repeated_stream, whole_stream
 from app.errors import UpstreamError
 from app.judging.evaluator import Evaluator
+from app.monitoring.coverage import Coverage
 from app.monitoring.decisions.record import RequestEnd
 from app.monitoring.monitor import Monitor
 from app.routing.request import RiskLevels, Routing, RoutingRequest
@@ -54,6 +55,7 @@ class ChatService:
         metrics: Metrics,
         evidence: EvidenceChecks,
         shadow_calls: ShadowCalls,
+        coverage: Coverage,
         repeats: Repeats | None = None,
         costs: Costs | None = None,
         spending: Spending | None = None,
@@ -69,6 +71,7 @@ class ChatService:
             group_by=settings.group_by,
             shadow_calls=shadow_calls,
             costs=costs,
+            coverage=coverage,
         )
         latencies = UsualLatencies()
         self._router = RequestRouter(

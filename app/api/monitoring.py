@@ -92,6 +92,23 @@ async def verify(request: Request, services: Services) -> Response:
 
 @routes.add(
     "GET",
+    "/coverage",
+    role="admin",
+    summary="Which of the last requests were certified, and what would certify the others",
+    responses=errors(*KEYED),
+)
+async def coverage(_: Request, services: Services) -> Response:
+    """Of the last 1,000 answers of each application, in the memory of the process that answers.
+
+    `others` has one entry for each kind of void certificate: its reasons, how many requests have
+    it, and the `command` that certifies such requests. A `shape` holds fields, digests and counts,
+    and nothing that a client wrote. `command` of an application certifies all its shapes at once.
+    """
+    return bodies.json_response(services.chats.coverage.as_json())
+
+
+@routes.add(
+    "GET",
     "/drift",
     role="admin",
     summary="Drift alarms, and the risk estimated from feedback",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import Request
@@ -132,6 +133,8 @@ async def _routed(
         http, services, parsed.options.application, parsed.fields, parsed.api_format.path
     )
     caller, ticket, spending = caller_of(http), http.state.quota_ticket, services.spending
+    if application is not None:
+        http.state.application = application.name
     request = InferenceRequest(
         query=parsed.query(application),
         options=parsed.options,
@@ -148,6 +151,7 @@ async def _routed(
             else ",".join(http.headers.getlist("cache-control"))
         ),
         spend=ticket.spend,
+        certified=partial(note_guarantee, http) if parsed.stream else None,
         reservation=None
         if spending is None
         else spending.open(ticket, caller.name, application, pool),
@@ -197,6 +201,11 @@ def application_of(
 def _session_of(http: HttpRequest) -> str | None:
     """The id of a request's session."""
     return http.headers.get(SESSION_HEADER) or None
+
+
+def note_guarantee(http: HttpRequest, guarantee: str) -> None:
+    """Leave what became of a stream's certificate for log and metrics: its header is older."""
+    http.state.guarantee = guarantee
 
 
 def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query]) -> None:

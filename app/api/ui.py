@@ -40,16 +40,17 @@ _HEADERS: Final = {
 @routes.add("GET", "/ui", role="public")
 async def page(request: Request, services: Services) -> Response:
     """The HTML document, which loads the other files."""
-    return await _served(PAGE, request, services.ui_assets)
+    return await served(PAGE, request, services.ui_assets)
 
 
 @routes.add("GET", "/ui/{name}", role="public")
 async def file(request: Request, services: Services) -> Response:
     """A script, a style or an image. 404 `not_found` for any other name."""
-    return await _served(request.path_params["name"], request, services.ui_assets)
+    return await served(request.path_params["name"], request, services.ui_assets)
 
 
-async def _served(name: str, request: Request, assets: Assets) -> Response:
+async def served(name: str, request: Request, assets: Assets) -> Response:
+    """A file of the page. Raises NotFound."""
     asset = await assets.find(name)
     if asset is None:
         raise NotFound("Not Found")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -26,9 +26,13 @@ from app.cli.console import (
     out,
     print_json,
 )
+from app.cli.request_options import takes_shapes
 from app.cli.router_options import known_router, routers_like
 from app.cli.split import parse_shares
 from app.tools.gateway_client import GatewayClient
+
+if TYPE_CHECKING:
+    from app.tools.labelling.shapes import ShapeOptions
 
 WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downloaded
 
@@ -53,6 +57,7 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
     help="How an answer is compared with the reference; default: `judge` with --judge, else by "
     "`aggregation.equality`.",
 )
+@click.option("--page", is_flag=True, help="People grade in a browser, as of `racer label`.")
 @click.option("--judge", help="A candidate that grades, or the URL of another server.")
 @click.option("--judge-model", help="Model name of the judge at that URL.")
 @click.option(
@@ -85,6 +90,7 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
     multiple=True,
     help="As of `racer train`.",
 )
+@takes_shapes
 @ROWS_KIND
 @click.option("--alpha", type=float, help="Risk level; default: the configuration's.")
 @click.option("--write", is_flag=True, help="Apply what `racer tune` chooses to the configuration.")
@@ -104,12 +110,14 @@ def bootstrap(
     queries: Path,
     references: Path | None,
     grade: str | None,
+    page: bool,
     judge: str | None,
     judge_model: str | None,
     concurrency: int,
     shares: Mapping[str, float] | None,
     router: str,
     encoders: tuple[str, ...],
+    shapes: ShapeOptions,
     kind: str | None,
     alpha: float | None,
     write: bool,
@@ -123,28 +131,35 @@ def bootstrap(
     Each step is the command that is shown and can be run alone. The same command again skips what
     is done, as long as nothing that it depends on has changed. A judge's key is $RACER_JUDGE_KEY.
 
+    With `--like` the questions that calibrate are also asked as your requests are sent; `racer
+    doctor` prints the shapes. Without it, the options below it say how all questions are asked.
+
     Without references: --judge has a model grade the answers, and `racer serve
     --calibrate-from-traffic` needs neither questions nor labels to certify that an answer is the
     whole pool's.
     """
     from app.tools.bootstrap.run import run
     from app.tools.bootstrap.steps import BootstrapOptions
+    from app.tools.labelling.people import KIND as PEOPLE
     from racer_core.records.split import UNTUNED_SHARES
 
     if shares and (missing := UNTUNED_SHARES.keys() - shares.keys()):
         raise click.UsageError(f"--share: no share for {', '.join(sorted(missing))}")
+    if page and (grade or judge):
+        raise click.UsageError("--page has people grade: leave out --grade and --judge")
     address = url or gateway_address(config, admin=True)  # data routes are there, too
     options = BootstrapOptions(
         config=config,
         queries=queries,
         references=references,
-        grade=grade,
+        grade=PEOPLE if page else grade,
         judge=judge,
         judge_model=judge_model,
         concurrency=concurrency,
         shares=shares or None,
         router=router,
         encoders=encoders,
+        shapes=shapes,
         kind=kind,
         alpha=alpha,
         write=write,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -31,6 +31,14 @@ def doctor(config: Path, as_json: bool) -> None:
     if as_json:
         print_json({"healthy": healthy, "findings": [asdict(each) for each in findings]})
     else:
-        out.print(tables.findings([(*asdict(each).values(),) for each in findings]))
+        # A cell of the table would break what is to be typed.
+        typed = {each.check: each.cure for each in findings if each.cure.startswith("racer ")}
+        shown = [
+            replace(each, cure="the line below") if each.check in typed else each
+            for each in findings
+        ]
+        out.print(tables.findings([(*asdict(each).values(),) for each in shown]))
+        for check, line in typed.items():
+            out.print(f"{check}: {line}", markup=False, highlight=False, soft_wrap=True)
     if not healthy:
         sys.exit(EXIT_UNHEALTHY)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +25,19 @@ from app.cli.console import (
     print_json,
     progress_bars,
 )
+from app.cli.request_options import takes_shapes
 from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.vote import Weight
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.settings import Settings
     from app.tools.labelling.confidences import RatingOptions
     from app.tools.labelling.grading import GradingOptions
     from app.tools.labelling.run import CallForecast, LabellingReport
+    from app.tools.labelling.shapes import ShapeOptions
+    from racer_core.records.questions import Question
 
 
 @click.command()
@@ -44,8 +53,8 @@ if TYPE_CHECKING:
     "--grade",
     "kind",
     type=click.Choice(["choice", "number", "math", "exact", "judge", "checker"]),
-    required=True,
-    help="How an answer is compared with the reference; `checker`: with `--from-shadow` alone.",
+    help="How an answer is compared with the reference; default: as votes compare answers "
+    "(`aggregation.equality`). `checker`: with `--from-shadow` alone.",
 )
 @click.option(
     "--reference",
@@ -74,6 +83,14 @@ if TYPE_CHECKING:
     "configuration's evaluators rate.",
 )
 @click.option(
+    "--page",
+    is_flag=True,
+    help="People grade, without references: the command serves the tab Label, and prints its link.",
+)
+@click.option("--page-host", default="127.0.0.1", show_default=True, help="Its address.")
+@click.option("--page-port", type=click.IntRange(0, 65535), default=0, help="Its port.")
+@takes_shapes
+@click.option(
     "--concurrency",
     type=click.IntRange(1),
     default=8,
@@ -99,13 +116,17 @@ def label(
     questions: Path | None,
     config: Path,
     rows: Path | None,
-    kind: str,
+    kind: str | None,
     references: Path | None,
     judge: str | None,
     judge_model: str | None,
     judge_key: str | None,
     evaluators: tuple[str, ...],
     confidences: tuple[str, ...],
+    page: bool,
+    page_host: str,
+    page_port: int,
+    shapes: ShapeOptions,
     concurrency: int,
     through_gateway: bool,
     from_shadow: bool,
@@ -116,19 +137,32 @@ def label(
 ) -> dict[str, Any] | None:
     """Send QUESTIONS (query and reference) to every candidate, grade the answers, write rows.
 
+    With `--like` and the options below it, questions are asked as your requests are sent, so that
+    `racer calibrate` certifies those; `racer doctor` prints the command.
+
     After an interruption the same command resumes and repeats no finished call. With an evaluator,
     rows of an earlier run are rated, too. With `--from-shadow` a judge's verdicts on sampled
     requests go to the gateway; `racer calibrate` corrects them by people's labels. A checker's are
     labels.
     """
+    from app.tools.bootstrap.steps import default_grade
     from app.tools.labelling.grading import GradingOptions
+    from app.tools.labelling.people import KIND as PEOPLE
 
+    if page and (kind or judge or from_shadow):
+        raise click.UsageError("--page has people grade: leave out --grade, --judge, --from-shadow")
+    if page:
+        kind = PEOPLE
+    elif kind is None:
+        kind = "judge" if judge else default_grade(settings.read(config))
     grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
     if from_shadow:
-        if questions or references or rows or evaluators or confidences or through_gateway:
+        others = questions or references or rows or evaluators or confidences or through_gateway
+        if others or shapes.is_any:
             raise click.UsageError(
                 "--from-shadow reads requests and answers from the gateway: leave out QUESTIONS, "
-                "--reference, --out, --evaluator, --confidence and --through-gateway"
+                "--reference, --out, --evaluator, --confidence, --through-gateway and the "
+                "conditions of requests"
             )
         _label_samples(config, grading, application, concurrency, url, key, as_json=as_json)
         return None
@@ -148,8 +182,11 @@ def label(
         grading,
         rating,
         concurrency,
-        (url or gateway_address(config, admin=False), key) if through_gateway else None,
+        _gateway(config, url, key, shapes, is_called=through_gateway),
         as_json=as_json,
+        shapes=shapes,
+        is_called=through_gateway or bool(shapes.likes),
+        page=(page_host, page_port) if page else None,
     )
     _say_shortfalls(report)
     shown = {"out": str(rows), **report.as_json()}
@@ -163,6 +200,18 @@ def label(
         out.print(tables.labelled_kinds(report.rows))
     out.print(tables.candidates(report))
     return shown
+
+
+def _gateway(
+    config: Path, url: str | None, key: str | None, shapes: ShapeOptions, *, is_called: bool
+) -> tuple[str, str | None] | None:
+    """URL and key of the gateway; None: it is not asked.
+
+    Its admin endpoints, which tell shapes, have a socket with the data routes, too.
+    """
+    if not (is_called or shapes.likes or shapes.later):
+        return None
+    return url or gateway_address(config, admin=bool(shapes.likes)), key
 
 
 def _rating(evaluators: tuple[str, ...], confidences: tuple[str, ...]) -> RatingOptions | None:
@@ -186,14 +235,34 @@ def _label_questions(
     gateway: tuple[str, str | None] | None,
     *,
     as_json: bool,
+    shapes: ShapeOptions,
+    is_called: bool,
+    page: tuple[str, int] | None,
 ) -> LabellingReport:
-    """Label the questions of a file: directly or through a gateway."""
+    """Label the questions of a file: directly or through a gateway.
+
+    Args:
+        config: The configuration.
+        questions: The file.
+        references: A file of references; None: the questions have them.
+        rows: The file of rows.
+        grading: How answers are graded.
+        rating: The evaluators; None: none.
+        concurrency: Questions at once.
+        gateway: URL and key of the gateway; None: it is not asked.
+        as_json: Nothing is shown meanwhile.
+        shapes: How the questions are asked.
+        is_called: Candidates are called through the gateway.
+        page: Address and port of the page where people grade; None: they do not.
+    """
+    from app.cli.label_page import LabelPage
     from app.tools.labelling import run
+    from app.tools.labelling.people import LabelDesk, in_random_order, without_references
     from app.tools.labelling.through_gateway import check_pool, through_gateway
     from racer_core.records.questions import read_questions, with_references
 
     through = None
-    if gateway is None:
+    if gateway is None or not is_called:
         configured, secrets = settings.load(config, serves=False)
     else:
         configured = settings.read(config)
@@ -206,7 +275,18 @@ def _label_questions(
     if gateway is not None:
         with GatewayClient(*gateway) as client:
             check_pool(client, configured.pool)
-    with progress_bars(as_json) as progress:
+            questions_read = _asked_as(questions_read, shapes, configured, rows, client)
+    elif shapes.is_any:
+        questions_read = _asked_as(questions_read, shapes, configured, rows, None)
+    serving = None
+    with ExitStack() as stack:
+        if page is not None:
+            questions_read = in_random_order(without_references(questions_read))
+            served = stack.enter_context(closing(LabelPage(*page)))
+            desk = LabelDesk(configured, partial(_say_link, served.link))
+            grading = replace(grading, desk=desk)
+            serving = served.open(desk)
+        progress = stack.enter_context(progress_bars(as_json))
         return run.run(
             questions_read,
             questions.name,
@@ -220,7 +300,50 @@ def _label_questions(
             announce=None if rating is None else _announce,
             on_incomplete=None if as_json else lambda report: err.print(tables.candidates(report)),
             through=through,
+            serving=serving,
         )
+
+
+def _say_link(link: str) -> None:
+    err.print(
+        f"racer: label in a browser at {link} (keys R right, W wrong, U change). Whoever has the "
+        "link may label while this command runs; Ctrl-C stops it, and the same command goes on",
+        soft_wrap=True,
+        markup=False,
+        highlight=False,
+    )
+
+
+def _asked_as(
+    questions: Sequence[Question],
+    shapes: ShapeOptions,
+    configured: Settings,
+    rows: Path,
+    gateway: GatewayClient | None,
+) -> Sequence[Question]:
+    """The questions under the conditions of requests; those that trained the router are left out.
+
+    Those of explicit conditions may train another router.
+    """
+    from app.tools.labelling.shapes import EarlierAnswers, shaped, untrained
+
+    if not shapes.is_any:
+        return questions
+    coverage = answers = None
+    if shapes.likes:
+        assert gateway is not None
+        coverage = gateway.coverage()
+        left = untrained(questions, configured)
+        if len(left) < len(questions):
+            err.print(
+                f"racer: {len(questions) - len(left)} of {len(questions)} questions trained the "
+                "router and are left out",
+                soft_wrap=True,
+            )
+        questions = left
+    if gateway is not None:
+        answers = EarlierAnswers(gateway, rows.with_name(f"{rows.name}.turns"))
+    return shaped(questions, shapes, configured, coverage, answers)
 
 
 def _say_shortfalls(report: LabellingReport) -> None:

@@ -15,11 +15,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.http.exchange import Header
 from app.ids import IdGenerator
 from app.route_table import Route
+from app.routing.decision import HOLDS, VOID
 from app.services import Drain
 from app.telemetry import logs
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
 from app.wire import error_envelope, sse
+from racer_core.calibration.certificate import base_reason
 
 log = logging.getLogger(__name__)
 # Log lines show this name, and operators filter by it. The package `app.access` logs under the
@@ -29,7 +31,7 @@ access_log = logging.getLogger("app.access")
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_-]{1,64}\Z")
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9._:;=,/@+ -]")
 _MAX_VALUE_BYTES: Final = 1024
-_LOGGED: Final = ("decision_id", "selected")
+_LOGGED: Final = ("decision_id", "selected", "guarantee")
 _LOGGED_HEADERS: Final = {f"x-racer-{name.replace('_', '-')}".encode(): name for name in _LOGGED}
 _PROMPTS: Final = ("prompt", "answer")
 
@@ -70,6 +72,7 @@ class RequestLog:
             try:
                 await self._answer(scope, receive, response)
             finally:
+                response.count()
                 self._log(scope, state, response, time.monotonic() - begun)
 
     async def _answer(self, scope: Scope, receive: Receive, response: _ResponseObserver) -> None:
@@ -125,6 +128,7 @@ class _ResponseObserver:
         self._metrics = metrics
         self.status: int | None = None
         self.is_event_stream = False
+        self._is_counted = False
 
     @property
     def request_id(self) -> str:
@@ -137,9 +141,24 @@ class _ResponseObserver:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self._metrics.requests_of(self.route, message["status"]).inc()
             message["headers"] = self._headers(message["headers"])
+        elif not message.get("more_body"):
+            self.count()  # before the client can ask for the metrics
         await self._send(message)
+
+    def count(self) -> None:
+        """Count a response once, at its end: until then the certificate of a stream is pending."""
+        if self.status is None or self._is_counted:
+            return
+        self._is_counted = True
+        guarantee = self._state.get("guarantee", "")
+        certified = "true" if guarantee == HOLDS else ""
+        reason = ""
+        if VOID in guarantee:
+            certified = "false"
+            reason = base_reason(guarantee[len(VOID) :].partition(",")[0])
+        application = self._state.get("application", "")
+        self._metrics.requests_of(self.route, self.status, application, certified, reason).inc()
 
     def _headers(self, headers: Iterable[Header]) -> list[Header]:
         """The headers with safe values. Names are in lower case, as ASGI demands."""

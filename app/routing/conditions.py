@@ -170,7 +170,7 @@ class ConditionReader:
             fields: The fields of its body that candidates are sent.
             path: The endpoint of candidates to which it goes.
         """
-        turns, beside = _without_the_text(fields, path, self._ignored[path])
+        turns, beside = self.parts(fields, path)
         if not turns and not beside and path == ROW_PATH:
             return self.configured
         # Of two names for one field the last is sent.
@@ -182,6 +182,15 @@ class ConditionReader:
             if len(names) <= _MAX_FIELDS and all(len(name) <= _SHORT for name in names):
                 self._kept[key] = conditions
         return conditions
+
+    def parts(
+        self, fields: Mapping[str, Any], path: str = ROW_PATH
+    ) -> tuple[CanonicalFields, CanonicalFields]:
+        """The turns of a request that are no plain text, and its fields beside the turns.
+
+        Their values are canonical texts.
+        """
+        return _without_the_text(fields, path, self._ignored[path])
 
     def _read(self, path: str, turns: CanonicalFields, beside: CanonicalFields) -> Conditions:
         digests = dict.fromkeys(self._models, "")

@@ -28,6 +28,9 @@ from racer_core.records.whole_conversations import TurnMark
 from racer_core.sequential.serving import CalledRound
 from racer_core.types import RoutingDecision, Score
 
+HOLDS: Final = "holds"
+VOID: Final = "void; "  # followed by the reasons: headers of certificates
+
 
 class ChosenBy(StrEnum):
     """The rule that selected the set."""
@@ -371,8 +374,8 @@ class ServedCertificate(Certificate):
 
     @property
     def header(self) -> str:
-        """``holds`` or ``void; reason=...``."""
-        return "holds" if self.holds else f"void; reason={','.join(self.void_reasons)}"
+        """``holds``, or ``void`` with the reasons: ``void; conditions_differ:temperature``."""
+        return HOLDS if self.holds else f"{VOID}{','.join(self.void_reasons)}"
 
     def as_json(self, remarks: Sequence[str] = ()) -> dict[str, Any]:
         """The wire form with the remarks on the query."""

@@ -26,7 +26,7 @@ class Reason(StrEnum):
     MULTI_TURN = "multi_turn_uncalibrated"
     """A later turn of a conversation; the calibration has too few rows of such turns.
 
-    Add rows of several turns to the upload.
+    Add rows of several turns to the upload: `racer doctor` prints a command that makes some.
     """
 
     TOO_LATE_TURN = "turn_beyond_sample"
@@ -285,7 +285,8 @@ class Reason(StrEnum):
     with. `endpoint`: another endpoint; `messages.system`: a system prompt; `rows`: the rows were
     labelled with other parameters than are configured now.
 
-    Leave the field out, so that `candidates[].parameters` apply, or label rows with it.
+    Leave the field out, so that `candidates[].parameters` apply, or label rows with it:
+    `racer doctor` prints the command.
     """
 
     ROUTER_CHANGED = "router_changed"

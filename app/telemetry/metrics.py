@@ -22,7 +22,10 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "racer_requests", "Answered requests", ("route", "status"), registry=self.registry
+            "racer_requests",
+            "Answered requests; `certified` and `reason` of routed ones",
+            ("route", "status", "application", "certified", "reason"),
+            registry=self.registry,
         )
         # Looked up once per request or call: a look-up by labels takes a lock and 2 us.
         self.requests_of = cache(self.requests.labels)

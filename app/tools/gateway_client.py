@@ -116,6 +116,16 @@ class GatewayClient:
         """GET /readyz: the loaded artifact, the active calibration, and what is missing."""
         return self._request("GET", "/readyz")
 
+    def coverage(self) -> dict[str, Any]:
+        """GET /coverage: which of the last requests were certified, and shapes of the others."""
+        return self._request("GET", "/coverage")
+
+    def ask(self, body: Mapping[str, Any]) -> str:
+        """POST /v1/chat/completions: the text of the answer."""
+        answer = self._request("POST", "/v1/chat/completions", json=body)
+        message = answer["choices"][0]["message"]
+        return message.get("content") or message.get("refusal") or ""
+
     def calibration_history(self) -> dict[str, Any]:
         """GET /calibrations: the stored calibrations as ``data``, newest first, and ``canary``."""
         return self._request("GET", "/calibrations")

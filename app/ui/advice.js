@@ -9,6 +9,7 @@ export function statusInWords({ status, calibration, degraded, holds }) {
   if (status === "ready" && calibration && holds === false) return { state: "warn", words: "certificates void" };
   if (status === "ready" && calibration) return { state: "good", words: "ready" };
   if (status === "draining") return { state: "warn", words: "stopping" };
+  if (status === "labelling") return { state: "good", words: "labelling" };
   if (status === "ready") return { state: "warn", words: "not calibrated" };
   return { state: "bad", words: "unreachable" };
 }

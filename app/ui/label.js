@@ -10,10 +10,15 @@ import { adviceFor, sentence } from "./words.js";
 
 const SELECT = "label-application";
 const PAGE = 20; // samples that are read at once
+const AGAIN_MS = 3000; // until samples are read again where none waits
 const HOLD_MS = 10_000; // a label waits so long for a change, or until the next one; then it is sent and final
 
-/** Wire the tab; it reads samples when it comes to the front. */
-export function startLabel() {
+/**
+ * Wire the tab; it reads samples when it comes to the front.
+ *
+ * `waits` is said where nothing waits for a label. `ends`: once nothing is left, that is the end.
+ */
+export function startLabel({ waits = "No sampled request waits for a label.", ends = false } = {}) {
   const body = byId("label-body");
   const head = el("div", { class: "stack" });
   const work = el("div", { class: "stack" });
@@ -26,6 +31,8 @@ export function startLabel() {
   let sending = Promise.resolve(); // until the labels on their way have arrived
   let timer = null;
   let visible = false;
+  let again = null; // reads samples once more
+  let over = false; // everything is labelled
 
   onKeys(() => visible && load());
   addEventListener("pagehide", () => send());
@@ -33,6 +40,8 @@ export function startLabel() {
 
   /** Read the samples that wait, and show the first. */
   async function load() {
+    clearTimeout(again);
+    if (over) return;
     if (!hasKey("admin")) {
       fill(body, keyWanted("Requests of live traffic are shown to admins only."));
       return;
@@ -46,6 +55,7 @@ export function startLabel() {
       samples = found.data.filter((sample) => held.every((each) => each.sample.decision_id !== sample.decision_id) && distinctAnswers(sample).some(({ judged }) => !judged));
       current = samples.shift() ?? null;
       show();
+      if (current === null && visible && held.length === 0) again = setTimeout(load, AGAIN_MS);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       const advice = adviceFor(error);
@@ -56,7 +66,7 @@ export function startLabel() {
   /** Show the sample and what is above it. A focus inside moves to the first button. */
   function show() {
     const focused = body.contains(document.activeElement) && document.activeElement.id !== SELECT;
-    fill(work, current === null ? notice("good", "No sampled request waits for a label.") : sampleView(current, done));
+    fill(work, current === null ? notice("good", over ? "Everything is labelled. You can close this page." : waits) : sampleView(current, done));
     fill(body, head, work);
     showHead();
     if (focused) (work.querySelector("button") ?? head.querySelector("button, select"))?.focus();
@@ -106,7 +116,15 @@ export function startLabel() {
     showHead();
     const answers = Promise.all(entries.map(sent));
     sending = answers;
-    const problems = await answers;
+    const results = await answers;
+    const problems = results.map(({ problem }) => problem);
+    if (ends && results.some(({ left }) => left !== undefined && left <= 0)) {
+      over = true;
+      current = null;
+      show();
+      return;
+    }
+    if (current === null) again = setTimeout(load, AGAIN_MS);
     const failed = entries.map((entry, place) => ({ ...entry, problem: problems[place] })).filter(({ problem }) => problem !== null);
     if (failed.length === 0) return;
     held = [...failed.filter(({ problem }) => problem.code !== "conflict"), ...held];
@@ -180,15 +198,15 @@ export function startLabel() {
   };
 }
 
-/** Send the verdicts on a sample; the error where they are not stored, else null. */
+/** Send the verdicts on a sample: `problem` is the error where they are not stored, else null; `left` what is unlabelled. */
 async function sent({ sample, verdicts }) {
   const correct = Object.fromEntries(verdicts.flatMap(([names, right]) => names.map((name) => [name, right])));
   try {
-    await postJson("feedback", "admin", { decision_id: sample.decision_id, correct }, undefined, true);
-    return null;
+    const { left } = await postJson("feedback", "admin", { decision_id: sample.decision_id, correct }, undefined, true);
+    return { problem: null, left };
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    return error;
+    return { problem: error };
   }
 }
 

@@ -63,17 +63,34 @@ function startStatus() {
   return look();
 }
 
+/** Only label: `racer label --page` serves the page, and its link has the key. Whether it does. */
+function startLinked() {
+  const key = /^#label&key=([\w-]+)$/.exec(location.hash)?.[1];
+  if (!key) return false;
+  for (const name of ["tabs", "keys-open", "try"]) byId(name).hidden = true;
+  byId("label").hidden = false;
+  byId("label-lead").textContent = "Say which answers are right. A label can be changed until the next one or for ten seconds; then it is written to the file of rows.";
+  useKeys("", key);
+  startLabel({ waits: "The models are answering the next questions.", ends: true }).shown(true);
+  return true;
+}
+
+/** The whole page. */
+function startTabbed() {
+  startKeys();
+  startTry();
+  const calibrate = startCalibrate();
+  const sameAnswer = startSameAnswer();
+  const label = startLabel();
+  const watch = startWatch();
+  startTabs((name) => {
+    calibrate.shown(name === "calibrate");
+    sameAnswer.shown(name === "calibrate");
+    label.shown(name === "label");
+    watch.shown(name === "watch");
+  });
+}
+
 startTheme();
-startKeys();
-startTry();
-const calibrate = startCalibrate();
-const sameAnswer = startSameAnswer();
-const label = startLabel();
-const watch = startWatch();
-startTabs((name) => {
-  calibrate.shown(name === "calibrate");
-  sameAnswer.shown(name === "calibrate");
-  label.shown(name === "label");
-  watch.shown(name === "watch");
-});
+if (!startLinked()) startTabbed();
 startStatus();

@@ -1,6 +1,7 @@
 /** Watch: what the gateways count, and what feedback and alarms say, for as long as the page is open. */
 
-import { ApiError, getJson, getText } from "./api.js";
+import { ApiError, getText } from "./api.js";
+import { coverageView } from "./coverage.js";
 import { byId, el, fill, notice } from "./dom.js";
 import { driftView } from "./drift.js";
 import { onKeys } from "./keys.js";
@@ -18,6 +19,7 @@ const ASKING = new Set(["/v1/chat/completions", "/v1/completions", "/v1/response
 export function startWatch() {
   const gateways = new Gateways();
   const lines = [];
+  const coverage = coverageView();
   const drift = driftView();
   const traffic = trafficView(drift.risk);
   const trouble = el("div", { role: "alert" });
@@ -26,7 +28,7 @@ export function startWatch() {
   let polling = false; // answers that come out of order would count backwards
   let said = "";
 
-  fill(byId("watch-body"), trouble, traffic.view, drift.drift);
+  fill(byId("watch-body"), trouble, traffic.view, coverage.view, drift.drift);
   onKeys(() => visible && start());
   document.addEventListener("visibilitychange", () => visible && (document.hidden ? stop() : start()));
 
@@ -35,7 +37,8 @@ export function startWatch() {
     stop();
     poll();
     drift.poll();
-    timers = [setInterval(poll, POLL_MS), setInterval(drift.poll, DRIFT_MS)];
+    coverage.poll();
+    timers = [setInterval(poll, POLL_MS), setInterval(drift.poll, DRIFT_MS), setInterval(coverage.poll, POLL_MS)];
   }
 
   /** Leave the gateway alone. */

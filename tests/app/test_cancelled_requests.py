@@ -20,7 +20,7 @@ from app.wire.format import ApiFormat
 from app.wire.messages.format import Messages
 from app.wire.responses import Responses
 from tests.kit.accounts import series
-from tests.kit.case import Shared
+from tests.kit.case import Metrics, Shared
 from tests.kit.connections import CHAT, LONG, left, opened
 from tests.kit.gateway import ADMIN_KEY, ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, user
 from tests.kit.upstream import FakePool
@@ -282,8 +282,8 @@ def test_a_client_disconnect_is_no_error(gateway: Gateway, pool: FakePool) -> No
     """It is counted as a client that closed, and not as a failure of the gateway."""
 
     def counted(status: int) -> float:
-        labels = [("route", CHAT), ("status", f"{status}")]
-        return series(gateway.get("/metrics").text).get(f"racer_requests_total{labels}", 0.0)
+        metrics = Metrics.parsed(gateway.get("/metrics").text)
+        return metrics.value("racer_requests_total", route=CHAT, status=f"{status}")
 
     def cancelled() -> float:
         return series(gateway.get("/metrics").text)["racer_cancelled_requests_total[]"]

@@ -193,6 +193,24 @@ def test_langchain_invokes(gateway: Gateway, pool: FakePool) -> None:
     assert message.usage_metadata["total_tokens"] == 15
 
 
+@pytest.mark.parametrize(
+    ("temperature", "said"), [(None, "holds"), (0.7, "void; conditions_differ:temperature")]
+)
+def test_langchain_is_told_by_a_header_what_is_not_certified(
+    gateway: Gateway, temperature: float | None, said: str
+) -> None:
+    """As docs/quickstart.md reads it; the field is named."""
+    model = langchain_openai.ChatOpenAI(
+        model="auto",
+        base_url=f"{gateway.url}/v1",
+        api_key=SecretStr(DATA_KEY),
+        include_response_headers=True,
+        temperature=temperature,
+    )
+    answer = model.invoke(ONE)
+    assert answer.response_metadata["headers"]["x-racer-guarantee"] == said
+
+
 @pytest.mark.parametrize("query", [ONE, TWO])
 def test_langchain_streams(gateway: Gateway, pool: FakePool, query: str) -> None:
     """Chunks add up to one message, with tokens."""

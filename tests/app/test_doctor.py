@@ -31,6 +31,7 @@ from app.upstream.model_list import ModelList
 from racer_core.encoder.char_ngrams import SPEC
 from tests.kit.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Command, configure, labelled, running
 from tests.kit.lazy import LazyModule
+from tests.kit.network import free_port
 from tests.kit.stores import record
 from tests.kit.upstream import FakePool
 
@@ -612,3 +613,28 @@ def test_an_older_file_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pass
     monkeypatch.setattr(schema, "HEAD", "next")
     is_so(run.check_store(url, None)[0][0], FAILED, "racer db upgrade")
+
+
+# Coverage ---------------------------------------------------------------------------------------
+
+
+def test_it_names_the_requests_without_a_certificate(
+    racer: Command, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the gateway serves: the share, what the others send, and the command for all."""
+    values = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(values | {"port": free_port()}))
+    with running(config, ENVIRONMENT) as gateway:
+        gateway.calibrate(80)
+        gateway.chat("What is 3 plus 4?")
+        assert "$RACER_ADMIN_KEY" in examined(racer, config)[1]["coverage"]["found"]
+        monkeypatch.setenv("RACER_ADMIN_KEY", ADMIN_KEY)
+        is_fine = examined(racer, config)[1]["coverage"]
+        gateway.chat("What is 3 plus 4?", temperature=0.7)
+        found = examined(racer, config)[1]["coverage"]
+        line = f"coverage: {found['cure']}"
+        assert line in racer("doctor", "--config", config)[1].splitlines(), "it was wrapped"
+    assert (is_fine["state"], is_fine["cure"]) == ("OK", "")
+    assert found["state"] == "warning"
+    assert found["found"] == ("1 of the last 2 requests are certified; not: 1 with temperature=0.7")
+    assert found["cure"].startswith("racer label questions.jsonl --like ")

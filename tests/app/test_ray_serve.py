@@ -377,12 +377,13 @@ def test_every_sample_is_exported_with_its_replica(monkeypatch: pytest.MonkeyPat
     exporting = importlib.import_module("app.ray_serve.metrics")
     monkeypatch.setattr(exporting, "Gauge", Gauge)
     metrics = Metrics()
-    metrics.requests_of("/route", 200).inc(3)
+    metrics.requests_of("/route", 200, "", "true", "").inc(3)
     metrics.overhead_seconds.observe(0.2)
     for replica in ("a", "b"):
         collect = metrics.registry.collect
         exporting.MetricsExport(replica, collect).copy(collect())
-    key = (("replica", "a"), ("route", "/route"), ("status", "200"))
+    labels = {"route": "/route", "status": "200", "application": "", "certified": "true"}
+    key = tuple(sorted({**labels, "reason": "", "replica": "a"}.items()))
     assert Gauge.values["racer_requests_total"][key] == 3
     assert Gauge.values["racer_overhead_seconds_bucket"][("le", "0.25"), ("replica", "b")] == 1
     samples = {s.name for f in metrics.registry.collect() for s in f.samples}

@@ -29,7 +29,7 @@ from tests.kit.gateway import (
 from tests.kit.upstream import FakePool
 from tests.kit.waiting import until
 
-VOID = "void; reason=not_calibrated"
+VOID = "void; not_calibrated"
 
 
 @pytest.fixture(autouse=True)

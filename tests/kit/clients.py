@@ -205,7 +205,7 @@ class LangChain(OpenAI):
         known = _metadata(messages)
         guarantee = known["headers"]["x-racer-guarantee"]
         reasons = {"pending": None, "holds": []}
-        found = reasons.get(guarantee, guarantee.removeprefix("void; reason=").split(","))
+        found = reasons.get(guarantee, guarantee.removeprefix("void; ").split(","))
         return Answer(text=_text(messages), model=known["model_name"], reasons=found)
 
     def model(self, ask: Ask) -> Any:

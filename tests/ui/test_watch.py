@@ -220,3 +220,20 @@ def test_a_tab_in_the_background_asks_nothing(demo: Fleet, opened: Open) -> None
     with tab.page.expect_response("**/readyz"):  # that of the status, every five seconds
         tab.page.clock.run_for(3 * POLL_MS)
     assert [url for url in asked_for if not url.endswith("/readyz")] == []
+
+
+def test_it_shows_which_requests_are_certified(keyed: Fleet, opened: Open) -> None:
+    """The share, what the others send, and the command that certifies them."""
+    body = {"model": "auto", "messages": [{"role": "user", "content": questions(60, 1)[0]}]}
+    for fields in ({}, {"temperature": 0.7}):
+        answer = keyed.gateway.post("/v1/chat/completions", keyed.admin_key, json=body | fields)
+        assert answer.status_code == 200, answer.text
+    tab = at_watch(opened, keyed)
+    card = tab.page.locator("section[aria-labelledby=coverage-title]")
+    card.locator("summary", has_text="with temperature=0.7").click()
+    text = card.inner_text()
+    assert "requests are certified" in text
+    assert "racer label questions.jsonl --like " in text
+    shown = card.locator("details")
+    tab.page.wait_for_timeout(2 * POLL_MS)
+    assert shown.first.get_attribute("open") is not None, "a poll closed what was opened"

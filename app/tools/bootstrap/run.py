@@ -19,6 +19,7 @@ from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.bootstrap.steps import BootstrapOptions, Steps, artifact_of
 from app.tools.gateway_client import GatewayClient
 from app.tools.hub_probe import check_hub
+from app.tools.labelling.people import KIND as PEOPLE
 from app.tools.planning import fields, plan_for
 from racer_core.errors import InputError, RacerError
 from racer_core.offline.encoder_choice import default_encoder, offered
@@ -35,6 +36,7 @@ _NO_LABELS: Final = """\
 no question has a reference, and there is no judge, so no answer could be called right. Add \
 `reference` to the questions, or give --reference FILE. Without labels (docs/quickstart.md):
 - a judge grades the answers: the same command with --judge CANDIDATE
+- you grade them, in a browser: the same command with --page
 - an answer is the whole pool's, without questions: racer serve --calibrate-from-traffic
 - sampled requests, judged and partly labelled: `watching.shadow_rate`, racer label --from-shadow \
 --grade judge --judge CANDIDATE, racer calibrate --from-shadow --delta 0.05"""
@@ -69,7 +71,9 @@ def run(
     _say_plan(say, questions, options, configured, steps)
     makers = (
         *(steps.label, steps.split, steps.train),
-        *(steps.tune, steps.evaluate, steps.calibrate),
+        *(steps.tune, steps.evaluate),
+        *((steps.like,) if options.shapes.likes else ()),
+        steps.calibrate,
     )
     for number, make in enumerate(makers, 1):
         # `racer tune --write` changes what the next steps depend on.
@@ -153,7 +157,11 @@ def _check(options: BootstrapOptions, configured: Settings) -> int:
         )
     if options.references is not None:
         read_questions(options.references, configured.text_of)
-    elif options.judge is None and all(each.reference is None for each in questions):
+    elif (
+        options.judge is None
+        and options.grade != PEOPLE
+        and all(each.reference is None for each in questions)
+    ):
         raise InputError(_NO_LABELS)
     if options.write:
         check_writable(options.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +15,8 @@ from app.settings.applications import leave_out_digest
 from app.tools.bootstrap.gateway import wait_for_artifact
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.gateway_client import GatewayClient
+from app.tools.labelling.people import KIND as PEOPLE
+from app.tools.labelling.shapes import ShapeOptions
 from app.tools.router_rows import read_rows
 from racer_core import artifacts
 from racer_core.errors import ArtifactError, CalibrationError, RowsError
@@ -54,6 +56,7 @@ class BootstrapOptions:
     url: str  # of the admin endpoints
     data_url: str  # of clients
     wait_s: float  # for the gateway to load the artifact
+    shapes: ShapeOptions = field(default_factory=ShapeOptions)  # of requests, beside questions
 
 
 class Steps:
@@ -76,7 +79,9 @@ class Steps:
 
     @property
     def calibration_rows(self) -> Path:
-        """The rows that calibrate."""
+        """The rows that calibrate; beside shapes of requests in a file of their own."""
+        if self._options.shapes.likes:
+            return self._options.folder / "certified.jsonl"
         return self._part("calibration")
 
     def label(self, settings: Settings) -> Step:
@@ -85,19 +90,44 @@ class Steps:
         grade = given.grade or ("judge" if given.judge else default_grade(settings))
         command = [
             *("label", str(given.queries), "--config", str(given.config), "--out", str(self._rows)),
-            *("--grade", grade),
+            *_graded(grade),
             *_option("--reference", given.references),
             *_option("--judge", given.judge),
             *_option("--judge-model", given.judge_model),
             *("--concurrency", str(given.concurrency), "--through-gateway", "--url", given.url),
+            *(() if given.shapes.likes else given.shapes.words),
         ]
         references = () if given.references is None else (given.references,)
         return Step(
             name="label",
             command=tuple(command),
             reads=(given.queries, *references),
-            facts=_answers_depend_on(settings),
+            facts=[
+                *_answers_depend_on(settings),
+                *([] if given.shapes.likes else _contents(given.shapes)),
+            ],
             writes=(self._rows,),
+            keep=labelled,
+        )
+
+    def like(self, settings: Settings) -> Step:
+        """The questions that calibrate once more, as requests of these shapes are sent."""
+        given, rows = self._options, self._part("calibration")
+        grade = given.grade or ("judge" if given.judge else default_grade(settings))
+        command = [
+            *("label", str(rows), "--config", str(given.config)),
+            *("--out", str(self.calibration_rows), *_graded(grade)),
+            *_option("--judge", given.judge),
+            *_option("--judge-model", given.judge_model),
+            *("--concurrency", str(given.concurrency), "--url", given.url),
+            *given.shapes.words,
+        ]
+        return Step(
+            name="like",
+            command=tuple(command),
+            reads=(rows,),
+            facts=[*_answers_depend_on(settings), *_contents(given.shapes)],
+            writes=(self.calibration_rows,),
             keep=labelled,
         )
 
@@ -301,6 +331,16 @@ def _trained_before(artifact: Path, data: Path, settings: Settings) -> dict[str,
         "encoder": found.encoder.kind,
         "training_rows": len(with_labels(read_rows(data, settings, None), data.name)),
     }
+
+
+def _graded(grade: str) -> tuple[str, ...]:
+    """The option that says how answers are graded."""
+    return ("--page",) if grade == PEOPLE else ("--grade", grade)
+
+
+def _contents(shapes: ShapeOptions) -> list[Any]:
+    """The contents of the files that the options name; none without these options."""
+    return [shapes.systems, shapes.fields] if shapes.is_any else []
 
 
 def _option(name: str, value: object) -> Iterable[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 from sqlalchemy import make_url
@@ -34,10 +34,12 @@ from app.errors import (
     StoreFileDamaged,
     UpstreamUnauthorized,
 )
+from app.monitoring.coverage import QUESTIONS
 from app.monitoring.drift.risk import detection
 from app.monitoring.drift.statistics import RISK_SHARE
 from app.routing.artifact_files import is_there, open_trained
 from app.settings import Secrets, Settings
+from app.settings.address import gateway_url
 from app.settings.secrets import SAMPLES_KEY
 from app.store import engine, schema
 from app.store.calibration_record import CalibrationRecord
@@ -76,6 +78,7 @@ def run_checks(path: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
     if settings.has_store:
         yield from _store_findings(settings, secrets, trained)
     yield from check_ports(settings)
+    yield from _coverage_findings(settings, secrets)
 
 
 def _machine_findings(settings: Settings, trained: TrainedRouter | None) -> Iterator[Finding]:
@@ -216,6 +219,47 @@ def _age_in_words(age: timedelta) -> str:
         if count := max(age, timedelta(0)) // unit:
             return f"{count} {name}{'s' if count > 1 else ''} old"
     return "made within the hour"
+
+
+_COVERAGE = "coverage"
+_NAMED: Final = 4  # kinds of void requests in a finding
+_BOOTSTRAPPED: Final = Path("bootstrap") / "rows.jsonl"  # of `racer bootstrap`
+
+
+def _coverage_findings(settings: Settings, secrets: Secrets) -> Iterator[Finding]:
+    """A finding per application, where the configuration's gateway serves and has answered."""
+    if settings.port == 0:  # nobody but the gateway knows where it is
+        return
+    key = secrets.admin_key
+    headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
+    url = f"{gateway_url(settings, admin=True)}/coverage"
+    with suppress(httpx2.HTTPError, ValueError):
+        answer = httpx2.get(url, headers=headers, timeout=2.0, trust_env=False)
+        if answer.status_code in (401, 403):
+            yield ok(_COVERAGE, "set $RACER_ADMIN_KEY to see which requests are certified")
+        elif answer.status_code == 200:
+            yield from map(check_coverage, answer.json()["applications"])
+
+
+def check_coverage(found: Mapping[str, Any]) -> Finding:
+    """Say which of the last requests of an application were certified, and what cures the others.
+
+    Args:
+        found: One of `applications` in `GET /coverage`.
+    """
+    name = found["application"]
+    check = _COVERAGE if name is None else f"{_COVERAGE} {name}"
+    summary = f"{found['certified']} of the last {found['requests']} requests are certified"
+    others = found["others"]
+    if not others:
+        return ok(check, summary)
+    kinds = [f"{each['requests']} with {each['what']}" for each in others[:_NAMED]]
+    if len(others) > _NAMED:
+        kinds.append(f"{len(others) - _NAMED} other kinds")
+    command: str = found["command"] or others[0]["command"]
+    if _BOOTSTRAPPED.is_file():  # whose plain answers are not asked for again
+        command = command.replace(QUESTIONS, str(_BOOTSTRAPPED), 1)
+    return warning(check, f"{summary}; not: {'; '.join(kinds)}", command)
 
 
 _CLOCK = "clock"

@@ -10,18 +10,20 @@ from app.errors import SettingsError
 from app.settings import Candidate, Secrets, Settings
 from app.tools.labelling.graders import Grader, MathGrader, TextGrader
 from app.tools.labelling.judge import Judge, judge_candidate
+from app.tools.labelling.people import KIND, LabelDesk, PeopleGrader
 from app.tools.labelling.request_grading import RequestGrader
 from racer_core.aggregation.grading import Grade
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradingOptions:
-    """How answers are graded: a ``Grade``, or ``judge`` with the judge's name or URL."""
+    """How answers are graded: a ``Grade``, ``judge`` with the judge's name or URL, or ``page``."""
 
     kind: str
     judge: str | None = None  # a candidate's name, or a URL
     judge_model: str | None = None  # at that URL
     judge_key: str | None = field(default=None, repr=False)
+    desk: LabelDesk | None = field(default=None, repr=False)  # where people grade, for `page`
 
 
 def make_grader(
@@ -42,6 +44,8 @@ def _base_grader(
     if grading.kind != "judge":
         if grading.judge is not None:
             raise SettingsError("--judge needs --grade judge")
+        if grading.kind == KIND:
+            return PeopleGrader(grading.desk), None
         kind = Grade(grading.kind)
         return (MathGrader() if kind is Grade.MATH else TextGrader(kind)), None
     if grading.judge is None:

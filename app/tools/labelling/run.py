@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from app.tools.labelling.confidences import (
 from app.tools.labelling.files import LabelFiles
 from app.tools.labelling.grading import GradingOptions, make_grader
 from app.tools.labelling.labeller import CallCounts, Labeller, replayed
+from app.tools.labelling.people import LabelDesk
 from app.tools.labelling.request_grading import RequestGrader
 from app.tools.labelling.summary import RowsSummary, summarise
 from app.tools.labelling.workers import Workers
@@ -96,6 +97,7 @@ def run(
     announce: Callable[[CallForecast], None] | None = None,
     on_incomplete: Callable[[LabellingReport], None] | None = None,
     through: tuple[Settings, Secrets] | None = None,
+    serving: AbstractAsyncContextManager[object] | None = None,
 ) -> LabellingReport:
     """Label every question that has no row yet.
 
@@ -116,6 +118,7 @@ def run(
         announce: Called with the most calls to make, before the first.
         on_incomplete: Called with the report before LabellingIncomplete is raised.
         through: How candidates are called through a gateway; None calls them as ``settings`` says.
+        serving: The page where people grade; None: they do not.
 
     Raises:
         LabellingIncomplete: Candidates, the grading or evaluators failed for some questions.
@@ -138,14 +141,14 @@ def run(
         for each in questions:
             if each.is_lost and not files.is_labelled(each):
                 files.add_lost_row(each)
-        labelling = _LabellingRun(questions, files, plan, progress)
+        labelling = _LabellingRun(questions, files, plan, progress, grading.desk)
         labelling.reuse_recorded(_digests(settings), settings.pool, trusts_labels=checker.paid)
         if announce is not None:
             announce(labelling.forecast(settings.pool))
         # A grader belongs to one event loop.
         calls, keys = through or (settings, secrets)
         grader, _ = make_grader(grading, calls, keys)
-        asyncio.run(labelling.label(calls, keys, grader, concurrency))
+        asyncio.run(labelling.label(calls, keys, grader, concurrency, serving or nullcontext()))
         if not labelling.unlabelled:
             files.put_in_order(questions)
         summary = summarise(files.rows_of(questions), settings.pool)
@@ -194,6 +197,7 @@ class _LabellingRun:
         files: LabelFiles,
         plan: RatingPlan,
         show: Progress,
+        desk: LabelDesk | None,
     ) -> None:
         self._files = files
         self._plan = plan
@@ -203,7 +207,8 @@ class _LabellingRun:
         self._show = show
         self.counts = CallCounts()
         self.unlabelled = len(self._pending)
-        self._workers = Workers()
+        self._desk = desk
+        self._workers = Workers() if desk is None else Workers(desk.give_up)
         self.reused = 0
         self._show_progress()
 
@@ -261,7 +266,12 @@ class _LabellingRun:
         return CallForecast(candidates=calls, evaluators=ratings)
 
     async def label(
-        self, settings: Settings, secrets: Secrets, grader: RequestGrader, concurrency: int
+        self,
+        settings: Settings,
+        secrets: Secrets,
+        grader: RequestGrader,
+        concurrency: int,
+        serving: AbstractAsyncContextManager[object],
     ) -> None:
         """Label the pending questions, several at once."""
         shared = iter(self._pending)  # by all workers, so that each question is taken once
@@ -273,6 +283,7 @@ class _LabellingRun:
                     return
 
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(serving)
             await stack.enter_async_context(grader)
             recorder = None
             if self._plan.models and self._pending:
@@ -295,6 +306,8 @@ class _LabellingRun:
 
     def _show_progress(self) -> None:
         """Show how many questions have a row; those that were tried in vain have none."""
+        if self._desk is not None:
+            self._desk.show(self._total - self.unlabelled, self._total)
         failed = f", {self._failed} failed" if self._failed else ""
         self._show(f"labelling{failed}", self._total - self.unlabelled, self._total)
 

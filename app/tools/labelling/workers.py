@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +14,14 @@ class Workers:
 
     The first Ctrl-C sets ``interrupted``, after which a task ends with the item that it has begun.
     The second Ctrl-C cancels all tasks.
+
+    Args:
+        on_interrupt: Called at the first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_interrupt: Callable[[], None] = lambda: None) -> None:
         self.interrupted = False
+        self._on_interrupt = on_interrupt
 
     async def run(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
         """Run all; an error (a full disk) ends the others and is raised."""
@@ -33,6 +37,7 @@ class Workers:
                 for task in tasks:
                     task.cancel()
             self.interrupted = True
+            self._on_interrupt()
 
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, interrupt)
