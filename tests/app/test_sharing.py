@@ -248,7 +248,7 @@ def test_a_raised_limit_is_there_at_once_at_each_gateway(
 
 
 def test_tokens_over_the_edge_are_a_debt_at_both(start: Start, pool: FakePool) -> None:
-    """An answer of one gateway used six minutes of them: the other one spends its lease, and waits."""
+    """An answer used six minutes of them at one; the other spends its lease, and waits."""
     secret, line = configured_key("team", tokens_per_minute=1_000)
     gateways = [start(access={"keys": [line]}) for _ in range(2)]
     usage = {"prompt_tokens": 4_000, "completion_tokens": 2_000, "total_tokens": 6_000}
