@@ -242,12 +242,18 @@ class Share:
         self._used_at = self._clock()
 
     def follow(self, limit: Limit) -> None:
-        """Follow another amount of the same limit; what was spent stays spent."""
+        """Follow another amount of the same limit; what was spent stays spent.
+
+        No request waits for a limit of a minute, so its part of a raise is there at once, like
+        what it fills itself; the store hears of it with the next report.
+        """
         if limit.amount != self.limit.amount:
             self._denied = None  # that was of the other amount
         if limit.refill_s and limit.amount is not None:
-            self._ceiling -= max(0, self.free - limit.amount)
-            self._own = min(self._own, limit.amount)
+            self._fill()
+            raised = max(0, limit.amount - (self.limit.amount or 0)) // self._sharers
+            self._ceiling += raised - max(0, self.free - limit.amount)
+            self._own = min(self._own, limit.amount) + raised
         self.limit = limit
 
     def is_due(self) -> bool:

@@ -173,7 +173,8 @@ class FleetSettings(Frozen):
     """Attempts per candidate and request, the first included."""
     retry_share: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Retry budget: retries as a share of the calls, since the start and in ten seconds, of each
-    candidate and of all; the first three are always allowed, with 0 none."""
+    candidate and of all; the first three are always allowed, with 0 none. A retry at another
+    replica, of which no recent call failed, is not counted; `attempts: 1` leaves out all."""
     failures: Annotated[int, Field(ge=1)] = 5
     """Consecutive failures that open the circuit breaker of a replica."""
     eject_s: Annotated[float, Field(gt=0)] = 30.0

@@ -12,6 +12,9 @@ const REASONS = {
   turn_beyond_sample: () => "a turn later in its conversation than any that is sampled",
   multi_turn_uncalibrated: () => "a later turn of a conversation, for which there are too few rows",
   labelled_conditions: () => "the threshold is that of a part of the rows: labelled with what candidates are sent now, or drawn from this application",
+  group_uncalibrated: () => "no row is of the request's group, so the threshold of all rows was used",
+  grouping_changed: () => "the groups are formed in another way than for the rows",
+  rows_in_clusters: () => "several rows are of one document, user or conversation, and so are not independent",
   later_turn: () => "a later turn of a conversation: the threshold is that of such rows",
   unlabelled_request_kind: () => "no row is of this kind of request",
   query_too_long: () => "the question is longer than the router read of rows",
@@ -36,6 +39,7 @@ const REASONS = {
   pinned: () => "the set of the session's first turn was called",
   leader_streamed: () => "the best candidate alone was called",
   set_unanswered: () => "no candidate of the set answered with a text, a tool call or a refusal",
+  above_budget: () => "a budget is above its soft limit, so the cheapest candidate alone was called",
   no_vote: () => "the best candidate alone was called",
   stale: (stream) => stream === "age" ? "the calibration is older than certificates may be here" : `a drift alarm was raised (${stream}) since this calibration became active`,
   candidate_down: (name) => `${name} was down before the set was chosen; the threshold is that of the others`,
@@ -43,7 +47,9 @@ const REASONS = {
   sub_pool_pending_whole_pool: () => "the smaller pool's threshold was not ready yet, so all of it was called",
   alpha_infeasible_whole_pool: () => "there are too few rows for this risk level, so all candidates were called",
   unlabelled_exceeds_alpha_whole_pool: () => "too many rows have no label for this risk level, so all candidates were called",
-  router_changed: (name) => `${name} decides the router's scores and is not what it was for the rows`,
+  router_changed: (name) =>
+    name === "unreadable_files" ? "files that decide the router's scores cannot be read" : `${name} decides the router's scores and is not what it was for the rows`,
+  store_unreachable: () => "the store cannot be read, so the last calibration that was read decides",
   router_out_whole_pool: () => "the router does not respond, so all candidates were called",
   router_failed_whole_pool: () => "the router gave no scores, so all candidates were called",
 };
@@ -134,8 +140,16 @@ const CALLS = {
   upstream_rate_limited: "takes no more calls for now",
   upstream_rejected: "refused the request",
   upstream_auth_error: "refused the gateway's key",
-  upstream_disconnected: "closed the connection",
+  upstream_disconnected: "did not finish its answer",
   upstream_empty: "answered without a text",
+  upstream_encoding: "compressed its answer",
+  upstream_error: "failed",
+  upstream_invalid_response: "gave an answer that cannot be read",
+  upstream_overloaded: "gets no more calls for now: too many are under way",
+  upstream_protocol_error: "does not speak HTTP as it should",
+  upstream_redirect: "redirected the call",
+  upstream_response_too_large: "sent too large an answer",
+  upstream_tls_error: "has no valid TLS",
 };
 
 /** Why a call failed. */

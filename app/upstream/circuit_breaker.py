@@ -78,6 +78,12 @@ class CircuitBreaker:
             return "out"
         return "in" if self._on_trial is None else "probation"
 
+    @property
+    def is_well(self) -> bool:
+        """Whether it is closed, and none of the recent calls failed."""
+        has_failed = any(each is not None for each in self._recent)
+        return self.state == "in" and not self._unreachable and not has_failed
+
     def is_open_for(self, caller: str) -> bool:
         """Whether calls of this caller are not made for now."""
         return self._out_until is not None and self._out_for in (ALL_CALLERS, caller)

@@ -338,6 +338,7 @@ class Fleet:
             attempt=len(call.tried),
             left_s=call.deadline - time.monotonic(),
             elsewhere=call.target.replicas.have_other_than(call.tried, call.caller),
+            is_free=call.target.replicas.have_well_one(call.tried),
         )
 
     def _is_skipped(self, call: UpstreamCall) -> bool:

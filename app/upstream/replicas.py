@@ -75,6 +75,10 @@ class Replicas:
         """Whether a replica that was not tried yet gets calls of this caller."""
         return any(not each.is_out_for(caller) and each not in tried for each in self.all)
 
+    def have_well_one(self, tried: Collection[Replica]) -> bool:
+        """Whether a replica that was not tried yet fails nobody: a retry there burdens none."""
+        return any(each.breaker.is_well and each not in tried for each in self.all)
+
     async def acquire(
         self,
         tried: Collection[Replica],
@@ -144,6 +148,8 @@ class Replicas:
                 f"{self._name} is down", retry_after_s=max(0.0, next_check - time.monotonic())
             )
         untried = [each for each in usable if each not in tried] or usable
+        if tried:
+            untried = [each for each in untried if each.breaker.is_well] or untried
         if conversation is not None and self._max_load is not None:
             return nearest(untried, conversation, self._max_load)
         least = min(each.outstanding for each in untried)

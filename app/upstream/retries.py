@@ -8,6 +8,9 @@ holds since the start and in the ten seconds before each retry, at every rate of
 default share of 0.2 a target that fails every call gets at most 1.2 times its calls, from the
 fifteenth call on.
 
+They bound the calls to what is sick. A retry at another replica, of which no recent call failed, is
+not counted: it is made whoever used the budget up, and only where the first replica failed.
+
 All callers share the budgets, and those that had no retry lately go first. A caller that had one
 leaves one to each other caller of the last ten seconds that had none, and one where callers are
 known that did not call. So a caller whose queries fail cannot use up the retries of a candidate.
@@ -139,6 +142,7 @@ class Retries:
         attempt: int,
         left_s: float,
         elsewhere: bool,
+        is_free: bool = False,
     ) -> float | None:
         """Return the pause before the call is repeated.
 
@@ -149,6 +153,7 @@ class Retries:
             attempt: Number of calls so far, from 1.
             left_s: Time until the deadline.
             elsewhere: Another replica can be called.
+            is_free: One of those fails nobody: no budget counts the retry.
 
         Returns:
             Seconds; None when the call is not repeated.
@@ -162,7 +167,9 @@ class Retries:
         # The Retry-After of one replica does not bind the others.
         if exc.retry_after_s is not None and not elsewhere:
             pause = max(pause, exc.retry_after_s)
-        return pause if pause < left_s and self._budgets[target].take(caller) else None
+        if pause < left_s and (is_free or self._budgets[target].take(caller)):
+            return pause
+        return None
 
 
 class _Recent:

@@ -198,12 +198,14 @@ def _check_footer(metadata: Any, room: int, max_rows: int | None) -> None:
     A column of one repeated value takes a few bytes for any number of rows, also unpacked, and
     each row takes memory and time once it is read: hence the number of rows.
     """
-    if max_rows is not None and metadata.num_rows > max_rows:
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    rows = max(metadata.num_rows, sum(group.num_rows for group in groups))  # one of them may lie
+    if max_rows is not None and rows > max_rows:
         raise InputError(f"more than {max_rows:,} rows")
     if metadata.num_columns > _MAX_COLUMNS:
         raise InputError(f"{metadata.num_columns:,} columns, over the limit of {_MAX_COLUMNS:,}")
-    sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-    declared = max(sum(sizes), metadata.num_rows * _ROW_BYTES)
+    sizes = [group.total_byte_size for group in groups]
+    declared = max(sum(sizes), rows * _ROW_BYTES)
     if min(sizes, default=0) < 0 or declared > room:
         raise _too_large(room)
 
@@ -214,7 +216,7 @@ def _rows(
     number = unpacked = 0
     try:
         for batch in opened.iter_batches(batch_size=_BATCH, use_threads=False):
-            unpacked += batch.nbytes
+            unpacked += max(batch.nbytes, batch.num_rows * _ROW_BYTES)
             if unpacked > room:
                 raise _too_large(room)
             rows: list[object] = batch.to_pylist()

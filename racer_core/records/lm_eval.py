@@ -452,7 +452,7 @@ def _most_likely(responses: Sequence[object], options: Sequence[str], metric: st
     """The option with the largest log-likelihood, per character if the metric is normalised."""
     try:
         scores = [_log_likelihood(response) for response in responses[: len(options)]]
-    except (TypeError, ValueError, IndexError):
+    except (TypeError, ValueError, IndexError, OverflowError):
         return None
     if metric == "acc_norm":
         scores = [score / max(len(text), 1) for score, text in zip(scores, options, strict=False)]
@@ -476,4 +476,4 @@ def _reference(target: object, options: Sequence[str]) -> str | None:
     if target is None:
         return None
     text = str(target)
-    return options[int(text)] if text.isdecimal() and int(text) < len(options) else text
+    return {str(number): option for number, option in enumerate(options)}.get(text, text)

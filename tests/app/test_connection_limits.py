@@ -83,7 +83,7 @@ def test_a_newcomer_takes_the_place_of_the_oldest_silent_one(steps: list[tuple[s
     """No other one is closed, and it is refused only where every place is answering."""
     limits = ConnectionLimits(SIZE * POOL_SHARE, 0)
     here: list[FakeConnection] = []
-    for step, place in steps:
+    for step, place in [("e", 0)] * SIZE + steps:  # from a full pool on
         if step == "e":
             newcomer = FakeConnection()
             silent = [each for each in here if not each.is_answering]

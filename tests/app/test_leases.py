@@ -533,6 +533,38 @@ def test_one_busy_gateway_gets_nearly_all_of_a_minute(store: Store) -> None:
     assert len(world.uses) >= 100 * (1 + draws * DRAW_EVERY_S / 60) - 25 - 15
 
 
+def test_a_raised_limit_of_a_minute_holds_at_once(store: Store) -> None:
+    """For each gateway by its part of the raise, before the store knows of it: nobody waits.
+
+    Together they use the raised limit, and of what a lease may grow by meanwhile at most one each.
+    """
+    world = World(store, 2, MINUTE)
+    raised = Limit.per_minute("requests:team", 200)
+
+    def use_all() -> int:
+        for process in world.gateways * 20:
+            while process.share.wait_s(PICO) == 0.0:
+                world.ask(process, PICO)
+            world.sync(process)
+        return len(world.uses)
+
+    assert 98 <= use_all() <= 100
+    for process in world.gateways:
+        process.share.follow(raised)
+        assert process.share.wait_s(PICO) == 0.0
+    assert 198 <= use_all() <= 200 + 2 * 200 // 8
+
+
+def test_a_changed_limit_keeps_what_has_come_back() -> None:
+    """Also what a share has filled since it was last asked for."""
+    now = [100.0]
+    share = Share(Limit.per_minute("requests:team", 60), lambda: now[0])
+    share.settle(0, 60 * PICO)
+    now[0] += 10
+    share.follow(Limit.per_minute("requests:team", 30))
+    assert share.free == 10 * PICO
+
+
 def test_overspent_tokens_are_repaid_before_new_leases(store: Store) -> None:
     """Tokens are counted after the answer, so all gateways share the debt."""
     world = World(store, 2, MINUTE)

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from app.monitoring.drift.statistics import STREAMS
+from app.routing.reasons import Reason, Remark
 from app.ui.assets import PAGE, PLOTLY, Assets
+from racer_core.sequential.serving import StopReason
 from tests.kit.gateway import Gateway, Serve
 
 ROOT = Path(__file__).parents[2]
@@ -118,3 +121,32 @@ def test_nothing_keeps_a_key_or_makes_markup_of_data(path: Path) -> None:
     inline = r"<style|<script>|\son[a-z]+=\"|\sstyle=\""
     for pattern in (storage, made, inline):
         assert re.findall(pattern, text) == [], pattern
+
+
+def keys_of(table: str) -> set[str]:
+    """The names of a table of texts."""
+    words = (FOLDER / "words.js").read_text(encoding="utf-8")
+    found = re.search(rf"^const {table} = {{\n(.*?)^}};$", words, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return set(re.findall(r"^  (\w+):", found[1], re.MULTILINE))
+
+
+def kinds_of_failures() -> set[str]:
+    """What the sources call failures of candidates."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py")]
+    return set(re.findall(r'"(upstream_[a-z_]+)"', "".join(sources)))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("REASONS", set(Reason)),
+        ("REMARKS", set(Remark)),
+        ("STOPS", set(StopReason)),
+        ("STREAMS", set(STREAMS)),
+        ("CALLS", kinds_of_failures()),
+    ],
+)
+def test_what_the_gateway_says_has_words(table: str, said: set[str]) -> None:
+    """Each code that it can say, and no other: an unknown one would be shown as it is."""
+    assert keys_of(table) == {str(code) for code in said}

@@ -51,6 +51,9 @@ PROMPTS: dict[str, Callable[[str], str]] = {
     "judge: earlier turn": lambda text: judge_prompt(
         Question(place=1, query="Sure?", earlier=(Turn("assistant", text),)), "42"
     ),
+    "judge: role of an earlier turn": lambda text: judge_prompt(
+        Question(place=1, query="Sure?", earlier=(Turn(text, "42"),)), "42"
+    ),
     "judge: system prompt": lambda text: of_request(text, "adds"),
     "judge: tools": lambda text: of_request("Be brief.", text),
 }

@@ -34,13 +34,15 @@ from tests.kit.gateway import (
     Restart,
     Serve,
     as_json,
+    configure,
     labelled,
     noisy,
+    user,
 )
 from tests.kit.monitored import calibration_record, decision_records, draw_scores
 from tests.kit.network import Cuttable, End
 from tests.kit.upstream import FakePool
-from tests.kit.waiting import until
+from tests.kit.waiting import until, wait_until
 
 pytestmark = pytest.mark.scale
 
@@ -210,6 +212,58 @@ def test_a_keys_limit_is_one_for_all_gateways(start: Start) -> None:
     elapsed = time.monotonic() - began
     assert set(statuses) == {200, 429}
     assert statuses.count(200) <= 60 + elapsed * 60 / 60 + 1  # what a bucket gives in this time
+
+
+def test_a_raised_limit_is_there_at_once_at_each_gateway(
+    start: Start, noisy_artifact: Path, pool: FakePool
+) -> None:
+    """Before the store knows of it, though all was used at both, from several threads at once.
+
+    What both let through before is what one bucket would.
+    """
+    secret, line = configured_key("team", requests_per_minute=60)
+    gateways = [start(access={"keys": [line]}) for _ in range(2)]
+    statuses = list[int]()
+    began = time.monotonic()
+
+    def ask(gateway: Gateway) -> int:
+        statuses.append(gateway.get("/v1/models", secret).status_code)
+        return statuses[-1]
+
+    def press(gateway: Gateway) -> None:
+        wait_until(lambda: ask(gateway) == 429 and statuses.count(200) >= 60 - 4)
+        for _ in range(100):
+            ask(gateway)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(press, gateways * 2))
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) <= 60 + (time.monotonic() - began) * 60 / 60 + 1
+    for gateway in gateways:
+        assert gateway.config is not None
+        raised = {"keys": [line | {"requests_per_minute": 6_000}]}
+        configure(gateway.config.parent, noisy_artifact, pool.url, access=raised)
+        assert gateway.post("/admin/reload", ADMIN_KEY).status_code == 200
+        assert ask(gateway) == 200
+
+
+def test_tokens_over_the_edge_are_a_debt_at_both(start: Start, pool: FakePool) -> None:
+    """An answer used six minutes of them at one; the other spends its lease, and waits."""
+    secret, line = configured_key("team", tokens_per_minute=1_000)
+    gateways = [start(access={"keys": [line]}) for _ in range(2)]
+    usage = {"prompt_tokens": 4_000, "completion_tokens": 2_000, "total_tokens": 6_000}
+    pool.say("adder", "42", fields={"usage": usage})
+    body = {"model": "adder", "messages": user(ONE)}
+
+    def wait_s(gateway: Gateway) -> int:
+        answer = gateway.post("/v1/chat/completions", secret, json=body)
+        return int(answer.headers.get("retry-after", "0"))
+
+    assert wait_s(gateways[0]) == 0
+    pool.say("adder", "42")
+    for gateway in gateways:
+        wait_until(lambda gateway=gateway: wait_s(gateway) > 240)
+        assert wait_s(gateway) <= 6_000 * 60 / 1_000
 
 
 # Without the store ----------------------------------------------------------------------------

@@ -204,6 +204,21 @@ def test_declared_sizes_are_checked_before_a_row_is_read(
     assert next(read) == (1, {"query": "a", "adder": 1})
 
 
+@pytest.mark.parametrize("lies", ["total", "group"])
+def test_no_number_of_rows_is_believed_alone(lies: str) -> None:
+    """The footer states it in all, and for each group of rows: one of both says 60."""
+    data, stated = bytearray(repeated("a", 1_000_000)), b"\x80\x89\x7a"  # a million, as a varint
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    first, last = data.index(stated, footer), data.rindex(stated, footer)
+    place = first if lies == "total" else last
+    data[place : place + len(stated)] = b"\xf8\x80\x00"
+    metadata = pq.ParquetFile(io.BytesIO(data)).metadata
+    groups = sum(metadata.row_group(at).num_rows for at in range(metadata.num_row_groups))
+    assert (metadata.num_rows, groups)[lies == "group"] == 60
+    with pytest.raises(InputError, match="more than 1,000 rows"):
+        read_parquet(io.BytesIO(data), 1_000)
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_file_is_one_sentence(tmp_path: Path, case: str) -> None:
     """Whatever it holds, it says what is wrong with it, and costs little memory and time."""

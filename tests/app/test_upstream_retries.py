@@ -127,6 +127,33 @@ async def test_a_failed_call_is_repeated_though_another_key_fails_all_the_time()
         assert (await fleet.ask("m", CHAT, asking("flaky"), deadline=soon(), caller="honest")).text
 
 
+@on_loop
+async def test_a_replica_that_is_well_takes_every_call_that_a_sick_one_failed() -> None:
+    """Whoever spent the retries, and though nobody has any: 40 calls of one key are answered.
+
+    Once both are sick the budget counts again: it bounds the calls to what fails.
+    """
+    is_sick = False
+
+    async def sickens(exchange: Exchange) -> None:
+        await (fails("500") if is_sick else answers)(exchange)
+
+    rules = {"failures": 10_000, "attempts": 2, "retry_share": 0.0}
+    async with (
+        replicas(fails("500"), sickens) as [one, other],
+        opened({"m": [one, other]}, **rules) as fleet,
+    ):
+        for number in range(40):
+            reply = await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
+            assert reply.text
+        assert len(other.asked) == 40
+        before, is_sick = len(one.asked), True
+        for number in range(40):
+            with pytest.raises(UpstreamError):
+                await fleet.ask("m", CHAT, asking(f"again {number}"), deadline=soon())
+        assert len(one.asked) + len(other.asked) <= before + 40 + 40 + 1
+
+
 def test_pauses_are_drawn_from_zero_to_a_limit_that_doubles() -> None:
     """Full jitter: retries of many calls do not arrive together."""
     retries = Retries(FleetSettings(attempts=5, retry_share=1.0), random.Random(1))

@@ -343,6 +343,17 @@ def test_query_and_answer_of_a_line(tmp_path, line, query, answer):
     assert (row.query, row.answers) == (query, {"m": answer})
 
 
+def test_numbers_of_any_size_are_read(tmp_path):
+    """A likelihood that no float holds is no answer; a target of many digits names no option."""
+    huge = scored(0, ["cat", "dog"], [-2.0, -1.0], 1, acc=1.0)
+    huge |= {"resps": [[[10**310, False]], [[-1.0, True]]], "target": "9" * 5_000}
+    huge.pop("filtered_resps", None)
+    run(tmp_path, "m", {"task": [huge]})
+    row = read_lm_eval(tmp_path).rows.rows[0]
+    assert row.answers == {"m": None}
+    assert row.reference == huge["target"]
+
+
 def test_documents_without_a_known_or_readable_question_are_named(tmp_path):
     """The place is named, and what to do."""
     line = sample(7, {"body": "b"}, CALLS, [[-5, False], [-1, False]], 1, acc=1.0)

@@ -40,6 +40,7 @@ _SPECIMEN: Final = Question(  # each part of the prompt, and what quoting change
         "tools": [{"type": "function", "function": {"name": "tool"}}],
     },
 )
+_ROLES: Final = frozenset({"user", "assistant", "tool", "function"})
 _VERDICT = re.compile(r"\s*([01])\.?\s*")
 
 
@@ -89,7 +90,7 @@ def judge_prompt(question: Question, answer: str) -> str:
     """The judge's prompt. Texts are quoted JSON strings: none can end its own quotation."""
     asked = {"question": question.query, "reference": question.reference, "answer": answer}
     quotes = _of_request(question.request) if question.request else []
-    quotes += ((f"earlier, {turn.role}", turn.text) for turn in _latest(question.earlier))
+    quotes += ((f"earlier, {_role(turn)}", turn.text) for turn in _latest(question.earlier))
     quotes += [(name, text) for name, text in asked.items() if text is not None]
     data = "\n".join(
         f"{name}: {json.dumps(_shown(text), ensure_ascii=False)}" for name, text in quotes
@@ -114,6 +115,11 @@ def _of_request(request: Mapping[str, Any]) -> list[tuple[str, str]]:
     quotes = [(turn.role, turn.text) for turn in turns if turn.role in ("system", "developer")]
     tools = request.get("tools") or request.get("functions")
     return [*quotes, ("tools", json.dumps(tools, ensure_ascii=False))] if tools else quotes
+
+
+def _role(turn: Turn) -> str:
+    """A known role: any other is a text of the client, and stands outside of the quotes."""
+    return turn.role if turn.role in _ROLES else "other"
 
 
 def _latest(turns: Sequence[Turn]) -> list[Turn]:
