@@ -4,6 +4,7 @@ import { answerCards } from "./answer.js";
 import { ApiError, postJson } from "./api.js";
 import { candidateBars, levelInWords, savingInWords } from "./bars.js";
 import { byId, el, fill, notice, say } from "./dom.js";
+import { startExamples } from "./examples.js";
 import { listed } from "./format.js";
 import { onKeys } from "./keys.js";
 import { latestCalls } from "./paid.js";
@@ -43,6 +44,11 @@ export function startTry() {
     await ask();
   });
   onKeys(() => question.value.trim() && look());
+  startExamples((text) => {
+    if (asking) return;
+    question.value = text;
+    form.requestSubmit();
+  });
 
   /** Look once nothing more is typed or moved. */
   function lookSoon() {
