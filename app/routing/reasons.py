@@ -331,7 +331,7 @@ class Reason(StrEnum):
 
 
 class Remark(StrEnum):
-    """A fact about the query that voids nothing: rows are a sample of traffic, rare queries included.
+    """A fact about the query that voids nothing: rows are a sample of traffic, rare queries too.
 
     Of a query that the router reads in part, no repeat is known, because other queries may have the
     same part. A void certificate has the same remarks.
