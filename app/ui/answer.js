@@ -22,13 +22,13 @@ export function answerCards(response, seen) {
     el(
       "section",
       { class: "card", "aria-labelledby": "answer-title" },
-      el("h2", { id: "answer-title" }, response.abstained ? "No candidate was called" : "The answer"),
+      el("h2", { id: "answer-title" }, response.abstained ? "No model was called" : "The answer"),
       el("p", { class: "muted asked" }, seen.query),
       el("p", { class: "text big" }, response.answer ?? "The answer holds no text."),
       opinionsView(response, seen.size),
       el("div", { class: "facts" }, facts(response, seen).map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name)))),
       paid(response, seen),
-      certificate(response.certificate),
+      certificate(response.certificate, response.abstained),
     ),
     response.certificate.rounds ? roundsCard(response) : null,
     response.abstained ? null : sideBySide(response),
@@ -41,7 +41,7 @@ function facts(response, { ms, size }) {
   const answered = called.filter((call) => call.ms !== undefined);
   const tokens = tokensOf(response);
   const found = [
-    ["candidates called", `${called.length} of ${size}`],
+    ["models called", `${called.length} of ${size}`],
     ["until the answer arrived", duration(ms)],
     ["of which the gateway", duration(response.overhead_ms)],
   ];
@@ -73,7 +73,7 @@ function sameNames(called, names) {
 }
 
 /** The certificate: the guarantee, or why it is void; then what is known of the question. */
-function certificate(terms) {
+function certificate(terms, isRefused) {
   const reasons = terms.reasons.map(reasonInWords);
   const isUnlike = terms.remarks.includes("unlike_rows");
   const remarks = terms.remarks.filter((each) => each !== "unlike_rows").map((each) => el("p", { class: "muted" }, sentence(remarkInWords(each))));
@@ -89,11 +89,21 @@ function certificate(terms) {
   }
   return notice(
     "good",
-    el("h3", {}, "The guarantee holds"),
-    el("p", {}, guaranteeInWords(terms)),
+    el("h3", {}, isRefused ? "Refused; the guarantee holds" : "The guarantee holds"),
+    inPlainWords(terms),
+    el("p", { class: "muted" }, guaranteeInWords(terms)),
     reasons.length ? el("ul", {}, reasons.map((each) => el("li", {}, each))) : null,
     remarks,
   );
+}
+
+/** The promise as a number of questions; null where it is another promise than the usual one. */
+function inPlainWords({ guarantee: { risk_target: target, alpha, alpha_basis: basis, risk_band: band, r, unit, trivial } }) {
+  if (target !== "answerable" || r > 1 || unit === "conversation" || trivial) return null;
+  const isBand = basis !== "fixed" && band !== null;
+  const of = 1000;
+  const missed = `at most ${Math.ceil(of * (isBand ? band : alpha) - 1e-9)}${isBand ? " (with 95 % certainty)" : " on average"}`;
+  return el("p", {}, `Of ${of.toLocaleString("en")} questions like those it was measured on, ${missed} are put only to models that are wrong, though another one is right. Refused ones count among them.`);
 }
 
 /** What is said of a question unlike the calibrated ones: nothing was measured on such questions. */

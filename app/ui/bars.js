@@ -50,11 +50,11 @@ export function candidateBars({ pool_scores: scores, nonconformity }) {
   const table = el(
     "table",
     { class: "bars" },
-    el("caption", { class: "unseen" }, "Candidates, their router scores, and whether they are in the set"),
+    el("caption", { class: "unseen" }, "Models, their router scores, and whether they are called"),
     el(
       "thead",
       {},
-      el("tr", {}, el("th", { scope: "col" }, "Candidate"), el("th", { scope: "col" }, el("span", { class: "heads" }, heading, el("span", { class: "key" }, "threshold"))), el("th", { scope: "col", class: "num" }, "Score"), el("th", { scope: "col", class: "place" }, "In the set")),
+      el("tr", {}, el("th", { scope: "col" }, "Model"), el("th", { scope: "col" }, el("span", { class: "heads" }, heading, el("span", { class: "key" }, "threshold"))), el("th", { scope: "col", class: "num" }, "Score"), el("th", { scope: "col", class: "place" }, "At this level")),
     ),
     body,
   );
@@ -80,7 +80,7 @@ export function candidateBars({ pool_scores: scores, nonconformity }) {
 /** One sentence about a level: which candidates are called, and what that saves. */
 export function levelInWords(level, names) {
   const called = level.selected.length;
-  if (level.abstained) return `At ${percent(level.alpha)} no candidate is called: none is likely to answer right.`;
+  if (level.abstained) return `At ${percent(level.alpha)} no model is called, however long its bar: none is likely to answer right.`;
   if (level.lambda_hat === null) {
     return `At ${percent(level.alpha)} there is no threshold that keeps the promise, so ${called === names.length ? "all" : "the best"} ${called} are called.`;
   }

@@ -229,10 +229,10 @@ def test_no_candidate_is_called_where_none_is_likely_to_be_right(
     tab = opened(demo)
     tab.looked(hopeless)
     assert tab.inside() == set()
-    assert "no candidate is called" in tab.page.inner_text("#set .sentence")
+    assert "no model is called" in tab.page.inner_text("#set .sentence")
     with tab.page.expect_response(re.compile(r"/route$")) as answered:
         tab.ask(hopeless)
-    assert tab.page.inner_text("#answer-title") == "No candidate was called"
+    assert tab.page.inner_text("#answer-title") == "No model was called"
     assert answered.value.json()["calls"] == []
     assert tab.page.locator(".paid").count() == 0
 
