@@ -42,6 +42,7 @@ class Outcome:
     certificate: ServedCertificate  # of the decision, with the failures since
     body: dict[str, Any] = field(default_factory=dict[str, Any])  # what is returned
     answers: tuple[Reply, ...] = ()
+    forms: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])  # of the vote
     failures: Mapping[str, str] = field(default_factory=dict[str, str])  # name -> kind
     cancelled: tuple[str, ...] = ()  # called, then not waited for: the vote was decided
     skipped: tuple[str, ...] = ()  # not called: the vote was decided before
@@ -103,6 +104,7 @@ class Outcome:
             certificate=routed.certificate.with_reasons(*answer_reasons(state, results)),
             body=body,
             answers=answers,
+            forms=results.forms,
             failures={name: exc.kind for name, exc in results.failures.items()},
             cancelled=tuple(results.cancelled),
             skipped=tuple(results.skipped),
@@ -152,6 +154,9 @@ class Outcome:
         if self.explain:
             racer["answers"] = {
                 each.candidate: each.as_json() for each in self.answers if each.body
+            }
+            racer["forms"] = {
+                each.candidate: self.forms.get(each.candidate) for each in self.answers
             }
         if self.cost is not None:
             racer["cost"] = self.cost.as_json()

@@ -169,7 +169,7 @@ class RequestRouter:
             return routed.remarked(remarks, repeated=routed.repeated)
         routed = self._with_alarms(await self._routing.route(request, deadline, drawn_by))
         if self._monitor is None:
-            return routed
+            return routed.remarked(_unlike(routed), repeated=routed.repeated)
         repeated = self._monitor.is_repeat(
             routed.fingerprint,
             routed.certificate.reasons,
@@ -185,16 +185,16 @@ class RequestRouter:
     ) -> tuple[Remark, ...]:
         """The remarks on a query, whether its certificate holds or not.
 
-        There are none where the fingerprint is of a part of the query, which others may share.
+        No repeat is known where the fingerprint is of a part of the query, which others may share.
         """
         query, fingerprint = request.query, routed.fingerprint
         later = query.later
         is_of_a_part = query.is_cut or query.is_thinned or query.conditions.is_other_kind
         reads = self._settings.text_of(routed.application)
         is_of_a_part |= later and WITHOUT_SYSTEM[reads] != "conversation"
+        remarks, record = _unlike(routed), routed.record
         if self._monitor is None or is_of_a_part:
-            return ()
-        remarks, record = (), routed.record
+            return remarks
         if record is not None and record.has_query(fingerprint, routed.population, later=later):
             remarks = (Remark.CALIBRATION_QUERY,)
         key = request.caller.name
@@ -213,6 +213,15 @@ class RequestRouter:
     def _deadline(self, timeout_s: float | None, started: float) -> float:
         longest_s = self._settings.limits.deadline_s
         return started + (longest_s if timeout_s is None else min(timeout_s, longest_s))
+
+
+def _unlike(routed: CertifiedDecision) -> tuple[Remark, ...]:
+    """The remark on a query outside what was calibrated; rows of the first population tell it."""
+    record, scored = routed.record, routed.scored
+    if record is None or scored is None or scored.similarity is None or routed.population:
+        return ()
+    least = record.least_similarity_of(routed.group)
+    return () if least is None or scored.similarity >= least else (Remark.UNLIKE_ROWS,)
 
 
 def _turn_of(request: InferenceRequest, sampler: Sampler) -> ConversationTurn | None:

@@ -109,6 +109,25 @@ async def coverage(_: Request, services: Services) -> Response:
 
 @routes.add(
     "GET",
+    "/history",
+    role="data",
+    summary="What requests got over the last hour, day and week",
+    responses=errors(*KEYED, 404),
+)
+async def history(_: Request, services: Services) -> Response:
+    """Certified and refused shares, calls, cost and agreement of all requests of all keys.
+
+    Beside them `everyone`, what always calling all candidates takes, and `best_single`, what always
+    calling the best one takes. Counts are exact, the other figures of at most 200 decisions of each
+    part. `agreement` is known of sampled requests alone: how often an answer is that of most
+    candidates. An answer is kept for 15 s.
+    """
+    report = await services.monitor.history.report()
+    return bodies.json_response({"currency": services.settings.currency} | report)
+
+
+@routes.add(
+    "GET",
     "/drift",
     role="admin",
     summary="Drift alarms, and the risk estimated from feedback",

@@ -151,6 +151,18 @@ async def mean_levels(request: HttpRequest, services: Services) -> Response:
     return bodies.json_response(report)
 
 
+@routes.add(
+    "GET",
+    "/examples",
+    role="data",
+    summary="The configured example questions",
+    responses=errors(*KEYED),
+)
+async def examples(_: HttpRequest, services: Services) -> Response:
+    """Those that the page offers; empty where none is configured."""
+    return bodies.json_response({"examples": services.settings.examples})
+
+
 def _as_messages(query: str) -> dict[str, Any]:
     if not query.strip():
         raise InputError("query is empty", param="query")

@@ -46,6 +46,7 @@ from racer_core.calibration.threshold import fewest_rows
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import ONE_PER_CLUSTER_NEEDS_KIND
 from racer_core.records.near_copies import count_near_copies
+from racer_core.records.unlike import least_similarity
 from racer_core.trained_router import (
     LabelledColumns,
     RouterScores,
@@ -53,7 +54,7 @@ from racer_core.trained_router import (
     TrainedRouter,
     refuse_uncounted,
 )
-from racer_core.types import BoolArray, RowsKind, Score
+from racer_core.types import BoolArray, FloatArray, RowsKind, Score
 
 
 class RecordBuilder:
@@ -353,6 +354,7 @@ class RecordBuilder:
             "duplicates": rows.duplicates,
             "near_duplicates": rows.near_duplicates,
             "training_copies": built.training_copies,
+            "least_similarity": built.least_similarity,
             "answer_risk": answer_risk(rows, calibration, self._settings.aggregation, stacked),
         }
         if found["judge"] is not None:
@@ -399,6 +401,7 @@ class BuiltCalibration:
     calibration: Calibration
     own_scores: bool  # some rows brought router scores of their own
     training_copies: int | None  # near copies of training rows; None where that is unknown
+    least_similarity: float | None  # below it a query is unlike the rows; None: none is
 
 
 def build(
@@ -428,12 +431,12 @@ def build(
     Raises:
         CalibrationError: The columns do not fit.
     """
-    copies: list[int | None] = []
+    found: list[FloatArray] = []
 
     def score(queries: Sequence[str]) -> RouterScores:
         scored = scorer(queries)
         if scored.similarity is not None:
-            copies.append(count_near_copies(scored.similarity))
+            found.append(scored.similarity)
         return scored
 
     order = [rows.pool.index(name) for name in trained.pool]
@@ -456,7 +459,8 @@ def build(
             columns, options, scorer=score, prices=prices, token_prices=token_prices
         ),
         own_scores=bool(np.any(_unverified_scores(rows))),
-        training_copies=copies[0] if copies else None,
+        training_copies=count_near_copies(found[0]) if found else None,
+        least_similarity=least_similarity(found[0]) if found else None,
     )
 
 

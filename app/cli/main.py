@@ -16,6 +16,7 @@ import click
 
 from app.cli.console import err
 from app.errors import GatewayUnreachable, SettingsError, StoreSchemaError, UpstreamError
+from app.telemetry import repeats
 from racer_core import __version__
 from racer_core.errors import ArtifactError, ArtifactSchemaError, RacerError
 
@@ -66,7 +67,8 @@ EXIT_REFUSED, EXIT_CONFIGURATION, EXIT_UNREACHABLE = 1, 2, 3
 def main() -> None:
     """Run the command. An expected error becomes one sentence on stderr and an exit code."""
     try:
-        cli(prog_name="racer", standalone_mode=False)
+        with repeats.counted_at_end():
+            cli(prog_name="racer", standalone_mode=False)
     except click.exceptions.Exit as exc:
         sys.exit(exc.exit_code)
     except click.exceptions.NoArgsIsHelpError as exc:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from app.errors import NotFound, StoreError
 from app.judging.checker_calls import CheckerCode
 from app.monitoring.decisions.feedback import Feedback
+from app.monitoring.decisions.history import History
 from app.monitoring.decisions.housekeeping import Housekeeping
 from app.monitoring.decisions.record import DecisionRecord, are_like_rows
 from app.monitoring.decisions.seen_queries import SeenQueries
@@ -81,6 +82,7 @@ class Monitor:
         self.metrics = MonitoringMetrics(metrics.registry)
         self._decision_store = DecisionStore(store)
         self._statistics = DecisionStatistics(store)
+        self.history = History(store)
         self._sampling_key = sampling.key
         self._seen_queries = SeenQueries()
         self._sent_queries = SeenQueries()  # of each key, whichever calibration decides

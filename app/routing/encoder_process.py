@@ -86,11 +86,13 @@ class EncoderClient:
         """
         found = await self._call("score", [query])
         near, place = found.get("neighbours"), found.get("projections")
+        similarity = found.get("similarity")
         return ScoredQuery(
             found["scores"][0].tolist(),
             bool(found["truncated"][0]),
             None if near is None else near[0],
             None if place is None else tuple(place[0].tolist()),
+            None if similarity is None else float(similarity[0]),
         )
 
     def score_rows(
@@ -363,6 +365,7 @@ def as_row(scored: ScoredQuery) -> RouterScores:
         np.array([scored.truncated]),
         None if near is None else near[None],
         None if place is None else np.array([place]),
+        None if scored.similarity is None else np.array([scored.similarity]),
     )
 
 

@@ -221,11 +221,16 @@ class EncoderWorker:
             places = itertools.repeat(None)
             if scored.projections is not None:
                 places = map(tuple, scored.projections.tolist())
+            like = itertools.repeat(None)
+            if scored.similarity is not None:
+                like = scored.similarity.tolist()
             if len(rows) != len(batch):  # before a query gets the scores of another
                 raise ValueError(f"the router scored {len(rows)} of {len(batch)} queries")
-            for item, (row, cut, neighbours), place in zip(batch, rows, places, strict=False):
+            for item, (row, cut, near), place, similarity in zip(
+                batch, rows, places, like, strict=False
+            ):
                 if not item.future.done():
-                    item.future.set_result(ScoredQuery(row, cut, neighbours, place))
+                    item.future.set_result(ScoredQuery(row, cut, near, place, similarity))
         except asyncio.CancelledError:
             _fail(batch, NotReady("the gateway is closing"))
             raise

@@ -332,10 +332,10 @@ class Reason(StrEnum):
 
 
 class Remark(StrEnum):
-    """A fact about the query that voids nothing: rows are a sample of traffic, repeats included.
+    """A fact about the query that voids nothing: rows are a sample of traffic, rare queries too.
 
-    There is none on a query that the router reads in part, because other queries may have the same
-    part. A void certificate has the same remarks.
+    Of a query that the router reads in part, no repeat is known, because other queries may have the
+    same part. A void certificate has the same remarks.
     """
 
     CALIBRATION_QUERY = "calibration_query"
@@ -346,6 +346,14 @@ class Remark(StrEnum):
     REPEATED_QUERY = "repeated_query"
     """The same API key sent the query to this gateway process before."""
 
+    UNLIKE_ROWS = "unlike_rows"
+    """The query is outside what was calibrated: less like the router's training rows than 99 of 100
+    calibration rows are. The bound, an average over queries like the rows, says little of it.
+    At most 1 % of queries drawn like the rows have the remark. Only KNN routers tell, from 99 rows.
+    """
+
+
+REPEATS: Final = frozenset({Remark.CALIBRATION_QUERY, Remark.REPEATED_QUERY})  # seen before
 
 # The guarantee holds with these: premises that only the caller can break, rows of the request's own
 # kind, sets that are the whole pool, and causes outside the query.

@@ -22,12 +22,14 @@ class ScoredQuery:
         truncated: The encoder cut the query.
         neighbours: Pattern ids of its nearest training rows.
         projection: Its embedding on the artifact's components.
+        similarity: Its cosine with the nearest training row.
     """
 
     scores: list[float]
     truncated: bool
     neighbours: IdArray | None
     projection: tuple[float, ...] | None = None
+    similarity: float | None = None
 
     @property
     def usable(self) -> bool:

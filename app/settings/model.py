@@ -56,6 +56,9 @@ def _without_password(url: str) -> str:
     return url
 
 
+Example = Annotated[str, Field(min_length=1, max_length=500)]  # a question
+
+
 class Settings(Frozen):
     """The whole configuration, without secrets."""
 
@@ -95,6 +98,8 @@ class Settings(Frozen):
     )
     """Populations of requests by name, each with its own rows, threshold and terms; they replace
     `routing.group_by`."""
+    examples: Annotated[tuple[Example, ...], Field(max_length=3)] = ()
+    """Questions that the page offers under `Try`, at most three; empty: neutral ones."""
     embeddings: Name | None = None
     """Candidate that serves `/v1/embeddings`; null: the endpoint is off."""
     encoder: EncoderSettings = EncoderSettings()

@@ -48,6 +48,7 @@ RELOADED: Final[tuple[Place, ...]] = tuple(
         "candidates.*.timeout_s",
         "candidates.*.verify_tls",
         "embeddings",
+        "examples",
         "limits.body_buffer_bytes",
         "limits.body_bytes",
         "limits.choices",

@@ -210,6 +210,18 @@ class CalibrationRecord:
                 return each["turns"]
         return None
 
+    def least_similarity_of(self, group: str | None) -> float | None:
+        """The cosine with the nearest training row below which a query is unlike the rows.
+
+        Args:
+            group: The request's group; with applications, the application.
+
+        Returns:
+            None: it is not known, and no query is.
+        """
+        upload = self.evidence.get("uploads", {}).get(group or "", self.evidence)
+        return upload.get("least_similarity")
+
     def ids_of(self, application: str) -> tuple[str, ...]:
         """The calibrations with the same rows of an application, oldest first, this one last.
 

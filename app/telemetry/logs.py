@@ -20,10 +20,12 @@ from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TextIO
+from typing import Any, Final, Literal, NamedTuple, Self, TextIO
 
 import orjson
 
+from app.telemetry import repeats
+from app.telemetry.repeats import Repeats
 from app.utc import UtcTimes
 
 # The ids of the request, in the order of its lines' fields.
@@ -143,8 +145,20 @@ def _as_text(fields: dict[str, Any]) -> str:
     return " ".join((head, message, *rest))
 
 
+class _Warning(NamedTuple):
+    """A warning, but for its time and its request."""
+
+    level: str
+    logger: str
+    message: str
+    error: type
+
+
 class _QueuedStreamHandler(logging.Handler):
     """Renders lines in the caller's thread, and writes them in batches on a thread of its own.
+
+    A warning that was written in the last minute is counted, and written again with the count as
+    `repeated`.
 
     A blocked stream blocks no request: lines that find the queue full are dropped, and a line with
     their number is written later.
@@ -165,6 +179,7 @@ class _QueuedStreamHandler(logging.Handler):
         self._render = render  # fields as a line
         self._times = UtcTimes()
         self._queue: deque[str] = deque()
+        self._repeats = Repeats[_Warning]()
         self._dropped = 0
         self._closing = threading.Event()
         self._writer = threading.Thread(target=self._write_until_closed, name="log", daemon=True)
@@ -182,7 +197,9 @@ class _QueuedStreamHandler(logging.Handler):
         return record.levelno >= logging.WARNING or record.name.startswith(_INFO_LOGGERS)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record's line without waiting."""
+        """Queue a record's line without waiting, unless it was written lately."""
+        if record.levelno >= logging.WARNING and not self._is_new(record):
+            return
         self._add(record.name, partial(self._record_fields, record))
 
     def info(self, logger: str, message: str, fields: dict[str, Any]) -> None:
@@ -192,6 +209,21 @@ class _QueuedStreamHandler(logging.Handler):
             self._add(logger, lambda: self._head("info", logger, message) | fields)
         finally:
             self.release()
+
+    def _is_new(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        try:
+            told = _Warning(record.levelname.lower(), record.name, record.getMessage(), type(error))
+        except Exception:  # noqa: BLE001 - arguments are foreign objects
+            return True  # its line will say so
+        return self._repeats.is_new(told, time.monotonic())
+
+    def _repeated(self, every_s: float) -> list[str]:
+        """The lines of warnings that came again since they were written so long ago."""
+        return [
+            self._render(self._head(told.level, told.logger, told.message) | {"repeated": count})
+            for told, count in self._repeats.due(time.monotonic(), every_s)
+        ]
 
     def _add(self, logger: str, fields: Callable[[], dict[str, Any]]) -> None:
         if len(self._queue) < _QUEUE_LINES:
@@ -232,13 +264,13 @@ class _QueuedStreamHandler(logging.Handler):
 
     def _write_until_closed(self) -> None:
         while not self._closing.wait(_WRITE_EVERY_S):
-            self._write_queue()
-        self._write_queue()
+            self._write_queue(repeats.EVERY_S)
+        self._write_queue(0.0)
 
-    def _write_queue(self) -> None:
+    def _write_queue(self, repeated_every_s: float) -> None:
         self.acquire()  # lines are added under the same lock
         try:
-            lines, dropped = list(self._queue), self._dropped
+            lines, dropped = [*self._queue, *self._repeated(repeated_every_s)], self._dropped
             self._queue.clear()
             self._dropped = 0
         finally:

@@ -1,8 +1,9 @@
 /** The result of a question: answer, certificate, cost, and the answer of each candidate. */
 
 import { ApiError, postJson } from "./api.js";
-import { el, fill, notice, setShare } from "./dom.js";
-import { duration, number, plural } from "./format.js";
+import { el, fill, notice } from "./dom.js";
+import { duration } from "./format.js";
+import { opinionsView } from "./opinions.js";
 import { paidBeside } from "./paid.js";
 import { roundsCard } from "./rounds.js";
 import { failureInWords, guaranteeInWords, reasonInWords, remarkInWords, sentence } from "./words.js";
@@ -21,35 +22,26 @@ export function answerCards(response, seen) {
     el(
       "section",
       { class: "card", "aria-labelledby": "answer-title" },
-      el("h2", { id: "answer-title" }, response.abstained ? "No candidate was called" : "The answer"),
+      el("h2", { id: "answer-title" }, response.abstained ? "No model was called" : "The answer"),
       el("p", { class: "muted asked" }, seen.query),
       el("p", { class: "text big" }, response.answer ?? "The answer holds no text."),
-      response.abstained ? null : el("p", { class: "muted" }, servedBy(response)),
+      opinionsView(response, seen.size),
       el("div", { class: "facts" }, facts(response, seen).map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name)))),
       paid(response, seen),
-      certificate(response.certificate),
+      certificate(response.certificate, response.abstained),
     ),
     response.certificate.rounds ? roundsCard(response) : null,
     response.abstained ? null : sideBySide(response),
   );
 }
 
-/** The candidate that is quoted, and the result of the vote. */
-function servedBy({ served_by: name, votes, calls }) {
-  const kinds = Object.keys(votes).length;
-  const called = calls.length;
-  if (kinds === 0) return `In the words of ${name}.`;
-  const how = called === 1 ? "No other candidate was called." : kinds === 1 ? "All votes agree." : `They gave ${plural(kinds, "different answer")}; this one won the vote.`;
-  return `In the words of ${name}. ${how}`;
-}
-
 /** What it took, as far as it is known. */
 function facts(response, { ms, size }) {
   const called = callsMade(response);
   const answered = called.filter((call) => call.ms !== undefined);
-  const tokens = response.usage.reduce((sum, each) => sum + (each.total_tokens ?? (each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0)), 0);
+  const tokens = tokensOf(response);
   const found = [
-    ["candidates called", `${called.length} of ${size}`],
+    ["models called", `${called.length} of ${size}`],
     ["until the answer arrived", duration(ms)],
     ["of which the gateway", duration(response.overhead_ms)],
   ];
@@ -58,11 +50,16 @@ function facts(response, { ms, size }) {
   return found;
 }
 
+/** The tokens of all calls that report any. */
+function tokensOf({ usage }) {
+  return usage.reduce((sum, each) => sum + (each.total_tokens ?? (each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0)), 0);
+}
+
 /** The bars beside calling everyone. */
 function paid(response, { size, level, slowest }) {
   const called = callsMade(response);
   const priceShare = level?.cost_share != null && sameNames(called, level.selected) ? level.cost_share : null;
-  return paidBeside({ called, size, priceShare, slowest, cost: response.cost });
+  return paidBeside({ called, size, priceShare, slowest, cost: response.cost, tokens: response.usage_incomplete ? 0 : tokensOf(response) });
 }
 
 /** The calls that were made. */
@@ -76,9 +73,11 @@ function sameNames(called, names) {
 }
 
 /** The certificate: the guarantee, or why it is void; then what is known of the question. */
-function certificate(terms) {
+function certificate(terms, isRefused) {
   const reasons = terms.reasons.map(reasonInWords);
-  const remarks = terms.remarks.map((each) => el("p", { class: "muted" }, sentence(remarkInWords(each))));
+  const isUnlike = terms.remarks.includes("unlike_rows");
+  const remarks = terms.remarks.filter((each) => each !== "unlike_rows").map((each) => el("p", { class: "muted" }, sentence(remarkInWords(each))));
+  if (isUnlike) return outside(terms, reasons, remarks);
   if (!terms.holds) {
     return notice(
       "warn",
@@ -90,38 +89,43 @@ function certificate(terms) {
   }
   return notice(
     "good",
-    el("h3", {}, "The guarantee holds"),
-    el("p", {}, guaranteeInWords(terms)),
+    el("h3", {}, isRefused ? "Refused; the guarantee holds" : "The guarantee holds"),
+    inPlainWords(terms),
+    el("p", { class: "muted" }, guaranteeInWords(terms)),
     reasons.length ? el("ul", {}, reasons.map((each) => el("li", {}, each))) : null,
     remarks,
   );
 }
 
-/** Every answer beside the others, and the votes. */
+/** The promise as a number of questions; null where it is another promise than the usual one. */
+function inPlainWords({ guarantee: { risk_target: target, alpha, alpha_basis: basis, risk_band: band, r, unit, trivial } }) {
+  if (target !== "answerable" || r > 1 || unit === "conversation" || trivial) return null;
+  const isBand = basis !== "fixed" && band !== null;
+  const of = 1000;
+  const missed = `at most ${Math.ceil(of * (isBand ? band : alpha) - 1e-9)}${isBand ? " (with 95 % certainty)" : " on average"}`;
+  return el("p", {}, `Of ${of.toLocaleString("en")} questions like those it was measured on, ${missed} are put only to models that are wrong, though another one is right. Refused ones count among them.`);
+}
+
+/** What is said of a question unlike the calibrated ones: nothing was measured on such questions. */
+function outside(terms, reasons, remarks) {
+  return notice(
+    "warn",
+    el("h3", {}, "Outside what was calibrated"),
+    el("p", {}, sentence(remarkInWords("unlike_rows"))),
+    el("p", {}, "How often such answers are right was not measured. Check this one yourself."),
+    terms.holds || reasons.length === 0 ? null : el("ul", {}, reasons.map((each) => el("li", {}, each))),
+    remarks,
+  );
+}
+
+/** Every answer beside the others, whole. */
 function sideBySide(response) {
   const answers = response.answers ?? {};
   const calls = Object.fromEntries(response.calls.map((call) => [call.candidate, call]));
-  const kinds = Object.entries(response.votes).sort(([, a], [, b]) => b - a);
-  const most = Math.max(...kinds.map(([, weight]) => weight), 1e-9);
   return el(
     "section",
     { class: "card", "aria-labelledby": "said-title" },
-    el("h2", { id: "said-title" }, "All answers"),
-    kinds.length > 1
-      ? el(
-          "ol",
-          { class: "votes", "aria-label": "Votes" },
-          kinds.map(([form, weight]) =>
-            el(
-              "li",
-              {},
-              el("span", { class: "vote-form", title: form }, form),
-              el("span", { class: "bar-track", "aria-hidden": "true" }, setShare(el("span", { class: "bar-fill" }), "width", weight / most)),
-              el("span", { class: "num" }, `${number(weight)} ${weight === 1 ? "vote" : "votes"}`),
-            ),
-          ),
-        )
-      : null,
+    el("h2", { id: "said-title" }, "All answers, whole"),
     el("div", { class: "grid said" }, Object.keys(calls).map((name) => said(name, calls[name], answers[name], response))),
   );
 }

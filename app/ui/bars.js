@@ -19,8 +19,8 @@ function scale(scores, nonconformity) {
 }
 
 const DRAWN = {
-  score: "Bars show the router's score: how likely the candidate is to answer right. Candidates that reach the line are called.",
-  fit: "Bars show the share of questions like this one that none of the better candidates answers. Candidates that reach the line are called.",
+  score: "The score, and the bar, is how often the model answers questions like this one right. Models whose bar reaches the line are called.",
+  fit: "The score is how often the model answers questions like this one right. The bar is what it can add: the share of such questions that no model of higher score answers. Models whose bar reaches the line are called.",
 };
 
 /**
@@ -45,22 +45,25 @@ export function candidateBars({ pool_scores: scores, nonconformity }) {
     );
     return { name, row, mark, place };
   });
-  const heading = drawn === "score" ? "Router score" : "Left by those above";
+  const body = el("tbody", {}, rows.map(({ row }) => row));
+  const heading = drawn === "score" ? "Router score" : "What it can add";
   const table = el(
     "table",
     { class: "bars" },
-    el("caption", { class: "unseen" }, "Candidates, their router scores, and whether they are in the set"),
+    el("caption", { class: "unseen" }, "Models, their router scores, and whether they are called"),
     el(
       "thead",
       {},
-      el("tr", {}, el("th", { scope: "col" }, "Candidate"), el("th", { scope: "col" }, el("span", { class: "heads" }, heading, el("span", { class: "key" }, "threshold"))), el("th", { scope: "col", class: "num" }, "Score"), el("th", { scope: "col", class: "place" }, "In the set")),
+      el("tr", {}, el("th", { scope: "col" }, "Model"), el("th", { scope: "col" }, el("span", { class: "heads" }, heading, el("span", { class: "key" }, "threshold"))), el("th", { scope: "col", class: "num" }, "Score"), el("th", { scope: "col", class: "place" }, "At this level")),
     ),
-    el("tbody", {}, rows.map(({ row }) => row)),
+    body,
   );
 
-  /** Draw the threshold and the set of one level. */
+  /** Draw the threshold and the set of one level; those that are called stand above the others. */
   function show(level) {
     const selected = new Set(level.selected);
+    const wanted = [...rows].sort((a, b) => Number(selected.has(b.name)) - Number(selected.has(a.name))).map(({ row }) => row);
+    if (wanted.some((row, place) => body.children[place] !== row)) body.replaceChildren(...wanted);
     for (const { name, row, mark, place } of rows) {
       const inside = selected.has(name);
       const reaches = level.lambda_hat !== null && nonconformity[name] <= level.lambda_hat;
@@ -77,7 +80,7 @@ export function candidateBars({ pool_scores: scores, nonconformity }) {
 /** One sentence about a level: which candidates are called, and what that saves. */
 export function levelInWords(level, names) {
   const called = level.selected.length;
-  if (level.abstained) return `At ${percent(level.alpha)} no candidate is called: none is likely to answer right.`;
+  if (level.abstained) return `At ${percent(level.alpha)} no model is called, however long its bar: none is likely to answer right.`;
   if (level.lambda_hat === null) {
     return `At ${percent(level.alpha)} there is no threshold that keeps the promise, so ${called === names.length ? "all" : "the best"} ${called} are called.`;
   }

@@ -76,12 +76,13 @@ export function window(times) {
 async function paint(library, element, make) {
   const { data, x = {}, y = {}, y2, ...layout } = make(colour);
   const names = data.filter((each) => each.name).length;
+  const lines = element.clientWidth < 420 ? names : names > 2 ? 2 : names - 1; // of the legend
   await library.react(
     element,
     data,
     {
-      height: 240,
-      margin: { l: 40, r: y2 ? 40 : 10, t: names > 2 ? 52 : names > 1 ? 32 : 8, b: 28 },
+      height: 240 + 20 * Math.max(0, lines - 2),
+      margin: { l: 40, r: y2 ? 40 : 10, t: names > 1 ? 12 + 20 * lines : 8, b: 28 },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: SANS, color: colour("muted"), size: 12 },

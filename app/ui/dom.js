@@ -66,7 +66,7 @@ export function table(caption, titles, rows) {
         "tbody",
         {},
         rows.map(([first, ...others]) =>
-          el("tr", {}, el("th", { scope: "row" }, first), others.map((cell) => el("td", {}, cell))),
+          el("tr", {}, el("th", { scope: "row" }, first), others.map((cell, place) => el("td", { "data-title": titles[place + 1] }, cell))),
         ),
       ),
     ),

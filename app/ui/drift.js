@@ -59,8 +59,8 @@ export function driftView() {
     evidence.hidden = true;
   }
   return {
-    risk: el("section", { class: "card", "aria-labelledby": "risk-title" }, el("h2", { id: "risk-title" }, "Realised risk"), risk),
-    drift: el("section", { class: "card", "aria-labelledby": "drift-title" }, el("h2", { id: "drift-title" }, "Evidence of drift"), alarms, evidence),
+    risk: el("section", { class: "card", "aria-labelledby": "risk-title" }, el("h2", { id: "risk-title" }, "How often it missed, as far as is known"), risk),
+    drift: el("section", { class: "card", "aria-labelledby": "drift-title" }, el("h2", { id: "drift-title" }, "Drift: have questions or answers changed?"), alarms, evidence),
     poll,
   };
 }
@@ -85,11 +85,11 @@ function sharesOf(reports) {
 /** Between which bounds the risk lies, by feedback and by the shadow sample. */
 function riskView(response) {
   const { feedback, shadow, alpha, risk_q95: high, decisions } = response;
-  const rows = [interval("All feedback", feedback.lower, feedback.upper, alpha)];
-  if (shadow.sampled > 0) rows.push(interval("Shadow sample", shadow.lower, shadow.upper, alpha, shadow.risk));
+  const rows = [interval("By all feedback", feedback.lower, feedback.upper, alpha)];
+  if (shadow.sampled > 0) rows.push(interval("By the random sample", shadow.lower, shadow.upper, alpha, shadow.risk));
   return [
     el("div", { class: "intervals" }, rows),
-    el("p", { class: "muted" }, `Asked for: at most ${percent(alpha)} on average${high === null ? "" : `; 95 of 100 such calibrations stay below ${percent(high)}`}.`),
+    el("p", { class: "muted" }, `Asked for: at most ${percent(alpha)} on average${high === null ? "" : `; 95 of 100 such calibrations stay below ${percent(high)}`}. The mark stands there.`),
     feedback.identified === 0
       ? el("p", { class: "hint" }, `Nothing is known of ${plural(decisions.at_own_alpha_and_pool ?? decisions.kept, "decision")} yet: say under “Try”, or with POST /feedback, who was right.`)
       : el("p", { class: "hint" }, `Of ${plural(decisions.at_own_alpha_and_pool, "decision")}, ${count(feedback.identified)} can be judged by feedback; the interval holds whatever the others were.`),

@@ -21,12 +21,18 @@ export function latestCalls() {
  * @param called The calls that were made.
  * @param priceShare Their price as a share of calling everyone; null without prices.
  * @param slowest See `latestCalls`.
+ * @param tokens What they used; 0 where that is not known.
  * @param cost What they cost, and what calling everyone would have cost; undefined without prices.
  */
-export function paidBeside({ called, size, priceShare, slowest, cost }) {
+export function paidBeside({ called, size, priceShare, slowest, cost, tokens }) {
   if (called.length === 0 || called.length === size) return null;
   const pairs = [["Calls", called.length / size, String(called.length), String(size)]];
   const basis = [];
+  if (tokens > 0) {
+    const everyone = Math.round((tokens * size) / called.length);
+    pairs.push(["Tokens", tokens / everyone, tokens.toLocaleString("en"), `about ${everyone.toLocaleString("en")}`]);
+    basis.push("The tokens of calling all are estimated: as many a call as here.");
+  }
   const all = cost?.alternatives.everyone;
   if (all?.cost > 0) {
     pairs.push(["Cost", cost.cost / all.cost, amountInWords(cost, cost.currency), amountInWords(all, cost.currency)]);

@@ -51,10 +51,10 @@ async function levelsOrNothing() {
 /** Two drawings beside each other, a sentence, and how to mark a level in them. */
 function tradeoffView({ levels, alpha: usual, pool }) {
   const sentence = el("p", { class: "sentence", id: "tradeoff-sentence" });
-  const calls = [["router", "accent", "mean_size"], ["one fixed order", "off", "fixed_order_size"]];
+  const calls = [["this gateway", "accent", "mean_size"], ["always in one order", "off", "fixed_order_size"]];
   const drawings = [
-    drawing(`Candidates called on average, of ${pool.length}`, levels, calls, { most: pool.length, words: String }),
-    drawing("Bound of the risk, whichever level is chosen", levels, [["95 % certain", "mark", "risk_band"]], { words: (share) => percent(share, share < 0.1 ? 1 : 0) }),
+    drawing(`Models called on average, of ${pool.length}`, levels, calls, { most: pool.length, words: String }),
+    drawing("Questions that miss, at most, whichever level is chosen", levels, [["95 % certain", "mark", "risk_band"]], { words: (share) => percent(share, share < 0.1 ? 1 : 0) }),
   ];
   return {
     parts: [el("h2", { id: "tradeoff-title" }, "What a risk level trades"), sentence, el("div", { class: "grid two" }, drawings.filter(Boolean).map(({ figure }) => figure))],
@@ -69,10 +69,10 @@ function tradeoffView({ levels, alpha: usual, pool }) {
 
 /** One level as a sentence or two. */
 function inWords({ alpha, feasible, mean_size: size, fixed_order_size: fixed, risk_band: band }, candidates) {
-  if (!feasible) return `At ${percent(alpha)} the rows allow no threshold (too few, or too many that no set answers), so all ${candidates} candidates are called.`;
-  const order = fixed === undefined ? "" : `; one fixed order, the same for every question, needs ${number(fixed)}`;
-  const bound = band === null ? "" : ` With 95 % certainty at most ${percent(band)} miss.`;
-  return `At ${percent(alpha)}: ${number(size)} of ${candidates} candidates are called on average${order}.${bound}`;
+  if (!feasible) return `At ${percent(alpha)} the rows allow no threshold (too few, or too many that no set answers), so all ${candidates} models are called.`;
+  const order = fixed === undefined ? "" : `; calling them in one order, the same for every question, takes ${number(fixed)}`;
+  const bound = band === null ? "" : ` With 95 % certainty at most ${percent(band)} miss: no called model is right, though another one is.`;
+  return `At ${percent(alpha)}: ${number(size)} of ${candidates} models are called on average${order}.${bound}`;
 }
 
 /**

@@ -19,8 +19,8 @@ export function trafficView(risk) {
     "div",
     { class: "grid two" },
     figure("Requests a second", rate),
-    figure("Time, at most: of half, and of 95 %", time),
-    figure("Sizes of the sets that were chosen", sizes),
+    figure("How long it takes: half, and 95 %, take at most", time),
+    figure("How many models were chosen", sizes),
     risk,
   );
   const who = el("section", { class: "card", "aria-labelledby": "who-title" }, el("h2", { id: "who-title" }, "Candidates"), candidates);
@@ -60,8 +60,8 @@ function tileTexts(all, last) {
   const none = "–";
   return [
     ["requests a second", last ? number(last.rate, 1) : none, "of whatever asks candidates or routes, between the last two answers"],
-    ["routed", count(decided), "decisions since the gateways began"],
-    [`mean set, of ${pool}`, decided ? number(called / decided) : none],
+    ["questions", count(decided), "decisions since the gateways began"],
+    [`models chosen, of ${pool}`, decided ? number(called / decided) : none],
     ["calls saved", decided && pool ? percent(1 - called / (decided * pool), 0) : none, "compared with calling the whole pool"],
     ["refused", decided ? percent(total(all, "racer_abstained_total") / decided) : none, "no candidate was likely right"],
     ["without a guarantee", decided ? percent(total(all, "racer_void_certificates_total") / decided) : none, "when the set was chosen"],
@@ -147,7 +147,7 @@ function drawSizes(element, all) {
   const label = `Set sizes: ${shown.map(([, own], i) => `${titles[i]}: ${count(own)}`).join(", ")}.`;
   chart(element, label, (colour) => ({
     data: [{ type: "bar", x: titles, y: shown.map(([, own]) => own), marker: { color: colour("accent") }, hovertemplate: "%{y} sets" }],
-    x: { type: "category", title: "candidates in the set" },
+    x: { type: "category", title: "models" },
     hovermode: "closest",
     bargap: 0.35,
     y: { range: shown.some(([, own]) => own > 0) ? undefined : [0, 1] },

@@ -4,6 +4,7 @@ import { answerCards } from "./answer.js";
 import { ApiError, postJson } from "./api.js";
 import { candidateBars, levelInWords, savingInWords } from "./bars.js";
 import { byId, el, fill, notice, say } from "./dom.js";
+import { startExamples } from "./examples.js";
 import { listed } from "./format.js";
 import { onKeys } from "./keys.js";
 import { latestCalls } from "./paid.js";
@@ -43,6 +44,11 @@ export function startTry() {
     await ask();
   });
   onKeys(() => question.value.trim() && look());
+  startExamples((text) => {
+    if (asking) return;
+    question.value = text;
+    form.requestSubmit();
+  });
 
   /** Look once nothing more is typed or moved. */
   function lookSoon() {
@@ -100,7 +106,7 @@ export function startTry() {
       const size = Object.keys(response.pool_scores).length || response.certificate.guarantee.pool.length;
       const level = shown?.query === query ? shown.levelOf(response.certificate.guarantee.alpha) : undefined;
       latest.note(response.calls);
-      say(`${response.abstained ? "No candidate was called." : `The answer of ${response.served_by}:`} ${(response.answer ?? "").slice(0, 300)}`);
+      say(`${response.abstained ? "No model was called." : `The answer of ${response.served_by}:`} ${(response.answer ?? "").slice(0, 300)}`);
       fill(byId("answer"), answerCards(response, { query, ms: performance.now() - begun, size, level, slowest: latest.slowest(size) }));
     } catch (error) {
       fail(error);
@@ -148,7 +154,7 @@ function showSet(query, response, { risk, alpha, lookSoon }) {
     el(
       "section",
       { class: "card", "aria-labelledby": "set-title" },
-      el("div", { class: "card-head" }, el("h2", { id: "set-title" }, "Candidates that would be called"), saving),
+      el("div", { class: "card-head" }, el("h2", { id: "set-title" }, "Models that would be called"), saving),
       summary,
       isFixed ? notice("info", fixedInWords(response)) : bars.table,
       isFixed ? null : el("p", { class: "hint" }, bars.legend),

@@ -4,6 +4,7 @@ import { ApiError, getText } from "./api.js";
 import { coverageView } from "./coverage.js";
 import { byId, el, fill, notice } from "./dom.js";
 import { driftView } from "./drift.js";
+import { historyView } from "./history.js";
 import { onKeys } from "./keys.js";
 import { Gateways, histogram, parse, quantile, total } from "./metrics.js";
 import { trafficView } from "./traffic.js";
@@ -11,6 +12,7 @@ import { adviceFor, sentence } from "./words.js";
 
 const POLL_MS = 2000;
 const DRIFT_MS = 10_000; // each answer has the gateway write the watch down
+const HISTORY_MS = 30_000;
 const KEPT = 450; // points of a line: fifteen minutes
 
 const ASKING = new Set(["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/route", "/v1/route"]);
@@ -21,6 +23,7 @@ export function startWatch() {
   const lines = [];
   const coverage = coverageView();
   const drift = driftView();
+  const history = historyView();
   const traffic = trafficView(drift.risk);
   const trouble = el("div", { role: "alert" });
   let visible = false;
@@ -28,7 +31,7 @@ export function startWatch() {
   let polling = false; // answers that come out of order would count backwards
   let said = "";
 
-  fill(byId("watch-body"), trouble, traffic.view, coverage.view, drift.drift);
+  fill(byId("watch-body"), trouble, history.view, traffic.view, coverage.view, drift.drift);
   onKeys(() => visible && start());
   document.addEventListener("visibilitychange", () => visible && (document.hidden ? stop() : start()));
 
@@ -38,7 +41,8 @@ export function startWatch() {
     poll();
     drift.poll();
     coverage.poll();
-    timers = [setInterval(poll, POLL_MS), setInterval(drift.poll, DRIFT_MS), setInterval(coverage.poll, POLL_MS)];
+    history.poll();
+    timers = [setInterval(poll, POLL_MS), setInterval(drift.poll, DRIFT_MS), setInterval(coverage.poll, POLL_MS), setInterval(history.poll, HISTORY_MS)];
   }
 
   /** Leave the gateway alone. */

@@ -57,6 +57,7 @@ const REASONS = {
 const REMARKS = {
   calibration_query: "this question is one of the labelled rows that decide such questions",
   repeated_query: "this key has sent this question before",
+  unlike_rows: "this question is unlike the questions that this gateway was measured on: at most 1 in 100 of those is so unlike what its router has learned",
 };
 
 /** A remark of a certificate as text; an unknown remark is shown as it is. */

@@ -440,10 +440,17 @@ class Fleet:
             log.warning(
                 "a replica of %s is out for %s after a failure (%s)%s",
                 target.name,
-                "all callers" if replica.is_out_for(ALL_CALLERS) else f"the key {call.caller}",
+                _callers(call, replica),
                 exc.kind,
                 "; it was the last one" if target.replicas.are_out else "",
             )
+
+
+def _callers(call: UpstreamCall, replica: Replica) -> str:
+    """For whom a replica is out; a command has no key."""
+    if replica.is_out_for(ALL_CALLERS):
+        return "all callers"
+    return f"the key {call.caller}" if call.caller else "this command"
 
 
 def _model_and_usage(body: Mapping[str, Any]) -> ModelAndUsage:

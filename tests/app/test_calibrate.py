@@ -276,6 +276,7 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
         "duplicates": 0,
         "near_duplicates": 0,
         "training_copies": similarity if similarity is None else count_near_copies(similarity),
+        "least_similarity": similarity if similarity is None else similarity.min(),  # of 120 rows
         "overlap": 0,
         "overlap_voids": False,
         "sample": {

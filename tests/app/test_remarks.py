@@ -116,7 +116,7 @@ def test_only_the_rows_that_decide_are_the_calibrations(mixed: Gateway) -> None:
         return route(mixed, text, messages=[SYSTEM, *user(text)])
 
     assert with_system(french)["remarks"] == ["calibration_query"]
-    assert route(mixed, french)["remarks"] == ["repeated_query"]
+    assert route(mixed, french)["remarks"][-1:] == ["repeated_query"]
     assert with_system(french)["reasons"] == ["labelled_conditions"]
     assert with_system(plain)["remarks"] == []
 
@@ -128,7 +128,7 @@ def test_a_later_turn_that_ends_in_the_same_words_is_another_query(mixed: Gatewa
             certificate = route(mixed, text, messages=[*BEFORE, *user(text)])
             assert certificate["reasons"] == ["later_turn"]
             assert certificate["remarks"] == []
-    assert route(mixed, "yes")["remarks"] == []
+    assert route(mixed, "yes")["remarks"] == ["unlike_rows"]
 
 
 def test_a_later_turn_that_is_read_whole_is_remarked(serve: Serve) -> None:
@@ -200,3 +200,23 @@ def test_the_remarks_are_those_of_the_calibration_that_decides(serve: Serve) -> 
     assert route(gateway, as_json(labelled(20_000, 1))[0]["query"])["remarks"] == [
         "calibration_query"
     ]
+
+
+ELSEWHERE = "Qu'est-ce qu'un zeugme ? Ô Muse, dis-le !"
+
+
+def test_a_query_unlike_the_rows_is_remarked_and_its_certificate_still_holds(
+    mixed: Gateway,
+) -> None:
+    """By every way to ask; a row is never unlike itself, nor is a question like the rows."""
+    for send in (route, chat, stream, levels):
+        certificate = send(mixed, ELSEWHERE)
+        assert certificate["remarks"][:1] == ["unlike_rows"], send
+        assert certificate["holds"] is True
+        assert send(mixed, new_query())["remarks"] == []
+
+
+def test_few_rows_tell_nothing_of_a_query(shared: Shared) -> None:
+    """Below 99 rows none is rare enough."""
+    gateway = shared(calibrated=False, group="few rows").gateway.once(ROWS[:98])
+    assert route(gateway, ELSEWHERE)["remarks"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from racer_core.calibration.threshold import allowed_misses
 from racer_core.offline.votes import Votes
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
+from racer_core.records.unlike import least_similarity
 from racer_core.trained_router import RouterScores
 from racer_core.types import (
     BINARY_TARGETS,
@@ -235,3 +237,36 @@ def test_alpha_trades_calls_for_risk_and_a_fixed_order_calls_more(
     assert size(0.02, Score.COVER) > size(0.05, Score.COVER) + 0.5
     for alpha in (0.02, 0.05):
         assert size(alpha, Score.STATIC) > size(alpha, Score.COVER) + 0.2
+
+
+def test_the_default_level_calls_several_models_for_most_questions(
+    racer: Racer, test_scores: RouterScores, calibration: Calibration
+) -> None:
+    """More than one for half of the test rows, and all five for hardly any."""
+    alpha = read(run.FOLDER / "racer.yaml").routing.alpha
+    sets = _served_sets(calibration, racer, test_scores, alpha, Score.COVER)
+    sizes = sets.selected.sum(axis=1)
+    assert (sizes > 1).mean() >= 0.5
+    assert (sizes == len(racer.pool)).mean() <= 0.05
+
+
+def test_questions_outside_the_skills_are_refused_or_remarked(
+    racer: Racer, splits: dict[str, LabelledRows], calibration: Calibration
+) -> None:
+    """Nine of ten of `data/outside.txt`, and at most one in fifty of the test rows that are not."""
+    alpha = read(run.FOLDER / "racer.yaml").routing.alpha
+    rows = racer.score(splits["calibration"].queries).similarity
+    least = None if rows is None else least_similarity(rows)
+    assert least is not None
+
+    def recognised(queries: Sequence[str]) -> tuple[BoolArray, BoolArray]:
+        scored = racer.score(queries)
+        assert scored.similarity is not None
+        called = _served_sets(calibration, racer, scored, alpha, Score.COVER).selected
+        return np.asarray(called.sum(axis=1) == 0), np.asarray(scored.similarity < least)
+
+    text = (run.FOLDER / "data" / "outside.txt").read_text(encoding="utf-8")
+    refused, unlike = recognised(text.splitlines())
+    assert (refused | unlike).mean() >= 0.9
+    refused, unlike = recognised(splits["test"].queries)
+    assert (unlike & ~refused).mean() <= 0.02

@@ -28,6 +28,22 @@ def overflow(tab: Tab) -> int:
     )
 
 
+CUT = """
+() => [...document.querySelectorAll("body *")].filter((each) => {
+  const { width, height, right } = each.getBoundingClientRect();
+  if (width < 2 || height < 2 || each.closest(".main-svg, dialog:not([open])")) return false;
+  const isBox = getComputedStyle(each).display !== "inline";
+  const scrolls = isBox && each.scrollWidth > each.clientWidth + 1;
+  return right > innerWidth + 0.5 || (scrolls && !each.matches("textarea, input, select"));
+}).map((each) => `${each.tagName} ${each.className}: ${each.textContent.slice(0, 60)}`)
+"""
+
+
+def cut_off(tab: Tab) -> list[str]:
+    """What reaches over the window's right edge, or has to be moved sideways to be read."""
+    return tab.page.evaluate(CUT)
+
+
 def slide(tab: Tab, steps: int) -> None:
     """Move the slider to a number of half percents, as dragging does."""
     tab.page.locator("#alpha").evaluate(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.gateway import as_json
 from tests.kit.upstream import FakePool
-from tests.ui.looks import PICTURES, overflow, serious
+from tests.ui.looks import PICTURES, cut_off, overflow, serious
 
 from .conftest import NARROW, WIDE, Open
 from .fleet import Fleet
@@ -68,6 +68,7 @@ def test_every_tab_is_accessible_and_pictured(
         tab.page.screenshot(path=PICTURES / f"{name}-{size}-{scheme}.png", full_page=True)
         assert serious(tab) == [], name
         assert overflow(tab) <= 0, f"{name} is wider than the window"
+        assert size == "wide" or cut_off(tab) == [], name
 
     seen("try-empty")
     tab.page.click("#keys-open")
@@ -101,3 +102,23 @@ def test_every_tab_is_accessible_and_pictured(
         tab.until(f"(document.querySelector('#watch .chart')?.data?.[0]?.y.length ?? 0) > {number}")
     tab.page.wait_for_selector("#watch .interval")
     seen("watch")
+
+
+def test_on_a_phone_nothing_has_to_be_moved_sideways(demo: Fleet, opened: Open) -> None:
+    """On every tab, with an answer and with every table filled."""
+    tab = opened(demo, size=NARROW)
+    tab.refused = {409}  # of samples that wait: the demo stores no requests
+    tab.give_keys()
+    tab.page.click("#examples button >> nth=0")
+    tab.page.wait_for_selector("#answer .votes")
+    tab.page.wait_for_selector("#set table.bars")
+    assert cut_off(tab) == []
+    for name, ready in (
+        ("calibrate", "#history table"),
+        ("label", "#label-body .notice"),
+        ("watch", "#watch .interval"),
+    ):
+        tab.page.click(f"#tab-{name}")
+        tab.page.wait_for_selector(ready)
+        assert cut_off(tab) == [], name
+        assert overflow(tab) <= 0, name

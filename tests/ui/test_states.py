@@ -43,8 +43,8 @@ def test_without_a_router_every_tab_says_what_to_do(bare: Fleet, opened: Open) -
     tab.page.click("#tab-calibrate")
     tab.page.wait_for_selector("#history .notice")
     tab.page.click("#tab-watch")
-    tab.page.wait_for_selector("#watch tbody tr")
-    assert tab.page.locator("#watch tbody tr").count() == len(POOL)
+    tab.page.wait_for_selector("#who-title + div tbody tr")
+    assert tab.page.locator("#who-title + div tbody tr").count() == len(POOL)
     tab.page.wait_for_selector("#watch .notice.info")
 
 

@@ -132,6 +132,10 @@ def test_a_question_is_asked_of_the_set_and_everything_is_shown(
     assert tab.page.inner_text("#answer .text.big") == response["answer"]
     kinds = len(response["votes"])
     assert tab.page.locator(".votes li").count() == (kinds if kinds > 1 else 0)
+    shown_first = tab.page.locator("table.bars tbody tr").evaluate_all(
+        "rows => rows.map(row => row.dataset.in)"
+    )
+    assert shown_first == sorted(shown_first, reverse=True), "called ones stand above the others"
     called = [each for each in response["calls"] if not each.get("skipped")]
     assert f"{len(called)} of {len(POOL)}" in tab.page.inner_text("#answer .facts")
     promised = tab.page.inner_text("#answer .notice.good")
@@ -200,9 +204,9 @@ def test_a_chosen_level_is_sent_and_shown(demo: Fleet, opened: Open, question: s
     assert "at most 25 %" in promised
     assert "you chose the risk level" in promised
     tab.page.click("#alpha-usual")
-    assert tab.page.inner_text("#alpha-value") == "10 % · as configured"
+    assert tab.page.inner_text("#alpha-value") == "2 % · as configured"
     tab.page.click("#ask-button")
-    tab.until("document.body.innerText.includes('at most 10 %')")
+    tab.until("document.body.innerText.includes('at most 2 %')")
 
 
 def test_a_question_of_the_rows_or_asked_again_is_remarked(demo: Fleet, opened: Open) -> None:
@@ -225,10 +229,10 @@ def test_no_candidate_is_called_where_none_is_likely_to_be_right(
     tab = opened(demo)
     tab.looked(hopeless)
     assert tab.inside() == set()
-    assert "no candidate is called" in tab.page.inner_text("#set .sentence")
+    assert "no model is called" in tab.page.inner_text("#set .sentence")
     with tab.page.expect_response(re.compile(r"/route$")) as answered:
         tab.ask(hopeless)
-    assert tab.page.inner_text("#answer-title") == "No candidate was called"
+    assert tab.page.inner_text("#answer-title") == "No model was called"
     assert answered.value.json()["calls"] == []
     assert tab.page.locator(".paid").count() == 0
 
@@ -283,9 +287,51 @@ def test_the_page_works_with_the_keyboard_alone(demo: Fleet, opened: Open, quest
     assert tab.page.locator("#try").is_visible()
     tab.page.focus("#question")
     tab.page.keyboard.type(question)
-    tab.page.keyboard.press("Tab")
+    tab.page.wait_for_selector("#set table.bars")  # the level in force is known
+    for _ in range(4):  # three examples, then the slider
+        tab.page.keyboard.press("Tab")
     tab.page.keyboard.press("ArrowRight")
-    tab.page.wait_for_selector("#alpha[aria-valuetext='10.5 %']")
+    tab.page.wait_for_selector("#alpha[aria-valuetext='2.5 %']")
     tab.page.focus("#question")
     tab.page.keyboard.press("Control+Enter")
     tab.page.wait_for_selector("#answer .answers")
+
+
+def test_an_example_shows_several_models_and_their_vote(demo: Fleet, opened: Open) -> None:
+    """One click asks the first: who said what, chosen is the heaviest, beside calling all."""
+    tab = opened(demo)
+    tab.until("document.querySelectorAll('#examples button').length === 3")
+    first = tab.page.locator("#examples button").first
+    assert first.inner_text() == "It is Thursday. Name the weekday in 3 days."
+    with tab.page.expect_response(re.compile(r"/route$")) as answered:
+        first.click()
+    response = answered.value.json()
+    tab.page.wait_for_selector("#answer .votes")
+    said = {form: set[str]() for form in response["votes"]}
+    for name, form in response["forms"].items():
+        said[form].add(name)
+    assert len(said) > 1, "the example shows a vote"
+    assert len(response["calls"]) > 1
+    lines = tab.page.locator("#answer .votes li").all()
+    best = max(response["votes"], key=lambda form: response["votes"][form])
+    assert lines[0].locator(".vote-form").inner_text().lower() == best
+    for line in lines:
+        names = re.split(", | and ", line.locator(".vote-names").inner_text())
+        assert set(names) == said[line.locator(".vote-form").inner_text().lower()]
+    assert f"{len(response['calls'])} of 5 models were asked" in tab.page.inner_text("#answer")
+    assert {"Calls", "Tokens", "Cost", "Time"} == set(
+        tab.page.locator(".paid tbody th").all_inner_texts()
+    )
+
+
+def test_a_question_outside_what_was_calibrated_is_never_said_to_hold(
+    demo: Fleet, opened: Open
+) -> None:
+    """It is answered, and the page says that nothing was measured on such questions."""
+    tab = opened(demo)
+    tab.until("document.querySelectorAll('#examples button').length === 3")
+    tab.page.click("#examples button >> nth=2")
+    tab.page.wait_for_selector("#answer .answers")
+    noted = tab.page.inner_text("#answer .notice")
+    assert noted.startswith("Outside what was calibrated")
+    assert "hold" not in tab.page.inner_text("#answer")

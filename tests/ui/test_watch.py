@@ -163,7 +163,7 @@ def test_the_admins_part_asks_for_its_key(keyed: Fleet, opened: Open) -> None:
     """The rest is there with a data key alone."""
     tab = at_watch(opened, keyed, admin="")
     tab.page.wait_for_selector("#watch >> text=It needs the admin key")
-    wait_until(lambda: tab.page.locator("#watch tbody tr").count() == len(POOL))
+    wait_until(lambda: tab.page.locator("#who-title + div tbody tr").count() == len(POOL))
     tab.give_keys()
     tab.page.wait_for_selector("#watch .interval")
 
@@ -237,3 +237,37 @@ def test_it_shows_which_requests_are_certified(keyed: Fleet, opened: Open) -> No
     shown = card.locator("details")
     tab.page.wait_for_timeout(2 * POLL_MS)
     assert shown.first.get_attribute("open") is not None, "a poll closed what was opened"
+
+
+def test_the_last_hour_day_and_week_stand_beside_one_model_and_all(
+    keyed: Fleet, opened: Open
+) -> None:
+    """The figures of GET /history, of the window that is chosen."""
+    for question in questions(60, 6):
+        body = {"model": "auto", "messages": [{"role": "user", "content": question}]}
+        assert keyed.gateway.post("/v1/chat/completions", keyed.data_key, json=body).is_success
+    found: list[dict[str, Any]] = []
+
+    def are_written() -> bool:
+        found[:] = keyed.gateway.get("/history", keyed.data_key).json()["windows"]
+        return found[0]["requests"] >= 6
+
+    wait_until(are_written)
+    tab = at_watch(opened, keyed)
+    card = "#history-card"
+    tab.page.wait_for_selector(f"{card} tbody tr")
+    for window, title in zip(found, ("Last hour", "Last day", "Last week"), strict=True):
+        tab.page.click(f"{card} button:text-is('{title}')")
+        assert tab.page.get_attribute(f"{card} button[aria-pressed='true']", "aria-pressed")
+        assert tab.page.inner_text(f"{card} .sentence").startswith(
+            f"{window['requests']:,} request"
+        )
+        rows = tab.page.locator(f"{card} tbody tr")
+        asked = [rows.nth(place).locator("td").first.inner_text() for place in range(3)]
+        single, everyone = window["best_single"]["calls"], window["everyone"]["calls"]
+        assert asked == [
+            plain(window["calls"]),
+            "–" if single is None else plain(single),
+            plain(everyone),
+        ]
+        assert tab.page.locator(f"{card} rect").count() > 0

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from app.json_output import dump_json
 from app.routing.decision import AnswerGuarantee, ChosenBy, RoutingRecord
-from app.routing.reasons import Reason
+from app.routing.reasons import REPEATS, Reason
 from racer_core.calibration.certificate import base_reason
 
 # Queries outside the populations of first turns: they are no evidence of anything.
@@ -161,7 +161,8 @@ class DecisionRecord(RoutingRecord):
         ``repeated`` tells of the key's own queries and of the rows, as the remarks do, and not of
         the queries of other keys. Of the configuration it reads nothing.
         """
-        return replace(self, repeated=bool(self.remarks), sampled_under=None, answer_setup=None)
+        repeated = not REPEATS.isdisjoint(self.remarks)
+        return replace(self, repeated=repeated, sampled_under=None, answer_setup=None)
 
     def document(self) -> str:
         """The stored JSON: every field but the neighbours, which have a column of their own."""
