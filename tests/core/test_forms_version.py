@@ -20,7 +20,7 @@ from racer_core.aggregation.math_forms import math_form
 TEXTS = {
     Equality.CHOICE: (
         "C", "(b).", "The answer is (D).", "Antwort: a", "答案:E", "option F", "Either A or B.",
-        "I think so.", "It is {G}", "answer: C, no, the answer is D", "a", "K", "",
+        "I think so.", "Option A is right, as option B is not.", "It is {G}", "answer: C, no, the answer is D", "a", "K", "",
     ),
     Equality.NUMBER: (
         "42", "so 1,234.50", "$0.10", "3-4", "-7", "\u22128", "+.5", "007", "0.0", "1e5", "1,23,4",
