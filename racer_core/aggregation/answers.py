@@ -59,7 +59,11 @@ _JOINER = "\u034f"
 
 
 class Equality(StrEnum):
-    """Kinds of answers; chosen in the configuration."""
+    """Kinds of answers; chosen in the configuration.
+
+    Most kinds compare answers by a normal form of each. Others compare them two by two, which is
+    not transitive: "Paris", "Paris or Lyon" and "Lyon".
+    """
 
     CHOICE = "choice"
     NUMBER = "number"
@@ -67,8 +71,14 @@ class Equality(StrEnum):
     JSON = "json"
     TOOL_CALL = "tool_call"
     MATH = "math"  # the same mathematical object, by a library
+    TEXT = "text"  # the same content words, given the question
     SEMANTIC = "semantic"  # the same meaning, by an encoder
     AUTO = "auto"  # one of the others, depending on the request
+
+    @property
+    def is_pairwise(self) -> bool:
+        """Whether answers are compared two by two, not by their forms."""
+        return self in (Equality.TEXT, Equality.SEMANTIC)
 
 
 def is_textual(kind: Equality) -> bool:
@@ -154,13 +164,18 @@ def _exact(text: str) -> str | None:
 
 
 def _compatible(text: str) -> str:
-    """NFKC of the stream-safe text: NFKC sorts a run of combining marks in quadratic time.
+    """NFKC of the stream-safe text."""
+    if text.isascii():  # is its own normal form
+        return text
+    return unicodedata.normalize("NFKC", stream_safe(text))
+
+
+def stream_safe(text: str) -> str:
+    """The text with runs of combining marks broken up: normalising sorts them in quadratic time.
 
     Unicode Standard Annex 15, "Stream-Safe Text Format".
     """
-    if text.isascii():  # is its own normal form
-        return text
-    return unicodedata.normalize("NFKC", _MARKS.sub(rf"\g<0>{_JOINER}", text))
+    return _MARKS.sub(rf"\g<0>{_JOINER}", text)
 
 
 def _tool_calls(text: str) -> str | None:
