@@ -35,9 +35,7 @@ _CHOICE_CALLED_RIGHT = re.compile(
     r"(?i:indeed\s+|clearly\s+)?+(?i:the\s+|die\s+)?+(?i:right|correct|best|richtig|korrekt)\b"
 )
 # Directly behind the word no letter is an article or a pronoun.
-_CHOICE_NAMED = re.compile(
-    rf"(?i:option|choice)(?:\s++\**+\(?+([A-HJ])(?![\w'\u2019])|{_LETTER})"
-)
+_CHOICE_NAMED = re.compile(rf"(?i:option|choice)(?:\s++\**+\(?+([A-HJ])(?![\w'\u2019])|{_LETTER})")
 _CHOICE_ALONE = re.compile(r"\(?([A-Ja-j])\)?[.:]?")
 # In brackets or before a stop, so that the pronoun "I" and the article "A" are no choices.
 _CHOICE_LETTER = re.compile(
