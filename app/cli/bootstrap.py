@@ -49,7 +49,7 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
 )
 @click.option(
     "--grade",
-    type=click.Choice(["choice", "number", "math", "exact", "judge"]),
+    type=click.Choice([*GRADES, "judge"]),
     help="How an answer is compared with the reference; default: `judge` with --judge, else by "
     "`aggregation.equality`.",
 )

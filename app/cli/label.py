@@ -15,6 +15,8 @@ from app.cli.console import (
     CONFIG,
     FILE,
     JSON,
+    JUDGE_CALLS,
+    JUDGE_COST,
     LATE_URL,
     err,
     gateway_address,
@@ -23,6 +25,7 @@ from app.cli.console import (
     progress_bars,
 )
 from app.tools.gateway_client import GatewayClient
+from racer_core.aggregation.grading import Grade
 from racer_core.aggregation.vote import Weight
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--grade",
     "kind",
-    type=click.Choice(["choice", "number", "math", "exact", "judge", "checker"]),
+    type=click.Choice([*Grade, "judge", "checker"]),
     required=True,
     help="How an answer is compared with the reference; `checker`: with `--from-shadow` alone.",
 )
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
 @click.option(
     "--judge-key", envvar="RACER_JUDGE_KEY", show_envvar=True, help="API key for that URL."
 )
+@JUDGE_CALLS
+@JUDGE_COST
 @click.option(
     "--evaluator",
     "evaluators",
@@ -104,6 +109,8 @@ def label(
     judge: str | None,
     judge_model: str | None,
     judge_key: str | None,
+    judge_calls: int | None,
+    judge_cost: float | None,
     evaluators: tuple[str, ...],
     confidences: tuple[str, ...],
     concurrency: int,
@@ -116,14 +123,22 @@ def label(
 ) -> dict[str, Any] | None:
     """Send QUESTIONS (query and reference) to every candidate, grade the answers, write rows.
 
-    After an interruption the same command resumes and repeats no finished call. With an evaluator,
+    After an interruption the same command resumes and repeats no finished call. With another grade,
+    judge or reference, stored answers are graded anew, and no candidate is called. With an evaluator,
     rows of an earlier run are rated, too. With `--from-shadow` a judge's verdicts on sampled
     requests go to the gateway; `racer calibrate` corrects them by people's labels. A checker's are
     labels.
     """
     from app.tools.labelling.grading import GradingOptions
+    from app.tools.labelling.judge import JudgeCap
 
-    grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
+    grading = GradingOptions(
+        kind=kind,
+        judge=judge,
+        judge_model=judge_model,
+        judge_key=judge_key,
+        cap=JudgeCap(calls=judge_calls, cost=judge_cost),
+    )
     if from_shadow:
         if questions or references or rows or evaluators or confidences or through_gateway:
             raise click.UsageError(
