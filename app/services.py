@@ -35,6 +35,7 @@ from app.store.engine import DAMAGED
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
 from app.ui.assets import Assets
+from racer_core.encoder.base import EncoderSpec
 
 
 class Drain:
@@ -189,6 +190,12 @@ class Services:
         """Requests for ``auto``; a request that has begun keeps its service."""
         router = self.artifact.router
         return self.chats.of(router and router.loaded)
+
+    @property
+    def encoder(self) -> EncoderSpec | None:
+        """The encoder of the loaded router; None while none is loaded."""
+        router = self.artifact.router
+        return None if router is None else router.loaded.trained.artifact.encoder
 
     @property
     def calibrations(self) -> CalibrationService:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--grade",
     "kind",
-    type=click.Choice([*Grade, "judge", "checker"]),
+    type=click.Choice([*(each.value for each in Grade), "judge", "checker"]),
     required=True,
     help="How an answer is compared with the reference; `checker`: with `--from-shadow` alone.",
 )
@@ -123,11 +123,11 @@ def label(
 ) -> dict[str, Any] | None:
     """Send QUESTIONS (query and reference) to every candidate, grade the answers, write rows.
 
-    After an interruption the same command resumes and repeats no finished call. With another grade,
-    judge or reference, stored answers are graded anew, and no candidate is called. With an evaluator,
-    rows of an earlier run are rated, too. With `--from-shadow` a judge's verdicts on sampled
-    requests go to the gateway; `racer calibrate` corrects them by people's labels. A checker's are
-    labels.
+    After an interruption the same command resumes and repeats no finished call. By another grade,
+    judge or reference, stored answers are graded anew, and no candidate is called. With an
+    evaluator, rows of an earlier run are rated, too. With `--from-shadow` a judge's verdicts on
+    sampled requests go to the gateway; `racer calibrate` corrects them by people's labels. A
+    checker's are labels.
     """
     from app.tools.labelling.grading import GradingOptions
     from app.tools.labelling.judge import JudgeCap

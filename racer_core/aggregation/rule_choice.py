@@ -185,6 +185,17 @@ def shares(
     )
 
 
+def extracted(answer: str, reference: str, rule: Grade) -> str | None:
+    """What a rule reads in an answer; of `text` and `math`, the reference's words that are there.
+
+    None where there is nothing to read.
+    """
+    if rule not in (Grade.TEXT, Grade.MATH):
+        return normalise(Equality(rule.value), answer)
+    there = set(words(answer))
+    return " ".join(word for word in words(reference) if word in there) or None
+
+
 def clearly_more(rival: RuleShares, rule: RuleShares) -> float | None:
     """By how much a rival finds more answers right, if that is clear; None: it is not.
 

@@ -6,17 +6,21 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from app.errors import UpstreamError
 from app.settings import Settings
 from app.settings.applications import leave_out_digest
+from app.tools.bootstrap.gains import gains
 from app.tools.bootstrap.gateway import wait_for_artifact
+from app.tools.bootstrap.labels import Grading
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.gateway_client import GatewayClient
 from app.tools.router_rows import read_rows
 from racer_core import artifacts
+from racer_core.aggregation.vote import Method
 from racer_core.errors import ArtifactError, CalibrationError, RowsError
 from racer_core.offline.encoder_choice import offered
 from racer_core.offline.stacking import CROSS_FITTED
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
     from racer_core.offline.evaluation_result import Evaluation
 
 
-GRADES: Final = ("choice", "number", "math", "exact")  # of answers that have references
 _VOTES: Final = ("choice", "number", "exact")  # equalities that `racer evaluate` measures
 
 
@@ -40,9 +43,12 @@ class BootstrapOptions:
     config: Path
     queries: Path
     references: Path | None
-    grade: str | None  # None: by `aggregation.equality`, or by the judge
+    grade: str | None  # None: the references choose, or the judge grades
     judge: str | None
     judge_model: str | None
+    judge_calls: int | None
+    judge_cost: float | None
+    accepts_labels: bool  # although they are doubted
     concurrency: int
     shares: Mapping[str, float] | None  # None: as `racer_core.records.split.shares_for` says
     router: str
@@ -60,11 +66,16 @@ class Steps:
     """The steps, each made when the ones before it are done."""
 
     def __init__(
-        self, options: BootstrapOptions, state: BootstrapState, gateway: GatewayClient
+        self,
+        options: BootstrapOptions,
+        state: BootstrapState,
+        gateway: GatewayClient,
+        grading: Grading,
     ) -> None:
         self._options = options
         self._state = state
         self._gateway = gateway
+        self._grading = grading
         self._rows = options.folder / "rows.jsonl"
         self._parts = options.folder / "parts"
         self._shares = options.shares or TUNING_SHARES  # of the rows that there are: `split`
@@ -82,13 +93,14 @@ class Steps:
     def label(self, settings: Settings) -> Step:
         """Every candidate answers every question, through the gateway."""
         given = self._options
-        grade = given.grade or ("judge" if given.judge else default_grade(settings))
         command = [
             *("label", str(given.queries), "--config", str(given.config), "--out", str(self._rows)),
-            *("--grade", grade),
+            *("--grade", self._grading.kind),
             *_option("--reference", given.references),
             *_option("--judge", given.judge),
             *_option("--judge-model", given.judge_model),
+            *_option("--judge-calls", given.judge_calls),
+            *_option("--judge-cost", given.judge_cost),
             *("--concurrency", str(given.concurrency), "--through-gateway", "--url", given.url),
         ]
         references = () if given.references is None else (given.references,)
@@ -197,7 +209,8 @@ class Steps:
             name="evaluate",
             command=tuple(command),
             reads=(self._rows, *_files_of(artifact)),
-            keep=evaluated,
+            facts=settings.aggregation.method,  # of the vote that is reported
+            keep=partial(evaluated, method=settings.aggregation.method),
             tolerates=(RowsError, CalibrationError),
         )
 
@@ -269,12 +282,6 @@ class Steps:
         alpha = routing.alpha if self._options.alpha is None else self._options.alpha
         target = routing.risk_target.value
         return ("--alpha", str(alpha), "--score", routing.score.value, "--risk-target", target)
-
-
-def default_grade(settings: Settings) -> str:
-    """The grade that counts answers as equal where votes do, as far as there is one."""
-    equality = settings.aggregation.equality.value
-    return equality if equality in GRADES else "exact"
 
 
 def artifact_of(settings: Settings) -> Path:
@@ -366,10 +373,10 @@ def tuned(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"chosen": chosen, **{name: result[name] for name in ("diff", "settings", "written")}}
 
 
-def evaluated(result: Evaluation) -> dict[str, Any]:
+def evaluated(result: Evaluation, *, method: Method) -> dict[str, Any]:
     """Of `racer evaluate` at one alpha: means over splits, ``±`` of the risk over rows.
 
-    ``accuracy`` is that of the majority's vote; null without recorded answers.
+    ``accuracy`` is that of the majority's vote; null without recorded answers, as is ``gains``.
     """
     from racer_core.offline.evaluation_result import BEST, FULL_POOL, RISK
 
@@ -387,7 +394,13 @@ def evaluated(result: Evaluation) -> dict[str, Any]:
     }
     known = {name: None if math.isnan(each) else each for name, each in figures.items()}
     calibration, _, test = result.rows[setting.scope]
-    return {**known, "splits": result.protocol.splits, "calibration": calibration, "test": test}
+    return {
+        **known,
+        "splits": result.protocol.splits,
+        "calibration": calibration,
+        "test": test,
+        "gains": gains(result, method),
+    }
 
 
 def calibrated(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class GradingOptions:
     judge: str | None = None  # a candidate's name, or a URL
     judge_model: str | None = None  # at that URL
     judge_key: str | None = field(default=None, repr=False)
-    cap: JudgeCap = JudgeCap()
+    cap: JudgeCap = field(default_factory=JudgeCap)
 
 
 def make_grader(

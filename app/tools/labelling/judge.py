@@ -137,9 +137,9 @@ class Judge:
 
 def _usage(record: CallRecord) -> Usage:
     return Usage(
-        input_tokens=record.get("prompt_tokens", 0),
-        output_tokens=record.get("completion_tokens", 0),
-        microseconds=microseconds(record["seconds"]),
+        input_tokens=int(record.get("prompt_tokens", 0)),
+        output_tokens=int(record.get("completion_tokens", 0)),
+        microseconds=microseconds(float(record.get("seconds", 0.0))),
     )
 
 
