@@ -147,7 +147,7 @@ def bootstrap(
     --calibrate-from-traffic` needs neither questions nor labels to certify that an answer is the
     whole pool's.
     """
-    from app.tools.bootstrap.run import run
+    from app.tools.bootstrap.run import Terminal, run
     from app.tools.bootstrap.steps import BootstrapOptions
     from racer_core.records.split import UNTUNED_SHARES
 
@@ -184,7 +184,7 @@ def bootstrap(
         return racer.main([*words, *secret], prog_name="racer", standalone_mode=False)
 
     with GatewayClient(address, key) as gateway, _report(options.folder):
-        found = run(options, gateway, command, _say, _show)
+        found = run(options, gateway, command, Terminal(say=_say, note=print, show=_show))
         out.print(_accuracies(found["candidates"], found["rows"]["labelled"]))
         out.print(tables.fields(_fields(found)))
     if as_json:
@@ -229,19 +229,24 @@ def _gains(gains: Mapping[str, Any], pool: int) -> Table:
     best = gains["best_candidate"]
     title = f"what you gain, on {gains['rows']} questions that trained nothing"
     table = Table("way of asking", box=SIMPLE_HEAD, title=title)
-    for name in ("right", f"more than {best}", "calls", "price"):
+    has_prices = gains["ways"]["all"]["cost"] is not None
+    for name in ("right", f"more than {best}", "calls", *(("price",) if has_prices else ())):
         table.add_column(Text(name), justify="right")
-    names = {
-        "best": f"{best} alone, the best model",
-        "first": "the router's first choice",
-        "set": f"the set, by {gains['vote']} vote",
-        "all": f"all {pool}, by {gains['vote']} vote",
-    }
-    for way, of in gains["ways"].items():
-        more = "" if way == "best" else f"{100 * of['more']:+.1f} ± {100 * of['more_se']:.1f}"
-        cost = "" if of["cost"] is None else f"{of['cost']:.3g}"
+    vote, ways = gains["vote"], gains["ways"]
+    lines = [
+        (f"{best} alone, the best model", ways["best"]),
+        ("the router's first choice", ways["first"]),
+        (f"the set at alpha {ways['set']['alpha']:g}, by {vote} vote", ways["set"]),
+        *((f"the set at alpha {each['alpha']:g}", each) for each in gains["smaller"]),
+        (f"all {pool}, by {vote} vote", ways["all"]),
+    ]
+    for name, of in lines:
+        more = f"{100 * of['more']:+.1f} ± {100 * of['more_se']:.1f}"
         right = f"{100 * of['accuracy']:.1f} ± {100 * of['se']:.1f} %"
-        table.add_row(Text(names[way]), right, more, f"{of['calls']:.2f}", cost)
+        cells = [right, "" if of is ways["best"] else more, f"{of['calls']:.2f}"]
+        if has_prices:
+            cells.append("" if of["cost"] is None else f"{of['cost']:.3g}")
+        table.add_row(Text(name), *cells)
     return table
 
 

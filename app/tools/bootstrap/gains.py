@@ -11,65 +11,79 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from racer_core.aggregation.vote import Method
-from racer_core.offline.evaluation_result import FULL_POOL, Evaluation
+from racer_core.offline.evaluation_result import FULL_POOL, Evaluation, Setting
 from racer_core.offline.standard_errors import standard_error
+from racer_core.types import FloatArray
 
 FIRST: Final = "router top-1"  # the control that is the router's first choice
 CLEAR: Final = 1.96  # standard errors of a clear difference
+SMALLER: Final = (0.05, 0.02, 0.01)  # levels that are measured beside a larger configured one
 
 
-def gains(result: Evaluation, method: Method) -> dict[str, Any] | None:
-    """The figures of an evaluation at one alpha, as JSON values; None without recorded answers.
+def configured(result: Evaluation, alpha: float) -> Setting:
+    """The setting at a level: the score and the target are the only ones."""
+    return next(each for each in result.cells if each.alpha == alpha)
+
+
+def gains(result: Evaluation, method: Method, alpha: float) -> dict[str, Any] | None:
+    """The figures of an evaluation, as JSON values; None without recorded answers.
 
     Args:
-        result: The evaluation.
+        result: The evaluation, at the configured level and at smaller ones.
         method: The vote that is configured; the majority where it was not measured.
+        alpha: The configured level.
     """
-    setting = next(iter(result.cells))
-    controls = result.controls[setting.scope]
+    setting = configured(result, alpha)
+    scope = setting.scope
+    controls = result.controls[scope]
     rule = method if f"accuracy_{method}" in result.cells[setting] else Method.MAJORITY
     everyone = f"{FULL_POOL}{rule}"
     if everyone not in controls:
         return None
     best = max(result.pool, key=lambda name: _mean(controls[f"candidate {name}"]))
-    drawn = {
-        "best": result.draws(setting.scope, f"candidate {best}", "accuracy"),
-        "first": result.draws(setting.scope, FIRST, "accuracy"),
-        "set": result.draws(setting.scope, setting, f"accuracy_{rule}"),
-        "all": result.draws(setting.scope, everyone, "accuracy"),
-    }
-    means = {
-        "best": _mean(controls[f"candidate {best}"]),
-        "first": _mean(controls[FIRST]),
-        "set": result.mean(setting, f"accuracy_{rule}"),
-        "all": _mean(controls[everyone]),
-    }
-    calls = {"best": 1.0, "first": 1.0, "set": result.mean(setting, "size")}
-    calls["all"] = float(len(result.pool))
     prices = result.protocol.prices
-    costs: dict[str, float] = {}
-    if prices is not None:
-        costs = {
-            "best": prices[result.pool.index(best)],
-            "set": result.mean(setting, "cost"),
-            "all": math.fsum(prices),
+    best_drawn = result.draws(scope, f"candidate {best}", "accuracy")
+    best_mean = _mean(controls[f"candidate {best}"])
+
+    def way(mean: float, drawn: FloatArray, calls: float, cost: float | None) -> dict[str, Any]:
+        return {
+            "accuracy": mean,
+            "se": standard_error(drawn),
+            "calls": calls,
+            "cost": cost,
+            "more": mean - best_mean,
+            "more_se": standard_error(drawn - best_drawn),
         }
+
+    def of_control(name: str, calls: float, cost: float | None) -> dict[str, Any]:
+        return way(_mean(controls[name]), result.draws(scope, name, "accuracy"), calls, cost)
+
+    def of_set(at: Setting) -> dict[str, Any]:
+        measure = f"accuracy_{rule}"
+        cost = None if prices is None else result.mean(at, "cost")
+        drawn = result.draws(scope, at, measure)
+        return way(result.mean(at, measure), drawn, result.mean(at, "size"), cost) | {
+            "alpha": at.alpha
+        }
+
+    price = None if prices is None else prices[result.pool.index(best)]
+    total = None if prices is None else math.fsum(prices)
+    smaller = sorted(
+        (each for each in result.cells if each.alpha < alpha and not result.infeasible(each)),
+        key=lambda each: -each.alpha,
+    )
     return {
-        "rows": sum(result.rows[setting.scope]),
+        "rows": sum(result.rows[scope]),
         "best_candidate": best,
         "vote": rule.value,
         "refused": result.mean(setting, "abstain"),
         "ways": {
-            way: {
-                "accuracy": means[way],
-                "se": standard_error(drawn[way]),
-                "calls": calls[way],
-                "cost": costs.get(way),
-                "more": means[way] - means["best"],
-                "more_se": standard_error(drawn[way] - drawn["best"]),
-            }
-            for way in means
+            "best": of_control(f"candidate {best}", 1.0, price),
+            "first": of_control(FIRST, 1.0, None),
+            "set": of_set(setting),
+            "all": of_control(everyone, float(len(result.pool)), total),
         },
+        "smaller": [of_set(each) for each in smaller],
     }
 
 
@@ -77,28 +91,34 @@ def advice(found: Mapping[str, Any]) -> str:
     """One sentence: what to do with these figures."""
     ways, best = found["ways"], found["best_candidate"]
     of_set, everyone, first = ways["set"], ways["all"], ways["first"]
-    if _is_clear(of_set, -1.0):
-        return (
-            f"the set's answers are worse than those of {best} alone, by {_points(of_set)}: ask "
-            f"{best}, or choose a smaller alpha, which calls more models"
-        )
     if _is_clear(of_set, 1.0):
-        text = f"use the set: its answers are better than those of {best} alone, by "
-        return f"{text}{_points(of_set)}, with {of_set['calls']:.2f} calls a question"
-    measured = f"the set measures {of_set['more']:+.1%} beside {best} alone, within its error"
+        return (
+            f"use the set: its answers are better than those of {best} alone by {_points(of_set)}, "
+            f"with {of_set['calls']:.2f} calls a question"
+        )
+    measured = f"the set measures {100 * of_set['more']:+.1f} points beside {best} alone"
+    if _is_clear(of_set, -1.0):
+        measured = f"the set's answers are worse than those of {best} alone by {_points(of_set)}"
+    better = max(found["smaller"], key=lambda each: each["more"] / each["more_se"], default=None)
+    if better is not None and _is_clear(better, 1.0):
+        return (
+            f"{measured}; take alpha {better['alpha']:g}, where it is better by {_points(better)}, "
+            f"with {better['calls']:.2f} calls a question: --alpha {better['alpha']:g} and "
+            "`routing.alpha`"
+        )
     if _is_clear(everyone, 1.0):
         return (
-            f"{measured}, and all models together {_points(everyone)} better: choose a smaller "
-            "alpha, which calls more models"
+            f"{measured}, and all models together are better by {_points(everyone)}: take a "
+            "smaller alpha, which calls more models and needs more questions"
         )
     if _is_clear(first, 1.0):
         return (
-            f"{measured}, and the router's first choice {_points(first)} better with one call, "
-            "without a bound"
+            f"{measured}, and the router's first choice is better by {_points(first)} with one "
+            "call, without a bound"
         )
     return (
         f"one model is good enough: {best} alone is right on {ways['best']['accuracy']:.1%}, and "
-        f"no way of asking several is clearly better on these rows ({measured})"
+        f"nothing that asks several is clearly better on these rows ({measured})"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,6 @@ from racer_core.types import LabelledRows, RiskTarget
 
 RunCommand = Callable[[Sequence[str]], Any]  # runs `racer` with these words, and returns its result
 Say = Callable[[str], None]
-Show = Callable[[LabelReview, Grading], None]
 
 STATE: Final = "bootstrap.json"
 _NO_LABELS: Final = """\
@@ -43,12 +43,26 @@ no question has a reference, and there is no judge, so no answer could be called
 --grade judge --judge CANDIDATE, racer calibrate --from-shadow --delta 0.05"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminal:
+    """Where a bootstrap says what it does.
+
+    Attributes:
+        say: Takes a line for people.
+        note: Takes a line for the report.
+        show: Takes what is known of the labels.
+    """
+
+    say: Say
+    note: Say
+    show: Callable[[LabelReview, Grading], None]
+
+
 def run(
     options: BootstrapOptions,
     gateway: GatewayClient,
     command: RunCommand,
-    say: Say,
-    show: Show,
+    terminal: Terminal,
 ) -> dict[str, Any]:
     """Go from questions to an active calibration; finished steps of an earlier run are kept.
 
@@ -56,8 +70,7 @@ def run(
         options: The options of the command.
         gateway: The running gateway.
         command: Runs the command of a step.
-        say: Takes a line for people: the command of each step, or that it is skipped.
-        show: Takes what is known of the labels.
+        terminal: Takes the command of each step, and what is known of the labels.
 
     Returns:
         The report.
@@ -66,6 +79,7 @@ def run(
         InputError: The labels are doubted; the message says what to do.
         RacerError: A step failed; its files are kept, and the same call goes on with it.
     """
+    say = terminal.say
     configured = settings.read(options.config)
     asked = _check(options, configured)
     questions, most = len(asked), len(asked) * len(configured.pool)
@@ -107,13 +121,13 @@ def run(
             )
             rows = with_labels(read, steps.rows.name)
             found = review(rows.rows, configured.pool, grading)
-            show(found, grading)
+            terminal.show(found, grading)
             if found.doubt is not None:
                 if found.is_hopeless or not options.accepts_labels:
                     raise InputError(found.doubt)
                 say(f"labels are accepted although they are doubted: {found.doubt}")
             left += vote_alike(options.config, grading, gateway, say)
-            _say_plan(say, questions, options, configured, steps, rows)
+            _say_plan(terminal.note, questions, options, configured, steps, rows)
     return report(state, steps, settings.read(options.config), gateway, options, left)
 
 

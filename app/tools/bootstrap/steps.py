@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from app.errors import UpstreamError
 from app.settings import Settings
 from app.settings.applications import leave_out_digest
-from app.tools.bootstrap.gains import gains
+from app.tools.bootstrap.gains import SMALLER, configured, gains
 from app.tools.bootstrap.gateway import wait_for_artifact
 from app.tools.bootstrap.labels import Grading
 from app.tools.bootstrap.state import BootstrapState, Step
@@ -198,9 +198,11 @@ class Steps:
         """Risk, set size and accuracy of the router on rows that it did not learn from."""
         artifact = artifact_of(settings)
         equality = settings.aggregation.equality.value
+        alpha = self._alpha(settings)
         command = [
             *("evaluate", "--artifact", str(artifact), "--data", str(self._rows)),
             *self._promise(settings),
+            *(f"--alpha={each}" for each in SMALLER if each < alpha),
             *(("--equality", equality) if equality in _VOTES else ()),
             *(f"--price={name}={price}" for name, price in _prices(settings).items()),
             *self._kind,
@@ -210,7 +212,7 @@ class Steps:
             command=tuple(command),
             reads=(self._rows, *_files_of(artifact)),
             facts=settings.aggregation.method,  # of the vote that is reported
-            keep=partial(evaluated, method=settings.aggregation.method),
+            keep=partial(evaluated, method=settings.aggregation.method, alpha=alpha),
             tolerates=(RowsError, CalibrationError),
         )
 
@@ -276,11 +278,14 @@ class Steps:
     def _part(self, name: str) -> Path:
         return self._parts / f"{name}.jsonl"
 
+    def _alpha(self, settings: Settings) -> float:
+        given = self._options.alpha
+        return settings.routing.alpha if given is None else given
+
     def _promise(self, settings: Settings) -> tuple[str, ...]:
         """The terms of the promise: the gateway may run with those from before ``--write``."""
         routing = settings.routing
-        alpha = routing.alpha if self._options.alpha is None else self._options.alpha
-        target = routing.risk_target.value
+        alpha, target = self._alpha(settings), routing.risk_target.value
         return ("--alpha", str(alpha), "--score", routing.score.value, "--risk-target", target)
 
 
@@ -373,14 +378,14 @@ def tuned(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"chosen": chosen, **{name: result[name] for name in ("diff", "settings", "written")}}
 
 
-def evaluated(result: Evaluation, *, method: Method) -> dict[str, Any]:
-    """Of `racer evaluate` at one alpha: means over splits, ``±`` of the risk over rows.
+def evaluated(result: Evaluation, *, method: Method, alpha: float) -> dict[str, Any]:
+    """Of `racer evaluate` at an alpha: means over splits, ``±`` of the risk over rows.
 
     ``accuracy`` is that of the majority's vote; null without recorded answers, as is ``gains``.
     """
     from racer_core.offline.evaluation_result import BEST, FULL_POOL, RISK
 
-    setting = next(iter(result.cells))
+    setting = configured(result, alpha)
     controls = result.controls[setting.scope]
     risk = RISK[setting.risk_target]
     figures = {
@@ -399,7 +404,7 @@ def evaluated(result: Evaluation, *, method: Method) -> dict[str, Any]:
         "splits": result.protocol.splits,
         "calibration": calibration,
         "test": test,
-        "gains": gains(result, method),
+        "gains": gains(result, method, alpha),
     }
 
 
