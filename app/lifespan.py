@@ -211,7 +211,7 @@ async def open_services(
             )
             if stored is not None:
                 stored.monitor.reconfigure(new.watching, new.shadow_rates)
-                setup = answer_setup(new, conditions.added, code, services.encoder)
+                setup = answer_setup(new, conditions.added, code, services.router_artifact)
                 stored.answer_calibrator.reconfigure(new, setup)
                 stored.monitor.sampler.answer_setup = setup
             if budgets is not None:
@@ -411,7 +411,7 @@ async def _open_router_services(
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-        answers_by = answer_setup(reload.settings, conditions.added, code, trained.artifact.encoder)
+        answers_by = answer_setup(reload.settings, conditions.added, code, trained.artifact)
         stored.monitor.sampler.follow(setup, trained.artifact.inputs, answers_by)
         try:
             await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)

@@ -35,7 +35,7 @@ from app.store.engine import DAMAGED
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
 from app.ui.assets import Assets
-from racer_core.encoder.base import EncoderSpec
+from racer_core.artifacts import Artifact
 
 
 class Drain:
@@ -192,10 +192,10 @@ class Services:
         return self.chats.of(router and router.loaded)
 
     @property
-    def encoder(self) -> EncoderSpec | None:
-        """The encoder of the loaded router; None while none is loaded."""
+    def router_artifact(self) -> Artifact | None:
+        """The artifact of the loaded router; None while none is loaded."""
         router = self.artifact.router
-        return None if router is None else router.loaded.trained.artifact.encoder
+        return None if router is None else router.loaded.trained.artifact
 
     @property
     def calibrations(self) -> CalibrationService:

@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import lru_cache
+from typing import Final, Self
 
 from racer_core.aggregation.answers import Equality, normalise, stream_safe
 from racer_core.aggregation.stop_words import STOP_WORDS
@@ -103,6 +104,18 @@ class TextRule:
         if not all(map(math.isfinite, self.weights)):
             raise InputError("the weights of a text rule must be finite")
 
+    @classmethod
+    def of(cls, weights: Sequence[float]) -> Self:
+        """The rule of the weights of :func:`features`, in their order.
+
+        Raises:
+            InputError: Another number of weights, or not finite ones.
+        """
+        names = ("intercept", "overlap", "conflict", "shorter", "longer")
+        if len(weights) != len(names):
+            raise InputError(f"a text rule has {len(names)} weights, not {len(weights)}")
+        return cls(**dict(zip(names, weights, strict=True)))
+
     @property
     def weights(self) -> tuple[float, ...]:
         """Intercept and weights, in the order of :func:`features`."""
@@ -142,6 +155,7 @@ def are_equal(one: str, other: str, question: str, rule: TextRule = SHIPPED) -> 
     return first is not None and second is not None and rule.equals(first, second)
 
 
+@lru_cache(maxsize=64)  # one question has the answers of all candidates
 def asked_words(question: str) -> frozenset[str]:
     """The stems and numbers of a question, which say nothing in its answers."""
     return frozenset(map(_stem, words(question)))

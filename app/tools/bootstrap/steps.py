@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from app.errors import UpstreamError
 from app.settings import Settings
@@ -31,9 +31,6 @@ from racer_core.types import RiskTarget, RowsKind
 
 if TYPE_CHECKING:
     from racer_core.offline.evaluation_result import Evaluation
-
-
-_VOTES: Final = ("choice", "number", "exact")  # equalities that `racer evaluate` measures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,13 +194,12 @@ class Steps:
     def evaluate(self, settings: Settings) -> Step:
         """Risk, set size and accuracy of the router on rows that it did not learn from."""
         artifact = artifact_of(settings)
-        equality = settings.aggregation.equality.value
         alpha = self._alpha(settings)
         command = [
             *("evaluate", "--artifact", str(artifact), "--data", str(self._rows)),
             *self._promise(settings),
             *(f"--alpha={each}" for each in SMALLER if each < alpha),
-            *(("--equality", equality) if equality in _VOTES else ()),
+            *("--equality", settings.aggregation.equality.value),
             *(f"--price={name}={price}" for name, price in _prices(settings).items()),
             *self._kind,
         ]
