@@ -232,12 +232,13 @@ def _gains(gains: Mapping[str, Any], pool: int) -> Table:
     has_prices = gains["ways"]["all"]["cost"] is not None
     for name in ("right", f"more than {best}", "calls", *(("price",) if has_prices else ())):
         table.add_column(Text(name), justify="right")
-    vote, ways = gains["vote"], gains["ways"]
+    vote, ways, settled = gains["vote"], gains["ways"], gains["until_settled"]
     lines = [
         (f"{best} alone, the best model", ways["best"]),
         ("the router's first choice", ways["first"]),
         (f"the set at alpha {ways['set']['alpha']:g}, by {vote} vote", ways["set"]),
         *((f"the set at alpha {each['alpha']:g}", each) for each in gains["smaller"]),
+        *(() if settled is None else (("one by one until the vote is settled", settled),)),
         (f"all {pool}, by {vote} vote", ways["all"]),
     ]
     for name, of in lines:

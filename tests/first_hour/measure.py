@@ -33,13 +33,13 @@ class Answered:
         query: The question.
         winner: The candidate whose text was returned; None: it was refused.
         selected: The candidates that were called.
-        holds: Whether the certificate holds.
+        reasons: Why the certificate does not hold; empty: it does.
     """
 
     query: str
     winner: str | None
     selected: tuple[str, ...]
-    holds: bool
+    reasons: tuple[str, ...]
 
     @property
     def is_right(self) -> bool:
@@ -94,7 +94,7 @@ class Measured:
             f"{100 * mean:+.1f} ± {100 * error:.1f}",
             f"{calls:.2f}",
             self.share([each.misses for each in some]),
-            f"{sum(each.holds for each in self.answered):,}",
+            f"{sum(not each.reasons for each in self.answered):,}",
         )
         return f"| {' | '.join(cells)} |"
 
@@ -118,7 +118,7 @@ def asked(reader: Walked, queries: Sequence[str]) -> list[Answered]:
                 query=query,
                 winner=answer["model"] if selected else None,
                 selected=selected,
-                holds=racer["certificate"]["holds"],
+                reasons=tuple(racer["certificate"]["reasons"]),
             )
 
         with ThreadPoolExecutor(_THREADS) as threads:
@@ -145,7 +145,8 @@ def main() -> None:
     for family in sys.argv[1:] or chat_models.FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             found.append(measure(family, Path(folder), LABELLED, HELD_OUT))
-        sys.stdout.write(f"{found[-1].closing}\n{found[-1].row}\n")
+        reasons = Counter(each.reasons for each in found[-1].answered)
+        sys.stdout.write(f"{found[-1].closing}\n{dict(reasons)}\n{found[-1].row}\n")
         sys.stdout.flush()
     sys.stdout.write("\n".join(each.row for each in found) + "\n")
     total = Counter[str]()

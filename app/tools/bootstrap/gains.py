@@ -12,11 +12,13 @@ from typing import Any, Final
 
 from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluation_result import FULL_POOL, Evaluation, Setting
+from racer_core.offline.same_answer import Calling, SequenceKey
 from racer_core.offline.standard_errors import standard_error
 from racer_core.types import FloatArray
 
 FIRST: Final = "router top-1"  # the control that is the router's first choice
 CLEAR: Final = 1.96  # standard errors of a clear difference
+SETTLED_AT: Final = 0.05  # the default of the promise `same_answer`
 SMALLER: Final = (0.05, 0.02, 0.01)  # levels that are measured beside a larger configured one
 
 
@@ -84,6 +86,32 @@ def gains(result: Evaluation, method: Method, alpha: float) -> dict[str, Any] | 
             "all": of_control(everyone, float(len(result.pool)), total),
         },
         "smaller": [of_set(each) for each in smaller],
+        "until_settled": _until_settled(result, scope, best_mean, standard_error(best_drawn)),
+    }
+
+
+def _until_settled(
+    result: Evaluation, scope: str, best: float, best_se: float
+) -> dict[str, Any] | None:
+    """Calls one by one until the vote of all is settled: the promise `same_answer`.
+
+    Its rows are not resampled. The errors are those of a share of so many rows, and of a difference
+    that is not paired, which is larger than a paired one.
+    """
+    key = SequenceKey(scope=scope, calling=Calling.ONE_BY_ONE, alpha=SETTLED_AT)
+    if key not in result.sequences:
+        return None
+    runs = result.sequences[key]
+    share, calls = _mean(runs["accuracy"]), _mean(runs["calls"])
+    error = math.sqrt(share * (1.0 - share) / sum(result.rows[scope]))
+    return {
+        "accuracy": share,
+        "se": error,
+        "calls": calls,
+        "cost": None,
+        "more": share - best,
+        "more_se": math.hypot(error, best_se),
+        "alpha": SETTLED_AT,
     }
 
 
@@ -106,10 +134,12 @@ def advice(found: Mapping[str, Any]) -> str:
             f"with {better['calls']:.2f} calls a question: --alpha {better['alpha']:g} and "
             "`routing.alpha`"
         )
-    if _is_clear(everyone, 1.0):
+    settled = found["until_settled"]
+    if settled is not None and (_is_clear(settled, 1.0) or _is_clear(everyone, 1.0)):
         return (
-            f"{measured}, and all models together are better by {_points(everyone)}: take a "
-            "smaller alpha, which calls more models and needs more questions"
+            f"{measured}, and all models together are better by {_points(everyone)}: the promise "
+            f"same_answer serves their vote, here with {settled['calls']:.2f} calls a question and "
+            f"{settled['accuracy']:.1%} right, and needs no labels (docs/same-answer.md)"
         )
     if _is_clear(first, 1.0):
         return (
