@@ -65,6 +65,7 @@ from app.telemetry.tracing import open_tracer
 from app.ui.assets import Assets
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.grading import Grade, check_reference
 from racer_core.trained_router import TrainedRouter
 
 log = logging.getLogger(__name__)
@@ -161,9 +162,10 @@ async def open_services(
             if stored.store.is_shared:
                 leases.follow(quotas.shares)
             await stack.enter_async_context(leases)
-        mathematics = MathPool(DEADLINE_S)
+        mathematics = MathPool(DEADLINE_S)  # a reload may be the first to need it
+        stack.push_async_callback(mathematics.close)
         if settings.aggregation.equality is Equality.MATH:
-            await stack.enter_async_context(mathematics)
+            check_reference("1", Grade.MATH)  # fails early if the library is missing
         checkers = None
         if stored is not None:
             checkers = await stack.enter_async_context(
@@ -212,7 +214,9 @@ async def open_services(
             )
             if stored is not None:
                 stored.monitor.reconfigure(new.watching, new.shadow_rates)
-                stored.answer_calibrator.reconfigure(new)
+                setup = answer_setup(new, conditions.added, code, services.router_artifact)
+                stored.answer_calibrator.reconfigure(new, setup)
+                stored.monitor.sampler.answer_setup = setup
             if budgets is not None:
                 budgets.reconfigure(new)
 
@@ -414,7 +418,7 @@ async def _open_router_services(
     trained = opened.trained
     async with opened.scoring as scoring:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-        answers_by = answer_setup(settings, conditions.added, code, trained.artifact)
+        answers_by = answer_setup(reload.settings, conditions.added, code, trained.artifact)
         stored.monitor.sampler.follow(setup, trained.artifact.inputs, answers_by)
         try:
             await stored.store.run(stored.answer_calibrator.calibrations.follow, answers_by)

@@ -39,6 +39,7 @@ from app.store.engine import DAMAGED
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
 from app.ui.assets import Assets
+from racer_core.artifacts import Artifact
 
 
 class Drain:
@@ -177,6 +178,12 @@ class Services:
         """Requests for ``auto``; a request that has begun keeps its service."""
         router = self.artifact.router
         return self.chats.of(router and router.loaded)
+
+    @property
+    def router_artifact(self) -> Artifact | None:
+        """The artifact of the loaded router; None while none is loaded."""
+        router = self.artifact.router
+        return None if router is None else router.loaded.trained.artifact
 
     @property
     def calibrations(self) -> CalibrationService:

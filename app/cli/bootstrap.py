@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -19,6 +18,8 @@ from app.cli.console import (
     CONFIG,
     FILE,
     JSON,
+    JUDGE_CALLS,
+    JUDGE_COST,
     LATE_URL,
     ROWS_KIND,
     err,
@@ -30,10 +31,14 @@ from app.cli.request_options import takes_shapes
 from app.cli.router_options import known_router, routers_like
 from app.cli.split import parse_shares
 from app.tools.gateway_client import GatewayClient
+from racer_core.aggregation.grading import Grade
+from racer_core.errors import InputError
 
 if TYPE_CHECKING:
+    from app.tools.bootstrap.labels import Grading, LabelReview
     from app.tools.labelling.shapes import ShapeOptions
 
+REPORT: Final = "report.txt"  # in the folder
 WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downloaded
 
 
@@ -53,13 +58,18 @@ WAIT_S = 120.0  # for the gateway to load the artifact: its encoder may be downl
 )
 @click.option(
     "--grade",
-    type=click.Choice(["choice", "number", "math", "exact", "judge"]),
-    help="How an answer is compared with the reference; default: `judge` with --judge, else by "
-    "`aggregation.equality`.",
+    type=click.Choice([*(each.value for each in Grade), "judge"]),
+    help="How an answer is compared with the reference; default: `judge` with --judge, else what "
+    "the references ask for.",
 )
 @click.option("--page", is_flag=True, help="People grade in a browser, as of `racer label`.")
 @click.option("--judge", help="A candidate that grades, or the URL of another server.")
 @click.option("--judge-model", help="Model name of the judge at that URL.")
+@JUDGE_CALLS
+@JUDGE_COST
+@click.option(
+    "--accept-labels", is_flag=True, help="Go on with labels that are doubted, as you checked them."
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
@@ -113,6 +123,9 @@ def bootstrap(
     page: bool,
     judge: str | None,
     judge_model: str | None,
+    judge_calls: int | None,
+    judge_cost: float | None,
+    accept_labels: bool,
     concurrency: int,
     shares: Mapping[str, float] | None,
     router: str,
@@ -131,6 +144,11 @@ def bootstrap(
     Each step is the command that is shown and can be run alone. The same command again skips what
     is done, as long as nothing that it depends on has changed. A judge's key is $RACER_JUDGE_KEY.
 
+    References choose how answers are compared, for labels and for votes: `aggregation.equality` is
+    written to the configuration. Where labels cannot be trusted it stops behind the first step, and
+    says why; by another --grade stored answers are graded anew. It ends with what you gain; tables
+    of all steps are added to report.txt in --out.
+
     With `--like` the questions that calibrate are also asked as your requests are sent; `racer
     doctor` prints the shapes. Without it, the options below it say how all questions are asked.
 
@@ -138,7 +156,7 @@ def bootstrap(
     --calibrate-from-traffic` needs neither questions nor labels to certify that an answer is the
     whole pool's.
     """
-    from app.tools.bootstrap.run import run
+    from app.tools.bootstrap.run import Terminal, run
     from app.tools.bootstrap.steps import BootstrapOptions
     from app.tools.labelling.people import KIND as PEOPLE
     from racer_core.records.split import UNTUNED_SHARES
@@ -155,6 +173,9 @@ def bootstrap(
         grade=PEOPLE if page else grade,
         judge=judge,
         judge_model=judge_model,
+        judge_calls=judge_calls,
+        judge_cost=judge_cost,
+        accepts_labels=accept_labels,
         concurrency=concurrency,
         shares=shares or None,
         router=router,
@@ -175,17 +196,94 @@ def bootstrap(
         secret = ["--key", key] if key and words[0] in ("label", "calibrate") else []
         return racer.main([*words, *secret], prog_name="racer", standalone_mode=False)
 
-    # With --json the tables of the steps go to the error stream, as their progress does.
-    tables_of_steps = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with GatewayClient(address, key) as gateway, tables_of_steps:
-        found = run(options, gateway, command, _say)
+    with GatewayClient(address, key) as gateway, _report(options.folder):
+        found = run(options, gateway, command, Terminal(say=_say, note=print, show=_show))
+        out.print(_accuracies(found["candidates"], found["rows"]["labelled"]))
+        out.print(tables.fields(_fields(found)))
     if as_json:
         print_json(found)
         return
-    out.print(_accuracies(found["candidates"], found["rows"]["labelled"]))
-    out.print(tables.fields(_fields(found)))
+    if (found_gains := found["evaluation"].get("gains")) is not None:
+        out.print(_gains(found_gains, len(found["candidates"])))
+    out.print(tables.fields(_closing(found, options.folder / REPORT)))
     for number, each in enumerate(found["next"], 1):
         out.print(f"next {number}: {each}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _report(folder: Path) -> Generator[None]:
+    """Let the tables of the steps go to a file; each run adds to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / REPORT).open("a", encoding="utf-8") as file, redirect_stdout(file):
+            yield
+    except OSError as exc:
+        raise InputError(f"{folder / REPORT}: cannot be written ({exc.strerror})") from exc
+
+
+def _show(review: LabelReview, grading: Grading) -> None:
+    """What each rule finds right, and answers beside their references."""
+    shares = Table("rule", box=SIMPLE_HEAD, title=f"right, of {review.rows} questions")
+    for name in next(iter(review.shares.values()), ()):
+        shares.add_column(Text(name), justify="right")
+    for rule, of in review.shares.items():
+        mark = " (chosen)" if rule == grading.kind else ""
+        shares.add_row(f"{rule}{mark}", *(f"{each:.1%}" for each in of.values()))
+    samples = Table("reference", "answer", "read", "label", box=SIMPLE_HEAD, title="samples")
+    for each in review.samples:
+        label = "right" if each.is_right else "wrong"
+        answer = f"{each.candidate}: {each.answer}"
+        samples.add_row(Text(each.reference), Text(answer), Text(each.read), label)
+    err.print(shares, samples)
+
+
+def _gains(gains: Mapping[str, Any], pool: int) -> Table:
+    """Accuracy, calls and price of each way of asking, beside the best single model."""
+    best = gains["best_candidate"]
+    title = f"what you gain, on {gains['rows']} questions that trained nothing"
+    table = Table("way of asking", box=SIMPLE_HEAD, title=title)
+    has_prices = gains["ways"]["all"]["cost"] is not None
+    for name in ("right", f"more than {best}", "calls", *(("price",) if has_prices else ())):
+        table.add_column(Text(name), justify="right")
+    vote, ways, settled = gains["vote"], gains["ways"], gains["until_settled"]
+    lines = [
+        (f"{best} alone, the best model", ways["best"]),
+        ("the router's first choice", ways["first"]),
+        (f"the set at alpha {ways['set']['alpha']:g}, by {vote} vote", ways["set"]),
+        *((f"the set at alpha {each['alpha']:g}", each) for each in gains["smaller"]),
+        *(() if settled is None else (("one by one until the vote is settled", settled),)),
+        (f"all {pool}, by {vote} vote", ways["all"]),
+    ]
+    for name, of in lines:
+        more = f"{100 * of['more']:+.1f} ± {100 * of['more_se']:.1f}"
+        right = f"{100 * of['accuracy']:.1f} ± {100 * of['se']:.1f} %"
+        cells = [right, "" if of is ways["best"] else more, f"{of['calls']:.2f}"]
+        if has_prices:
+            cells.append("" if of["cost"] is None else f"{of['cost']:.3g}")
+        table.add_row(Text(name), *cells)
+    return table
+
+
+def _closing(found: Mapping[str, Any], report: Path) -> dict[str, Any]:
+    """What holds, what to do, and where the rest is."""
+    from app.tools.bootstrap import gains as bootstrap_gains
+
+    calibration, evaluation = found["calibration"], found["evaluation"]
+    bound = f"{calibration['risk_target']} at alpha {calibration['alpha']:g}"
+    low, high = calibration["risk_q05"], calibration["risk_q95"]
+    if low is not None and high is not None:
+        bound += f": realised risk {low:.3f} to {high:.3f}, with probability 90 %"
+    shown: dict[str, Any] = {"bound": bound}
+    if (gains := evaluation.get("gains")) is not None:
+        if gains["refused"]:
+            shown["refused"] = f"{gains['refused']:.1%} of the questions, which count as wrong"
+        shown["errors"] = "± one standard error over questions; differences are paired"
+        shown["advice"] = bootstrap_gains.advice(gains)
+    else:
+        shown["advice"] = _measured(evaluation)
+    state = "active" if calibration["active"] else "not active"
+    shown["calibration"] = f"{calibration['id']}, {state}"
+    return shown | {"report": f"{report}: labels, settings and tables of all steps"}
 
 
 def _say(text: str) -> None:

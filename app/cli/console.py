@@ -54,6 +54,16 @@ ROWS_KIND = click.option(
     type=click.Choice([each.value for each in RowsKind]),
     help="A random sample of traffic, or a list of questions; default: guessed.",
 )
+JUDGE_CALLS = click.option(
+    "--judge-calls",
+    type=click.IntRange(1),
+    help="The most calls of the judge in this run; what it has graded is kept.",
+)
+JUDGE_COST = click.option(
+    "--judge-cost",
+    type=click.FloatRange(0, min_open=True),
+    help="Amount, by the judge's `price`, from which on it is not called in this run.",
+)
 SEED = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the random numbers."
 )

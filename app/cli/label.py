@@ -18,6 +18,8 @@ from app.cli.console import (
     CONFIG,
     FILE,
     JSON,
+    JUDGE_CALLS,
+    JUDGE_COST,
     LATE_URL,
     err,
     gateway_address,
@@ -27,6 +29,7 @@ from app.cli.console import (
 )
 from app.cli.request_options import takes_shapes
 from app.tools.gateway_client import GatewayClient
+from racer_core.aggregation.grading import Grade
 from racer_core.aggregation.vote import Weight
 
 if TYPE_CHECKING:
@@ -52,9 +55,9 @@ if TYPE_CHECKING:
 @click.option(
     "--grade",
     "kind",
-    type=click.Choice(["choice", "number", "math", "exact", "judge", "checker"]),
-    help="How an answer is compared with the reference; default: as votes compare answers "
-    "(`aggregation.equality`). `checker`: with `--from-shadow` alone.",
+    type=click.Choice([*(each.value for each in Grade), "judge", "checker"]),
+    help="How an answer is compared with the reference; default: what the references ask for. "
+    "`checker`: with `--from-shadow` alone.",
 )
 @click.option(
     "--reference",
@@ -67,6 +70,8 @@ if TYPE_CHECKING:
 @click.option(
     "--judge-key", envvar="RACER_JUDGE_KEY", show_envvar=True, help="API key for that URL."
 )
+@JUDGE_CALLS
+@JUDGE_COST
 @click.option(
     "--evaluator",
     "evaluators",
@@ -121,6 +126,8 @@ def label(
     judge: str | None,
     judge_model: str | None,
     judge_key: str | None,
+    judge_calls: int | None,
+    judge_cost: float | None,
     evaluators: tuple[str, ...],
     confidences: tuple[str, ...],
     page: bool,
@@ -140,22 +147,36 @@ def label(
     With `--like` and the options below it, questions are asked as your requests are sent, so that
     `racer calibrate` certifies those; `racer doctor` prints the command.
 
-    After an interruption the same command resumes and repeats no finished call. With an evaluator,
-    rows of an earlier run are rated, too. With `--from-shadow` a judge's verdicts on sampled
-    requests go to the gateway; `racer calibrate` corrects them by people's labels. A checker's are
-    labels.
+    After an interruption the same command resumes and repeats no finished call. By another grade,
+    judge or reference, stored answers are graded anew, and no candidate is called. With an
+    evaluator, rows of an earlier run are rated, too. With `--from-shadow` a judge's verdicts on
+    sampled requests go to the gateway; `racer calibrate` corrects them by people's labels. A
+    checker's are labels.
     """
-    from app.tools.bootstrap.steps import default_grade
+    from app.tools.bootstrap.labels import JUDGE, grade_of_file
     from app.tools.labelling.grading import GradingOptions
+    from app.tools.labelling.judge import JudgeCap
     from app.tools.labelling.people import KIND as PEOPLE
 
     if page and (kind or judge or from_shadow):
         raise click.UsageError("--page has people grade: leave out --grade, --judge, --from-shadow")
     if page:
         kind = PEOPLE
+    elif kind is None and judge is not None:
+        kind = JUDGE
+    elif kind is None and from_shadow:
+        raise click.UsageError("--from-shadow needs --grade judge or --grade checker")
     elif kind is None:
-        kind = "judge" if judge else default_grade(settings.read(config))
-    grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
+        if questions is None:
+            raise click.UsageError("name the file of QUESTIONS")
+        kind = grade_of_file(questions, references, settings.read(config))
+    grading = GradingOptions(
+        kind=kind,
+        judge=judge,
+        judge_model=judge_model,
+        judge_key=judge_key,
+        cap=JudgeCap(calls=judge_calls, cost=judge_cost),
+    )
     if from_shadow:
         others = questions or references or rows or evaluators or confidences or through_gateway
         if others or shapes.is_any:

@@ -133,6 +133,7 @@ class AnswerCalibrations:
         setup: Digest of the configuration, by which records are stored; while it is empty none is
             active.
         renewed: The applications that are calibrated from their traffic.
+        is_compared: Answers are compared two by two: a row without comparisons is lost.
     """
 
     def __init__(
@@ -140,9 +141,11 @@ class AnswerCalibrations:
         store: AnswerCalibrationStore | None,
         *,
         setup: str,
+        is_compared: bool = False,
         renewed: Collection[str] = (),
     ) -> None:
         self.setup = setup
+        self.is_compared = is_compared
         self._renewed = renewed
         self._store = store
         self._active: Mapping[str, AnswerCalibrationRecord] = {}
@@ -175,6 +178,10 @@ class AnswerCalibrations:
         """
         self.setup = setup
         self.catch_up()
+
+    def change(self, setup: str, *, is_compared: bool) -> None:
+        """Let none decide until :meth:`catch_up` reads those of another setup. Does not block."""
+        self.setup, self.is_compared, self._active = setup, is_compared, {}
 
     def catch_up(self) -> None:
         """Make the store's active records those that decide here.

@@ -113,7 +113,12 @@ class AnswerCalibrator:
             for name, each in sections.items()
             if each is not None and each.calibrate == "from_traffic"
         }
-        self.calibrations = AnswerCalibrations(self._records, setup=setup, renewed=self._renewed)
+        self.calibrations = AnswerCalibrations(
+            self._records,
+            setup=setup,
+            is_compared=settings.aggregation.equality.is_pairwise,
+            renewed=self._renewed,
+        )
         self._sample = AnswerSample(
             store=store,
             pool=settings.pool,
@@ -125,7 +130,6 @@ class AnswerCalibrator:
                 for name, each in sections.items()
                 if each is not None and each.reference == ANSWERABLE
             },
-            is_compared=settings.aggregation.equality.is_pairwise,
         )
         self.alarms = AnswerAlarms(
             sample=self._sample,
@@ -144,9 +148,17 @@ class AnswerCalibrator:
         self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def reconfigure(self, settings: Settings) -> None:
-        """Follow other prices; promises, and which requests are rows, stay as they are."""
+    def reconfigure(self, settings: Settings, setup: str) -> None:
+        """Follow other prices, and another equality; promises stay as they are.
+
+        Args:
+            settings: The configuration.
+            setup: As :func:`answer_setup` gives it; under another one other rows count.
+        """
         self._settings = settings
+        if setup != self.calibrations.setup:
+            is_compared = settings.aggregation.equality.is_pairwise
+            self.calibrations.change(setup, is_compared=is_compared)
 
     async def calibrate(self, application: str | None, *, dry_run: bool = False) -> dict[str, Any]:
         """Calibrate one application from its sample. A result that is refused ends what decides.

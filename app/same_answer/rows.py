@@ -140,7 +140,6 @@ class AnswerSample:
         key: Key of the draws.
         deadline: The longest time that the calls for one request take.
         label_waits: How long requests wait for their labels, by application, where rows need them.
-        is_compared: Answers are compared two by two: a row without comparisons is lost.
     """
 
     store: Store
@@ -149,7 +148,6 @@ class AnswerSample:
     key: bytes
     deadline: timedelta
     label_waits: Mapping[str, timedelta]
-    is_compared: bool = False
 
     def rows(
         self, application: str, *, since: str = "", after: str = "", until: str = _EVER
@@ -207,7 +205,7 @@ class AnswerSample:
             if classes is None:
                 waiting.append(decision.created_at)
             found, verdicts, equal = read_classes(classes or "{}")
-            recorded = equal if self.is_compared else found
+            recorded = equal if self.calibrations.is_compared else found
             is_known = bool(whole) and recorded.keys() >= {*self.pool}
             correct = labels.get(decision.decision_id, {})
             lacks_labels = is_known and is_labelled and not correct.keys() >= {*self.pool}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import yaml
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from app.errors import SettingsError
 
@@ -117,6 +119,20 @@ def parse(text: str) -> tuple[YAML, Any]:
     representer.add_representer(type(None), _null)
     document: Any = editor.load(text)  # pyright: ignore[reportUnknownMemberType]
     return editor, document
+
+
+def changed(path: Path, section: str, values: dict[str, Any]) -> Change:
+    """Other values in a section of a configuration. Raises :class:`SettingsError`."""
+    try:
+        before = path.read_text(encoding="utf-8")
+        editor, document = parse(before)
+    except (OSError, YAMLError) as exc:
+        reason = getattr(exc, "strerror", None) or "it is no YAML"
+        raise SettingsError(f"{path}: cannot be read ({reason})") from exc
+    update_section(document, section, values)
+    after = io.StringIO()
+    editor.dump(document, after)  # pyright: ignore[reportUnknownMemberType]
+    return Change(path, before, after.getvalue())
 
 
 def _null(representer: Any, _: None) -> Any:

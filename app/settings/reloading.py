@@ -32,6 +32,7 @@ RELOADED: Final[tuple[Place, ...]] = tuple(
         "access.failures_per_minute",
         "access.hosts",
         "access.keys",
+        "aggregation.equality",
         "applications.*.alpha",
         "applications.*.budget",
         "applications.*.on_uncovered",

@@ -112,6 +112,10 @@ class GatewayClient:
         """GET /v1/models: the router, named pools and candidates."""
         return tuple(each["id"] for each in self._request("GET", "/v1/models")["data"])
 
+    def reload(self) -> list[str]:
+        """POST /admin/reload: the settings that changed."""
+        return self._request("POST", "/admin/reload")["changed"]
+
     def readiness(self) -> dict[str, Any]:
         """GET /readyz: the loaded artifact, the active calibration, and what is missing."""
         return self._request("GET", "/readyz")

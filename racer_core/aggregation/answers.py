@@ -19,7 +19,7 @@ from racer_core.errors import InputError
 
 # Raise it when a normal form of any equality changes, so that no calibration on the old forms stays
 # in force; `tests/core/test_forms_version.py` notices.
-FORMS_VERSION: Final = 1
+FORMS_VERSION: Final = 2
 _MATH_LIBRARIES: Final = ("math-verify", "sympy")  # whose releases change forms of mathematics
 
 # A capital, or a small letter with nothing after it: "the answer is a prime number" states none.
@@ -29,7 +29,13 @@ _LETTER = (
     r"([B-HJ]\b|[AIa-j](?=[).:,*]|\s*$))"  # "A" and "I" are words too
 )
 _CHOICE_STATED = re.compile(rf"(?i:answer|antwort|答案){_LETTER}")
-_CHOICE_NAMED = re.compile(rf"(?i:option|choice){_LETTER}")
+# "Option A is right, because B is not", "C would be the best answer".
+_CHOICE_CALLED_RIGHT = re.compile(
+    r"(?<![\w'])([A-HJ])[)*.]{0,4}+\s++(?i:is|was|would\s+be|must\s+be|ist|war)\s++"
+    r"(?i:indeed\s+|clearly\s+)?+(?i:the\s+|die\s+)?+(?i:right|correct|best|richtig|korrekt)\b"
+)
+# Directly behind the word no letter is an article or a pronoun.
+_CHOICE_NAMED = re.compile(rf"(?i:option|choice)(?:\s++\**+\(?+([A-HJ])(?![\w'\u2019])|{_LETTER})")
 _CHOICE_ALONE = re.compile(r"\(?([A-Ja-j])\)?[.:]?")
 # In brackets or before a stop, so that the pronoun "I" and the article "A" are no choices.
 _CHOICE_LETTER = re.compile(
@@ -122,12 +128,17 @@ def _installed(library: str) -> str | None:
 
 
 def _choice(text: str) -> str | None:
-    """The stated letter ("the answer is C"), else the last letter that stands alone."""
+    """The stated letter ("the answer is C", "option C is right"), else the last that stands alone.
+
+    Of what names letters, the clearest kind of statement decides, and of its statements the last.
+    """
     if alone := _CHOICE_ALONE.fullmatch(text.strip()):
         return alone[1].upper()
-    stated = _CHOICE_STATED.findall(text) or _CHOICE_NAMED.findall(text)
-    letters = stated or [bracketed or bare for bracketed, bare in _CHOICE_LETTER.findall(text)]
-    return letters[-1].upper() if letters else None
+    for kind in (_CHOICE_STATED, _CHOICE_CALLED_RIGHT, _CHOICE_NAMED, _CHOICE_LETTER):
+        if found := kind.findall(text):
+            last = found[-1]
+            return (last if isinstance(last, str) else "".join(last)).upper()
+    return None
 
 
 def _number(text: str) -> str | None:

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from racer_core.aggregation.answers import Equality, normalise
+from racer_core.aggregation.wording import Wording, wording
 from racer_core.errors import InputError, install_hint
 from racer_core.types import enum_member
 
@@ -14,13 +15,19 @@ MAX_MATH_CHARS = 20_000  # of an answer, from its end, where results stand
 MAX_BARE_CHARS = 200  # of an answer that is nothing but a formula
 
 
+# Share of a reference's words that an answer has: both of two, two of three. All its numbers, too.
+LEAST_FOUND = 2 / 3
+
+
 class Grade(StrEnum):
-    """What counts as right. The first three compare the normal forms that votes count by."""
+    """What counts as right. The first four compare the normal forms that votes count by."""
 
     CHOICE = "choice"
     NUMBER = "number"
     EXACT = "exact"
+    JSON = "json"
     MATH = "math"  # the same mathematical object, however it is written
+    TEXT = "text"  # the reference's words are in the answer
 
 
 def grade(answer: str | None, reference: str, kind: Grade) -> bool:
@@ -36,6 +43,8 @@ def grade(answer: str | None, reference: str, kind: Grade) -> bool:
     kind = enum_member(Grade, kind, "grade")
     if kind == Grade.MATH:
         return _math_equal(answer, reference)
+    if kind == Grade.TEXT:
+        return _is_found(answer, _wordings(reference))
     form = _form(reference, kind)
     return answer is not None and normalise(Equality(kind.value), answer) == form
 
@@ -49,6 +58,8 @@ def check_reference(reference: str, kind: Grade) -> None:
     kind = enum_member(Grade, kind, "grade")
     if kind == Grade.MATH:
         _parsed_reference(reference)
+    elif kind == Grade.TEXT:
+        _wordings(reference)
     else:
         _form(reference, kind)
 
@@ -64,8 +75,32 @@ _CALLED = {
     Grade.CHOICE: "a choice such as C",
     Grade.NUMBER: "a number",
     Grade.EXACT: "a text",
+    Grade.JSON: "JSON",
+    Grade.TEXT: "a text",
     Grade.MATH: "mathematics such as \\frac{1}{2}",
 }
+
+
+def _wordings(reference: str) -> list[Wording]:
+    """The reference's words; each line of it is another right answer."""
+    read = [wording(line, frozenset()) for line in reference.splitlines()]
+    found = [each for each in read if each is not None]
+    if not found:
+        raise InputError(f"the reference cannot be read as {_CALLED[Grade.TEXT]}")
+    return found
+
+
+def _is_found(answer: str | None, references: list[Wording]) -> bool:
+    """Whether an answer has the words of one of the references, in any order."""
+    given = None if answer is None else wording(answer, frozenset())
+    return given is not None and any(
+        each.form == given.form
+        or (
+            each.numbers <= given.words
+            and len(each.words & given.words) >= LEAST_FOUND * len(each.words)
+        )
+        for each in references
+    )
 
 
 def _math_equal(answer: str | None, reference: str) -> bool:

@@ -674,17 +674,86 @@ def test_a_damaged_partial_file_is_named(label: Label, pool: FakePool, tmp_path:
 def test_rows_of_other_conditions_are_not_mixed(
     label: Label, pool: FakePool, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    """Answers under other parameters, models or grading are other data. So are other references."""
+    """Answers under other parameters or models are other data."""
     questions = save(tmp_path / "q.jsonl")
     label(questions)
     pool.requests.clear()
     other = configure(tmp_path / "b", tmp_path / "x", "", candidates=candidates(pool.url, **change))
-    for options in ({"config": other}, {"grade": "exact"}):
-        code, _, stderr = label(questions, **options)
-        assert code == 1
-        assert "begun with other candidates, parameters, reasoning markers or grading" in stderr
-    code, _, stderr = label(save(tmp_path / "r.jsonl", [QUESTIONS[0] | {"reference": "9"}]))
-    assert (code, "with another reference" in stderr) == (1, True)
+    code, _, stderr = label(questions, config=other)
+    assert code == 1
+    assert "begun with other candidates, parameters or reasoning markers" in stderr
+    assert pool.requests == []
+
+
+def graded(path: Path) -> list[dict[str, bool]]:
+    """The labels of the rows in a file."""
+    return [each["correct"] for each in lines(path)]
+
+
+def test_stored_answers_are_graded_anew(
+    label: Label, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another rule, and by mended references; no candidate is called, and order stays."""
+    sums = {each["query"]: f"That makes **{each['reference']}**." for each in QUESTIONS}
+
+    def answer(body: dict[str, Any]) -> str:
+        return sums[body["messages"][0]["content"]]
+
+    monkeypatch.setattr(pool, "answer", answer)
+    questions, rows = save(tmp_path / "q.jsonl"), tmp_path / "rows.jsonl"
+    assert label(questions, grade="exact")[0] == 0
+    before = lines(rows)
+    assert graded(rows) == [dict.fromkeys(POOL, False)] * len(QUESTIONS)
+    pool.requests.clear()
+    code, out, stderr = label(questions)
+    assert code == 0, stderr
+    assert json.loads(out)["regraded"] == len(QUESTIONS)
+    right = dict.fromkeys(POOL, True)
+    assert lines(rows) == [each | {"correct": right} for each in before]
+    mended = [QUESTIONS[0] | {"reference": "9"}, *QUESTIONS[1:]]
+    assert label(save(questions, mended))[0] == 0
+    assert graded(rows) == [dict.fromkeys(POOL, False), *[right] * (len(QUESTIONS) - 1)]
+    assert lines(rows)[0]["reference"] == "9"
+    assert pool.requests == []
+    code, out, _ = label(questions)
+    assert (code, "regraded" in json.loads(out)) == (0, False)
+
+
+def test_rows_of_other_questions_are_not_left_with_other_labels(
+    label: Label, tmp_path: Path
+) -> None:
+    """By another rule all rows are graded anew, or none."""
+    rows = tmp_path / "rows.jsonl"
+    label(save(tmp_path / "q.jsonl"))
+    files = rows, tmp_path / "rows.jsonl.partial"
+    before = [each.read_bytes() for each in files]
+    some = save(tmp_path / "r.jsonl", QUESTIONS[:2])
+    code, _, stderr = label(some, grade="exact")
+    assert (code, "has rows of other questions: name them all" in stderr) == (1, True)
+    assert [each.read_bytes() for each in files] == before
+    assert label(some)[0] == 0
+
+
+def test_a_judge_that_fails_leaves_no_row_half_graded(
+    label: Label, pool: FakePool, tmp_path: Path
+) -> None:
+    """Rows keep the old labels until all have new ones, and verdicts are bought once."""
+    questions, rows = save(tmp_path / "q.jsonl", QUESTIONS[:3]), tmp_path / "rows.jsonl"
+    label(questions)
+    before = rows.read_bytes()
+    by_judge = {"grade": "judge", "judge-model": "the-judge"}
+    verdict = {f"What is {n} plus": "1" for n in range(2)}
+    with FakePool(answer=verdicts(verdict)) as judge:
+        assert label(questions, judge=judge.url, **by_judge)[0] == 1
+        assert rows.read_bytes() == before
+        asked = len(judge.requests)
+        judge.answer = verdicts({"What is 2 plus": "1"})
+        assert label(questions, judge=judge.url, **by_judge)[0] == 0
+        assert len(judge.requests) == asked + 1
+    assert graded(rows) == [dict.fromkeys(POOL, True)] * 3
+    pool.requests.clear()
+    assert label(questions)[0] == 0  # back
+    assert rows.read_bytes() == before
     assert pool.requests == []
 
 
@@ -700,7 +769,7 @@ def test_rows_of_other_reasoning_markers_are_not_mixed(
     other = tmp_path / "other.yaml"
     other.write_text(yaml.safe_dump(marked), encoding="utf-8")
     code, _, stderr = label(questions, config=other)
-    assert (code, "parameters, reasoning markers or grading" in stderr) == (1, True)
+    assert (code, "parameters or reasoning markers" in stderr) == (1, True)
     assert pool.requests == []
 
 
@@ -860,6 +929,31 @@ def test_a_judges_failure_is_ungraded_and_verdicts_are_kept(
     pool.fail("poet", "503")  # its answer is there already
     assert by_judge(questions)[0] == 0
     assert len(judged(pool)) - before == 1
+
+
+def test_a_judge_has_a_cap(label: Label, pool: FakePool, config: Path, tmp_path: Path) -> None:
+    """On calls, and on money by its price; the next run goes on, and buys no verdict twice."""
+    values = yaml.safe_load(config.read_text("utf-8"))
+    for each in values["candidates"]:
+        each["price"] = 0.4
+    priced = tmp_path / "priced.yaml"
+    priced.write_text(yaml.safe_dump(values), encoding="utf-8")
+    pool.say("adder", "1")
+    pool.say("speller", "1")
+    pool.say("poet", "1")
+    asked = {"config": priced, "grade": "judge", "judge": "poet", "concurrency": 1}
+    questions = save(tmp_path / "q.jsonl")
+    caps = ({"judge-calls": 2}, {"judge-cost": 0.7})
+    for number, cap in enumerate(caps, 1):
+        code, _, stderr = label(questions, **asked, **cap)
+        assert code == 1
+        assert f"grading failed {len(QUESTIONS) - 2 * number} times: judge_cap_reached" in stderr
+        assert len(graded(tmp_path / "rows.jsonl")) == 2 * number
+    assert label(questions, **asked)[0] == 0
+    prompts = [body["messages"][0]["content"] for body in pool.requests]
+    assert sum("You grade an answer." in each for each in prompts) == len(QUESTIONS)
+    code, _, stderr = label(questions, **asked | {"config": config}, **caps[1])
+    assert (code, "has no `price`" in stderr) == (1, True)
 
 
 def verdicts(by_part: Mapping[str, str]) -> Callable[[dict[str, Any]], str]:

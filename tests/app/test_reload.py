@@ -402,6 +402,27 @@ def test_a_reload_decides_as_a_restart(
     assert before != reloaded
 
 
+def test_votes_compare_answers_by_the_new_equality(
+    serve: Serve, rewrite: Rewrite, pool: FakePool
+) -> None:
+    """Two sentences with one number are two answers, then one, and two again."""
+    sentences = {"adder": "It is 53.", "speller": "The sum of both is **53**", "poet": "62 it is"}
+    for name, text in sentences.items():
+        pool.say(name, text)
+    gateway = serve(aggregation={"equality": "exact"})
+
+    def votes() -> list[float]:
+        body = gateway.chat(ONE, {"alpha": 0.001, "explain": True})
+        return sorted(body["racer"]["votes"].values())
+
+    assert votes() == [1, 1, 1]
+    done = rewrite(gateway, aggregation={"equality": "number"})
+    assert done.json()["changed"] == ["aggregation.equality"]
+    assert votes() == [1, 2]
+    assert rewrite(gateway, aggregation={"equality": "exact"}).status_code == 200
+    assert votes() == [1, 1, 1]
+
+
 def test_uploads_are_calibrated_under_the_new_defaults(
     tmp_path: Path, artifact: Path, pool: FakePool, calibrated_stores: CalibratedStores
 ) -> None:

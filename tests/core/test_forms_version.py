@@ -21,7 +21,8 @@ from racer_core.aggregation.wording import asked_words, wording
 TEXTS = {
     Equality.CHOICE: (
         "C", "(b).", "The answer is (D).", "Antwort: a", "答案:E", "option F", "Either A or B.",
-        "I think so.", "It is {G}", "answer: C, no, the answer is D", "a", "K", "",
+        "I think so.", "Option A is right, as option B is not.", "It is {G}",
+        "answer: C, no, the answer is D", "a", "K", "",
     ),
     Equality.NUMBER: (
         "42", "so 1,234.50", "$0.10", "3-4", "-7", "\u22128", "+.5", "007", "0.0", "1e5", "1,23,4",
@@ -59,8 +60,16 @@ DIGESTS = {
         Equality.JSON: "078d0d380244d65d",
         Equality.TOOL_CALL: "24a4cd4cfba55f8d",
         Equality.MATH: "0278c1b7bdfac0ce",
+    },
+    2: {
+        Equality.CHOICE: "238386e7e6593fd4",
+        Equality.NUMBER: "f66d006a049a90e3",
+        Equality.EXACT: "74508a6a827f7940",
+        Equality.JSON: "078d0d380244d65d",
+        Equality.TOOL_CALL: "24a4cd4cfba55f8d",
+        Equality.MATH: "0278c1b7bdfac0ce",
         Equality.TEXT: "ba4d22656db4c8c0",
-    }
+    },
 }
 ADVICE = "normal forms changed: raise FORMS_VERSION, and write their digests down"
 

@@ -14,6 +14,11 @@ RIGHT = [
     (Grade.NUMBER, "#### 1,234", "That makes $1234.00."),
     (Grade.NUMBER, "-0.50", "x = \u22120.5"),
     (Grade.EXACT, "Straße", "  STRASSE. "),
+    (Grade.JSON, '{"a": 1, "b": [2]}', 'Sure!\n```json\n{"b": [2.0], "a": 1}\n```'),
+    (Grade.TEXT, "Anna Berg", "The novel was written by **Anna Berg** in 1880."),
+    (Grade.TEXT, "Wilhelm Conrad R\u00f6ntgen", "It was Wilhelm Rontgen."),
+    (Grade.TEXT, "AM\nMFSK", "Mostly MFSK is used."),  # one of two right answers
+    (Grade.TEXT, "July 4, 1776", "On the 4th, no: 4 July 1776."),
     (Grade.MATH, "\\frac{1}{2}", "So we get \\boxed{0.5}"),
     (Grade.MATH, "1/2", "It is $\\frac{2}{4}$."),
     (Grade.MATH, "x^2 + 2x + 1", "$(x+1)^2$"),
@@ -29,11 +34,19 @@ WRONG = [
     (Grade.NUMBER, "42", ""),
     (Grade.EXACT, "Paris", "Paris, France"),
     (Grade.EXACT, "Paris", ""),
+    (Grade.JSON, '{"a": 1}', '{"a": "1"}'),
+    (Grade.JSON, '{"a": 1}', "a is 1"),
+    (Grade.TEXT, "Anna Berg", "It was Anna Dahl."),
+    (Grade.TEXT, "Anna Berg", ""),
+    (Grade.TEXT, "July 4, 1776", "July 5, 1776"),
     (Grade.MATH, "\\frac{1}{2}", "\\boxed{\\frac{1}{3}}"),
     (Grade.MATH, "x^2", "$x^3$"),
     (Grade.MATH, "7", "I do not know."),
     (Grade.MATH, "7", ""),
 ]
+
+
+GIVEN = {Grade.CHOICE: "A", Grade.JSON: "[1]"}  # references; of others "1"
 
 
 @pytest.mark.parametrize(("kind", "reference", "answer"), RIGHT)
@@ -51,14 +64,15 @@ def test_wrong_and_unreadable_answers(kind, reference, answer):
 @pytest.mark.parametrize("kind", Grade)
 def test_no_answer_is_wrong(kind):
     """A candidate that answered without a text."""
-    assert grade(None, "1" if kind is not Grade.CHOICE else "A", kind) is False
+    assert grade(None, GIVEN.get(kind, "1"), kind) is False
 
 
 @pytest.mark.parametrize(
     ("kind", "reference"),
     [
         (Grade.CHOICE, "the last one"), (Grade.CHOICE, ""), (Grade.NUMBER, "many"),
-        (Grade.EXACT, " . "), (Grade.MATH, ""), (Grade.MATH, "$$"),
+        (Grade.EXACT, " . "), (Grade.JSON, "one"), (Grade.TEXT, " "),
+        (Grade.MATH, ""), (Grade.MATH, "$$"),
     ],
 )  # fmt: skip
 def test_an_unreadable_reference_makes_no_answer_wrong(kind, reference):

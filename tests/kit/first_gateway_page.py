@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,25 @@ def ask_these(rows: Iterable[LabelledRow], folder: Path) -> None:
     (folder / "questions.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walked:
+    """A reader at the end of the page, whose gateway still runs.
+
+    Attributes:
+        before: What the first terminal printed before serving.
+        after: The same after it.
+        seconds: By command, how long it took.
+        url: The gateway.
+        key: Its data key.
+    """
+
+    before: str
+    after: str
+    seconds: Mapping[str, float]
+    url: str
+    key: str
+
+
 def walk(folder: Path, servers: Sequence[str]) -> list[str]:
     """Run the page from the top to the bottom.
 
@@ -61,25 +81,53 @@ def walk(folder: Path, servers: Sequence[str]) -> list[str]:
     Returns:
         What each terminal printed: before serving, and after.
     """
+    with walked(folder, servers) as found:
+        return [found.before, found.after]
+
+
+@contextmanager
+def walked(folder: Path, servers: Sequence[str]) -> Generator[Walked]:
+    """The same, with the gateway at the end."""
     port = free_port()
     page_blocks = blocks()
     place = next(i for i, (_, text) in enumerate(page_blocks) if "racer serve" in text)
-    first = _typed(page_blocks[:place])
+    seconds: dict[str, float] = {}
+    kind, text = page_blocks[0]
     for value, mine in ((SERVERS, f'"{" ".join(servers)}"'), (PORT, f"PORT={port}")):
-        assert first.count(value) == 1, value
-        first = first.replace(value, mine)
-    before = _run(first, folder)
-    with _serving(page_blocks[place][1], folder, port):
-        after = _run(". ./fleet.sh && . ./keys.sh\n" + _typed(page_blocks[place + 1 :]), folder)
-    return [before, after]
+        assert text.count(value) == 1, value
+        text = text.replace(value, mine)
+    before = _typed([(kind, text), *page_blocks[1:place]], folder, seconds)
+    with _serving(page_blocks[place][1], folder, port, seconds):
+        after = _typed(page_blocks[place + 1 :], folder, seconds)
+        keys = (folder / "keys.sh").read_text(encoding="utf-8")
+        yield Walked(
+            before=before,
+            after=after,
+            seconds=seconds,
+            url=f"http://127.0.0.1:{port}",
+            key=keys.partition("RACER_DATA_KEY=")[2].split()[0],
+        )
 
 
-def _typed(page_blocks: Sequence[tuple[str, str]]) -> str:
-    """Blocks one after the other in one shell."""
-    return "".join(
-        text if kind == "sh" else f"python - <<'PYTHON'\n{text}PYTHON\n"
-        for kind, text in page_blocks
-    )
+_SOURCED: Final = "if [ -f keys.sh ]; then . ./fleet.sh && . ./keys.sh; fi\n"
+
+
+def _typed(page_blocks: Sequence[tuple[str, str]], folder: Path, seconds: dict[str, float]) -> str:
+    """One block after the other, and of plain commands one line after the other."""
+    printed: list[str] = []
+    for kind, text in page_blocks:
+        if kind == "python":
+            parts = [f"python - <<'PYTHON'\n{text}PYTHON\n"]
+        else:
+            parts = [text] if "<<" in text else text.splitlines(keepends=True)
+        for part in parts:
+            started = time.monotonic()
+            printed.append(_run(_SOURCED + part, folder))
+            name = part.splitlines()[0]
+            while name in seconds:
+                name += " (again)"
+            seconds[name] = time.monotonic() - started
+    return "".join(printed)
 
 
 def _run(script: str, folder: Path) -> str:
@@ -97,9 +145,9 @@ def _run(script: str, folder: Path) -> str:
 
 
 @contextmanager
-def _serving(script: str, folder: Path, port: int) -> Generator[None]:
+def _serving(script: str, folder: Path, port: int, seconds: dict[str, float]) -> Generator[None]:
     """The second terminal, until its gateway answers, and Ctrl-C at the end."""
-    log = folder / "gateway.log"
+    log, started = folder / "gateway.log", time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", script],
@@ -115,6 +163,7 @@ def _serving(script: str, folder: Path, port: int) -> Generator[None]:
             assert process.poll() is None, log.read_text()[-6000:]
             assert time.monotonic() < deadline, log.read_text()[-6000:]
             time.sleep(0.1)
+        seconds[script.splitlines()[-1]] = time.monotonic() - started
         yield
     finally:
         with suppress(ProcessLookupError):
@@ -149,6 +198,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "PATH": os.pathsep.join(
             [str(racer.parent), str(Path(sys.executable).parent), os.environ["PATH"]]
         ),
+        "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",  # other tests have the other cores

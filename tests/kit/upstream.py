@@ -324,6 +324,7 @@ class FakePool:
     key: str | None = None  # that the list wants
     tokens: dict[str, int] = field(default_factory=dict)  # of any prompt; others count none
     tokenized: list[dict[str, Any]] = field(default_factory=list)  # every body that was counted
+    port: int = 0  # 0: a free one
     ahead_s: float | None = 0.0  # the ``Date`` header, against this machine's clock; None for none
 
     def say(self, name: str, text: str, **behaviour: Any) -> None:
@@ -391,7 +392,7 @@ class FakePool:
         app.on_response_prepare.append(self._prepare)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", self.port)
         await site.start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         self._loop = asyncio.get_running_loop()

@@ -127,7 +127,7 @@ class Tab:
         page.on("request", lambda request: self._request(request.url))
 
     def _console(self, message: ConsoleMessage) -> None:
-        # Without a key the page asks for levels, examples and the progress of calibrations all the same.
+        # Without a key the page asks for these all the same.
         asked = ("/route/levels", "/examples", "/same-answer/progress")
         is_expected = message.location["url"].endswith(asked) and "401" in message.text
         if message.type in ("error", "warning") and not is_expected:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from app import settings
-from app.errors import SettingsError
+from app.errors import GatewayRefused, SettingsError
 from app.settings import Settings
-from app.settings.editing import as_yaml, check_writable, has_settings
+from app.settings.editing import as_yaml, changed, check_writable, has_settings
 from app.settings.reloading import is_reloaded
 from app.tools.bootstrap.gateway import check_gateway
+from app.tools.bootstrap.labels import JUDGE, Grading, LabelReview, grading_of, review
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.bootstrap.steps import BootstrapOptions, Steps, artifact_of
 from app.tools.gateway_client import GatewayClient
@@ -24,7 +26,8 @@ from app.tools.planning import fields, plan_for
 from racer_core.errors import InputError, RacerError
 from racer_core.offline.encoder_choice import default_encoder, offered
 from racer_core.offline.training_rows import with_labels
-from racer_core.records.questions import read_questions
+from racer_core.prices import MeanUsage
+from racer_core.records.questions import Question, read_questions, with_references
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows, RiskTarget
 
@@ -42,8 +45,26 @@ no question has a reference, and there is no judge, so no answer could be called
 --grade judge --judge CANDIDATE, racer calibrate --from-shadow --delta 0.05"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminal:
+    """Where a bootstrap says what it does.
+
+    Attributes:
+        say: Takes a line for people.
+        note: Takes a line for the report.
+        show: Takes what is known of the labels.
+    """
+
+    say: Say
+    note: Say
+    show: Callable[[LabelReview, Grading], None]
+
+
 def run(
-    options: BootstrapOptions, gateway: GatewayClient, command: RunCommand, say: Say
+    options: BootstrapOptions,
+    gateway: GatewayClient,
+    command: RunCommand,
+    terminal: Terminal,
 ) -> dict[str, Any]:
     """Go from questions to an active calibration; finished steps of an earlier run are kept.
 
@@ -51,30 +72,38 @@ def run(
         options: The options of the command.
         gateway: The running gateway.
         command: Runs the command of a step.
-        say: Takes a line for people: the command of each step, or that it is skipped.
+        terminal: Takes the command of each step, and what is known of the labels.
 
     Returns:
         The report.
 
     Raises:
+        InputError: The labels are doubted; the message says what to do.
         RacerError: A step failed; its files are kept, and the same call goes on with it.
     """
+    say = terminal.say
     configured = settings.read(options.config)
-    questions = _check(options, configured)
+    asked = _check(options, configured)
+    questions, most = len(asked), len(asked) * len(configured.pool)
+    grading = grading_of(asked, options.grade, options.judge, most)
     state = BootstrapState(options.folder / STATE)
     check_gateway(gateway, configured)
     if not state.has_begun("train"):
         backend = configured.encoder.backend
         for each in offered(options.encoders) or (default_encoder(options.router, backend),):
             check_hub(each)
-    steps = Steps(options, state, gateway)
+    steps = Steps(options, state, gateway, grading)
     _say_plan(say, questions, options, configured, steps)
+    say(f"plan: answers are graded by: {grading.kind}, {grading.reason}")
+    if grading.kind == JUDGE:
+        say(f"plan: judge: {judge_terms(options, configured, most)}")
     makers = (
         *(steps.label, steps.split, steps.train),
         *(steps.tune, steps.evaluate),
         *((steps.like,) if options.shapes.likes else ()),
         steps.calibrate,
     )
+    left: list[str] = []
     for number, make in enumerate(makers, 1):
         # `racer tune --write` changes what the next steps depend on.
         step = make(settings.read(options.config))
@@ -95,8 +124,15 @@ def run(
                 steps.rows, configured.pool, text="conversation", takes_unlabelled=True
             )
             rows = with_labels(read, steps.rows.name)
-            _say_plan(say, questions, options, configured, steps, rows)
-    return report(state, steps, settings.read(options.config), gateway, options)
+            found = review(rows.rows, configured.pool, grading)
+            terminal.show(found, grading)
+            if found.doubt is not None:
+                if found.is_hopeless or not options.accepts_labels:
+                    raise InputError(found.doubt)
+                say(f"labels are accepted although they are doubted: {found.doubt}")
+            left += vote_alike(options.config, grading, gateway, say)
+            _say_plan(terminal.note, questions, options, configured, steps, rows)
+    return report(state, steps, settings.read(options.config), gateway, options, left)
 
 
 def _say_at(say: Say, place: str, text: str) -> None:
@@ -138,11 +174,11 @@ def _say_plan(
         say(f"plan: {name}: {text}")
 
 
-def _check(options: BootstrapOptions, configured: Settings) -> int:
+def _check(options: BootstrapOptions, configured: Settings) -> Sequence[Question]:
     """Refuse what no step could do, before anything is asked.
 
     Returns:
-        The number of questions.
+        The questions with their references.
 
     Raises:
         InputError: The questions cannot be read, or nothing says which answers are right.
@@ -156,7 +192,8 @@ def _check(options: BootstrapOptions, configured: Settings) -> int:
             "to `candidates`"
         )
     if options.references is not None:
-        read_questions(options.references, configured.text_of)
+        given = read_questions(options.references, configured.text_of)
+        questions = with_references(questions, given, options.references.name)
     elif (
         options.judge is None
         and options.grade != PEOPLE
@@ -180,7 +217,7 @@ def _check(options: BootstrapOptions, configured: Settings) -> int:
             f"{options.config}: `risk_target: quality` needs graded rows, and questions are "
             "labelled right or wrong: set `answerable` or `paper`"
         )
-    return len(questions)
+    return questions
 
 
 # Report of a bootstrap: what was chosen, what it costs and risks, and what to do next.
@@ -192,6 +229,7 @@ def report(
     settings: Settings,
     gateway: GatewayClient,
     options: BootstrapOptions,
+    begun: Sequence[str],
 ) -> dict[str, Any]:
     """The figures of all steps, as JSON values.
 
@@ -201,6 +239,7 @@ def report(
         settings: The configuration at the end.
         gateway: Says which calibration it runs.
         options: Of the command: the configuration, and where clients reach the gateway.
+        begun: What is left to do of the steps.
     """
     read = read_rows(steps.rows, settings.pool, text="conversation", takes_unlabelled=True)
     rows = with_labels(read, steps.rows.name)
@@ -210,7 +249,7 @@ def report(
     if calibration["mean_size"] is not None:
         calibration["calls_saved"] = 1.0 - calibration["mean_size"] / len(settings.pool)
     tuning = dict(state.result("tune"))
-    left: list[str] = []
+    left = [*begun]
     if not calibration["active"]:
         left.append(
             "another calibration is active; to activate this one: racer calibrations activate "
@@ -238,6 +277,52 @@ def report(
         "calibration": calibration,
         "next": left,
     }
+
+
+def judge_terms(options: BootstrapOptions, configured: Settings, most: int) -> str:
+    """What a judge may do: its calls, and their price where that is of a call."""
+    calls = most if options.judge_calls is None else min(most, options.judge_calls)
+    text = f"{options.judge} grades, in at most {calls:,} calls (equal answers once)"
+    price = configured.exact_prices.get(options.judge or "")
+    if price is not None and (each := price.expected(MeanUsage())) is not None:
+        text += f", of some {each * calls:.2f} {configured.currency}"
+    if options.judge_cost is not None:
+        text += f", and for at most some {options.judge_cost:g} {configured.currency}"
+    return f"{text}; --judge-calls and --judge-cost cap it"
+
+
+def vote_alike(config: Path, grading: Grading, gateway: GatewayClient, say: Say) -> list[str]:
+    """Let votes compare answers as grades do: in the configuration, and at the gateway.
+
+    Returns:
+        What is left to do, where the file cannot be written or the gateway does not take it over.
+    """
+    configured = settings.read(config).aggregation.equality
+    equality = grading.equality(configured)
+    if equality is configured:
+        return []
+    change = changed(config, "aggregation", {"equality": equality.value})
+    by_hand = (
+        f"answers are graded by `{grading.kind}`, and votes compare them by `{configured}`: set "
+        f"`aggregation.equality: {equality}` in {config} (in a container: where it comes from), "
+        "restart the gateway, and run the same command again"
+    )
+    try:
+        change.write()
+        taken_over = "aggregation.equality" in gateway.reload()
+    except (SettingsError, GatewayRefused) as exc:
+        if has_settings(config, {"aggregation": {"equality": equality.value}}):
+            config.write_text(change.before, encoding="utf-8")
+        say(f"{exc}")
+        return [by_hand]
+    say(
+        f"answers vote as they are graded: `aggregation.equality: {equality}` is written to "
+        f"{config} (it was `{configured}`)"
+        + (", and the gateway has taken it over" if taken_over else "")
+    )
+    if taken_over:
+        return []
+    return [f"restart the gateway if it does not read {config}: votes compare by `{equality}` now"]
 
 
 def take_over(changed: Mapping[str, Mapping[str, Any]]) -> str:

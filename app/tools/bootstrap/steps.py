@@ -6,19 +6,23 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from app.errors import UpstreamError
 from app.settings import Settings
 from app.settings.applications import leave_out_digest
+from app.tools.bootstrap.gains import SMALLER, configured, gains
 from app.tools.bootstrap.gateway import wait_for_artifact
+from app.tools.bootstrap.labels import Grading
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.gateway_client import GatewayClient
 from app.tools.labelling.people import KIND as PEOPLE
 from app.tools.labelling.shapes import ShapeOptions
 from app.tools.router_rows import read_rows
 from racer_core import artifacts
+from racer_core.aggregation.vote import Method
 from racer_core.errors import ArtifactError, CalibrationError, RowsError
 from racer_core.offline.encoder_choice import offered
 from racer_core.offline.stacking import CROSS_FITTED
@@ -31,10 +35,6 @@ if TYPE_CHECKING:
     from racer_core.offline.evaluation_result import Evaluation
 
 
-GRADES: Final = ("choice", "number", "math", "exact")  # of answers that have references
-_VOTES: Final = ("choice", "number", "exact")  # equalities that `racer evaluate` measures
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapOptions:
     """Options of the command; those of one step have the names that they have there."""
@@ -42,9 +42,12 @@ class BootstrapOptions:
     config: Path
     queries: Path
     references: Path | None
-    grade: str | None  # None: by `aggregation.equality`, or by the judge
+    grade: str | None  # None: the references choose, or the judge grades
     judge: str | None
     judge_model: str | None
+    judge_calls: int | None
+    judge_cost: float | None
+    accepts_labels: bool  # although they are doubted
     concurrency: int
     shares: Mapping[str, float] | None  # None: as `racer_core.records.split.shares_for` says
     router: str
@@ -63,11 +66,16 @@ class Steps:
     """The steps, each made when the ones before it are done."""
 
     def __init__(
-        self, options: BootstrapOptions, state: BootstrapState, gateway: GatewayClient
+        self,
+        options: BootstrapOptions,
+        state: BootstrapState,
+        gateway: GatewayClient,
+        grading: Grading,
     ) -> None:
         self._options = options
         self._state = state
         self._gateway = gateway
+        self._grading = grading
         self._rows = options.folder / "rows.jsonl"
         self._parts = options.folder / "parts"
         self._shares = options.shares or TUNING_SHARES  # of the rows that there are: `split`
@@ -87,13 +95,14 @@ class Steps:
     def label(self, settings: Settings) -> Step:
         """Every candidate answers every question, through the gateway."""
         given = self._options
-        grade = given.grade or ("judge" if given.judge else default_grade(settings))
         command = [
             *("label", str(given.queries), "--config", str(given.config), "--out", str(self._rows)),
-            *_graded(grade),
+            *_graded(self._grading.kind),
             *_option("--reference", given.references),
             *_option("--judge", given.judge),
             *_option("--judge-model", given.judge_model),
+            *_option("--judge-calls", given.judge_calls),
+            *_option("--judge-cost", given.judge_cost),
             *("--concurrency", str(given.concurrency), "--through-gateway", "--url", given.url),
             *(() if given.shapes.likes else given.shapes.words),
         ]
@@ -113,10 +122,9 @@ class Steps:
     def like(self, settings: Settings) -> Step:
         """The questions that calibrate once more, as requests of these shapes are sent."""
         given, rows = self._options, self._part("calibration")
-        grade = given.grade or ("judge" if given.judge else default_grade(settings))
         command = [
             *("label", str(rows), "--config", str(given.config)),
-            *("--out", str(self.calibration_rows), *_graded(grade)),
+            *("--out", str(self.calibration_rows), *_graded(self._grading.kind)),
             *_option("--judge", given.judge),
             *_option("--judge-model", given.judge_model),
             *("--concurrency", str(given.concurrency), "--url", given.url),
@@ -215,11 +223,12 @@ class Steps:
     def evaluate(self, settings: Settings) -> Step:
         """Risk, set size and accuracy of the router on rows that it did not learn from."""
         artifact = artifact_of(settings)
-        equality = settings.aggregation.equality.value
+        alpha = self._alpha(settings)
         command = [
             *("evaluate", "--artifact", str(artifact), "--data", str(self._rows)),
             *self._promise(settings),
-            *(("--equality", equality) if equality in _VOTES else ()),
+            *(f"--alpha={each}" for each in SMALLER if each < alpha),
+            *("--equality", settings.aggregation.equality.value),
             *(f"--price={name}={price}" for name, price in _prices(settings).items()),
             *self._kind,
         ]
@@ -227,7 +236,8 @@ class Steps:
             name="evaluate",
             command=tuple(command),
             reads=(self._rows, *_files_of(artifact)),
-            keep=evaluated,
+            facts=settings.aggregation.method,  # of the vote that is reported
+            keep=partial(evaluated, method=settings.aggregation.method, alpha=alpha),
             tolerates=(RowsError, CalibrationError),
         )
 
@@ -293,18 +303,15 @@ class Steps:
     def _part(self, name: str) -> Path:
         return self._parts / f"{name}.jsonl"
 
+    def _alpha(self, settings: Settings) -> float:
+        given = self._options.alpha
+        return settings.routing.alpha if given is None else given
+
     def _promise(self, settings: Settings) -> tuple[str, ...]:
         """The terms of the promise: the gateway may run with those from before ``--write``."""
         routing = settings.routing
-        alpha = routing.alpha if self._options.alpha is None else self._options.alpha
-        target = routing.risk_target.value
+        alpha, target = self._alpha(settings), routing.risk_target.value
         return ("--alpha", str(alpha), "--score", routing.score.value, "--risk-target", target)
-
-
-def default_grade(settings: Settings) -> str:
-    """The grade that counts answers as equal where votes do, as far as there is one."""
-    equality = settings.aggregation.equality.value
-    return equality if equality in GRADES else "exact"
 
 
 def artifact_of(settings: Settings) -> Path:
@@ -406,14 +413,14 @@ def tuned(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"chosen": chosen, **{name: result[name] for name in ("diff", "settings", "written")}}
 
 
-def evaluated(result: Evaluation) -> dict[str, Any]:
-    """Of `racer evaluate` at one alpha: means over splits, ``±`` of the risk over rows.
+def evaluated(result: Evaluation, *, method: Method, alpha: float) -> dict[str, Any]:
+    """Of `racer evaluate` at an alpha: means over splits, ``±`` of the risk over rows.
 
-    ``accuracy`` is that of the majority's vote; null without recorded answers.
+    ``accuracy`` is that of the majority's vote; null without recorded answers, as is ``gains``.
     """
     from racer_core.offline.evaluation_result import BEST, FULL_POOL, RISK
 
-    setting = next(iter(result.cells))
+    setting = configured(result, alpha)
     controls = result.controls[setting.scope]
     risk = RISK[setting.risk_target]
     figures = {
@@ -427,7 +434,13 @@ def evaluated(result: Evaluation) -> dict[str, Any]:
     }
     known = {name: None if math.isnan(each) else each for name, each in figures.items()}
     calibration, _, test = result.rows[setting.scope]
-    return {**known, "splits": result.protocol.splits, "calibration": calibration, "test": test}
+    return {
+        **known,
+        "splits": result.protocol.splits,
+        "calibration": calibration,
+        "test": test,
+        "gains": gains(result, method, alpha),
+    }
 
 
 def calibrated(result: Mapping[str, Any]) -> dict[str, Any]:

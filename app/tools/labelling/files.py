@@ -2,7 +2,8 @@
 
 ``rows.jsonl`` gets a line per labelled question. The journal ``rows.jsonl.partial`` begins with
 the conditions and gets a line per answer, verdict and rating, so that an interruption loses none.
-A finished row that lacks confidences is rated through the journal and replaced at the end.
+A finished row that lacks confidences is rated through the journal and replaced at the end. So is
+one whose answers are graded anew, by another rule or another reference: no candidate is called.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from racer_core.records.row import optional_text, row_query
 from racer_core.records.writer import row_line
 from racer_core.types import Confidences, LabelledRow
 
+_GRADING = ("grade", "judge")  # conditions of labels, which need no new answers
 # The first bytes of every line that is written here.
 _BEGINNINGS = (
     b'{"query": "',
@@ -48,7 +50,8 @@ class LabelFiles:
     Args:
         out: The rows.
         pool: The candidates.
-        conditions: What makes rows comparable; another run must have the same.
+        conditions: What makes rows comparable; another run must have the same, but for `grade` and
+            `judge`: by others, :meth:`regrade` opens the finished rows again.
         digests: For a question, candidate -> digest of what it is sent, but for the query.
         plan: The evaluators whose confidences a finished row has.
         evaluators: What makes an evaluator's confidences comparable, by its name.
@@ -76,8 +79,11 @@ class LabelFiles:
         # Query -> evaluator -> answer -> kind of confidence -> value; of unfinished questions.
         self._ratings: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
         self._references: dict[str, str | None] = {}  # of the rows in the file
-        self._unrated: dict[str, LabelledRow] = {}  # of them those without planned confidences
-        self._rated_lines: dict[str, bytes] = {}  # that will replace them
+        # Of them those without planned confidences, or whose answers are graded anew.
+        self._unfinished: dict[str, LabelledRow] = {}
+        self._new_lines: dict[str, bytes] = {}  # that will replace them
+        self._begun_with: list[Any] = []  # conditions of the journal; the last ones hold
+        self._is_open = False  # for what is graded anew
         self._plan = plan or RatingPlan()
         self._evaluators: dict[str, Any] = {}
         self._own_evaluators: dict[str, Any] = json.loads(json.dumps(evaluators or {}))
@@ -108,19 +114,55 @@ class LabelFiles:
             self._compact()
 
     def is_labelled(self, question: Question) -> bool:
-        """Whether the question has a finished row, with the planned confidences.
+        """Whether the question has a finished row, with the planned confidences."""
+        key = question_key(question)
+        return key in self._references and key not in self._unfinished
+
+    def regrade(self, questions: Sequence[Question]) -> int:
+        """Open finished rows whose labels are of another grading, or of another reference.
+
+        Where the rule is another one, rows are replaced when all of them are graded anew; until
+        then the journal says which gradings they may be of.
+
+        Returns:
+            How many rows are open for that.
 
         Raises:
-            InputError: It has one with another reference.
+            InputError: By another rule, a row of none of these questions would have to be graded.
         """
-        if (key := question_key(question)) not in self._references:
-            return False
-        if self._references[key] != question.reference:
+        references = {question_key(each): each.reference for each in questions}
+        is_other = self._is_regraded
+        data, _ = whole_lines(self._rows, self.out, _BEGINNINGS)
+        stale = {
+            key: row
+            for key, row in self._keyed_rows(data)
+            if row.answers
+            and (is_other or (key in references and references[key] != row.reference))
+        }
+        if stale.keys() - references.keys():
             raise InputError(
-                f"the question of line {question.place} is labelled in {self.out} with another "
-                "reference: write to a new file"
+                f"{self.out} was begun with another grading, and has rows of other questions: name "
+                "them all, go on with that grading, or write to a new file"
             )
-        return key not in self._unrated
+        for key, row in stale.items():
+            self._reopen(key, row, keeps_labels=False)
+            if references[key] != row.reference:
+                for given in self._answers[key].values():
+                    self._verdicts.pop((key, digest(given.verdict_key)), None)
+        self._is_open = True
+        if is_other and self._begun_with[-1] != self._conditions:
+            self._begun_with.append(self._conditions)
+            self._write(self._journal, {"conditions": self._conditions})
+        return len(stale)
+
+    @property
+    def _is_regraded(self) -> bool:
+        """Whether finished rows may be of another grading than this run's."""
+        return any(each != self._conditions for each in self._begun_with)
+
+    @property
+    def _is_half_regraded(self) -> bool:
+        return self._is_regraded and (bool(self._unfinished) or not self._is_open)
 
     def answers(self, question: Question) -> Mapping[str, Answer]:
         """The candidates' answers to an unfinished question."""
@@ -164,9 +206,14 @@ class LabelFiles:
         """Write the row of a question and forget its partial answers."""
         key = question_key(question)
         confidences = self._row_confidences(key)
-        if key in self._unrated:
-            row = replace(self._unrated.pop(key), confidences=confidences)
-            self._rated_lines[key] = row_line(row, self._pool).encode()
+        if key in self._unfinished:
+            row = replace(
+                self._unfinished.pop(key),
+                correct=frozenset(correct),
+                reference=question.reference,
+                confidences=confidences,
+            )
+            self._new_lines[key] = row_line(row, self._pool).encode()
         else:
             row = LabelledRow(
                 query=question.query,
@@ -218,13 +265,13 @@ class LabelFiles:
 
     def _put_in_order(self, places: Mapping[str, int]) -> None:
         """Rewrite the rows by their places, with the confidences that some lacked."""
-        if not places and not self._rated_lines:
+        if (not places and not self._new_lines) or self._is_half_regraded:
             return
         self._rows.seek(0)
         lines = [line + b"\n" for line in self._rows.readall().split(b"\n") if line.strip()]
         copies = CopyCounter()
         keys = [line_key(line, copies) or "" for line in lines]
-        rated = [self._rated_lines.get(key, line) for key, line in zip(keys, lines, strict=True)]
+        rated = [self._new_lines.get(key, line) for key, line in zip(keys, lines, strict=True)]
         order = sorted(range(len(lines)), key=lambda each: places.get(keys[each], -1))
         ordered = [rated[each] for each in order]
         if ordered == lines:
@@ -241,7 +288,7 @@ class LabelFiles:
         finally:
             new.unlink(missing_ok=True)
         self._rows = rows
-        self._rated_lines.clear()
+        self._new_lines.clear()
 
     def _row_confidences(self, key: str) -> Confidences:
         """Evaluator -> kind -> candidate -> value, of the candidates with a readable answer."""
@@ -318,9 +365,9 @@ class LabelFiles:
             for kind in self._plan.kinds
         )
 
-    def _reopen(self, key: str, row: LabelledRow) -> None:
-        """Restore what is known of a finished row, so that only its missing ratings are made."""
-        self._unrated[key] = row
+    def _reopen(self, key: str, row: LabelledRow, *, keeps_labels: bool = True) -> None:
+        """Restore what is known of a finished row, so that only what is missing is made."""
+        self._unfinished[key] = row
         self._answers[key] = {
             name: Answer(text=text, call=row.calls.get(name, {}))
             for name, text in row.answers.items()
@@ -329,7 +376,8 @@ class LabelFiles:
             if text is None:
                 continue
             verdict_key = self._answers[key][name].verdict_key
-            self._verdicts[key, digest(verdict_key)] = name in row.correct
+            if keeps_labels:
+                self._verdicts[key, digest(verdict_key)] = name in row.correct
             for evaluator, kinds in row.confidences.items():
                 values = {kind: of[name] for kind, of in kinds.items() if name in of}
                 self._add_rating(key, evaluator, digest(text), values)
@@ -338,27 +386,36 @@ class LabelFiles:
         data, tail = whole_lines(self._journal, self._partial, _BEGINNINGS)
         lines = [value for _, value in formats.json_lines(data)]
         try:
-            for line in lines[1:]:
+            for line in lines:
                 self._restore(cast("dict[str, Any]", line))
-            conditions = cast("dict[str, Any]", lines[0])["conditions"] if lines else None
+            begun_with = list(self._begun_with) if lines else []
+            if lines and "conditions" not in cast("dict[str, Any]", lines[0]):
+                raise KeyError("conditions")
         except (KeyError, TypeError) as exc:
             raise InputError(
                 f"{self._partial}: not of `racer label`, or damaged; without it, unfinished "
                 "questions are asked again"
             ) from exc
-        if lines and conditions != self._conditions:
+        if any(_answering(each) != _answering(self._conditions) for each in begun_with):
             if self._answers or self._references:
                 raise InputError(
-                    f"{self.out} was begun with other candidates, parameters, reasoning markers "
-                    "or grading: go on with those, or write to a new file"
+                    f"{self.out} was begun with other candidates, parameters or reasoning markers: "
+                    "go on with those, or write to a new file"
                 )
             self._journal.truncate(0)
+            self._begun_with.clear()
             self._evaluators.clear()
             return b""
+        if begun_with and begun_with[-1] != self._conditions:  # verdicts of another judge or rule
+            self._verdicts.clear()
         return tail
 
     def _restore(self, line: Mapping[str, Any]) -> None:
-        if "evaluators" in line:
+        if "conditions" in line:
+            if self._begun_with:  # verdicts of another judge
+                self._verdicts.clear()
+            self._begun_with.append(line["conditions"])
+        elif "evaluators" in line:
             self._evaluators = dict(line["evaluators"])
         elif "rated" in line:
             self._add_rating(line["query"], line["evaluator"], line["rated"], line["values"])
@@ -370,14 +427,17 @@ class LabelFiles:
 
     def _compact(self) -> None:
         """Drop what finished rows hold; the conditions stay for later runs."""
-        lines: list[dict[str, Any]] = [{"conditions": self._conditions}]
+        if self._is_half_regraded and self._begun_with[-1] != self._conditions:
+            return  # nothing was graded by this rule
+        begun_with = self._begun_with if self._is_half_regraded else [self._conditions]
+        lines: list[dict[str, Any]] = [{"conditions": each} for each in begun_with]
         if self._evaluators:
             lines.append({"evaluators": self._evaluators})
         for key, answers in self._answers.items():
             if key not in self._references:
                 lines += [_answer_line(key, name, each) for name, each in answers.items()]
         for (key, judged), correct in self._verdicts.items():
-            if key in self._answers and key not in self._references:
+            if self._is_half_regraded or (key in self._answers and key not in self._references):
                 lines.append({"query": key, "judged": judged, "correct": correct})
         for key, evaluators in self._ratings.items():
             for evaluator, rated in evaluators.items() if key in self._answers else ():
@@ -393,6 +453,11 @@ class LabelFiles:
 
     def _write(self, file: FileIO, line: Mapping[str, Any]) -> None:
         append(file, json_line(line).encode(), self._partial)
+
+
+def _answering(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions under which answers are comparable, however they are graded."""
+    return {name: each for name, each in conditions.items() if name not in _GRADING}
 
 
 def _answer_line(key: str, candidate: str, answer: Answer) -> dict[str, Any]:

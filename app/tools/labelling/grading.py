@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from app.errors import SettingsError
 from app.settings import Candidate, Secrets, Settings
 from app.tools.labelling.graders import Grader, MathGrader, TextGrader
-from app.tools.labelling.judge import Judge, judge_candidate
+from app.tools.labelling.judge import Judge, JudgeCap, judge_candidate
 from app.tools.labelling.people import KIND, LabelDesk, PeopleGrader
 from app.tools.labelling.request_grading import RequestGrader
 from racer_core.aggregation.grading import Grade
@@ -23,6 +23,7 @@ class GradingOptions:
     judge: str | None = None  # a candidate's name, or a URL
     judge_model: str | None = None  # at that URL
     judge_key: str | None = field(default=None, repr=False)
+    cap: JudgeCap = field(default_factory=JudgeCap)
     desk: LabelDesk | None = field(default=None, repr=False)  # where people grade, for `page`
 
 
@@ -44,6 +45,8 @@ def _base_grader(
     if grading.kind != "judge":
         if grading.judge is not None:
             raise SettingsError("--judge needs --grade judge")
+        if grading.cap != JudgeCap():
+            raise SettingsError("--judge-calls and --judge-cost need --grade judge")
         if grading.kind == KIND:
             return PeopleGrader(grading.desk), None
         kind = Grade(grading.kind)
@@ -55,10 +58,10 @@ def _base_grader(
             raise SettingsError("a judge at a URL needs --judge-model, the model's name there")
         judge = judge_candidate(grading.judge, grading.judge_model)
         keys = {judge.name: SecretStr(grading.judge_key)} if grading.judge_key else {}
-        return Judge(judge, settings, replace(secrets, candidate_keys=keys)), judge
+        return Judge(judge, settings, replace(secrets, candidate_keys=keys), grading.cap), judge
     for candidate in settings.candidates:
         if candidate.name == grading.judge:
-            return Judge(candidate, settings, secrets), candidate
+            return Judge(candidate, settings, secrets, grading.cap), candidate
     raise SettingsError(
         f"--judge {grading.judge}: neither a candidate ({', '.join(settings.pool)}) nor a URL"
     )

@@ -12,6 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, Self
 
@@ -25,11 +26,13 @@ from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 from app.wire.candidate_payload import candidate_payload
 from app.wire.chat import Chat
+from racer_core.prices import Usage, amount_of, microseconds
 from racer_core.records.questions import Question
 from racer_core.records.request import request_conversation
-from racer_core.types import Turn
+from racer_core.types import CallRecord, Turn
 
 MAX_QUOTED_CHARS: Final = 6_000  # of each text that the judge reads
+CAP_REACHED: Final = "judge_cap_reached"  # a reason why an answer has no grade
 _VERSION_BYTES: Final = 4
 _SPECIMEN: Final = Question(  # each part of the prompt, and what quoting changes
     place="",
@@ -44,13 +47,47 @@ _ROLES: Final = frozenset({"user", "assistant", "tool", "function"})
 _VERDICT = re.compile(r"\s*([01])\.?\s*")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeCap:
+    """What a judge may do in one run; None: as much as there is to grade.
+
+    Attributes:
+        calls: The most calls.
+        cost: An amount in the currency of the configuration; from it on no further call begins.
+    """
+
+    calls: int | None = None
+    cost: float | None = None
+
+
 class Judge:
-    """A grader that calls a model."""
+    """A grader that calls a model.
+
+    Args:
+        model: The judge.
+        settings: How calls are made.
+        secrets: Its API key.
+        cap: Answers beyond it are not graded.
+    """
 
     paid = True
 
-    def __init__(self, model: Candidate, settings: Settings, secrets: Secrets) -> None:
+    def __init__(
+        self,
+        model: Candidate,
+        settings: Settings,
+        secrets: Secrets,
+        cap: JudgeCap | None = None,
+    ) -> None:
         self._model = model
+        self._cap = cap or JudgeCap()
+        self._price = None if model.price is None else model.price.exact
+        if self._cap.cost is not None and self._price is None:
+            raise SettingsError(
+                f"--judge-cost: the judge {model.name!r} has no `price` in the configuration; cap "
+                "its calls by --judge-calls"
+            )
+        self._calls = self._spent = 0
         self._api_format = Chat()
         self._attempts = settings.fleet.attempts
         # A fleet of its own, so that its failures do not count against a candidate.
@@ -70,6 +107,10 @@ class Judge:
 
     async def correct(self, question: Question, answer: str) -> bool | None:
         """Ask the judge; None if the call failed or its reply is neither 1 nor 0."""
+        if self._is_spent:
+            self.failures[CAP_REACHED] += 1
+            return None
+        self._calls += 1
         payload = _payload(self._model, question, answer)
         deadline = time.monotonic() + self._attempts * self._model.timeout_s
         try:
@@ -79,11 +120,28 @@ class Judge:
         except UpstreamError as exc:
             self.failures[exc.kind] += 1
             return None
+        if self._price is not None:
+            self._spent += self._price.cost(_usage(reply.call_record))
         verdict = _VERDICT.fullmatch(reply.text)
         if verdict is None:
             self.failures["unreadable_verdict"] += 1
             return None
         return verdict[1] == "1"
+
+    @property
+    def _is_spent(self) -> bool:
+        calls, cost = self._cap.calls, self._cap.cost
+        return (calls is not None and self._calls >= calls) or (
+            cost is not None and self._spent >= amount_of(cost)
+        )
+
+
+def _usage(record: CallRecord) -> Usage:
+    return Usage(
+        input_tokens=int(record.get("prompt_tokens", 0)),
+        output_tokens=int(record.get("completion_tokens", 0)),
+        microseconds=microseconds(float(record.get("seconds", 0.0))),
+    )
 
 
 def judge_prompt(question: Question, answer: str) -> str:

@@ -19,6 +19,7 @@ from app.tools.labelling.answer import Answer
 from app.tools.labelling.confidences import MAX_FAILURES_IN_A_ROW as GIVEN_UP_AFTER
 from app.tools.labelling.confidences import ConfidenceRecorder, RatingCounts
 from app.tools.labelling.files import LabelFiles
+from app.tools.labelling.judge import CAP_REACHED
 from app.tools.labelling.request_grading import RequestGrader
 from app.upstream.fleet import Fleet
 from app.wire.candidate_payload import candidate_payload, request_fields
@@ -54,7 +55,8 @@ class CallCounts:
         for name in sorted(self.ratings.given_up):
             yield f"the evaluator {name} was given up after {GIVEN_UP_AFTER} failures in a row"
         for kind, count in sorted(self.ungraded.items()):
-            yield f"grading failed {_times(count)}: {kind}"
+            cure = ", which --judge-calls or --judge-cost sets" if kind == CAP_REACHED else ""
+            yield f"grading failed {_times(count)}: {kind}{cure}"
 
 
 class Labeller:

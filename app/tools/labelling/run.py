@@ -3,7 +3,8 @@
 Evaluators rate the answers if the command names them.
 
 If a candidate fails, its question stays unlabelled: the label "wrong" would be false, and not even
-conservative. Answers are stored, so that the next run repeats no call.
+conservative. Answers are stored, so that the next run repeats no call. By another grade, judge or
+reference, stored answers are graded anew.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class LabellingReport:
     labelled: int  # questions that have a row now
     calls: int  # to candidates, in this run
     reused: int  # answers that the questions brought, in this run
+    regraded: int  # rows whose stored answers were graded anew, in this run
     interrupted: bool
     rows: RowsSummary  # of the questions that have a row
     failed_calls: Mapping[str, int]  # of each candidate, in this run
@@ -66,6 +68,7 @@ class LabellingReport:
             "labelled": self.labelled,
             "calls": self.calls,
             **({"reused": self.reused} if self.reused else {}),
+            **({"regraded": self.regraded} if self.regraded else {}),
             **rated,
             "candidates": {
                 name: {**each.as_json(), "failed_calls": self.failed_calls[name]}
@@ -138,6 +141,7 @@ def run(
         plan=plan,
         evaluators=plan.identities(settings),
     ) as files:
+        regraded = files.regrade(questions)
         for each in questions:
             if each.is_lost and not files.is_labelled(each):
                 files.add_lost_row(each)
@@ -157,6 +161,7 @@ def run(
         labelled=len(questions) - labelling.unlabelled,
         calls=labelling.counts.calls,
         reused=labelling.reused,
+        regraded=regraded,
         interrupted=labelling.interrupted,
         rows=summary,
         failed_calls={

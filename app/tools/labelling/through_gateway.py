@@ -43,6 +43,7 @@ def through_gateway(
                 timeout_s=min(3600.0, each.timeout_s * settings.fleet.attempts),
                 concurrency=each.concurrency,
                 capabilities=each.capabilities,
+                price=each.price,
             )
             for each in settings.candidates
         )

@@ -1,0 +1,160 @@
+"""What the three stand-ins gain: the quickstart on 400 questions of a family, then 1,000 new ones.
+
+``python -m tests.first_hour.measure`` prints the table of docs/quickstart.md.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+
+from tests.kit import chat_models
+from tests.kit.first_gateway_page import Walked, walked
+
+LABELLED: Final = 400
+HELD_OUT: Final = 1_000
+_THREADS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A question that the gateway answered.
+
+    Attributes:
+        query: The question.
+        winner: The candidate whose text was returned; None: it was refused.
+        selected: The candidates that were called.
+        reasons: Why the certificate does not hold; empty: it does.
+    """
+
+    query: str
+    winner: str | None
+    selected: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the answer is right; a refusal is not."""
+        return self.winner is not None and chat_models.is_right(self.winner, self.query)
+
+    @property
+    def is_answerable(self) -> bool:
+        """Whether some candidate knows the answer."""
+        return any(chat_models.is_right(name, self.query) for name in chat_models.NAMES)
+
+    @property
+    def misses(self) -> bool:
+        """Whether no called candidate is right, although some candidate is."""
+        called = any(chat_models.is_right(name, self.query) for name in self.selected)
+        return self.is_answerable and not called
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Figures of one family."""
+
+    family: str
+    answered: Sequence[Answered]
+    seconds: dict[str, float]
+    closing: str  # what bootstrap said at its end
+
+    def share(self, values: Sequence[bool]) -> str:
+        """A share in percent, with its standard error."""
+        share = sum(values) / len(values)
+        return f"{100 * share:.1f} ± {100 * math.sqrt(share * (1 - share) / len(values)):.1f}"
+
+    @property
+    def row(self) -> str:
+        """One line of the table."""
+        queries = [each.query for each in self.answered]
+        alone = {
+            name: [chat_models.is_right(name, query) for query in queries]
+            for name in chat_models.NAMES
+        }
+        best = max(alone, key=lambda name: sum(alone[name]))
+        right = [each.is_right for each in self.answered]
+        gain = [one - other for one, other in zip(right, alone[best], strict=True)]
+        mean = sum(gain) / len(gain)
+        error = math.sqrt(sum((each - mean) ** 2 for each in gain)) / len(gain)
+        calls = sum(len(each.selected) for each in self.answered) / len(queries)
+        some = [each for each in self.answered if each.is_answerable]
+        cells = (
+            self.family,
+            self.share(alone[best]),
+            self.share(right),
+            f"{100 * mean:+.1f} ± {100 * error:.1f}",
+            f"{calls:.2f}",
+            self.share([each.misses for each in some]),
+            f"{sum(not each.reasons for each in self.answered):,}",
+        )
+        return f"| {' | '.join(cells)} |"
+
+
+def asked(reader: Walked, queries: Sequence[str]) -> list[Answered]:
+    """The gateway's answers."""
+    with httpx2.Client(
+        base_url=reader.url,
+        headers={"authorization": f"Bearer {reader.key}"},
+        timeout=60,
+        trust_env=False,
+        verify=False,
+    ) as client:
+
+        def ask(query: str) -> Answered:
+            body = {"model": "auto", "messages": [{"role": "user", "content": query}]}
+            answer: dict[str, Any] = client.post("/v1/chat/completions", json=body).json()
+            racer = answer["racer"]
+            selected = tuple(racer["selected"])
+            return Answered(
+                query=query,
+                winner=answer["model"] if selected else None,
+                selected=selected,
+                reasons=tuple(racer["certificate"]["reasons"]),
+            )
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(ask, queries))
+
+
+def measure(family: str, folder: Path, labelled: int, held_out: int) -> Measured:
+    """Walk through the quickstart in an empty folder, and ask new questions at its end."""
+    made = chat_models.questions(family, labelled + held_out)
+    chat_models.write(made[:labelled], folder / "questions.jsonl")
+    with chat_models.serving() as servers, walked(folder, servers) as reader:
+        answered = asked(reader, [each.query for each in made[labelled:]])
+        return Measured(
+            family=family,
+            answered=answered,
+            seconds=dict(reader.seconds),
+            closing=reader.after,
+        )
+
+
+def main() -> None:
+    """Print the table, then the time of each step."""
+    found: list[Measured] = []
+    for family in sys.argv[1:] or chat_models.FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(measure(family, Path(folder), LABELLED, HELD_OUT))
+        reasons = Counter(each.reasons for each in found[-1].answered)
+        sys.stdout.write(f"{found[-1].closing}\n{dict(reasons)}\n{found[-1].row}\n")
+        sys.stdout.flush()
+    sys.stdout.write("\n".join(each.row for each in found) + "\n")
+    total = Counter[str]()
+    for each in found:
+        total.update(each.seconds)
+    for name, seconds in total.items():
+        sys.stdout.write(f"{seconds / len(found):6.1f} s  {name}\n")
+
+
+if __name__ == "__main__":
+    main()
