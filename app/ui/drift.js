@@ -60,7 +60,7 @@ export function driftView() {
   }
   return {
     risk: el("section", { class: "card", "aria-labelledby": "risk-title" }, el("h2", { id: "risk-title" }, "How often it missed, as far as is known"), risk),
-    drift: el("section", { class: "card", "aria-labelledby": "drift-title" }, el("h2", { id: "drift-title" }, "Drift: have questions or answers changed?"), alarms, evidence),
+    drift: el("section", { class: "card", "aria-labelledby": "drift-title" }, el("h2", { id: "drift-title" }, "Drift: have questions or answers changed?"), alarms, evidence, el("p", { class: "hint" }, "Each line watches one thing. A line that reaches 100 % is an alarm.")),
     poll,
   };
 }
@@ -132,8 +132,8 @@ function detectionView(detection) {
       ? labelled < 1
         ? `No alarm sees a risk of ${percent(risk)}: ${percent(labelled)} of the sample get a label. Label all of a smaller sample.`
         : `A risk of ${percent(risk)} is within what such few rows may have: no alarm sees it.`
-      : `A risk of ${percent(risk)} takes ${count(needed)} judged requests: ${days === null ? "never, as none is judged" : plural(Math.ceil(days), "day")}${rate === null ? "" : `; a sampling rate of ${percent(rate)} makes it a week`}.`));
-  return el("div", { class: "hint" }, el("p", {}, `What the alarm on judged losses sees with a chance of ${percent(chance)}, at ${plural(judged, "judged request")} a week:`), el("ul", {}, lines));
+      : `If ${percent(risk)} were missed: after ${count(needed)} labelled requests, ${days === null ? "which is never, as none is labelled" : plural(Math.ceil(days), "day")}${rate === null ? "" : `; a sampling rate of ${percent(rate)} makes it a week`}.`));
+  return el("div", { class: "hint" }, el("p", {}, `How soon the gateway would notice that more is missed than was asked for (in ${percent(chance)} of the cases; ${plural(judged, "request")} a week ${judged === 1 ? "is" : "are"} labelled now):`), el("ul", {}, lines));
 }
 
 /** Capital as a share of where it alarms, on a logarithmic axis. */

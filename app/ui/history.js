@@ -85,7 +85,7 @@ function besideTable({ calls, cost, agreement, best_single: best, everyone }, cu
 function hintsOf({ cost, sampled, read, decisions }) {
   const said = [];
   if (cost === null) said.push("The cost is known once models have prices (setting price).");
-  if (sampled > 0) said.push(`“Says what most say”: of ${plural(sampled, "sampled request")}, which all models answered, how often the answer is that of most models. It is not the share that is right.`);
+  if (sampled > 0) said.push(`“Says what most say”: of ${plural(sampled, "sampled request")}, which all models answered, how often the answer is that of most models. Asking all and counting heads always does. It is not the share that is right.`);
   else said.push("“Says what most say” is known once the gateway asks all models for a sample of the requests (setting watching.shadow_rate).");
   if (read < decisions) said.push(`Averages are over ${count(read)} of the ${count(decisions)} requests, spread over the whole time.`);
   return said.join(" ");

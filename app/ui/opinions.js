@@ -76,6 +76,7 @@ function countsHeads(opinions) {
 /** The weight of an answer, at the end of its bar. */
 function weightInWords(weight, isCount) {
   if (weight === null) return "no vote";
+  if (weight < 0) return "against it"; // so rarely is its model right on such questions
   return isCount ? plural(weight, "vote") : `weight ${number(weight, 1)}`;
 }
 

@@ -36,14 +36,14 @@ export function paidBeside({ called, size, priceShare, slowest, cost, tokens }) 
   const all = cost?.alternatives.everyone;
   if (all?.cost > 0) {
     pairs.push(["Cost", cost.cost / all.cost, amountInWords(cost, cost.currency), amountInWords(all, cost.currency)]);
-    if (all.estimated) basis.push("The cost of calling all is estimated: candidates that were not called would read the same input and answer as they do on average.");
+    if (all.estimated) basis.push("The cost of calling all is estimated: models that were not called would read the same input and answer as they do on average.");
   } else if (priceShare !== null) pairs.push(["Price", priceShare, percent(priceShare, 0), "100 %"]);
   const ms = Math.max(...called.filter((call) => call.ms !== undefined).map((call) => call.ms));
   if (Number.isFinite(ms)) {
     const least = slowest.untimed > 0 ? `at least ${duration(slowest.ms)}` : duration(slowest.ms);
     pairs.push(["Time", ms / slowest.ms, duration(ms), least]);
-    const untimed = slowest.untimed > 0 ? ` (candidates without a call: ${slowest.untimed})` : "";
-    basis.push(`The time of calling all is that of the slowest candidate, by each one's latest call on this page, for whatever question${untimed}.`);
+    const untimed = slowest.untimed > 0 ? ` (models without a call: ${slowest.untimed})` : "";
+    basis.push(`The time of calling all is that of the slowest model, by each one's latest call on this page, for whatever question${untimed}.`);
   }
   return el("div", { class: "paid" }, barsTable(pairs, size), basis.length > 0 ? el("p", { class: "hint" }, basis.join(" ")) : null);
 }

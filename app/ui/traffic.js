@@ -23,7 +23,7 @@ export function trafficView(risk) {
     figure("How many models were chosen", sizes),
     risk,
   );
-  const who = el("section", { class: "card", "aria-labelledby": "who-title" }, el("h2", { id: "who-title" }, "Candidates"), candidates);
+  const who = el("section", { class: "card", "aria-labelledby": "who-title" }, el("h2", { id: "who-title" }, "Models"), candidates);
   const view = el("div", { class: "stack" }, tiles, charts, who, met);
 
   /** Show what all gateways counted, and the lines so far. */
@@ -88,8 +88,8 @@ function candidateTable(all) {
       answered ? duration((1000 * total(all, "racer_candidate_seconds_sum", mine)) / answered) : "–",
     ];
   });
-  if (rows.length === 0) return el("p", { class: "muted" }, "Nothing is known of candidates yet.");
-  return table("Candidates and their calls", ["Candidate", "State", "Calls", "Failed", "Tried again", "Mean time"], rows);
+  if (rows.length === 0) return el("p", { class: "muted" }, "Nothing is known of models yet.");
+  return table("Models and their calls", ["Model", "State", "Calls", "Failed", "Tried again", "Mean time"], rows);
 }
 
 /** Times of points, for an axis. */
@@ -128,10 +128,10 @@ function drawTime(element, lines) {
   });
   chart(element, label, (colour) => ({
     data: [
-      line("overhead", 0, "gateway, half", colour("accent"), "solid"),
-      line("overhead", 1, "gateway, 95 %", colour("accent"), "dot"),
-      line("calls", 0, "calls, half", colour("mark"), "solid"),
-      line("calls", 1, "calls, 95 %", colour("mark"), "dot"),
+      line("overhead", 0, "in the gateway: half", colour("accent"), "solid"),
+      line("overhead", 1, "in the gateway: 95 %", colour("accent"), "dot"),
+      line("calls", 0, "calls of models: half", colour("mark"), "solid"),
+      line("calls", 1, "calls of models: 95 %", colour("mark"), "dot"),
     ],
     x: { type: "date", range: window(times(lines)) },
     y: { type: "log", title: "ms", dtick: 1, range: last ? undefined : [0, 3] },

@@ -164,7 +164,7 @@ def test_what_was_paid_stands_beside_calling_everyone(demo: Fleet, opened: Open)
         assert cells(tab, "Calls") == [f"{len(calls)}", f"of {len(POOL)}"]
         slowest, own = max(latest.values()), max(each["ms"] for each in calls)
         is_known = len(latest) == len(POOL)
-        untimed = "" if is_known else f" (candidates without a call: {len(POOL) - len(latest)})"
+        untimed = "" if is_known else f" (models without a call: {len(POOL) - len(latest)})"
         assert f"latest call on this page, for whatever question{untimed}." in paid
         everyone = duration(slowest) if is_known else f"at least {duration(slowest)}"
         assert cells(tab, "Time") == [duration(own), f"of {everyone}"]
