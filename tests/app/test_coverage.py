@@ -69,7 +69,19 @@ def test_an_answer_of_no_calibration_names_the_way_to_one(serve: Serve) -> None:
     gateway.ask(ONE, temperature=0.7)
     ((only,),) = [each["others"] for each in covered(gateway)["applications"]]
     assert (only["shape"], only["what"]) == (None, "not_calibrated")
-    assert only["command"] == "racer bootstrap --queries questions.jsonl"
+    assert "GET /readyz says what is missing" in only["command"]
+
+
+def test_it_begins_anew_with_a_calibration(serve: Serve) -> None:
+    """What was void before may be certified now; its shape stays known, so its command works."""
+    gateway = serve()
+    gateway.ask(ONE, temperature=0.7)
+    (before,) = covered(gateway)["applications"]
+    gateway.calibrate(80)
+    gateway.ask(ONE)
+    (after,) = covered(gateway)["applications"]
+    assert (after["requests"], after["certified"], after["others"]) == (1, 1, [])
+    assert [each["shape"] for each in after["earlier"]] == [before["others"][0]["shape"]]
 
 
 def test_applications_are_counted_apart(serve: Serve) -> None:

@@ -213,7 +213,8 @@ def _coverage_findings(settings: Settings, secrets: Secrets) -> Iterator[Finding
         if answer.status_code in (401, 403):
             yield ok(_COVERAGE, "set $RACER_ADMIN_KEY to see which requests are certified")
         elif answer.status_code == 200:
-            yield from map(check_coverage, answer.json()["applications"])
+            found = answer.json()["applications"]
+            yield from (check_coverage(each) for each in found if each["requests"])
 
 
 def check_coverage(found: Mapping[str, Any]) -> Finding:
