@@ -145,8 +145,7 @@ def label(
     requests go to the gateway; `racer calibrate` corrects them by people's labels. A checker's are
     labels.
     """
-    from app.tools.bootstrap.steps import default_grade
-    from app.tools.labelling.grading import GradingOptions
+    from app.tools.labelling.grading import GradingOptions, default_kind
     from app.tools.labelling.people import KIND as PEOPLE
 
     if page and (kind or judge or from_shadow):
@@ -154,7 +153,7 @@ def label(
     if page:
         kind = PEOPLE
     elif kind is None:
-        kind = "judge" if judge else default_grade(settings.read(config))
+        kind = "judge" if judge else default_kind(settings.read(config))
     grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
     if from_shadow:
         others = questions or references or rows or evaluators or confidences or through_gateway

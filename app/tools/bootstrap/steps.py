@@ -15,6 +15,7 @@ from app.settings.applications import leave_out_digest
 from app.tools.bootstrap.gateway import wait_for_artifact
 from app.tools.bootstrap.state import BootstrapState, Step
 from app.tools.gateway_client import GatewayClient
+from app.tools.labelling.grading import default_kind
 from app.tools.labelling.people import KIND as PEOPLE
 from app.tools.labelling.shapes import ShapeOptions
 from app.tools.router_rows import read_rows
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from racer_core.offline.evaluation_result import Evaluation
 
 
-GRADES: Final = ("choice", "number", "math", "exact")  # of answers that have references
 _VOTES: Final = ("choice", "number", "exact")  # equalities that `racer evaluate` measures
 
 
@@ -87,7 +87,7 @@ class Steps:
     def label(self, settings: Settings) -> Step:
         """Every candidate answers every question, through the gateway."""
         given = self._options
-        grade = given.grade or ("judge" if given.judge else default_grade(settings))
+        grade = given.grade or ("judge" if given.judge else default_kind(settings))
         command = [
             *("label", str(given.queries), "--config", str(given.config), "--out", str(self._rows)),
             *_graded(grade),
@@ -113,7 +113,7 @@ class Steps:
     def like(self, settings: Settings) -> Step:
         """The questions that calibrate once more, as requests of these shapes are sent."""
         given, rows = self._options, self._part("calibration")
-        grade = given.grade or ("judge" if given.judge else default_grade(settings))
+        grade = given.grade or ("judge" if given.judge else default_kind(settings))
         command = [
             *("label", str(rows), "--config", str(given.config)),
             *("--out", str(self.calibration_rows), *_graded(grade)),
@@ -299,12 +299,6 @@ class Steps:
         alpha = routing.alpha if self._options.alpha is None else self._options.alpha
         target = routing.risk_target.value
         return ("--alpha", str(alpha), "--score", routing.score.value, "--risk-target", target)
-
-
-def default_grade(settings: Settings) -> str:
-    """The grade that counts answers as equal where votes do, as far as there is one."""
-    equality = settings.aggregation.equality.value
-    return equality if equality in GRADES else "exact"
 
 
 def artifact_of(settings: Settings) -> Path:

@@ -26,6 +26,12 @@ class GradingOptions:
     desk: LabelDesk | None = field(default=None, repr=False)  # where people grade, for `page`
 
 
+def default_kind(settings: Settings) -> str:
+    """The grade that calls answers equal where votes do, as far as there is one."""
+    equality = settings.aggregation.equality.value
+    return equality if equality in {each.value for each in Grade} else Grade.EXACT.value
+
+
 def make_grader(
     grading: GradingOptions, settings: Settings, secrets: Secrets
 ) -> tuple[RequestGrader, Candidate | None]:
