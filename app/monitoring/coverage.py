@@ -21,7 +21,6 @@ KEPT: Final = 1_000  # requests of each application
 SHOWN: Final = 20  # shapes of each application, those of most requests
 QUESTIONS: Final = "questions.jsonl"
 _ROWS: Final = "certified.jsonl"
-_SYSTEM: Final = ("system", "developer", "instructions")  # ends of names of a system prompt
 # Reasons that rows with the request's shape cure.
 _CURED_BY_ROWS: Final = frozenset(
     [Reason.CONDITIONS_DIFFER, Reason.MULTI_TURN, Reason.UNLABELLED_KIND]
@@ -164,7 +163,7 @@ def label_command(shapes: Iterable[Shape], application: str | None = None) -> st
     for each in shapes:
         for part in each.fields:
             if part.value is None:
-                kind = "system" if part.name.rpartition(".")[2] in _SYSTEM else part.name
+                kind = "system" if part.is_system_prompt else part.name
                 contents.setdefault(kind, {})[part.digest] = None
     files = [
         _file(name, str(number) if len(digests) > 1 else "")

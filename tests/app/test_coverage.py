@@ -50,14 +50,14 @@ def test_shapes_are_counted_and_hold_no_content(serve: Serve) -> None:
     assert {(each["what"], each["requests"], *each["reasons"]) for each in own["others"]} == {
         ("temperature=0.7", 2, "conditions_differ:temperature"),
         ("max_tokens=100", 1, "conditions_differ:max_tokens"),
-        ("messages.system", 1, "conditions_differ:messages.system"),
-        ("later turn", 1, "multi_turn_uncalibrated"),
+        ("a system prompt", 1, "conditions_differ:messages.system"),
+        ("a later turn", 1, "multi_turn_uncalibrated"),
     }
     assert "CANARY" not in json.dumps(found)
     shapes = {each["what"]: each["shape"] for each in own["others"]}
     commands = {each["what"]: each["command"] for each in own["others"]}
-    assert commands["messages.system"] == (
-        f"racer label questions.jsonl --like {shapes['messages.system']} --system prompt.txt "
+    assert commands["a system prompt"] == (
+        f"racer label questions.jsonl --like {shapes['a system prompt']} --system prompt.txt "
         "--out certified.jsonl && racer calibrate certified.jsonl"
     )
     assert all(f"--like {each}" in own["command"] for each in shapes.values())
