@@ -182,6 +182,9 @@ async def open_services(
             evidence=evidence,
             on_answers=checkers and checkers.submit,
         )
+        coverage = Coverage(conditions)
+        if stored is not None:
+            await stored.active.add_follower(lambda _: coverage.begin(), of_canaries=lambda _: None)
         costs = Costs.of(settings, typical_usage, metrics)
         spending = Spending.of(settings, budgets)
         chats = ChatServices(
@@ -200,7 +203,7 @@ async def open_services(
             tracer=tracer,
             costs=costs,
             spending=spending,
-            coverage=Coverage(conditions),
+            coverage=coverage,
         )
         await chats.of(None).check()
         await asyncio.to_thread(fetch, settings)

@@ -98,7 +98,9 @@ async def verify(request: Request, services: Services) -> Response:
     responses=errors(*KEYED),
 )
 async def coverage(_: Request, services: Services) -> Response:
-    """Of the last 1,000 answers of each application, in the memory of the process that answers.
+    """Of the last 1,000 answers of each application since the active calibration.
+
+    They are in the memory of the process that answers, and `earlier` has shapes from before.
 
     `others` has one entry for each kind of void certificate: its reasons, how many requests have
     it, and the `command` that certifies such requests. A `shape` holds fields, digests and counts,

@@ -1,6 +1,7 @@
 """Coverage: which of the last requests were certified, and what the others have in common.
 
-It is in the memory of this process alone, and holds shapes and counts, no content.
+It begins anew with each calibration. It is in the memory of this process alone, and holds shapes
+and counts, no content.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ KEPT: Final = 1_000  # requests of each application
 SHOWN: Final = 20  # shapes of each application, those of most requests
 QUESTIONS: Final = "questions.jsonl"
 _ROWS: Final = "certified.jsonl"
-_SYSTEM: Final = ("system", "developer", "instructions")  # ends of names of a system prompt
 # Reasons that rows with the request's shape cure.
 _CURED_BY_ROWS: Final = frozenset(
     [Reason.CONDITIONS_DIFFER, Reason.MULTI_TURN, Reason.UNLABELLED_KIND]
@@ -34,7 +34,7 @@ _DRAW: Final = (
     "sample, and run `racer calibrate --from-shadow` (docs/live-traffic.md)"
 )
 _CURES: Final[Mapping[Reason, str]] = {
-    Reason.NOT_CALIBRATED: "racer bootstrap --queries questions.jsonl",
+    Reason.NOT_CALIBRATED: "GET /readyz says what is missing, and which command comes next",
     Reason.STALE: "racer calibrate ROWS, with rows that are labelled anew",
     Reason.CHOSEN_BY_FIGURES: "racer calibrate ROWS, with fresh rows",
     Reason.REFERENCE_UNAVAILABLE: "repair the reference",
@@ -72,7 +72,7 @@ class _Memory:
 
 
 class Coverage:
-    """Remembers the last requests.
+    """Remembers the last requests since the active calibration, and shapes from before.
 
     Args:
         conditions: Reads what candidates are sent, but for the query.
@@ -81,6 +81,11 @@ class Coverage:
     def __init__(self, conditions: ConditionReader) -> None:
         self._conditions = conditions
         self._memories = defaultdict[str | None, _Memory](_Memory)
+
+    def begin(self) -> None:
+        """Begin anew: another calibration decides from now on. Called on any thread."""
+        for each in list(self._memories.values()):
+            each.kinds.clear()
 
     def add_certified(self, application: str | None) -> None:
         """Remember an answered request whose certificate holds.
@@ -158,7 +163,7 @@ def label_command(shapes: Iterable[Shape], application: str | None = None) -> st
     for each in shapes:
         for part in each.fields:
             if part.value is None:
-                kind = "system" if part.name.rpartition(".")[2] in _SYSTEM else part.name
+                kind = "system" if part.is_system_prompt else part.name
                 contents.setdefault(kind, {})[part.digest] = None
     files = [
         _file(name, str(number) if len(digests) > 1 else "")
@@ -180,7 +185,7 @@ def _file(name: str, number: str) -> str:
 
 
 def _report(application: str | None, memory: _Memory) -> dict[str, Any]:
-    kinds = Counter(memory.kinds)
+    kinds = Counter(memory.kinds.copy())  # which a thread may clear
     certified = kinds.pop(None, 0)
     others = [(kind, count) for kind, count in kinds.most_common(SHOWN) if kind is not None]
     whole = [
@@ -189,6 +194,8 @@ def _report(application: str | None, memory: _Memory) -> dict[str, Any]:
         if kind.shape is not None and memory.shapes[kind.shape].is_whole
     ]
     whole = list({each.id: each for each in whole}.values())
+    shown = {kind.shape for kind, _ in others}
+    earlier = [each for name, each in memory.shapes.items() if name not in shown]
     return {
         "application": application,
         "requests": len(memory.kinds),
@@ -198,6 +205,7 @@ def _report(application: str | None, memory: _Memory) -> dict[str, Any]:
         "others": [
             _kind_as_json(kind, count, memory.shapes, application) for kind, count in others
         ],
+        "earlier": [each.as_json() | {"what": str(each)} for each in earlier[-SHOWN:]],
     }
 
 

@@ -16,6 +16,7 @@ from app.routing.conditions import Conditions
 from racer_core.records.request import TURN_FIELDS
 
 _ID_BYTES: Final = 4
+_SYSTEM: Final = ("system", "developer", "instructions")  # ends of names of a system prompt
 _MAX_FIELDS: Final = 16
 # Values of the APIs' own vocabulary, which say nothing of what a client writes.
 _WORDS: Final = frozenset(
@@ -60,7 +61,14 @@ class ShapeField:
         shown = {"digest": self.digest} if self.value is None else {"value": self.value}
         return {"name": self.name, **shown}
 
+    @property
+    def is_system_prompt(self) -> bool:
+        """Whether it is a system prompt, in any API."""
+        return self.name.rpartition(".")[2] in _SYSTEM
+
     def __str__(self) -> str:
+        if self.is_system_prompt:
+            return "a system prompt"
         return self.name if self.value is None else f"{self.name}={self.value}"
 
 
@@ -94,7 +102,7 @@ class Shape:
         }
 
     def __str__(self) -> str:
-        parts = [*(["later turn"] if self.later else []), *map(str, self.fields)]
+        parts = [*(["a later turn"] if self.later else []), *map(str, self.fields)]
         if self.endpoint != "chat/completions":
             parts.insert(0, self.endpoint)
         return ", ".join(parts) or "a plain question"

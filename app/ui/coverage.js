@@ -20,7 +20,7 @@ export function coverageView() {
     }
     try {
       const found = await getJson("coverage", "admin");
-      show(JSON.stringify(found), found.requests === 0 ? el("p", { class: "muted" }, "No request was answered yet.") : found.applications.map(applicationView));
+      show(JSON.stringify(found), found.requests === 0 ? el("p", { class: "muted" }, "No request was answered since the active calibration.") : found.applications.filter(({ requests }) => requests > 0).map(applicationView));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       show(error.message, notice("info", sentence(error.message)));

@@ -50,14 +50,14 @@ def test_shapes_are_counted_and_hold_no_content(serve: Serve) -> None:
     assert {(each["what"], each["requests"], *each["reasons"]) for each in own["others"]} == {
         ("temperature=0.7", 2, "conditions_differ:temperature"),
         ("max_tokens=100", 1, "conditions_differ:max_tokens"),
-        ("messages.system", 1, "conditions_differ:messages.system"),
-        ("later turn", 1, "multi_turn_uncalibrated"),
+        ("a system prompt", 1, "conditions_differ:messages.system"),
+        ("a later turn", 1, "multi_turn_uncalibrated"),
     }
     assert "CANARY" not in json.dumps(found)
     shapes = {each["what"]: each["shape"] for each in own["others"]}
     commands = {each["what"]: each["command"] for each in own["others"]}
-    assert commands["messages.system"] == (
-        f"racer label questions.jsonl --like {shapes['messages.system']} --system prompt.txt "
+    assert commands["a system prompt"] == (
+        f"racer label questions.jsonl --like {shapes['a system prompt']} --system prompt.txt "
         "--out certified.jsonl && racer calibrate certified.jsonl"
     )
     assert all(f"--like {each}" in own["command"] for each in shapes.values())
@@ -69,7 +69,19 @@ def test_an_answer_of_no_calibration_names_the_way_to_one(serve: Serve) -> None:
     gateway.ask(ONE, temperature=0.7)
     ((only,),) = [each["others"] for each in covered(gateway)["applications"]]
     assert (only["shape"], only["what"]) == (None, "not_calibrated")
-    assert only["command"] == "racer bootstrap --queries questions.jsonl"
+    assert "GET /readyz says what is missing" in only["command"]
+
+
+def test_it_begins_anew_with_a_calibration(serve: Serve) -> None:
+    """What was void before may be certified now; its shape stays known, so its command works."""
+    gateway = serve()
+    gateway.ask(ONE, temperature=0.7)
+    (before,) = covered(gateway)["applications"]
+    gateway.calibrate(80)
+    gateway.ask(ONE)
+    (after,) = covered(gateway)["applications"]
+    assert (after["requests"], after["certified"], after["others"]) == (1, 1, [])
+    assert [each["shape"] for each in after["earlier"]] == [before["others"][0]["shape"]]
 
 
 def test_applications_are_counted_apart(serve: Serve) -> None:

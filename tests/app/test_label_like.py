@@ -138,6 +138,17 @@ def test_the_same_command_goes_on(racer: Command, gateway: Gateway, pool: FakePo
     assert pool.requests == []
 
 
+def test_shapes_are_certified_one_after_the_other(racer: Command, gateway: Gateway) -> None:
+    """The command of the second still works once the first has made another calibration."""
+    for name in ("temperature", "max_tokens"):
+        gateway.ask(ONE, **FIVE[name])
+    (own,) = gateway.get("/coverage", ADMIN_KEY).json()["applications"]
+    for each in own["others"]:
+        assert typed(racer, each["command"], "--grade", "exact") == ""
+    assert holding(gateway) == {"plain", "temperature", "max_tokens"}
+    assert doctors(racer)["found"].startswith("3 of the last 5 requests are certified; not: ")
+
+
 def test_a_row_that_was_labelled_before_is_not_asked_again(
     racer: Command, gateway: Gateway, pool: FakePool
 ) -> None:

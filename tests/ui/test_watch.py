@@ -10,8 +10,9 @@ from playwright.sync_api import Route
 
 from tests.kit.gateway import as_json
 from tests.kit.waiting import until, wait_until
+from tests.ui.looks import overflow
 
-from .conftest import Open, Tab
+from .conftest import NARROW, Open, Tab
 from .fleet import POOL, Fleet, demo_rows, served, some_rows
 from .rounding import plain
 
@@ -234,6 +235,8 @@ def test_it_shows_which_requests_are_certified(keyed: Fleet, opened: Open) -> No
     text = card.inner_text()
     assert "requests are certified" in text
     assert "racer label questions.jsonl --like " in text
+    tab.page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    assert overflow(tab) == 0
     shown = card.locator("details")
     tab.page.wait_for_timeout(2 * POLL_MS)
     assert shown.first.get_attribute("open") is not None, "a poll closed what was opened"

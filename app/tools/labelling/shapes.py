@@ -286,7 +286,7 @@ def _like(
     known = {
         kind["shape"]: (each["application"], kind)
         for each in coverage["applications"]
-        for kind in each["others"]
+        for kind in [*each["earlier"], *each["others"]]
         if kind["shape"] is not None
     }
     if wanted not in known:
@@ -299,7 +299,7 @@ def _like(
     if not shape["reproducible"]:
         raise InputError(
             f"--like {wanted}: no options make such requests ({shape['what']}): put whole requests "
-            f"into the file (`request`), or {shape['command']}"
+            "into the file (`request`), or draw rows from traffic (docs/live-traffic.md)"
         )
     template = _Template(
         endpoint=shape["endpoint"],
