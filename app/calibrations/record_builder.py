@@ -308,8 +308,8 @@ class RecordBuilder:
         named = (DEFAULT, *applications) if applications else ()
         for name in (NO_APPLICATION, *named):
             has_own = name in applications and applications[name].alpha is not None
-            is_stated = stated is not None and not has_own
-            yield name, stated if is_stated else self._settings.alpha_of(name)
+            usual = self._settings.alpha_of(name)
+            yield name, usual if stated is None or has_own else stated
 
     def _own_alpha(
         self, name: str, alpha: float, guarantee: CalibrationOptions, fixed: Sequence[Terms]
