@@ -94,6 +94,7 @@ class RecordBuilder:
         source: dict[str, Any],
         progress: Progress,
         fixed: Sequence[Terms],
+        stated: float | None = None,
     ) -> CalibrationRecord:
         """A record that is not stored yet. Blocks.
 
@@ -103,6 +104,7 @@ class RecordBuilder:
             source: Where the rows come from, for the evidence.
             progress: Takes how far it is.
             fixed: The terms that did not depend on the rows.
+            stated: The alpha that the upload itself gives; None: none.
 
         Raises:
             CalibrationError: The rows cannot be calibrated on.
@@ -111,14 +113,15 @@ class RecordBuilder:
         guarantee = self.guarantee(options)
         alphas = {
             name: self._own_alpha(name, alpha, guarantee, fixed)
-            for name, alpha in self._configured_alphas()
+            for name, alpha in self._own_alphas(stated)
         }
         is_limit_picked = (
             options.answer_risk_max is not None
             and limit_terms(guarantee, options.answer_risk_max) not in fixed
         )
-        stated = self._own_alpha(NO_APPLICATION, guarantee.alpha, guarantee, fixed)
-        guarantee = replace(guarantee, is_alpha_fixed=stated.is_fixed, levels=stated.levels)
+        own = self._own_alpha(NO_APPLICATION, guarantee.alpha, guarantee, fixed)
+        is_fixed = own.fixed == guarantee.alpha
+        guarantee = replace(guarantee, is_alpha_fixed=is_fixed, levels=own.levels)
         rows_kind = options.rows_kind or rows.guessed_kind
         terms = partial(with_clusters, guarantee, kind=rows_kind)
         prices = self._call_prices(rows, guarantee)
@@ -270,44 +273,59 @@ class RecordBuilder:
         return found
 
     def fixed_terms(
-        self, options: CalibrateOptions, like: Sequence[CalibrationOptions]
+        self,
+        options: CalibrateOptions,
+        like: Sequence[CalibrationOptions],
+        stated: float | None,
     ) -> list[Terms]:
         """The terms that do not depend on rows that were never shown.
 
-        The configured levels, and the declared ones: those of `routing.levels` and of the upload.
+        One level is fixed, so that no figure can choose: the one that the upload states, such as
+        `racer bootstrap` after a choice on validation rows, or else the configured one. Declared
+        are `routing.levels` and both of them.
 
         Args:
             options: The upload's options.
             like: Guarantees whose other terms were in force before, too.
+            stated: As for :meth:`record`; a dry run states nothing.
         """
         found: list[Terms] = []
         own = [] if options.dry_run else [options]
+        stated = None if options.dry_run else stated
         guarantees = [*like, *(self.guarantee(each) for each in (CalibrateOptions(), *own))]
-        stated = [] if options.dry_run or options.alpha is None else [options.alpha]
-        for name, alpha in self._configured_alphas():
+        for name, alpha in self._own_alphas(stated):
             for each in guarantees:
                 found.append(level_terms(each, alpha, name))
-                levels = {*self._settings.routing.levels, *stated, alpha}
+                configured = self._settings.alpha_of(name)
+                levels = {*self._settings.routing.levels, configured, alpha}
                 found += [level_terms(each, level, name, is_declared=True) for level in levels]
         if options.answer_risk_max is not None:
             found.append(limit_terms(self.guarantee(options), options.answer_risk_max))
         return list({json.dumps(each): each for each in found}.values())
 
-    def _configured_alphas(self) -> Iterator[tuple[str, float]]:
-        """The configured level of each application, and of requests of none."""
-        named = (DEFAULT, *self._settings.applications) if self._settings.applications else ()
+    def _own_alphas(self, stated: float | None) -> Iterator[tuple[str, float]]:
+        """The level of each application, and of requests of none: its own, the stated or usual."""
+        applications = self._settings.applications
+        named = (DEFAULT, *applications) if applications else ()
         for name in (NO_APPLICATION, *named):
-            yield name, self._settings.alpha_of(name)
+            has_own = name in applications and applications[name].alpha is not None
+            usual = self._settings.alpha_of(name)
+            yield name, usual if stated is None or has_own else stated
 
     def _own_alpha(
         self, name: str, alpha: float, guarantee: CalibrationOptions, fixed: Sequence[Terms]
     ) -> OwnAlpha:
         """An application's level, with what was fixed before the rows were shown."""
-        declared = level_terms(guarantee, 0.0, name, is_declared=True)[1:]
-        levels = sorted(each[0] for each in fixed if each[1:] == declared)
-        if len(levels) > MAX_LEVELS:  # of many uploads: the band is no larger
-            levels = []
-        return OwnAlpha(alpha, level_terms(guarantee, alpha, name) in fixed, tuple(levels))
+        terms = level_terms(guarantee, alpha, name)
+        declared = level_terms(guarantee, alpha, name, is_declared=True)
+        known = [each[0] for each in fixed if each[1:] == terms[1:]]
+        levels = sorted(each[0] for each in fixed if each[1:] == declared[1:])
+        return OwnAlpha(
+            alpha,
+            fixed=alpha if alpha in known else next(iter(known), None),
+            # Of too many the band is no larger.
+            levels=tuple(levels) if len(levels) <= MAX_LEVELS else (),
+        )
 
     def _call_prices(
         self, rows: RowColumns, guarantee: CalibrationOptions

@@ -1,9 +1,9 @@
 """Seen rows: whether an alpha was fixed before the curve of its rows was shown.
 
 A dry run and a stored calibration show their rows' curve over alpha. The bound alpha holds only for
-the level that was configured when the rows were first sent. Levels that were declared then, by
-``routing.levels`` or by a first upload that was no dry run, are certified by a bound that holds for
-all of them together, and any other by the band over all alphas.
+one level: the one that a first upload stated that was no dry run, or else the configured one.
+Others that were declared then, by ``routing.levels``, are certified by a bound that holds for all
+of them together, and any other by the band over all alphas.
 
 An upload is recognised by its queries: a 64-bit hash of each is stored, keyed by the store, so that
 neither another artifact nor another application forgets it. Rows that an artifact brought as shown

@@ -195,7 +195,7 @@ class CalibrationService:
         reader, builder = self._reader, self._record_builder
         await self._inputs.refuse_changed()
         rows, options, left_out = await reader.read(upload, given, progress)
-        active_at_start = self._active_record()
+        active_at_start, alpha = self._active_record(), options.alpha
         if options.application is not None:
             options = self._for_application(options, options.application)
             check_rows(rows, options.application or "")
@@ -206,7 +206,7 @@ class CalibrationService:
             self._seen_rows.fixed_terms, hashes, rows.groups, others=rows.other_hashes
         )
         like = [active_at_start.calibration.options] if active_at_start is not None else []
-        stated = builder.fixed_terms(options, like)
+        stated = builder.fixed_terms(options, like, alpha)
         source = {
             "sha256": upload.sha256,
             "bytes": upload.size,
@@ -216,7 +216,9 @@ class CalibrationService:
             "sampling": sampling,
         }
         fixed = stated if seen is None else seen
-        record = await asyncio.to_thread(builder.record, rows, options, source, progress, fixed)
+        record = await asyncio.to_thread(
+            builder.record, rows, options, source, progress, fixed, alpha
+        )
         await self._inputs.refuse_changed()
         if options.activate and not options.dry_run:
             refuse_infeasible(uploaded_evidence(record, options.application))

@@ -367,6 +367,17 @@ class ServedCertificate(Certificate):
         return self if is_same else replace(self, premise=premise, turns=turns)
 
     @property
+    def advice(self) -> str | None:
+        """What would give the smaller bound; rows of `same_answer` need no label."""
+        advice = super().advice
+        if advice is None or self.same_answer is None:
+            return advice
+        return (
+            f"alpha {self.alpha:g} is not that of the calibration: configure it, and calibrate on "
+            f"later requests (`racer calibrate --same-answer`), and {self.alpha:g} itself holds"
+        )
+
+    @property
     def bound_header(self) -> str:
         """What holds of the risk, such as ``0.1`` or ``0.142;confidence=0.95``; or ``none``."""
         bound = self.bound

@@ -34,16 +34,16 @@ _OPTIONAL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class OwnAlpha:
-    """The risk level that was configured for an application when its rows were uploaded.
+    """The risk levels of an application when its rows were uploaded.
 
     Attributes:
-        alpha: The risk level.
-        is_fixed: It was set before the rows were shown, so that no row could influence it.
-        levels: All levels that were declared before, to which the configuration may change.
+        alpha: The one of the upload: stated with it, or configured.
+        fixed: The one that was fixed before the rows were first shown; None: none was.
+        levels: All that were declared before, to which the configuration may change.
     """
 
     alpha: float
-    is_fixed: bool
+    fixed: float | None
     levels: tuple[float, ...] = ()
 
 
@@ -115,8 +115,8 @@ class CalibrationRecord:
         evidence: What is known of the thresholds.
         void_reasons: Premises that never held, such as ``training_overlap``.
         grouped_by: ``Settings.grouping`` of its groups.
-        alphas: The risk levels that were configured when the rows were uploaded, by application;
-            ``NO_APPLICATION``: of requests of none.
+        alphas: The risk levels that were stated or configured when the rows were uploaded, by
+            application; ``NO_APPLICATION``: of requests of none.
     """
 
     id: str
@@ -141,7 +141,7 @@ class CalibrationRecord:
     def options(self, group: str | None, alpha: float, population: int = 0) -> CalibrationOptions:
         """The terms of a group at the risk level that is served.
 
-        Alpha itself bounds the risk of the level that was configured before the rows were shown.
+        Alpha itself bounds the risk of the one level that was fixed before the rows were shown.
 
         Args:
             group: The group.
@@ -152,11 +152,11 @@ class CalibrationRecord:
         if own is None:  # of a version that served the calibration's own alpha
             is_fixed = options.is_alpha_fixed and alpha == options.alpha
             return replace(options, alpha=alpha, is_alpha_fixed=is_fixed)
-        is_fixed = own.is_fixed and alpha == own.alpha
+        is_fixed = alpha == own.fixed
         return replace(options, alpha=alpha, is_alpha_fixed=is_fixed, levels=own.levels)
 
     def own_alpha(self, group: str | None) -> OwnAlpha | None:
-        """The level that was configured for a group; None: a version of before did not store it."""
+        """The level of a group's upload; None: a version of before did not store it."""
         own = self.alphas.get(group or NO_APPLICATION)
         return self.alphas.get(NO_APPLICATION) if own is None else own
 
@@ -288,8 +288,11 @@ class CalibrationRecord:
         )
 
 
-def _own_alpha(alpha: float, is_fixed: bool, levels: Sequence[float] = ()) -> OwnAlpha:
-    return OwnAlpha(alpha, is_fixed, tuple(levels))
+def _own_alpha(alpha: float, fixed: float | bool | None, levels: Sequence[float] = ()) -> OwnAlpha:
+    """A stored one; before 0.2.0 was released it said whether alpha was fixed."""
+    if isinstance(fixed, bool):
+        fixed = alpha if fixed else None
+    return OwnAlpha(alpha, fixed, tuple(levels))
 
 
 def _populations(

@@ -246,8 +246,8 @@ class CalibrateOptions(BaseModel):
 
     alpha: float | None = Field(
         default=None,
-        description="Risk level that the evidence shows, and that counts as declared. The"
-        " configuration serves its own, which is the default.",
+        description="Risk level of the evidence, fixed before these rows. The configuration serves"
+        " its own, which is the default.",
     )
     delta: float | None = Field(
         default=None,

@@ -193,6 +193,7 @@ def test_from_questions_to_a_certified_answer(
         "status": "ready",
         "calibration": report["calibration"]["id"],
         "artifact": artifacts.digest(tmp_path / "artifact"),
+        "level": {"alpha": 0.1, "bound": {"value": 0.1, "confidence": None}},
     }
     larger = bootstrap(gateway, "--json", alpha=0.2)
     calibration = done(larger)["calibration"]

@@ -103,7 +103,8 @@ def test_a_gateway_is_calibrated_at_its_first_start(
         certificate = gateway.chat(TWO)["racer"]["certificate"]
         assert certificate["holds"]
         assert certificate["calibration_id"] == result["id"]
-        assert certificate["guarantee"]["alpha_basis"] == "fixed"
+        guarantee = certificate["guarantee"]
+        assert (guarantee["alpha"], guarantee["alpha_basis"]) == (0.1, "declared")
 
 
 def test_it_is_what_an_upload_of_the_same_rows_would_be(
@@ -177,13 +178,13 @@ def test_a_gateway_knows_the_rows_that_its_artifact_was_calibrated_on(
     """
     with running(config, ENVIRONMENT) as gateway:
         gateway.calibrate(rows=noisy(40_000, 100))
-    assert offline("--alpha", 0.25)[1]["evidence"]["alpha_basis"] == "declared"
+    assert offline("--alpha", 0.25)[1]["evidence"]["alpha_basis"] == "fixed"
     with running(config, ENVIRONMENT) as gateway:
         assert basis(gateway, alpha=0.15, activate=False) == "band"
-        assert basis(gateway, alpha=0.25, activate=False) == "declared"
+        assert basis(gateway, alpha=0.25, activate=False) == "fixed"
         other = {"rows": as_json(noisy(60_000, 100)), "alpha": 0.15, "activate": False}
         response = gateway.post("/calibrate", ADMIN_KEY, json=other)
-        assert response.json()["evidence"]["alpha_basis"] == "declared"
+        assert response.json()["evidence"]["alpha_basis"] == "fixed"
 
 
 def test_a_refused_calibration_leaves_the_earlier_one(

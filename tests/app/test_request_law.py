@@ -94,7 +94,9 @@ class Gateway:
         options = CalibrateOptions(
             alpha=ALPHA, score=Score.PROB, risk_target=RiskTarget.ANSWERABLE, rows_kind="questions"
         )
-        return self.builder.record(self._read(lines), options, {}, Progress(lambda *_: None))
+        fixed = self.builder.fixed_terms(options, [], ALPHA)
+        progress = Progress(lambda *_: None)
+        return self.builder.record(self._read(lines), options, {}, progress, fixed, ALPHA)
 
     def _read(self, lines: bytes) -> RowColumns:
         order = ReadInstructions(

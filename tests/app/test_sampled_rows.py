@@ -337,12 +337,13 @@ def test_rows_outlive_artifact_and_pool_where_their_requests_are_stored(
         gateway.post("/calibrate", ADMIN_KEY, json=upload).raise_for_status()
         asked = ask(gateway, ONE, TWO)
         assert sampled(gateway, 2) == {"whole": 2}
-    path = configure(tmp_path, noisy_artifact, pool.url, watching=SAMPLING)
+    routing = {"alpha": 0.4}
+    path = configure(tmp_path, noisy_artifact, pool.url, watching=SAMPLING, routing=routing)
     with running(path, KEYED) as gateway:
         rows = shadow_rows(gateway)
         assert ids_of(rows) == asked
         assert all("correct" in row and "scores" not in row for row in rows)
-        again = {"rows": rows, "rows_kind": "traffic", "alpha": 0.4}
+        again = {"rows": rows, "rows_kind": "traffic"}
         response = gateway.post("/calibrate", ADMIN_KEY, json=again)
         assert response.status_code == 200, response.text
     # A candidate that is sent something else is another one.

@@ -255,7 +255,9 @@ class Gateway:
         options = CalibrateOptions(
             alpha=ALPHA, score=Score.PROB, risk_target=RiskTarget.ANSWERABLE, rows_kind="traffic"
         )
-        return self.builder.record(rows, options, {}, Progress(lambda *_: None))
+        fixed = self.builder.fixed_terms(options, [], ALPHA)
+        progress = Progress(lambda *_: None)
+        return self.builder.record(rows, options, {}, progress, fixed, ALPHA)
 
     def misses(
         self, record: CalibrationRecord, requests: Sequence[Request], like: Request | None = None

@@ -49,7 +49,7 @@ def calibrate(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> s
 def served(gateway: Gateway) -> dict[str, Any]:
     """What a certificate says about alpha."""
     guarantee = gateway.route(ONE)["certificate"]["guarantee"]
-    assert (guarantee["risk_band"] is None) == (guarantee["alpha_basis"] != "band")
+    assert (guarantee["risk_band"] is None) == (guarantee["alpha_basis"] == "fixed")
     return {name: guarantee[name] for name in ("alpha", "alpha_basis")}
 
 
@@ -58,7 +58,7 @@ def test_an_alpha_picked_from_the_curve_is_certified_by_the_band(serve: Serve) -
     gateway = serve(calibrated=False, routing=UNDECLARED)
     refused = {"rows": OTHERS, "max_weight": 2.0}
     assert gateway.post("/calibrate", ADMIN_KEY, json=refused).status_code == 422
-    assert calibrate(gateway, OTHERS, alpha=0.2, activate=False) == "declared"
+    assert calibrate(gateway, OTHERS, alpha=0.2, activate=False) == "fixed"
     assert calibrate(gateway, ROWS, alpha=0.2, dry_run=True) == "band"
     assert calibrate(gateway, ROWS, alpha=0.2) == "band"
     assert served(gateway) == {"alpha": 0.1, "alpha_basis": "fixed"}
@@ -68,15 +68,15 @@ def test_an_alpha_picked_from_the_curve_is_certified_by_the_band(serve: Serve) -
     assert served(gateway) == {"alpha": 0.1, "alpha_basis": "fixed"}
 
 
-def test_an_alpha_stated_with_new_rows_is_declared(serve: Serve) -> None:
+def test_an_alpha_stated_with_new_rows_is_fixed(serve: Serve) -> None:
     """Also where they are uploaded again; another alpha, score or target is picked.
 
-    It is not the level that is configured: who configures it later chooses between the two.
+    Until it is configured, too, the configured level is one of two that could be chosen.
     """
     gateway = serve(calibrated=False, routing=UNDECLARED)
-    assert calibrate(gateway, ROWS, alpha=0.2) == "declared"
-    assert served(gateway) == {"alpha": 0.1, "alpha_basis": "fixed"}
-    assert calibrate(gateway, ROWS, alpha=0.2, activate=False) == "declared"
+    assert calibrate(gateway, ROWS, alpha=0.2) == "fixed"
+    assert served(gateway) == {"alpha": 0.1, "alpha_basis": "declared"}
+    assert calibrate(gateway, ROWS, alpha=0.2, activate=False) == "fixed"
     for picked in ({"alpha": 0.15}, {"score": "prob"}, {"risk_target": "paper"}, {"delta": 0.1}):
         assert calibrate(gateway, ROWS, activate=False, **{"alpha": 0.2, **picked}) == "band"
     assert calibrate(gateway, OTHERS, dry_run=True) == "fixed"
@@ -229,7 +229,7 @@ def test_another_artifact_forgets_no_row(
                 assert calibrate(gateway, OTHERS, dry_run=True) == "fixed"
             else:
                 basis.append(calibrate(gateway, OTHERS, alpha=0.3, activate=False))
-    assert basis == ["declared", "declared", "band"]
+    assert basis == ["fixed", "fixed", "band"]
 
 
 def test_a_changed_file_of_shown_rows_was_seen(serve: Serve) -> None:
@@ -245,7 +245,7 @@ def test_a_changed_file_of_shown_rows_was_seen(serve: Serve) -> None:
     swapped = ROWS[:-1] + OTHERS[:1]
     for changed in (ROWS[:-1], swapped, ROWS + OTHERS[:50], spaced, relabelled, requests):
         assert calibrate(gateway, changed, alpha=0.2, activate=False) == "band"
-    assert calibrate(gateway, OTHERS[50:], alpha=0.25) == "declared"
+    assert calibrate(gateway, OTHERS[50:], alpha=0.25) == "fixed"
 
 
 def test_weighted_rows_with_a_picked_alpha_promise_nothing(

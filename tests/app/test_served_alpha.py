@@ -128,16 +128,16 @@ def test_a_level_that_was_declared_has_the_smaller_bound(write: Write) -> None:
 
 
 def test_a_calibration_for_another_level_says_what_is_served(write: Write) -> None:
-    """The upload's alpha is what its evidence shows; the configuration serves."""
+    """It is fixed with the rows, as what `racer bootstrap` states; the configuration serves."""
     with running(write(0.1), ENVIRONMENT) as gateway:
         made = gateway.upload(ROWS, alpha=0.2)
         assert made["evidence"]["alpha"] == 0.2
         assert made["served"]["alpha"] == 0.1
         assert "`routing.alpha: 0.2`" in made["served"]["remark"]
-        assert served(gateway) == (0.1, "0.1", "fixed")
+        assert served(gateway)[::2] == (0.1, "declared")
         write(0.2)
         reloaded(gateway)
-        assert served(gateway)[::2] == (0.2, "declared")
+        assert served(gateway) == (0.2, "0.2", "fixed")
         assert gateway.upload(OTHERS)["served"]["remark"] is None
 
 

@@ -39,6 +39,8 @@ def test_a_decision_at_the_calibrations_own_terms_holds_without_a_reason():
             "alpha_basis": "fixed",
             "risk_band": None,
             "risk_band_delta": None,
+            "bound": {"value": 0.1, "confidence": None},
+            "advice": None,
             "answer_risk_max": None,
             "answer_risk_delta": None,
             "weights": None,

@@ -138,7 +138,7 @@ def application_record(seed: int = 1, *, drawn_alpha: float = 0.2) -> Calibratio
             Population(calibration=bot, conditions=POOL, drawn="bot"),
         ),
         grouped_by="application 0123456789abcdef",
-        alphas={"bot": OwnAlpha(drawn_alpha, is_fixed=True)},
+        alphas={"bot": OwnAlpha(drawn_alpha, fixed=drawn_alpha)},
     )
 
 

@@ -50,6 +50,14 @@ def at_calibrate(opened: Open, fleet: Fleet) -> Tab:
     return tab
 
 
+def test_the_history_states_the_level_that_is_served(own: Fleet, opened: Open) -> None:
+    """With the bound that holds for it; the table has the level of each calibration's evidence."""
+    told = at_calibrate(opened, own).page.inner_text("#history")
+    assert (
+        "A risk level of 10 % is served: at most 10 % holds, on average over calibrations." in told
+    )
+
+
 def stored(fleet: Fleet) -> int:
     """How many calibrations there are."""
     return len(fleet.gateway.get("/calibrations", fleet.admin_key).json()["data"])
