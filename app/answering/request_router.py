@@ -103,10 +103,8 @@ class RequestRouter:
                 waits_for_all=request.options.explain,
             )
             if decision.rounds is not None:
-                is_same = self._reader.is_same if kind.is_pairwise else None
-                rounds = Rounds(
-                    decision.rounds, decision_id, is_same=is_same, compared=vote.compared
-                )
+                equals = vote.are_equal if kind.is_pairwise else None
+                rounds = Rounds(decision.rounds, decision_id, equals=equals)
                 vote = RoundsVote.of(
                     vote,
                     rounds,

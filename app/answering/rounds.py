@@ -17,9 +17,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from app.answering.fan_out import FanOutResult
@@ -30,7 +29,6 @@ from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
 from app.routing.rounds_plan import RoundsPlan
 from app.upstream.reply import Reply
-from racer_core.aggregation.rule import Compared
 from racer_core.sequential.serving import StopReason
 from racer_core.sequential.verdicts import NO_VERDICT
 from racer_core.types import Aggregate
@@ -49,9 +47,8 @@ class Rounds:
     Args:
         plan: The rules of its calls.
         decision_id: The id of its decision, which breaks ties.
-        is_same: Whether two answers are equal that are compared two by two, whose forms are then
-            their candidates; None: answers of the same form are equal.
-        compared: What such answers are compared by, as they arrive.
+        equals: Whether two candidates gave the same answer, where answers are compared two by two
+            and their forms are the candidates; None: answers of the same form are equal.
     """
 
     def __init__(
@@ -59,12 +56,9 @@ class Rounds:
         plan: RoundsPlan,
         decision_id: str,
         *,
-        is_same: Callable[[Compared, Compared], bool] | None = None,
-        compared: Mapping[str, Compared] | None = None,
+        equals: Callable[[str, str], bool] | None = None,
     ) -> None:
         self._plan = plan
-        self._compared: Mapping[str, Compared] = {} if compared is None else compared
-        equals = None if is_same is None else partial(self._are_equal, is_same)
         self._sequence = plan.sequence(decision_id, equals=equals)
         self.policy = plan.calibration.policy
         self._has_answer = False  # that can be returned
@@ -207,11 +201,6 @@ class Rounds:
         reference = self.policy.reference
         self.alone = reference if self.next == (reference,) else None
 
-    def _are_equal(
-        self, is_same: Callable[[Compared, Compared], bool], one: str, other: str
-    ) -> bool:
-        return is_same(self._compared[one], self._compared[other])
-
     def _add(self, name: str, form: str | None) -> None:
         verdict = None if name in self._unchecked else self.verdicts.get(name, NO_VERDICT)
         self._sequence.add(name, form, verdict)
@@ -259,6 +248,7 @@ class RoundsVote(Vote):
             deadline=vote.deadline,
             question=vote.question,
             compared=vote.compared,
+            found=vote.found,
             rounds=rounds,
             hurries_at=now + HURRY_SHARE * (vote.deadline - now),
             latencies=latencies,

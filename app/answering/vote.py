@@ -50,6 +50,7 @@ class Vote:
         deadline: A ``time.monotonic()``; an answer that is not read by then does not vote.
         waits_for_all: Collect all answers, even after the vote is decided.
         compared: What the answers that arrived are compared by, where that is not a form.
+        found: Which of them were found equal, so that no pair is compared twice.
     """
 
     rule: Aggregation
@@ -62,6 +63,7 @@ class Vote:
     question: str = ""
     waits_for_all: bool = False
     compared: dict[str, Compared] = field(default_factory=dict[str, Compared])
+    found: dict[tuple[str, str], bool] = field(default_factory=dict[tuple[str, str], bool])
 
     @property
     def stops_early(self) -> bool:
@@ -191,10 +193,14 @@ class Vote:
         forms = {name: results.forms.get(name) for name in sorted(among, key=self._place)}
         if not self.kind.is_pairwise:
             return forms
-        return led_forms(forms, self._are_equal)
+        return led_forms(forms, self.are_equal)
 
-    def _are_equal(self, one: str, other: str) -> bool:
-        return self.reader.is_same(self.compared[one], self.compared[other])
+    def are_equal(self, one: str, other: str) -> bool:
+        """Whether two candidates gave the same answer; both arrived, and are compared as a pair."""
+        pair = (one, other) if one < other else (other, one)
+        if pair not in self.found:
+            self.found[pair] = self.reader.is_same(self.compared[one], self.compared[other])
+        return self.found[pair]
 
     def elect(
         self,

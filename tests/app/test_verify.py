@@ -23,9 +23,7 @@ from app.routing.rounds_plan import RoundsPlan, RoundsTerms, fitted
 from app.same_answer.calibrations import AnswerCalibrations
 from app.upstream.reply import Reply
 from app.wire.format import AnswerKind, Choice
-from racer_core.aggregation.rule import Compared, are_same
 from racer_core.aggregation.semantic import Meaning
-from racer_core.aggregation.wording import SHIPPED
 from racer_core.errors import InputError
 from racer_core.sequential.serving import StopReason
 from racer_core.types import BINARY_TARGETS, RiskTarget, Score
@@ -236,10 +234,6 @@ SLOWNESS = (StopReason.SLOW, StopReason.DEADLINE)
 USUAL = decision_record(calibration_record(rows=20), [0.5, 0.5, 0.5])
 
 
-def _are_near(one: Compared, other: Compared) -> bool:
-    return are_same(one, other, SHIPPED, 0.9)
-
-
 def served(
     plan: RoundsPlan, max_rounds: int, alpha: float, rng: np.random.Generator
 ) -> DecisionRecord:
@@ -247,9 +241,12 @@ def served(
     policy, decision_id = plan.calibration.policy, f"decision-{rng.integers(1 << 40)}"
     # By meaning answers are equal that are near each other, which is not transitive.
     by_meaning = rng.random() < 0.3
-    meanings: dict[str, Compared] = {}
-    is_same = _are_near if by_meaning else None
-    rounds = Rounds(plan, decision_id, is_same=is_same, compared=meanings)
+    meanings: dict[str, Meaning] = {}
+
+    def are_near(one: str, other: str) -> bool:
+        return meanings[one].equals(meanings[other], 0.9)
+
+    rounds = Rounds(plan, decision_id, equals=are_near if by_meaning else None)
     results = FanOutResult()
     row = classes(int(rng.integers(10**6)), 1).classes[0]
     waiting, failing, cut = list(rounds.next), rng.choice([0.0, 0.3]), rng.random() < 0.1
